@@ -26,7 +26,7 @@ from farflung.cost import (
     stage_memory,
     throughput,
 )
-from farflung.graph.cut import SubGraph, cut
+from farflung.graph.cut import Cutter, SubGraph
 from farflung.graph.drift import drifting
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
@@ -62,10 +62,11 @@ UPDATE_FLOPS = {"sgd": 4.0, "adamw": 16.0}
 
 
 class CostTables:
-    """The cost tables of one graph by kind of device, computed when asked for."""
+    """The cost tables of one graph by kind of device, computed when asked for; ``cutter`` cuts it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.cutter = Cutter(graph)
         self._tables: dict[str, OpCost] = {}
 
     def table(self, kind: str) -> OpCost:
@@ -224,7 +225,7 @@ def estimate(
     """
     job = job or JobSpec(micro_batch_sizes=plan.micro_batch_sizes)
     tables = tables or CostTables(graph)
-    pieces = cut(graph, plan.bounds) if subgraphs is None else subgraphs
+    pieces = tables.cutter.cut(plan.bounds) if subgraphs is None else subgraphs
     count = len(plan.micro_batch_sizes)
     orders = get_schedule(plan.schedule).actions(len(plan.stages), count)
     units = _units(plan, orders)

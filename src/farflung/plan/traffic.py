@@ -91,10 +91,10 @@ def tied_exchanges(graph: Graph, subgraphs: Sequence[SubGraph]) -> tuple[tuple[i
 
 def gradient_bytes(graph: Graph, subgraph: SubGraph) -> float:
     """Dense bytes of the gradients that a stage's replicas exchange: one for each use of a trainable parameter there."""
-    own = range(subgraph.start, subgraph.stop)
     found = 0
-    for state in graph.parameters:
-        if state.trainable:
-            uses = [use for use in graph.uses.get(state.name, ()) if use.op in graph.grad_ops and graph.position[use.op] in own]
-            found += state.spec.nbytes * len(uses)
+    for name in subgraph.states:
+        state = graph.state[name]
+        if state.kind == "parameter" and state.trainable:
+            uses = (use for use in graph.uses.get(name, ()) if use.op in graph.grad_ops)
+            found += state.spec.nbytes * sum(subgraph.start <= graph.position[use.op] < subgraph.stop for use in uses)
     return float(found)

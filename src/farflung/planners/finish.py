@@ -8,7 +8,7 @@ from functools import cached_property
 
 from farflung.cluster import Topology
 from farflung.cost import OpCost
-from farflung.graph.cut import SubGraph, cut
+from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 from farflung.graph.modules import ModuleRun
 from farflung.job.spec import JobSpec
@@ -57,7 +57,7 @@ def draft_plan(problem: Problem, placed: Sequence[tuple[int, int, str]], planner
     """The plan whose stages are the runs ``placed`` (start, stop, device), and its cut; it may not fit."""
     graph, job = problem.graph, problem.job
     stages = tuple(Stage(index=i, start=a, stop=b, device=device) for i, (a, b, device) in enumerate(placed))
-    pieces = cut(graph, [(stage.start, stage.stop) for stage in stages])
+    pieces = problem.tables.cutter.cut([(stage.start, stage.stop) for stage in stages])
     stages = _with_recompute(problem, stages, pieces)
     plan = Plan(
         graph_hash=graph.hash,

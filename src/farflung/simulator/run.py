@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from farflung.cluster import Topology
-from farflung.graph.cut import SubGraph, cut
+from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Estimate, Plan, estimate
@@ -38,7 +38,7 @@ class Simulator:
 
     def evaluate(self, plan: Plan) -> Estimate:
         """The plan's estimate with the simulator's step time and what it is bound by (one step, without jitter)."""
-        pieces = cut(self.graph, plan.bounds)
+        pieces = self.tables.cutter.cut(plan.bounds)
         found, program = self._lower(plan, pieces)
         result = summarize(program, Machine(program, self.settings).run(), self.topology, self.settings)
         busy = max(*(use.busy_seconds for use in result.devices), *(use.busy_seconds for use in result.links), 0.0)
@@ -52,7 +52,7 @@ class Simulator:
 
     def run(self, plan: Plan, subgraphs: Sequence[SubGraph] | None = None, prices: PriceTable | None = None) -> Simulation:
         """Simulate ``plan`` (see ``simulate``)."""
-        pieces = cut(self.graph, plan.bounds) if subgraphs is None else subgraphs
+        pieces = self.tables.cutter.cut(plan.bounds) if subgraphs is None else subgraphs
         _, program = self._lower(plan, pieces)
         return summarize(program, Machine(program, self.settings).run(), self.topology, self.settings, prices)
 
