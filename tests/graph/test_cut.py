@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from random_graphs import Pen, bounds, data_of, execute, graphs, run_stages, spec, states_of
 
 from farflung.errors import GraphError, InputError
-from farflung.graph.cut import cut, runs, sources
+from farflung.graph.cut import Cutter, cut, runs, sources
 from farflung.graph.ir import Graph, OpKind, StateKind, ValueRef
 from farflung.graph.modules import cut_widths
 
@@ -273,3 +274,14 @@ def test_only_residual_sums_are_single_tensor_cuts_of_a_chain():
     graph = chain(3)
     assert graph.ops[cut_widths(graph).single[0] - 1].name == "b0.0"
     assert [graph.ops[p - 1].name for p in cut_widths(graph).single if p > 6] == ["b1.add", "b2.add"]
+
+
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_a_cutter_cuts_as_a_fresh_one_whatever_it_cut_before(data):
+    graph = chain(3)
+    cutter = Cutter(graph)
+    for _ in range(3):
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(graph.ops) - 1), max_size=4)))
+        bounds = list(pairwise([0, *cuts, len(graph.ops)]))
+        assert cutter.cut(bounds) == cut(graph, bounds)

@@ -245,9 +245,10 @@ class Cutter:
         made = {name: homes[position] for name, position in self._updated}
         for position, name in self._readers:
             if made[name] != homes[position]:
+                reader = self.graph.ops[position].name
                 raise GraphError(
-                    f"state {name!r} is read by {self.graph.ops[position].name!r} in stage {homes[position]} and updated in stage "
-                    f"{made[name]}: keep both in one stage"
+                    f"state {name!r} is read by {reader!r} in stage {homes[position]} and updated in stage {made[name]}: "
+                    "keep both in one stage"
                 )
 
 

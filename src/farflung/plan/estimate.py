@@ -7,8 +7,9 @@ forwards, backwards, transfers of values and gradients after their codecs, excha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -69,11 +70,23 @@ class CostTables:
         self.cutter = Cutter(graph)
         self._tables: dict[str, OpCost] = {}
 
+    @classmethod
+    def of(cls, graph: Graph) -> CostTables:
+        """Those of ``graph`` that someone still holds, or new ones: planners and judges of one graph share them."""
+        found = _HELD.get(id(graph))
+        if found is None or found.graph is not graph:
+            _HELD[id(graph)] = found = cls(graph)
+        return found
+
     def table(self, kind: str) -> OpCost:
         """The table for devices of ``kind`` (``cpu`` or ``cuda``)."""
         if kind not in self._tables:
             self._tables[kind] = op_costs(self.graph, kind)
         return self._tables[kind]
+
+
+#: By the identity of the graph, which each of them keeps alive.
+_HELD: WeakValueDictionary[int, CostTables] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +237,7 @@ def estimate(
         GraphError: the stages do not tile the graph.
     """
     job = job or JobSpec(micro_batch_sizes=plan.micro_batch_sizes)
-    tables = tables or CostTables(graph)
+    tables = tables or CostTables.of(graph)
     pieces = tables.cutter.cut(plan.bounds) if subgraphs is None else subgraphs
     count = len(plan.micro_batch_sizes)
     orders = get_schedule(plan.schedule).actions(len(plan.stages), count)
@@ -262,7 +275,7 @@ def estimate(
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """One copy of a stage; ``order``: its actions, which name it by its number among all copies."""
+    """One copy of a stage; ``order``: its actions."""
 
     stage: int
     replica: Replica
@@ -291,7 +304,7 @@ def _units(plan: Plan, orders: Sequence[Sequence[Action]]) -> list[_Unit]:
     units: list[_Unit] = []
     for stage, order in enumerate(orders):
         for number, replica in enumerate(plan.replicas_of(stage)):
-            own = tuple(replace(a, stage=len(units)) for a in order if a.micro_batch in replica.micro_batches)
+            own = tuple(a for a in order if a.micro_batch in replica.micro_batches)
             units.append(_Unit(stage, replica, number == 0, own))
     return units
 

@@ -17,19 +17,22 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from farflung.cluster.device import DeviceKind
 from farflung.cost import ALLOCATOR, MemorySettings, OpCost, cast_factor, optimizer_factor, stage_memory
 from farflung.plan import wire_factor_of
 from farflung.planners.finish import Problem
 from farflung.schedules import get_schedule, in_flight
 
-__all__ = ["Chain", "ChainPlan"]
+__all__ = ["Chain", "ChainPlan", "Slot"]
 
 Vector = npt.NDArray[np.float64]
 
+#: Arrays of one device's seconds that are kept.
+_KEPT = 256
 #: The pace may exceed the best one by these factors if the total time gains from it.
 _SLACK = (1.0, 1.1, 1.5, np.inf)
-#: More candidates than this are thinned to those with the smallest cuts.
-_MAX_CANDIDATES = 320
+#: More candidates than this are thinned: of neighbours the one where least crosses stays.
+_MAX_CANDIDATES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,28 @@ class _Matrices:
     saved: Vector
     extra: Vector
     update: Vector
+    exchanged: Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A place in a chain: one device, or several that share the micro-batches (speeds added, the least memory).
+
+    ``into``, ``back``: (latency, bandwidth) from the slot before and to it. ``most``: micro-batches that one device of it has at
+    most (None: all). ``copies``: bytes kept for the exchange between its devices, per byte of gradients. ``taken``, ``work``:
+    bytes and FLOPs that are there already.
+    """
+
+    kind: DeviceKind
+    speed: float
+    overhead: float
+    memory: float
+    into: tuple[float, float] = (0.0, float("inf"))
+    back: tuple[float, float] = (0.0, float("inf"))
+    most: int | None = None
+    copies: float = 0.0
+    taken: float = 0.0
+    work: float = 0.0
 
 
 class Chain:
@@ -71,27 +96,63 @@ class Chain:
         self.back = self.cost.crossing_backward[self.positions] * factor
         self.dense = self.cost.crossing_forward[self.positions]
         self._flying: dict[int, tuple[int, ...]] = {}
+        self._computed: dict[tuple[object, ...], Vector] = {}
 
     def solve(self, order: Sequence[int], first_work: float = 0.0, first_memory: float = 0.0) -> ChainPlan | None:
         """The best cuts for devices (indices) in this order, one non-empty stage each; None: they cannot hold the model.
 
         ``first_work`` FLOPs and ``first_memory`` bytes on the first device are taken already.
         """
-        if len(order) > len(self.positions) - 1:
+        found = self.divide(self._slots(order, first_work, first_memory))
+        if found is None:
             return None
-        tables = [
-            self._stage(j, order, first_work if j == 0 else 0.0, first_memory if j == 0 else 0.0) for j in range(len(order))
-        ]
+        cuts, pace, seconds = found
+        names = self.problem.topology.names
+        placed = tuple((a, b, names[device]) for (a, b), device in zip(pairwise(cuts), order, strict=True))
+        return ChainPlan(order=tuple(order), placed=placed, pace=pace, seconds=seconds)
+
+    def divide(self, slots: Sequence[Slot], slacks: Sequence[float] = _SLACK) -> tuple[tuple[int, ...], float, float] | None:
+        """The best cuts (positions, both ends included) for slots in this order, their pace and their seconds.
+
+        None: they cannot hold the model.
+        """
+        if not 0 < len(slots) < len(self.positions):
+            return None
+        tables = [self._stage(j, slots) for j in range(len(slots))]
         pace = _best_pace(tables)
         if not np.isfinite(pace):
             return None
-        best: ChainPlan | None = None
-        for slack in _SLACK:
+        best: tuple[tuple[int, ...], float, float] | None = None
+        for slack in slacks:
             cuts = _best_total(tables, pace * slack * (1 + 1e-12))
-            found = self._plan(order, tables, cuts)
-            if best is None or found.seconds < best.seconds:
-                best = found
+            found = self._seconds(tables, cuts)
+            if best is None or found[1] < best[2]:
+                best = (tuple(int(self.positions[cut]) for cut in cuts), *found)
         return best
+
+    def _slots(self, order: Sequence[int], work: float = 0.0, memory: float = 0.0) -> list[Slot]:
+        topology = self.problem.topology
+        slots = []
+        for j, here in enumerate(order):
+            device = topology.devices[here]
+            into = back = (0.0, float("inf"))
+            if j:
+                before = order[j - 1]
+                into = float(topology.alpha[before, here]), float(topology.beta[before, here])
+                back = float(topology.alpha[here, before]), float(topology.beta[here, before])
+            slots.append(
+                Slot(
+                    kind=device.kind,
+                    speed=float(device.achieved),
+                    overhead=float(device.overhead),
+                    memory=float(device.memory),
+                    into=into,
+                    back=back,
+                    taken=0.0 if j else memory,
+                    work=0.0 if j else work,
+                )
+            )
+        return slots
 
     def hindrance(self, order: Sequence[int], first_work: float = 0.0) -> int | None:
         """The place in an order without a plan of a device to leave out: no stage that others leave to it fits its memory.
@@ -100,7 +161,8 @@ class Chain:
         """
         if len(order) < 2 or len(order) > len(self.positions) - 1:
             return None
-        tables = [np.isfinite(self._stage(j, order, 0.0 if j else first_work, 0.0)[0]) for j in range(len(order))]
+        slots = self._slots(order, first_work)
+        tables = [np.isfinite(self._stage(j, slots)[0]) for j in range(len(order))]
         reach = np.arange(len(self.positions)) == 0
         for j, fits in enumerate(tables):
             reach = fits[reach].any(axis=0)
@@ -131,41 +193,45 @@ class Chain:
         full, less = self._bytes(kind, flying)
         return {"never": full, "always": less}.get(self.problem.job.plan.recompute, np.minimum(full, less))
 
-    def _plan(self, order: Sequence[int], tables: Sequence[tuple[Vector, Vector]], cuts: Sequence[int]) -> ChainPlan:
+    def _seconds(self, tables: Sequence[tuple[Vector, Vector]], cuts: Sequence[int]) -> tuple[float, float]:
+        """(pace, seconds of a step) of the cuts."""
         pairs = list(pairwise(cuts))
         pace = max(float(step[a, b]) for (step, _), (a, b) in zip(tables, pairs, strict=True))
         spent = [float(whole[a, b]) for (_, whole), (a, b) in zip(tables, pairs, strict=True)]
-        names = self.problem.topology.names
-        placed = tuple(
-            (int(self.positions[a]), int(self.positions[b]), names[device]) for (a, b), device in zip(pairs, order, strict=True)
-        )
         # a stage with k micro-batches in flight takes a new one only when one of k has been to the end and back
-        windows = zip(accumulate(reversed(spent)), reversed(self._in_flight(len(order))), strict=True)
+        windows = zip(accumulate(reversed(spent)), reversed(self._in_flight(len(tables))), strict=True)
         stall = max(round_trip / flying for round_trip, flying in windows)
-        seconds = sum(spent) + (self.problem.job.micro_batches - 1) * max(pace, stall)
-        return ChainPlan(order=tuple(order), placed=placed, pace=pace, seconds=seconds)
+        return pace, sum(spent) + (self.problem.job.micro_batches - 1) * max(pace, stall)
 
-    def _stage(self, j: int, order: Sequence[int], work: float, memory: float) -> tuple[Vector, Vector]:
+    def _stage(self, j: int, slots: Sequence[Slot]) -> tuple[Vector, Vector]:
         """(pace, total seconds) of stage j for all pairs of candidates."""
-        topology = self.problem.topology
-        device = topology.devices[order[j]]
-        table = self._table(device.kind)
-        flying = self._in_flight(len(order))[j]
-        limit = float(device.memory) - memory
-        compute = (table.work + work) / device.achieved + table.calls * device.overhead
-        again = compute + table.forward / device.achieved + table.forward_calls * device.overhead
-        full, less = self._bytes(device.kind, flying)
+        slot = slots[j]
+        flying = self._in_flight(len(slots))[j]
+        flying = min(flying, slot.most or flying)
+        key = (slot.kind, slot.speed, slot.overhead, slot.memory - slot.taken, slot.work, slot.copies, flying)
+        compute = self._computed.get(key)
+        if compute is None:
+            if len(self._computed) >= _KEPT:
+                self._computed.clear()
+            compute = self._computed[key] = self._compute(slot, flying)
+        if not j:
+            return compute, compute
+        ahead, back = self.ahead / slot.into[1], self.back / slot.back[1]
+        late = np.where(ahead > 0, slot.into[0], 0.0) + np.where(back > 0, slot.back[0], 0.0)
+        return np.maximum(compute, np.maximum(ahead, back)[:, None]), compute + (ahead + back + late)[:, None]
+
+    def _compute(self, slot: Slot, flying: int) -> Vector:
+        """Seconds that each stage computes for a micro-batch, infinite where it does not fit."""
+        table = self._table(slot.kind)
+        limit = slot.memory - slot.taken - slot.copies * table.exchanged
+        compute = (table.work + slot.work) / slot.speed + table.calls * slot.overhead
+        again = compute + table.forward / slot.speed + table.forward_calls * slot.overhead
+        full, less = self._bytes(slot.kind, flying)
         wish = self.problem.job.plan.recompute
-        compute = {
+        return {
             "never": np.where(full <= limit, compute, np.inf),
             "always": np.where(less <= limit, again, np.inf),
         }.get(wish, np.where(full <= limit, compute, np.where(less <= limit, again, np.inf)))
-        ahead = back = late = np.zeros(len(self.positions))
-        if j:
-            here, before = order[j], order[j - 1]
-            ahead, back = self.ahead / topology.beta[before, here], self.back / topology.beta[here, before]
-            late = np.where(ahead > 0, topology.alpha[before, here], 0.0) + np.where(back > 0, topology.alpha[here, before], 0.0)
-        return np.maximum(compute, np.maximum(ahead, back)[:, None]), compute + (ahead + back + late)[:, None]
 
     def _bytes(self, kind: str, flying: int) -> tuple[Vector, Vector]:
         """Memory of the stage between each two candidates with ``flying`` micro-batches in flight: as it is, and recomputing."""
@@ -189,15 +255,16 @@ class Chain:
 
 
 def _candidates(problem: Problem, cost: OpCost, stop: int) -> npt.NDArray[np.int64]:
-    """Starts of the module runs and both ends; many are thinned to those where least crosses."""
-    starts = [run.start for run in problem.runs if 0 < run.start < stop]
+    """Starts of the module runs and both ends; of many only the narrowest of each piece of the model."""
+    starts = np.array([run.start for run in problem.runs if 0 < run.start < stop], dtype=np.int64)
     if len(starts) > _MAX_CANDIDATES:
         width = cost.crossing_forward[starts] + cost.crossing_backward[starts]
-        limit = np.sort(width)[_MAX_CANDIDATES]
-        kept = width < limit if (width < limit).sum() > len(problem.topology) else width <= limit
-        starts = [start for start, keep in zip(starts, kept, strict=True) if keep]
-        if len(starts) > 2 * _MAX_CANDIDATES:
-            starts = starts[:: -(-len(starts) // _MAX_CANDIDATES)]
+        work = cost.forward_sum + cost.backward_sum
+        place = work[starts] / max(float(work[stop]), 1.0) + np.arange(len(starts)) / len(starts)
+        piece = np.minimum((place / 2 * _MAX_CANDIDATES).astype(np.int64), _MAX_CANDIDATES - 1)
+        order = np.lexsort((np.arange(len(starts)), width, piece))
+        first = np.concatenate(([True], np.diff(piece[order]) > 0))
+        starts = np.sort(starts[order[first]])
     return np.array([0, *starts, stop], dtype=np.int64)
 
 
@@ -208,6 +275,7 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
         optimizer=optimizer_factor(optimizer.name, optimizer.momentum), casts=cast_factor(problem.job.precision)
     )
     always, saved, extra, update = (np.full((n, n), np.inf) for _ in range(4))
+    exchanged = np.zeros((n, n))
     for row in range(n - 1):
         columns = slice(row + 1, n)
         received = np.full(n - row - 1, dense[row])
@@ -216,6 +284,7 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
         saved[row, columns] = memory.activations - received - dense[columns]
         extra[row, columns] = memory.workspace + memory.messages
         update[row, columns] = memory.update
+        exchanged[row, columns] = memory.gradients
     forward = cost.forward_sum[positions]
     both = forward + cost.backward_sum[positions]
     forward_calls = cost.forward_calls_sum[positions]
@@ -229,6 +298,7 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
         saved=saved,
         extra=extra,
         update=update,
+        exchanged=exchanged,
     )
 
 

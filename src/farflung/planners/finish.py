@@ -32,7 +32,7 @@ class Problem:
     @classmethod
     def of(cls, graph: Graph, topology: Topology, job: JobSpec | None) -> Problem:
         """The task of planning ``graph`` on ``topology`` for ``job``."""
-        return cls(graph=graph, topology=topology, job=job or JobSpec(), tables=CostTables(graph))
+        return cls(graph=graph, topology=topology, job=job or JobSpec(), tables=CostTables.of(graph))
 
     @property
     def cost(self) -> OpCost:

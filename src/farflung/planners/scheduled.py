@@ -42,7 +42,7 @@ class Scheduling:
         best = self._planner.plan(graph, topology, job=plain)
         if best.schedule != _PLAIN or len(best.stages) < 2:
             return best
-        tables = CostTables(graph)
+        tables = CostTables.of(graph)
         judge = self._evaluate or (lambda plan: estimate(graph, plan, topology, plain, tables=tables))
         seconds = judge(best).step_seconds
         for name in EAGER:

@@ -105,10 +105,18 @@ def time_schedule(orders: Sequence[Sequence[Action]], times: PipelineTimes) -> S
     return _Clock(orders, times).run()
 
 
+#: (target action, link, latency, seconds on the wire)
+_Message = tuple[int, Link, float, float]
+
+
 class _Clock:
+    """Actions are numbers: ``(stage * 3 + rank of the kind) * micro-batches + micro-batch``; the loop is hot."""
+
     def __init__(self, orders: Sequence[Sequence[Action]], times: PipelineTimes) -> None:
         self.orders, self.times = orders, times
         self.split = any(splits(order) for order in orders)
+        self.width = 1 + max((action.micro_batch for order in orders for action in order), default=0)
+        self.queues = [[self._number(stage, _RANK[a.kind], a.micro_batch) for a in order] for stage, order in enumerate(orders)]
         self.at = [0] * len(orders)
         self.busy = dict.fromkeys(times.device, 0.0)
         self.link_busy: dict[Link, float] = {}
@@ -117,96 +125,104 @@ class _Clock:
         self.stages: dict[int, list[int]] = {}
         for stage, device in enumerate(times.device):
             self.stages.setdefault(device, []).append(stage)
-        self.targets: list[list[TimedEdge]] = [[] for _ in orders]
-        self.sources: list[list[TimedEdge]] = [[] for _ in orders]
+        count = len(orders) * 3 * self.width
+        self.missing = [0] * count
+        self.messages: dict[int, list[_Message]] = {}
+        self.seconds = self._seconds()
         for edge in times.edges:
-            self.targets[edge.source].append(edge)
-            self.sources[edge.target].append(edge)
-        self.arrived: dict[Action, int] = {}
-        self.events: list[tuple[float, int, Action, bool]] = []
-        self.number = 0
+            self._edge(edge)
+        #: (time, order among equals, action that ends, or -1 - the action at which a value arrives)
+        self.events: list[tuple[float, int, int]] = []
+        self.count = 0
         self.ends = [0.0] * len(orders)
+
+    def _number(self, stage: int, rank: int, micro_batch: int) -> int:
+        return (stage * 3 + rank) * self.width + micro_batch
+
+    def _scale(self) -> Sequence[float]:
+        return self.times.scale or [1.0] * self.width
+
+    def _seconds(self) -> list[float]:
+        """Seconds of every action, by number."""
+        times, scale = self.times, self._scale()
+        found: list[float] = []
+        for stage in range(len(self.orders)):
+            weight = times.weight[stage] if self.split else 0.0
+            for base in (times.backward[stage] - weight, times.forward[stage], weight):
+                found += [base * factor for factor in scale[: self.width]]
+        return found
+
+    def _edge(self, edge: TimedEdge) -> None:
+        """The messages of an edge: those of the micro-batches that both ends have (of replicas only one has each)."""
+        times, scale = self.times, self._scale()
+        both: Sequence[int] = range(self.width)
+        if times.share:
+            here, there = times.share[edge.source], times.share[edge.target]
+            both = range(max(here.start, there.start), min(here.stop, there.stop))
+        ways = [(edge.source, edge.target, edge.forward, _RANK[ActionKind.FORWARD])]
+        if edge.backward is not None:
+            ways.append((edge.target, edge.source, edge.backward, _RANK[ActionKind.BACKWARD]))
+        for source, target, transfer, rank in ways:
+            link = (times.device[source], times.device[target])
+            for m in both:
+                number = self._number(target, rank, m)
+                self.missing[number] += 1
+                message = (number, link, transfer.latency, transfer.wire * scale[m])
+                self.messages.setdefault(self._number(source, rank, m), []).append(message)
 
     def run(self) -> StepTimeline:
         for device in sorted(self.stages):
             self._start(device, 0.0)
-        while self.events:
-            now, _, action, ended = heapq.heappop(self.events)
-            device = self.times.device[action.stage]
-            if ended:
-                self.idle.add(device)
-                self.ends[action.stage] = now
-                self._send(action, now)
+        events, missing, idle, device_of, per_stage = self.events, self.missing, self.idle, self.times.device, 3 * self.width
+        while events:
+            now, _, number = heapq.heappop(events)
+            if number >= 0:
+                stage = number // per_stage
+                idle.add(device_of[stage])
+                self.ends[stage] = now
+                self._send(number, now)
             else:
-                self.arrived[action] = self.arrived.get(action, 0) + 1
-            if device in self.idle:
-                self._start(device, now)
+                number = -1 - number
+                missing[number] -= 1
+                stage = number // per_stage
+            if device_of[stage] in idle:
+                self._start(device_of[stage], now)
         stuck = [str(order[at]) for order, at in zip(self.orders, self.at, strict=True) if at < len(order)]
         if stuck:
             raise PlanError(f"the schedule can't finish: {', '.join(stuck)} wait for each other; use the schedule gpipe or 1f1b")
         return StepTimeline(seconds=self._finish(), device_busy=self.busy, link_busy=self.link_busy)
 
-    def _push(self, when: float, action: Action, ended: bool) -> None:
-        self.number += 1
-        heapq.heappush(self.events, (when, self.number, action, ended))
-
-    def _does(self, stage: int, action: Action) -> bool:
-        """Whether ``stage`` has the micro-batch of ``action`` (of replicas only one does)."""
-        return not self.times.share or action.micro_batch in self.times.share[stage]
-
-    def _scale(self, action: Action) -> float:
-        return self.times.scale[action.micro_batch] if self.times.scale else 1.0
-
-    def _ready(self, stage: int) -> Action | None:
-        if self.at[stage] == len(self.orders[stage]):
-            return None
-        action = self.orders[stage][self.at[stage]]
-        if action.kind is ActionKind.FORWARD:
-            needed = sum(self._does(edge.source, action) for edge in self.sources[stage])
-        elif action.kind is ActionKind.WEIGHT:
-            needed = 0
-        else:
-            needed = sum(edge.backward is not None and self._does(edge.target, action) for edge in self.targets[stage])
-        return action if self.arrived.get(action, 0) == needed else None
-
     def _start(self, device: int, now: float) -> None:
-        ready = [action for stage in self.stages[device] if (action := self._ready(stage)) is not None]
-        if not ready:
+        """Of the next actions whose inputs have arrived the one that goes first."""
+        best, chosen = -1, -1
+        for stage in self.stages[device]:
+            queue, at = self.queues[stage], self.at[stage]
+            if at < len(queue) and not self.missing[queue[at]]:
+                number = queue[at] % (3 * self.width)
+                if chosen < 0 or number < best:  # by kind, then micro-batch, then stage
+                    best, chosen = number, stage
+        if chosen < 0:
             return
-        action = min(ready, key=lambda a: (_RANK[a.kind], a.micro_batch, a.stage))
-        seconds = self._seconds(action) * self._scale(action)
-        self.at[action.stage] += 1
+        number = self.queues[chosen][self.at[chosen]]
+        self.at[chosen] += 1
+        seconds = self.seconds[number]
         self.idle.discard(device)
         self.busy[device] += seconds
-        self._push(now + seconds, action, True)
+        self.count += 1
+        heapq.heappush(self.events, (now + seconds, self.count, number))
 
-    def _seconds(self, action: Action) -> float:
-        times, stage = self.times, action.stage
-        if action.kind is ActionKind.FORWARD:
-            return times.forward[stage]
-        weight = times.weight[stage] if self.split else 0.0
-        return weight if action.kind is ActionKind.WEIGHT else times.backward[stage] - weight
+    def _send(self, number: int, now: float) -> None:
+        for target, link, latency, wire in self.messages.get(number, ()):
+            self.count += 1
+            heapq.heappush(self.events, (self._carry(link, latency, wire, now), self.count, -1 - target))
 
-    def _send(self, action: Action, now: float) -> None:
-        if action.kind is ActionKind.WEIGHT:
-            return
-        forward = action.kind is ActionKind.FORWARD
-        for edge in self.targets[action.stage] if forward else self.sources[action.stage]:
-            other = edge.target if forward else edge.source
-            transfer = edge.forward if forward else edge.backward
-            if transfer is not None and self._does(other, action):
-                when = self._carry(action.stage, other, transfer, now, self._scale(action))
-                self._push(when, Action(other, action.kind, action.micro_batch), False)
-
-    def _carry(self, source: int, target: int, transfer: Transfer, now: float, scale: float = 1.0) -> float:
-        link = (self.times.device[source], self.times.device[target])
+    def _carry(self, link: Link, latency: float, wire: float, now: float) -> float:
         if link[0] == link[1]:
             return now
-        wire = transfer.wire * scale
         start = max(now, self.link_free.get(link, 0.0))
         self.link_free[link] = start + wire
         self.link_busy[link] = self.link_busy.get(link, 0.0) + wire
-        return start + wire + transfer.latency
+        return start + wire + latency
 
     def _finish(self) -> float:
         """Exchanges of gradients, then the updates of each device's stages."""
@@ -215,7 +231,8 @@ class _Clock:
             made = list(begin)
             now = [exchange for exchange in self.times.exchanges if exchange.round == turn]
             for exchange in sorted(now, key=lambda e: (made[e.source], e.source, e.target)):
-                when = self._carry(exchange.source, exchange.target, exchange.transfer, made[exchange.source])
+                link = (self.times.device[exchange.source], self.times.device[exchange.target])
+                when = self._carry(link, exchange.transfer.latency, exchange.transfer.wire, made[exchange.source])
                 begin[exchange.target] = max(begin[exchange.target], when)
         last = max(begin, default=0.0)
         for device, stages in self.stages.items():

@@ -34,7 +34,7 @@ class Simulator:
     ) -> None:
         self.graph, self.topology, self.job = graph, topology, job
         self.settings = settings or SimulationSettings()
-        self.tables = tables or CostTables(graph)
+        self.tables = tables or CostTables.of(graph)
 
     def evaluate(self, plan: Plan) -> Estimate:
         """The plan's estimate with the simulator's step time and what it is bound by (one step, without jitter)."""
