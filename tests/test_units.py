@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.errors import InputError
-from farflung.units import Bytes, BytesPerSecond, Flops, FlopsPerSecond, Quantity, Seconds
+from farflung.units import Bytes, BytesPerSecond, Flops, FlopsPerSecond, Quantity, Seconds, counted
 
 PREFIXED: list[type[Quantity]] = [Bytes, BytesPerSecond, Flops, FlopsPerSecond]
 
@@ -112,3 +112,8 @@ def test_each_spelling_scales_the_base_unit(kind: type[Quantity], value: int, da
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(InputError):
         assert 0 <= Bytes.parse(text) < math.inf
+
+
+def test_one_of_a_thing_has_no_plural() -> None:
+    assert [counted(n, "worker") for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
+    assert [counted(n, "micro-batch", "micro-batches") for n in (1, 2)] == ["1 micro-batch", "2 micro-batches"]

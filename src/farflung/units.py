@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 
 from farflung.errors import InputError
 
-__all__ = ["Bytes", "BytesPerSecond", "Flops", "FlopsPerSecond", "Quantity", "Seconds"]
+__all__ = ["Bytes", "BytesPerSecond", "Flops", "FlopsPerSecond", "Quantity", "Seconds", "counted"]
 
 _NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-zµ/]*)\s*")
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -121,3 +121,8 @@ class FlopsPerSecond(Quantity):
     table = _prefixed({"FLOP/s": 1.0, "FLOPS": 1.0})
     base = "FLOP/s"
     examples = '"5 TFLOP/s"'
+
+
+def counted(number: int, thing: str, several: str = "") -> str:
+    """``1 worker``, ``2 workers``; ``several`` is the plural of a thing that does not take an s."""
+    return f"{number} {thing if number == 1 else several or thing + 's'}"

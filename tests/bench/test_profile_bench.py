@@ -20,6 +20,11 @@ def test_errors_are_against_payload_and_tolerance() -> None:
     assert row["alpha_excess"] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+def test_links_are_described_between_regions_that_have_nodes(nodes: int) -> None:
+    assert len(Network.from_text(describe(ProfileSettings(nodes=nodes))).topology) == nodes
+
+
 @pytest.mark.netns
 def test_a_small_network_is_measured() -> None:
     report = Profile().run(ProfileSettings(quick=True, nodes=2, uplink=0.0), lambda text: None)

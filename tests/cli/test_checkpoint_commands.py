@@ -66,7 +66,7 @@ def test_list_by_name_and_by_folder(broker: Path, capsys: pytest.CaptureFixture[
     code, out, _ = run(["checkpoint", "list", "run-1"], capsys)
     assert code == 0
     assert [line.split()[:2] for line in out.splitlines()] == [["step", "2"], ["step", "4"]]
-    assert "2 states, 1 optimizer tensors, 2 shards" in out
+    assert "2 states, 1 optimizer tensor, 2 shards" in out
     code, out, _ = run(["checkpoint", "list", broker / "runs/run-1", "--json"], capsys)
     assert [row["ledger"] for row in json.loads(out)] == [{"steps": 2, "samples": 16}, {"steps": 4, "samples": 32}]
 
@@ -103,8 +103,9 @@ def test_verify_finds_a_flipped_bit(broker: Path, capsys: pytest.CaptureFixture[
     assert "step 2: " in out
     assert "is corrupt" in out
     assert "step 4: whole" in out
-    assert err.strip() == "farflung: 1 of 2 checkpoints are damaged"
+    assert err.strip() == "farflung: damaged: 1 checkpoint of 2; use one that is whole"
     assert run(["checkpoint", "verify", "run-1", "--step", "4"], capsys)[0] == 0
+    assert "has no whole checkpoint of step 3: there are 2, 4" in run(["checkpoint", "verify", "run-1", "--step", "3"], capsys)[2]
 
 
 def test_export_to_one_file(broker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

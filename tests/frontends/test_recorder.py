@@ -135,7 +135,7 @@ def test_no_memory_is_taken():
         (filled(lambda w: w.copy_(torch.from_numpy(__import__("numpy").ones((6, 4, 30)))[..., 0] * 1)), "table of 720 numbers"),
         (filled(lambda w: w.normal_().sum().item()), "initialise with torch.nn.init, without looking at values"),
         (filled(lambda w: w.cauchy_()), r"aten.cauchy_.default, which can't be recorded: initialise with torch.nn.init"),
-        (lambda: 3, "the factory gives a int: return a torch.nn.Module"),
+        (lambda: 3, "the factory gives 3: return a torch.nn.Module"),
     ],
 )
 def test_refusals(factory, text):

@@ -31,5 +31,5 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     assert (found.lost, found.repeated) == (0, 0)
     assert differing_tensors(truth.folder, root) == []
     assert "worker b is gone" in log
-    assert "goes on from its newest checkpoint when" in log
+    assert "goes on from its newest checkpoint with" in log
     assert "lost was: the broker was killed, and was started again" in log

@@ -37,7 +37,7 @@ def test_a_damaged_book_is_named(tmp_path: Path) -> None:
     place = tmp_path / "names.sqlite"
     place.write_bytes(b"no database at all, by no means, whatever is said")
     place.chmod(0o600)
-    with pytest.raises(SecurityError, match=r"the book of names .* can't be used"):
+    with pytest.raises(SecurityError, match=r"the book of names .* is damaged: .*; restore or delete it"):
         NameBook(place)
 
 

@@ -160,7 +160,7 @@ def test_a_damaged_book_is_named(tmp_path: Path) -> None:
     path = tmp_path / "tickets.sqlite"
     path.touch(mode=0o600)
     path.write_bytes(b"noise" * 400)
-    with pytest.raises(SecurityError, match=r"book of tickets .*tickets.sqlite can't be used"):
+    with pytest.raises(SecurityError, match=r"book of tickets .*tickets.sqlite is damaged: .*; restore or delete it"):
         TicketBook(path)
 
 

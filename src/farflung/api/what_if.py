@@ -14,7 +14,7 @@ __all__ = ["WHAT_IF", "changed_topology"]
 
 #: The changes that are understood, for help texts and errors.
 WHAT_IF = 'A change to compare with: "add 2 like NAME", "double A B" (the links between two devices or regions), "remove NAME".'
-_ADD = re.compile(r"add (\d{1,4}) like (\S+)")
+_ADD = re.compile(r"add ([1-9]\d{0,3}) like (\S+)")
 _DOUBLE = re.compile(r"double (\S+) (\S+)")
 _REMOVE = re.compile(r"remove (\S+)")
 #: Between a device and its copy where it has no neighbour in its region: seconds, bytes per second.
@@ -41,7 +41,7 @@ def changed_topology(topology: Topology, change: str) -> Topology:
         if not left:
             raise InputError(f"--what-if {change!r} leaves no device; remove less")
         return topology.select(left)
-    raise InputError(f"--what-if {change!r} is not understood; {WHAT_IF}")
+    raise InputError(f"--what-if {change!r} is not understood; write {WHAT_IF.partition(': ')[2]}")
 
 
 def _members(topology: Topology, name: str) -> list[int]:
@@ -50,7 +50,7 @@ def _members(topology: Topology, name: str) -> list[int]:
         return [topology.index(name)]
     if name in topology.regions:
         return list(topology.regions[name])
-    known = ", ".join([*topology.regions, *topology.names][:16])
+    known = ", ".join([*filter(None, topology.regions), *topology.names][:16])
     raise InputError(f"--what-if: {name!r} is no device and no region; known are {known}")
 
 

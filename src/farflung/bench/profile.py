@@ -115,7 +115,7 @@ def describe(settings: ProfileSettings) -> str:
         if region == "cloud" and number == 0 and settings.uplink:
             lines.append(f'uplink = "{settings.uplink} Mbit/s"')
     lines += ["[inside]", f'latency = "{_INSIDE[0]} ms"', f'bandwidth = "{_INSIDE[1]} Mbit/s"']
-    for a, b, latency, rate in _LINKS:
+    for a, b, latency, rate in (link for link in _LINKS if {link[0], link[1]} <= counts.keys()):
         lines += ["[[link]]", f'between = ["{a}", "{b}"]', f'latency = "{latency} ms"', f'bandwidth = "{rate} Mbit/s"']
     return "\n".join(lines) + "\n"
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from farflung.cli.options import to_write, write_text
 from farflung.errors import InputError
 
 __all__ = ["register"]
@@ -39,6 +40,8 @@ def bench(
         raise InputError(f"{file!r} is not used without --json: write --json {file}")
     chosen = BENCHMARKS.get(name)
     settings = override(chosen.settings(quick), change or [])
+    if file != "-":
+        to_write(Path(file))
     machine = environment()
     report = chosen.run(settings, lambda text: typer.echo(text, err=True))
     to_stdout = as_json and file == "-"
@@ -48,6 +51,6 @@ def bench(
         if to_stdout:
             typer.echo(text)
         else:
-            Path(file).write_text(text + "\n", encoding="utf-8")
+            write_text(Path(file), text + "\n")
     if check and report.passed is False:
         raise typer.Exit(1)

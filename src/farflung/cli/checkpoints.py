@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +18,9 @@ from farflung.checkpoint import (
     export_transformers,
     locate,
 )
-from farflung.cli.home import broker_folder
+from farflung.cli.home import run_folder
 from farflung.errors import CheckpointError, FarflungError, InputError
-from farflung.units import Bytes
+from farflung.units import Bytes, counted
 
 __all__ = ["register"]
 
@@ -42,12 +42,7 @@ def _find(run: str, folder: Path | None, step: int | None = None) -> tuple[Check
     Raises:
         InputError: there is neither.
     """
-    runs = broker_folder(folder) / "runs"
-    place = next((found for found in (runs / run, Path(run)) if found.is_dir()), None)
-    if place is None:
-        known = ", ".join(sorted(found.name for found in runs.iterdir())[-8:]) if runs.is_dir() else ""
-        raise InputError(f"there is no run {run!r} in {runs} and no such folder; runs there: {known or 'none'}")
-    store, named = locate(place)
+    store, named = locate(run_folder(run, folder))
     return store, named if step is None else step
 
 
@@ -68,7 +63,7 @@ def list_checkpoints(
 ) -> None:
     """List a run's checkpoints: step, size, tensors, and by how many shards (workers) it was written."""
     store, _ = _find(run, folder)
-    found = []
+    found: list[dict[str, Any]] = []
     for step in store.steps():
         try:
             manifest = store.manifest(step)
@@ -87,8 +82,8 @@ def list_checkpoints(
             typer.echo(f"step {row['step']:>8}  damaged: {row['problem']}")
             continue
         typer.echo(
-            f"step {row['step']:>8}  {Bytes(int(str(row['bytes'])))!s:>9}  {row['states']} states, "
-            f"{row['optimizer']} optimizer tensors, {row['shards']} shards"
+            f"step {row['step']:>8}  {Bytes(row['bytes'])!s:>9}  {counted(row['states'], 'state')}, "
+            f"{counted(row['optimizer'], 'optimizer tensor')}, {counted(row['shards'], 'shard')}"
         )
 
 
@@ -96,7 +91,10 @@ def list_checkpoints(
 def verify(run: RunArgument, step: StepOption = None, folder: HomeOption = None) -> None:
     """Read every byte of all checkpoints (or of one) and compare it with the hashes; fails if one is damaged."""
     store, chosen = _find(run, folder, step)
-    steps = store.steps() if chosen is None else (chosen,)
+    steps = store.steps()
+    if chosen is not None:
+        store.manifest(chosen)
+        steps = (chosen,)
     if not steps:
         raise CheckpointError(f"{store.folder} holds no checkpoint: check the folder")
     failed: list[FarflungError] = []
@@ -107,9 +105,9 @@ def verify(run: RunArgument, step: StepOption = None, folder: HomeOption = None)
             failed.append(error)
             typer.echo(f"step {number}: {error}")
         else:
-            typer.echo(f"step {number}: whole, {_size(manifest)} in {len(manifest.shards)} shards")
+            typer.echo(f"step {number}: whole, {_size(manifest)} in {counted(len(manifest.shards), 'shard')}")
     if failed:
-        raise CheckpointError(f"{len(failed)} of {len(steps)} checkpoints are damaged")
+        raise CheckpointError(f"damaged: {counted(len(failed), 'checkpoint')} of {len(steps)}; use one that is whole")
 
 
 @checkpoints.command()
@@ -135,7 +133,7 @@ def export(
         typer.echo(_export_transformers(reader, out))
     else:
         written = export_file(reader, out)
-        typer.echo(f"{out}: {len(written)} tensors of step {reader.manifest.step}")
+        typer.echo(f"{out}: {counted(len(written), 'tensor')} of step {reader.manifest.step}")
 
 
 def _export_transformers(reader: CheckpointReader, out: Path) -> Path:

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.home import broker_folder, default_name, drop_ticket, keep_ticket, own_key
+from farflung.cli.home import broker_folder, default_name, drop_ticket, keep_ticket, known_broker, own_key
+from farflung.cli.options import host, quantity
 from farflung.errors import InputError
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 
@@ -40,13 +41,13 @@ def broker(
     from farflung.runtime.network import congestion_control
     from farflung.runtime.run_folders import UploadLimits
 
-    validity = Seconds.parse(valid)
+    validity = quantity(Seconds, valid, "--valid")
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     place = broker_folder(folder)
-    limits = UploadLimits(run=Bytes(Bytes.parse(run_limit)), ticket=Bytes(Bytes.parse(ticket_limit)))
-    served = Broker(place, listen=listen, advertise=advertise, say=_log, judge=judge, limits=limits)
+    limits = UploadLimits(run=quantity(Bytes, run_limit, "--run-limit"), ticket=quantity(Bytes, ticket_limit, "--ticket-limit"))
+    served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=_log, judge=judge, limits=limits)
     own = None
     try:
         submit = served.ticket("submit", validity)
@@ -88,15 +89,15 @@ def join(
     invitation = Ticket.parse(ticket)
     options = WorkerOptions(
         device=device,
-        memory=None if memory is None else float(Bytes.parse(memory)),
-        peak=None if peak is None else float(FlopsPerSecond.parse(peak)),
+        memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
+        peak=None if peak is None else float(quantity(FlopsPerSecond, peak, "--peak")),
         listen=listen,
-        advertise=advertise,
+        advertise=host(advertise, "--advertise"),
         data=data or Path.cwd(),
         any_path=any_path,
     )
     own = name or default_name("worker")
-    patience, key = Seconds.parse(retry), own_key()
+    patience, key = quantity(Seconds, retry, "--retry"), own_key()
     service = Service(lambda: membership.join(invitation, name=own, role="worker", key=key), options, _log)
 
     def leave(*_: object) -> None:
@@ -105,7 +106,7 @@ def join(
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    service.run(Seconds(patience))
+    service.run(patience)
     typer.echo(f"{own}: left")
 
 
@@ -125,11 +126,11 @@ def issue(
 
     if scope not in ("join", "submit", "owner"):
         raise InputError(f"unknown scope {scope!r}: known are join, submit, owner")
-    place = broker_folder(folder)
+    validity, place = quantity(Seconds, valid, "--valid"), known_broker(folder)
     credentials = CertificateAuthority.open(place / "authority", time.time()).server_credentials(time.time())
     book = TicketBook(place / "tickets.sqlite")
     fingerprint = certificate_fingerprint(credentials.certificate)
-    typer.echo(book.issue(scope, addresses=[address], fingerprint=fingerprint, now=time.time(), validity=Seconds.parse(valid)))
+    typer.echo(book.issue(scope, addresses=[address], fingerprint=fingerprint, now=time.time(), validity=validity))
 
 
 @tickets.command("list")
@@ -140,7 +141,7 @@ def list_tickets(
     from farflung.security import TicketBook
     from farflung.security.tickets import describe_time
 
-    for record in TicketBook(broker_folder(folder) / "tickets.sqlite").list():
+    for record in TicketBook(known_broker(folder) / "tickets.sqlite").list():
         state = "revoked" if record.revoked else "expired" if record.expires <= time.time() else "valid"
         typer.echo(f"{record.ticket_id}  {record.scope:6}  {state:7}  until {describe_time(record.expires)}")
 
@@ -153,7 +154,7 @@ def revoke(
     """Make a ticket useless from now on; members that joined with it stay."""
     from farflung.security import TicketBook
 
-    TicketBook(broker_folder(folder) / "tickets.sqlite").revoke(ticket_id, time.time())
+    TicketBook(known_broker(folder) / "tickets.sqlite").revoke(ticket_id, time.time())
     typer.echo(f"{ticket_id}: revoked")
 
 
@@ -165,5 +166,5 @@ def free(
     """Let another key have a name (whose owner has lost the key that it was bound to)."""
     from farflung.security import NameBook
 
-    NameBook(broker_folder(folder) / "names.sqlite").free(name)
+    NameBook(known_broker(folder) / "names.sqlite").free(name)
     typer.echo(f"{name}: free; whoever joins next under it has it")

@@ -49,9 +49,12 @@ def demo(
     """Train a small language model across two emulated regions, dense and compressed, and compare."""
     console = Console()
     place = (folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
-    if place.exists() and any(place.iterdir()):
-        raise InputError(f"{place} is not empty: name a new folder with --folder")
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if any(place.iterdir()):
+            raise InputError(f"{place} is not empty: name a new folder with --folder")
+    except OSError as error:
+        raise InputError(f"the folder {place} can't be made: {error.strerror}; name another with --folder") from None
     environment = {
         "FARFLUNG_HOME": str(place / "home"),
         "XDG_CACHE_HOME": str(place / "cache"),

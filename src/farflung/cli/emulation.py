@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.errors import InputError
-from farflung.units import Bytes, Seconds
+from farflung.units import Bytes, Seconds, counted
 
 if TYPE_CHECKING:
     from farflung.emulation import Emulation
@@ -118,7 +118,7 @@ def _cluster(emulation: Emulation, folder: Path | None, broker: str | None) -> P
     from farflung.emulation.programs import start_cluster
 
     home = folder or Path(tempfile.mkdtemp(prefix="farflung-emulation-"))
-    typer.echo(f"emulation: broker and {len(emulation.nodes)} workers; runs and logs in {home}", err=True)
+    typer.echo(f"emulation: broker and {counted(len(emulation.nodes), 'worker')}; runs and logs in {home}", err=True)
     start_cluster(emulation, home, broker)
     return home
 
@@ -164,7 +164,7 @@ def _housekeeping(clean: bool) -> None:
     require_root()
     if clean:
         swept = sweep(wait=2.0)
-        typer.echo(f"removed what {len(swept)} emulations had left" if swept else "nothing was left behind")
+        typer.echo(f"removed what {counted(len(swept), 'emulation')} had left" if swept else "nothing was left behind")
         return
     for record in listed():
         state = "runs" if record.owned else "its owner is gone: farflung emulate --clean removes what is left"

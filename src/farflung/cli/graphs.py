@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from farflung.cli.options import read_text, to_write, write_text
 from farflung.errors import InputError
 from farflung.graph.modules import Level
 from farflung.graph.render import Bounds, to_dot, to_svg, to_text
@@ -43,6 +44,8 @@ def graph(
 
     depth = _level(level)
     spec = load_job(job)
+    if out is not None:
+        to_write(out)
     spec = spec.model_copy(update={"evaluate": type(spec.evaluate)(), "generate": type(spec.generate)()})
     found = bundle_job(spec, base=job.parent, say=lambda text: typer.echo(text, err=True)).graph
     stages = None if plan is None else _stages(plan, found.hash)
@@ -54,10 +57,7 @@ def graph(
     if out is None:
         typer.echo(text)
         return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{out} can't be written: {error.strerror}") from None
+    write_text(out, text)
     typer.echo(out)
 
 
@@ -71,10 +71,7 @@ def _level(text: str) -> Level:
 
 
 def _stages(path: Path, graph_hash: str) -> Bounds:
-    try:
-        plan = Plan.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the plan {path} can't be read: {error}") from None
+    plan = Plan.from_json(read_text(path, "plan"))
     if plan.graph_hash != graph_hash:
         raise InputError(f"the plan {path} is for another graph: make it from this job (farflung plan, or a run's plan.json)")
     return plan.bounds

@@ -13,7 +13,17 @@ from farflung.runtime.membership import join
 from farflung.security import Ticket, kept_key
 from farflung.security.files import make_private_folder, write_private
 
-__all__ = ["broker_folder", "default_name", "drop_ticket", "home", "keep_ticket", "open_client", "own_key", "run_folder"]
+__all__ = [
+    "broker_folder",
+    "default_name",
+    "drop_ticket",
+    "home",
+    "keep_ticket",
+    "known_broker",
+    "open_client",
+    "own_key",
+    "run_folder",
+]
 
 _NAME = "submit-ticket"
 
@@ -28,6 +38,20 @@ def broker_folder(chosen: Path | None) -> Path:
     return chosen or home() / "broker"
 
 
+def known_broker(chosen: Path | None) -> Path:
+    """``broker_folder``, if a broker has been started with it.
+
+    Raises:
+        InputError: none has.
+    """
+    place = broker_folder(chosen)
+    if not (place / "authority").is_dir():
+        raise InputError(
+            f"{place} is no broker's folder: run this on the broker's machine, with the --home that it was started with"
+        )
+    return place
+
+
 def run_folder(run: str, broker: Path | None = None) -> Path:
     """The folder of a run, given by its name at this machine's broker (whose folder is ``broker``) or by its path.
 
@@ -37,7 +61,8 @@ def run_folder(run: str, broker: Path | None = None) -> Path:
     runs = broker_folder(broker) / "runs"
     found = next((place for place in (runs / run, Path(run)) if place.is_dir()), None)
     if found is None:
-        raise InputError(f"there is no run {run!r} in {runs}, and no such folder")
+        known = ", ".join(sorted(found.name for found in runs.iterdir())[-8:]) if runs.is_dir() else ""
+        raise InputError(f"there is no run {run!r} in {runs}, and no such folder; runs there: {known or 'none'}")
     return found
 
 

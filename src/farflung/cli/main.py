@@ -73,6 +73,10 @@ def main(arguments: list[str] | None = None) -> None:
     except FarflungError as error:
         typer.echo(f"farflung: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:  # what no command foresaw: no rights, no space, no file
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"farflung: {where}{error.strerror or error}; check path, rights and free space", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("farflung: interrupted", err=True)
         sys.exit(130)

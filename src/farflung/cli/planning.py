@@ -42,10 +42,10 @@ def plan(
     explain: Annotated[bool, typer.Option(help="Stages, links and what bounds the step.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Plan and estimate as JSON.")] = False,
     what_if: Annotated[list[str] | None, typer.Option("--what-if", help=WHAT_IF)] = None,
-    evaluations: Annotated[int, typer.Option(help="Planner auto: plans that it judges.")] = 64,
-    seconds: Annotated[float | None, typer.Option(help="Planner auto: stop after so long instead.")] = None,
+    evaluations: Annotated[int, typer.Option(min=0, help="Planner auto: plans that it judges.")] = 64,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="Planner auto: stop after so long instead.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Planner auto: a device or region that gets nothing.")] = None,
-    stages: Annotated[int | None, typer.Option(help="Planner auto: at most so many stages.")] = None,
+    stages: Annotated[int | None, typer.Option(min=1, help="Planner auto: at most so many stages.")] = None,
 ) -> None:
     """Plan a job for described machines and predict its step time by simulation."""
     from farflung.api.planning import judge

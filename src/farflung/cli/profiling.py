@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.cli.home import open_client
+from farflung.cli.options import to_write, write_text
 from farflung.cluster import Topology
-from farflung.errors import DataError
 from farflung.units import BytesPerSecond, Seconds
 
 __all__ = ["register"]
@@ -34,6 +34,8 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="The topology as JSON.")] = False,
 ) -> None:
     """Measure the links between all joined workers, in rounds of pairs; the broker plans with the result."""
+    if save is not None:
+        to_write(save)
     client = open_client(ticket)
     try:
         document, caps = "", {}
@@ -56,10 +58,7 @@ def profile(
     else:
         _show(topology, caps)
     if save is not None:
-        try:
-            save.write_text(topology.to_toml(), encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"cannot write {save}: {error.strerror}; choose another file") from None
+        write_text(save, topology.to_toml())
         typer.echo(f"saved: farflung plan JOB --topology {save}", err=as_json)
 
 
@@ -83,7 +82,7 @@ def _cell(topology: Topology, source: str, target: str) -> Text:
 
 
 def doctor(
-    port: Annotated[int, typer.Option(help="The port that a broker or worker shall listen at (0: any).")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port that a broker or worker shall listen at (0: any).")] = 0,
     broker: Annotated[str | None, typer.Option("--broker", help="host:port of the broker that this machine shall join.")] = None,
 ) -> None:
     """Say what stands in the way of training on this machine."""

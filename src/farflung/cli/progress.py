@@ -14,7 +14,7 @@ from rich.text import Text
 from farflung.errors import TrainingError
 from farflung.runtime.client import Client, PlannedRun
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
-from farflung.units import Bytes, Seconds
+from farflung.units import Bytes, Seconds, counted
 from farflung.wire.frames import Frame
 
 __all__ = ["RunView", "say", "show_run"]
@@ -182,9 +182,9 @@ def show_run(
     if result is None:
         raise TrainingError(f"{run}: the broker stopped telling about it; see farflung status")
     if result.status == "failed":
-        raise TrainingError(f"{run} failed after {result.steps} steps: {result.cause}")
+        raise TrainingError(f"{run} failed after {counted(result.steps, 'step')}: {result.cause}")
     where = f"; checkpoint {result.checkpoint}" if result.checkpoint else ""
-    say(console, f"{run}: {result.status} after {result.steps} steps in {Seconds(result.seconds)}{where}")
+    say(console, f"{run}: {result.status} after {counted(result.steps, 'step')} in {Seconds(result.seconds)}{where}")
     return result
 
 

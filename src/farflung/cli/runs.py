@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from farflung.cli.home import open_client
+from farflung.cli.options import quantity
 from farflung.cli.planning import read_topology
 from farflung.cli.progress import show_run
 from farflung.cli.report import report_here
 from farflung.errors import ConnectionLost, FarflungError, InputError, Stopped, TrainingError
 from farflung.job import load_job
 from farflung.runtime.client import Client
-from farflung.units import Bytes, FlopsPerSecond, Seconds
+from farflung.units import Bytes, FlopsPerSecond, Seconds, counted
 
 __all__ = ["register"]
 
@@ -48,13 +49,14 @@ def submit(
 
     spec = load_job(job)
     chosen = None if topology is None else read_topology(topology)
+    patience = quantity(Seconds, retry, "--retry")
     client = open_client(ticket, home)
     try:
         bundle = bundle_job(spec, base=job.parent, topology=chosen, emulate=emulate, say=typer.echo)
         check_data(bundle, job.parent)
         send_weights(client, bundle)
         answer = client.submit(bundle, typer.echo)
-        client.patience = Seconds(Seconds.parse(retry))
+        client.patience = patience
         typer.echo(f"{answer['run']}: {_state(answer)}; its folder at the broker is {answer['folder']}")
         if follow:
             try:
@@ -96,7 +98,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(header, indent=1))
         return
-    typer.echo(f"{len(members)} workers")
+    typer.echo(f"{counted(len(members), 'worker')}")
     for member in members:
         does = member["run"] or "idle"
         typer.echo(
@@ -104,7 +106,7 @@ def status(
             f"{Bytes(member['memory'])!s:>9} {FlopsPerSecond(member['speed'])!s:>13}  "
             f"lambda {member['speed_factor']:.2f}, {Seconds(member['overhead'])} per operator  {does}"
         )
-    typer.echo(f"{len(runs)} runs")
+    typer.echo(f"{counted(len(runs), 'run')}")
     for one in runs:
         typer.echo(f"  {_line(one)}{_short(one['cause'])}")
 
@@ -139,8 +141,9 @@ def watch(
     home: HomeOption = None,
 ) -> None:
     """Show a run until it is over."""
+    patience = quantity(Seconds, retry, "--retry")
     client = open_client(ticket, home)
-    client.patience = Seconds(Seconds.parse(retry))
+    client.patience = patience
     try:
         _follow(client, run)
     finally:
@@ -167,7 +170,7 @@ def _state(answer: Mapping[str, str]) -> str:
     if answer["state"] != "waiting":
         return answer["state"]
     needs, idle = int(answer["needs"]), int(answer["idle"])
-    return f"waiting for {needs} idle {'worker' if needs == 1 else 'workers'}, {idle or 'none'} there (farflung join brings more)"
+    return f"waiting for {counted(needs, 'idle worker')}, {idle or 'none'} there (farflung join brings more)"
 
 
 def stop(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from farflung.cli.options import read_text, to_write, write_text
 from farflung.cli.planning import read_topology
 from farflung.cluster import Topology
 from farflung.errors import InputError
@@ -17,7 +18,7 @@ from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan
 from farflung.simulator import Jitter, PriceTable, Simulation, SimulationSettings, Simulator
 from farflung.telemetry import RunFolder, perfetto
-from farflung.units import Bytes, Seconds
+from farflung.units import Bytes, Seconds, counted
 
 __all__ = ["register"]
 
@@ -41,13 +42,15 @@ def simulate(
     """Run a plan in virtual time: step time, what devices and links do, memory, cost."""
     folder = RunFolder(plan if plan.is_dir() else plan.parent)
     chosen = _plan(folder.plan if plan.is_dir() else plan)
-    graph, spec = _graph(folder, job, chosen)
     network = read_topology(topology) if topology else _topology(folder)
+    if trace is not None:
+        to_write(trace)
+    graph, spec = _graph(folder, job, chosen)
     settings = SimulationSettings(steps=steps, spans=trace is not None, seed=seed, jitter=Jitter(compute=jitter, link=jitter))
     table = None if prices is None else PriceTable.from_toml(prices)
     found = Simulator(graph, network, spec, settings).run(chosen, prices=table)
     if trace is not None:
-        _write(trace, perfetto(found.traces))
+        write_text(trace, perfetto(found.traces))
     typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else describe(found))
 
 
@@ -64,7 +67,7 @@ def describe(found: Simulation) -> str:
     lines.append("")
     lines.append(
         f"simulated step: {Seconds(found.step_seconds)}, {found.samples_per_second:.3g} samples/s, bound by {found.bound_by}; "
-        f"{found.bubble:.0%} of the devices' time is waiting ({found.steps} steps in {Seconds(found.seconds)})"
+        f"{found.bubble:.0%} of the devices' time is waiting ({counted(found.steps, 'step')} in {Seconds(found.seconds)})"
     )
     if found.bill is not None:
         bill = found.bill
@@ -77,7 +80,7 @@ def describe(found: Simulation) -> str:
 
 def _plan(path: Path) -> Plan:
     """A plan document, or one under the key ``plan``."""
-    text = _read(path, "plan")
+    text = read_text(path, "plan")
     try:
         body = json.loads(text)
     except ValueError:
@@ -87,25 +90,10 @@ def _plan(path: Path) -> Plan:
     return Plan.from_json(text)
 
 
-def _read(path: Path, what: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise InputError(f"the {what} {path} can't be read: {reason}") from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"the trace {path} can't be written: {error.strerror}; choose another file") from None
-
-
 def _topology(folder: RunFolder) -> Topology:
     if not folder.topology.exists():
         raise InputError("no topology: name a TOML file or a preset with --topology, or give the folder of a run")
-    return Topology.from_json(_read(folder.topology, "topology"))
+    return Topology.from_json(read_text(folder.topology, "topology"))
 
 
 def _graph(folder: RunFolder, job: Path | None, plan: Plan) -> tuple[Graph, JobSpec]:
@@ -119,8 +107,8 @@ def _graph(folder: RunFolder, job: Path | None, plan: Plan) -> tuple[Graph, JobS
     elif folder.graph.exists():
         spec = JobSpec(micro_batch_sizes=plan.micro_batch_sizes)
         if folder.job.exists():
-            spec = JobSpec.model_validate_json(_read(folder.job, "job"))
-        graph = Graph.from_json(_read(folder.graph, "graph"))
+            spec = JobSpec.model_validate_json(read_text(folder.job, "job"))
+        graph = Graph.from_json(read_text(folder.graph, "graph"))
     else:
         raise InputError(f"no graph.json beside the plan in {folder.root}: say which job it is for with --job JOB.toml")
     if plan.graph_hash != graph.hash:

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from farflung.cli.home import run_folder
-from farflung.errors import DataError, InputError
+from farflung.cli.options import write_text
+from farflung.errors import InputError
 from farflung.telemetry import ProcessTrace, RunFolder, TimeShares, perfetto, read_traces, time_shares
-from farflung.units import Seconds
+from farflung.units import Seconds, counted
 
 __all__ = ["register"]
 
@@ -38,12 +39,9 @@ def trace(
     Console(width=max(Console().width, _WIDTH)).print(_table(traces, time_shares(traces)))
     for one in traces:
         if one.lost:
-            typer.echo(f"{one.process}: {one.lost} spans were dropped")
+            typer.echo(f"{one.process}: {counted(one.lost, 'span')} lost")
     if target is not None:
-        try:
-            target.write_text(perfetto(traces), encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"cannot write {target}: {error.strerror}; choose another file") from None
+        write_text(target, perfetto(traces))
         typer.echo(f"{target}: open it at https://ui.perfetto.dev")
 
 

@@ -12,6 +12,7 @@ from farflung.dashboard.page import Page, to_html
 from farflung.dashboard.plots import compare_plots, run_plots
 from farflung.dashboard.run import Run, load_run
 from farflung.errors import DataError, InputError
+from farflung.units import counted
 
 __all__ = ["compare_report", "write_report"]
 
@@ -54,7 +55,7 @@ def compare_report(run_dirs: Sequence[str | Path], labels: Sequence[str], target
 def _run_page(run: Run) -> Page:
     badge, sentence = tables.status(run)
     devices = len(run.plan.devices)
-    lead = f"{len(run.plan.stages)} stages on {devices} {'device' if devices == 1 else 'devices'}. {sentence}"
+    lead = f"{counted(len(run.plan.stages), 'stage')} on {counted(devices, 'device')}. {sentence}"
     if not run.steps:
         lead += " No step was finished, so there is nothing to plot."
     sample = run.result.sample if run.result else ""
@@ -76,7 +77,7 @@ def _run_tables(run: Run) -> list[tables.Table]:
 
 def _compare_page(runs: Sequence[Run]) -> Page:
     unfinished = [f"{run.label} ({tables.status(run)[0]})" for run in runs if tables.status(run)[0] != "finished"]
-    lead = f"{len(runs)} runs, measured against {runs[0].label}."
+    lead = f"{counted(len(runs), 'run')}, measured against {runs[0].label}."
     if unfinished:
         lead += f" Not finished: {', '.join(unfinished)}."
     seeds = {run.job.seed for run in runs}

@@ -50,7 +50,7 @@ def status(run: Run) -> tuple[str, str]:
     if run.result is None:
         return "cut short", "There is no result.json: the run was cut short, or still goes on."
     if run.result.status == "finished":
-        return "finished", f"All {run.result.steps} steps are done."
+        return "finished", f"All {run.result.steps} steps are done." if run.result.steps != 1 else "Its one step is done."
     return run.result.status, run.result.cause or "No cause was written down."
 
 

@@ -52,7 +52,9 @@ def load_job(path: str | Path) -> JobSpec:
     except FileNotFoundError:
         raise InputError(f"job file {file} does not exist: check the path (examples/ has job files to copy)") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"job file {file} can't be read: {error}") from None
+        raise InputError(
+            f"job file {file} can't be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}; check the path"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file}: not valid TOML: {error}") from None
     job = make_job(document, source=str(file))

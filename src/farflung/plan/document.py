@@ -59,7 +59,7 @@ def plan_from_json(text: str | bytes) -> Plan:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"the plan is not JSON: {error}; write it with Plan.to_json") from None
+        raise PlanError(f"the plan is not JSON: {error}; write it with farflung plan --json, or Plan.to_json") from None
     table = _table(body, "plan", _PLAN)
     if table["version"] != PLAN_VERSION:
         raise VersionError(
@@ -85,7 +85,9 @@ def _codec(choice: CodecChoice) -> dict[str, object]:
 
 def _fail(where: str, rule: str, value: object) -> PlanError:
     shown = repr(value)
-    return PlanError(f"plan document, {where}: must be {rule}, got {shown[:80]}; write it with Plan.to_json")
+    return PlanError(
+        f"plan document, {where}: must be {rule}, got {shown[:80]}; write it with farflung plan --json, or Plan.to_json"
+    )
 
 
 def _table(value: object, where: str, keys: set[str]) -> dict[str, Any]:

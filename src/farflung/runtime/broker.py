@@ -184,7 +184,7 @@ def _granted_name(asked: str, role: str) -> str:
 def _split(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"{listen!r} is not an address to listen at; write host:port, e.g. 0.0.0.0:7070")
+        raise InputError(f"{listen!r} is not an address to listen at; write host:port with a port up to 65535, e.g. 0.0.0.0:7070")
     return host, int(port)
 
 

@@ -19,6 +19,7 @@ from farflung.runtime.run_log import RunLog
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.runs import LiveRun, Runs, older_records
 from farflung.telemetry import RunFolder, RunResult, StepRecord
+from farflung.units import counted
 from farflung.wire.frames import Frame, decode_frame, encode_frame
 
 __all__ = ["keep_bundle", "restore"]
@@ -61,7 +62,8 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
         )
         return
     hoped = kept.devices if kept.attempts else 0
-    say(f"run {kept.run}: goes on from its newest checkpoint when {hoped or live.job.workers or 1} workers are here")
+    needed = counted(hoped or live.job.workers or 1, "worker")
+    say(f"run {kept.run}: goes on from its newest checkpoint with {needed}, when so many are here")
     event = RunRestored(
         run=kept.run, workers=live.job.workers, recoveries=live.job.most_recoveries, attempts=kept.attempts, hoped=hoped
     )

@@ -47,7 +47,7 @@ from farflung.runtime.run_log import RunLog
 from farflung.runtime.run_store import RunStore
 from farflung.telemetry.records import Record, RecoveryRecord, RunResult, StepRecord
 from farflung.telemetry.trace import Span
-from farflung.units import Seconds
+from farflung.units import Seconds, counted
 from farflung.wire.frames import Frame
 
 __all__ = ["LiveRun", "Runs"]
@@ -179,7 +179,7 @@ class Runs:
                 del self._live[live.run]
             raise
         self.note(live.run, "submitted", submitter=live.submitter)
-        self._say(f"run {live.run}: submitted by {live.submitter} ({live.job.name}, {live.job.steps} steps)")
+        self._say(f"run {live.run}: submitted by {live.submitter} ({live.job.name}, {counted(live.job.steps, 'step')})")
         self.handle(RunSubmitted(run=live.run, workers=live.job.workers, recoveries=live.job.most_recoveries))
         with self.changed:
             return self.machine.runs[live.run].state.value
@@ -394,7 +394,8 @@ class Runs:
             self.changed.notify_all()
         took = f" in {Seconds(result.seconds)}" if live.started is not None else ""
         self._say(
-            f"run {live.run}: {result.status} after {result.steps} steps{took}" + (f": {result.cause}" if result.cause else "")
+            f"run {live.run}: {result.status} after {counted(result.steps, 'step')}{took}"
+            + (f": {result.cause}" if result.cause else "")
         )
 
 

@@ -27,7 +27,7 @@ from farflung.runtime.shaping import shape_links
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import ClockOffset, Span, pack_spans
 from farflung.transports.base import Arrival, Endpoint, Urgency
-from farflung.units import Bytes, BytesPerSecond, Seconds
+from farflung.units import Bytes, BytesPerSecond, Seconds, counted
 from farflung.wire.frames import Frame
 
 __all__ = ["Host", "Work"]
@@ -206,8 +206,8 @@ class Work:
             link = seen.get(peer)
             if link is not None and link.frames_sent:
                 rate = f", {BytesPerSecond(link.rate)} while busy" if link.rate else ""
-                kind = f", {link.connections} connections under {link.congestion}" if link.congestion else ""
-                broken = f", resumed {link.resumed} times" if link.resumed else ""
+                kind = f", {counted(link.connections, 'connection')} under {link.congestion}" if link.congestion else ""
+                broken = f", resumed {counted(link.resumed, 'time')}" if link.resumed else ""
                 sent = f"{Bytes(link.bytes_sent)} sent in {Seconds(link.busy_seconds)}, {Bytes(link.bytes_received)} received"
                 self._host.say(f"link to {peer}: {sent}{rate}{kind}{broken}")
 

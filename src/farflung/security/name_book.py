@@ -6,13 +6,10 @@ that key renews it. So names that nobody uses any more become free, and the file
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 from farflung.errors import SecurityError
-from farflung.security.files import make_private_folder, read_private, write_private
+from farflung.security.book import Book
 
 __all__ = ["NameBook"]
 
@@ -28,14 +25,7 @@ class NameBook:
         Raises:
             SecurityError: it can't be made, is readable by others, or is no book of names.
         """
-        self._path = path
-        make_private_folder(path.parent)
-        if path.exists():
-            read_private(path)
-        else:
-            write_private(path, b"")
-        with self._transaction() as book:
-            book.execute(_SCHEMA)
+        self._book = Book(path, "names", _SCHEMA)
 
     def bind(self, name: str, key: str, ticket: str, *, now: float, until: float) -> None:
         """``name`` belongs to ``key`` (a fingerprint) from now on; ``ticket`` is the one that it was joined with.
@@ -43,7 +33,7 @@ class NameBook:
         Raises:
             SecurityError: it belongs to another key.
         """
-        with self._transaction() as book:
+        with self._book.transaction() as book:
             book.execute("DELETE FROM names WHERE until <= ?", (now,))
             row = book.execute("SELECT key FROM names WHERE name = ?", (name,)).fetchone()
             if row is not None and row[0] != key:
@@ -56,7 +46,7 @@ class NameBook:
 
     def ticket(self, name: str) -> str:
         """The id of the ticket with which ``name`` joined last ("": nobody did)."""
-        with self._transaction() as book:
+        with self._book.transaction() as book:
             row = book.execute("SELECT ticket FROM names WHERE name = ?", (name,)).fetchone()
         return str(row[0]) if row is not None else ""
 
@@ -66,16 +56,8 @@ class NameBook:
         Raises:
             SecurityError: nobody has it; the text lists the names that are bound.
         """
-        with self._transaction() as book:
+        with self._book.transaction() as book:
             gone = book.execute("DELETE FROM names WHERE name = ?", (name,)).rowcount
             known = [str(row[0]) for row in book.execute("SELECT name FROM names ORDER BY name LIMIT 20")]
         if not gone:
             raise SecurityError(f"no key has the name {name!r}; bound are {', '.join(known) or 'none'}")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self._path, timeout=10.0, isolation_level="IMMEDIATE")) as book, book:
-                yield book
-        except sqlite3.Error as error:
-            raise SecurityError(f"the book of names {self._path} can't be used: {error}; restore or delete it") from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import re
 import socket
 import ssl
 
@@ -19,13 +21,23 @@ def split_address(address: str) -> tuple[str, int]:
     """``host:port`` (or ``[ipv6]:port``) as a pair.
 
     Raises:
-        SecurityError: there is no port from 1 to 65535, or no host.
+        SecurityError: there is no port from 1 to 65535, or no host name or IP address before it.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not _is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise SecurityError(f"{address!r} is not an address; write host:port, e.g. broker.example.org:7070")
     return host, int(port)
+
+
+def _is_host(text: str) -> bool:
+    if ":" not in text:
+        return re.fullmatch(r"[\w.-]+", text) is not None
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def fetch_server_certificate(address: str, fingerprint: bytes, timeout: Seconds = _PATIENCE) -> bytes:

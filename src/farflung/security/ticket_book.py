@@ -6,14 +6,13 @@ import hashlib
 import hmac
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import SecurityError
+from farflung.security.book import Book
 from farflung.security.certificates import check_name
-from farflung.security.files import make_private_folder, read_private, write_private
 from farflung.security.tickets import Ticket, describe_time
 from farflung.units import Seconds
 
@@ -45,14 +44,7 @@ class TicketBook:
         Raises:
             SecurityError: it can't be made, is readable by others, or is no book of tickets.
         """
-        self._path = path
-        make_private_folder(path.parent)
-        if path.exists():
-            read_private(path)
-        else:
-            write_private(path, b"")
-        with self._transaction() as book:
-            book.execute(_SCHEMA)
+        self._book = Book(path, "tickets", _SCHEMA)
 
     def issue(self, scope: str, *, addresses: Sequence[str], fingerprint: bytes, now: float, validity: Seconds = _DAY) -> Ticket:
         """A new ticket for ``scope``, good from ``now`` (Unix seconds) for ``validity`` seconds.
@@ -71,7 +63,7 @@ class TicketBook:
             secret=secrets.token_bytes(16),
             expires=float(int(now + validity)),
         )
-        with self._transaction() as book:
+        with self._book.transaction() as book:
             row = (ticket.ticket_id, scope, _hash(ticket.secret), now, ticket.expires)
             book.execute("INSERT INTO tickets VALUES (?, ?, ?, ?, ?, NULL)", row)
         return ticket
@@ -82,7 +74,7 @@ class TicketBook:
         Raises:
             SecurityError: the ticket is unknown, its secret is wrong, it was revoked, has expired, or is for another scope.
         """
-        with self._transaction() as book:
+        with self._book.transaction() as book:
             row = book.execute("SELECT * FROM tickets WHERE ticket_id = ?", (ticket_id,)).fetchone()
         # A hash is compared for unknown tickets too, so that time tells nothing.
         known = hmac.compare_digest(row["secret_hash"] if row else bytes(32), _hash(secret))
@@ -109,7 +101,7 @@ class TicketBook:
         Raises:
             SecurityError: no ticket has that id; the text lists the known ones.
         """
-        with self._transaction() as book:
+        with self._book.transaction() as book:
             book.execute("UPDATE tickets SET revoked = ? WHERE ticket_id = ? AND revoked IS NULL", (now, ticket_id))
             row = book.execute("SELECT * FROM tickets WHERE ticket_id = ?", (ticket_id,)).fetchone()
         if row is None:
@@ -119,18 +111,9 @@ class TicketBook:
 
     def list(self) -> tuple[TicketRecord, ...]:
         """All tickets, the oldest first."""
-        with self._transaction() as book:
+        with self._book.transaction() as book:
             rows = book.execute("SELECT * FROM tickets ORDER BY issued, rowid").fetchall()
         return tuple(_record(row) for row in rows)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self._path, timeout=10.0)) as book, book:
-                book.row_factory = sqlite3.Row
-                yield book
-        except sqlite3.Error as error:
-            raise SecurityError(f"the book of tickets {self._path} can't be used: {error}; restore or delete it") from error
 
 
 def _hash(secret: bytes) -> bytes:

@@ -56,7 +56,9 @@ def load_recipe(recipe: str, args: Mapping[str, Any] | None = None, *, base: Pat
     """
     path, colon, function = recipe.rpartition(":")
     if not colon or not path.endswith(".py"):
-        found: Recipe = _call(RECIPES.get(recipe), recipe, args or {})
+        make_known = RECIPES.get(recipe)
+        _check_numbers(make_known, recipe, args or {})
+        found: Recipe = _call(make_known, recipe, args or {})
         return found
     file = (base or Path()) / path
     if not file.is_file():
@@ -67,6 +69,15 @@ def load_recipe(recipe: str, args: Mapping[str, Any] | None = None, *, base: Pat
         known = ", ".join(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
         raise InputError(f"model recipe {recipe!r}: {file.name} has no function {function!r}, it has {known or 'none'}")
     return _own(module, make, recipe, args or {})
+
+
+def _check_numbers(make: MakeRecipe, recipe: str, args: Mapping[str, Any]) -> None:
+    """Sizes and counts of a recipe are whole numbers from 1 on: those whose default is one."""
+    for name, parameter in inspect.signature(make).parameters.items():
+        value = args.get(name, parameter.default)
+        counts = type(parameter.default) is int and parameter.default >= 1
+        if counts and (type(value) is not int or value < 1):
+            raise InputError(f"model recipe {recipe!r}: model.args.{name} = {value!r}: must be a whole number from 1 on")
 
 
 def _call(make: Callable[..., Any], recipe: str, args: Mapping[str, Any]) -> Any:
@@ -139,7 +150,7 @@ def _own(module: ModuleType, make: Callable[..., Any], recipe: str, args: Mappin
         if isinstance(found, Recipe):
             return found
         raise InputError(
-            f"model recipe {recipe!r} gives a {type(found).__name__}: return a Recipe, or return a module and define "
+            f"model recipe {recipe!r} gives {found!r:.60}: return a Recipe, or return a module and define "
             "example_inputs(batch_size) beside it"
         )
     names = _forward_names(make, recipe, args)
@@ -153,6 +164,6 @@ def _forward_names(make: Callable[..., Any], recipe: str, args: Mapping[str, Any
     with torch.device("meta"):
         module = _call(make, recipe, args)
     if not isinstance(module, nn.Module):
-        raise InputError(f"model recipe {recipe!r} gives a {type(module).__name__}: return a torch.nn.Module")
+        raise InputError(f"model recipe {recipe!r} gives {module!r:.60}: return a torch.nn.Module")
     parameters = inspect.signature(module.forward).parameters.values()
     return tuple(item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD))

@@ -185,7 +185,7 @@ def record(factory: Callable[[], nn.Module]) -> Recording:
             "without looking at values, or pass a module with real weights"
         ) from error
     if not isinstance(module, nn.Module):
-        raise CaptureError(f"the factory gives a {type(module).__name__}: return a torch.nn.Module")
+        raise CaptureError(f"the factory gives {module!r:.60}: return a torch.nn.Module")
     return Recording(module=module, notes=recorder.notes, mode=mode, states=_states(module), recorder=recorder)
 
 

@@ -1,0 +1,88 @@
+"""What options hold: quantities, and files to read and to write; each error names the option or the file, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from farflung.errors import InputError, SecurityError
+from farflung.security import split_address
+from farflung.units import Quantity
+
+__all__ = ["host", "quantity", "read_text", "to_write", "write_text"]
+
+Kind = TypeVar("Kind", bound=Quantity)
+
+
+def quantity(kind: type[Kind], text: str, option: str) -> Kind:
+    """``text`` as a quantity; ``option`` is where it stands.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return kind.parse(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
+def host(text: str | None, option: str) -> str | None:
+    """``text`` as the host that others shall dial (None: none is named).
+
+    Raises:
+        InputError: it is no name and no IP address.
+    """
+    try:
+        if text is not None:
+            split_address(f"{text}:1")
+    except SecurityError:
+        raise InputError(f"{option} {text!r} is not a host: write a name or an IP address, without a port") from None
+    return text
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file; ``what`` it is stands in the error.
+
+    Raises:
+        InputError: it is not there, or no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"the {what} {path} can't be read: {reason}; check the path") from None
+
+
+def to_write(path: Path) -> Path:
+    """``path``, if a file could be written there: to be asked before the work whose outcome it shall hold.
+
+    Raises:
+        InputError: its folder is missing or may not be written, or it is a folder itself.
+    """
+    before = path.exists()
+    if before and not path.is_file() and not path.is_dir():
+        return path  # a pipe or device: only who writes opens it
+    try:
+        with path.open("a"):
+            pass
+        if not before:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to a file that a person named.
+
+    Raises:
+        InputError: it can't be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} can't be written: {error.strerror}; choose another file")

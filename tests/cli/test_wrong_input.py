@@ -1,0 +1,149 @@
+"""What a person gets wrong at the command line: one line with rule, value and remedy, and no work is done for it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from test_error_lines import a_ticket, line, main_ok
+
+from farflung.bench.catalog import BENCHMARKS
+from farflung.cli import demo
+from farflung.cli.main import main
+from farflung.cli.options import to_write
+from farflung.errors import InputError
+
+JOB = """
+steps = 1
+micro_batch_sizes = [2, 2]
+[model]
+recipe = "gpt"
+args = { vocab = 256, sequence = 16, layers = 1, width = 16, heads = 2 }
+[data]
+kind = "text"
+path = "{stdlib}"
+sequence = 16
+"""
+FAR = 4e9
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(JOB)
+    devices = [f'[[device]]\nname = "{name}"\nmemory = "1 GB"\nspeed = "1 GFLOP/s"\n' for name in "ab"]
+    (tmp_path / "two.toml").write_text("".join(devices))
+    (tmp_path / "wide.toml").write_text(JOB.replace("width = 16", 'width = "wide"'))
+    (tmp_path / "none.toml").write_text(JOB.replace("layers = 1", "layers = -1"))
+    (tmp_path / "text.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "three.py").write_text("def net():\n    return 3\ndef example_inputs(size):\n    return ()\n")
+    (tmp_path / "three.toml").write_text(JOB.replace('"gpt"', '"three.py:net"').replace("args =", "# "))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("plan wide.toml --topology two-laptops", "model.args.width = 'wide': must be a whole number from 1 on"),
+        ("plan none.toml --topology two-laptops", "model.args.layers = -1: must be a whole number from 1 on"),
+        ("plan three.toml --topology two-laptops", "gives 3: return a torch.nn.Module"),
+        ("plan text.toml --topology two-laptops", "job file text.toml can't be read: it is not UTF-8 text; check the path"),
+        ("plan . --topology two-laptops", "job file . can't be read: Is a directory; check the path"),
+        ("plan job.toml --topology two.toml --what-if 'remove x'", "'x' is no device and no region; known are a, b"),
+        ("plan job.toml --topology two-laptops --what-if 'add 0 like laptop-fast'", 'write "add 2 like NAME", "double A B"'),
+        ("simulate gone.json", "the plan gone.json can't be read: No such file or directory; check the path"),
+        ("simulate job.toml", "the plan is not JSON: "),
+        (
+            "graph job.toml --out gone/graph.svg",
+            "gone/graph.svg can't be written: No such file or directory; choose another file",
+        ),
+        ("bench grid --json gone/grid.json", "gone/grid.json can't be written: No such file or directory; choose another file"),
+        ("profile --save .", ". can't be written: Is a directory; choose another file"),
+        ("submit job.toml --retry soon", "--retry: cannot read 'soon' as Seconds; write e.g."),
+        ("broker --home b --valid forever", "--valid: cannot read 'forever' as Seconds"),
+        ("broker --home b --run-limit -5", "--run-limit: Bytes must be finite and not negative, got '-5'"),
+        ("broker --home b --listen 127.0.0.1:70700", "write host:port with a port up to 65535, e.g. 0.0.0.0:7070"),
+        (
+            "broker --home b --advertise example.org:7070",
+            "--advertise 'example.org:7070' is not a host: write a name or an IP addr",
+        ),
+        (
+            "broker --home b --advertise 'my host'",
+            "--advertise 'my host' is not a host: write a name or an IP address, without a",
+        ),
+        (f"join {a_ticket('join', '127.0.0.1:1', FAR)} --memory lots", "--memory: cannot read 'lots' as Bytes"),
+        (f"join {a_ticket('join', '127.0.0.1:1', FAR)} --advertise ''", "--advertise '' is not a host"),
+        ("ticket list --home gone", "gone is no broker's folder: run this on the broker's machine, with the --home that it was"),
+        ("ticket issue --home gone --address a.example:7070", "gone is no broker's folder"),
+        ("ticket revoke t1 --home gone", "gone is no broker's folder"),
+        ("ticket free pc --home gone", "gone is no broker's folder"),
+        ("report run-1", "and no such folder; runs there: none"),
+        ("trace run-1", "and no such folder; runs there: none"),
+        ("demo --folder job.toml", "job.toml can't be made: File exists; name another with --folder"),
+        (
+            "demo --folder /proc/demo",
+            "the folder /proc/demo can't be made: No such file or directory; name another with --folder",
+        ),
+        ("demo --folder .", "is not empty: name a new folder with --folder"),
+    ],
+)
+def test_it_is_one_line(command: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> object:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(type(BENCHMARKS.get("grid")), "run", never)
+    monkeypatch.setattr(demo, "Children", never)
+    with pytest.raises(SystemExit):
+        main(shlex.split(command))
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.startswith("farflung: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "doctor --port 70000",
+        "doctor --port -1",
+        "plan job.toml --topology two-laptops --planner auto --evaluations -1",
+        "plan job.toml --topology two-laptops --planner auto --seconds -1",
+        "plan job.toml --topology two-laptops --planner auto --stages 0",
+    ],
+)
+def test_numbers_out_of_range_are_usage_errors(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_ok(*shlex.split(command)) == 2
+    assert "Invalid value for" in capsys.readouterr().err
+
+
+def test_tickets_of_a_folder_that_no_broker_had_are_not_made(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line(capsys, "ticket", "issue", "--home", "gone", "--address", "a.example:7070", code=2)
+    assert not (place / "gone").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (PermissionError(13, "Permission denied", "/etc/x"), "/etc/x: Permission denied; check path, rights and free space"),
+        (OSError(28, "No space left on device"), "No space left on device; check path, rights and free space"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    error: OSError, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> object:
+        raise error
+
+    monkeypatch.setattr(demo, "Children", refused)
+    assert line(capsys, "demo", "--folder", "new", code=1) == says
+
+
+def test_asking_whether_a_file_can_be_written_leaves_none(place: Path) -> None:
+    assert not to_write(place / "new").exists()
+    (place / "old").write_text("as it was")
+    assert to_write(place / "old").read_text() == "as it was"
+    assert to_write(Path("/dev/null")).exists()
+    with pytest.raises(InputError, match=r"gone/new can't be written: No such file or directory; choose another file"):
+        to_write(place / "gone/new")
