@@ -25,7 +25,7 @@ def equals_plain(case: Case) -> None:
 
 
 @pytest.mark.parametrize("devices", PLACEMENTS, ids="".join)
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-3"])
 def test_unequal_micro_batches_equal_a_plain_loop(devices: tuple[str, ...], schedule: str) -> None:
     equals_plain(Case(job=job_of(), devices=devices, schedule=schedule, cut_seed=len(devices)))
 

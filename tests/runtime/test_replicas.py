@@ -65,7 +65,7 @@ def equals_plain(case: Case) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-3"])
 def test_replicas_equal_a_plain_loop(layout: str, schedule: str) -> None:
     equals_plain(other(case_of(layout), schedule=schedule))
 

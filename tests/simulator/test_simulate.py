@@ -58,9 +58,11 @@ def plan_of(topology, job=JOB, planner="equal_compute", schedule="1f1b"):
 
 
 @settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 10**6), count=st.integers(1, 5), schedule=st.sampled_from(["gpipe", "1f1b", "zb-h1"]))
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 5), schedule=st.sampled_from(["gpipe", "1f1b", "eager-3", "zb-h1"]))
 def test_without_queues_and_codecs_it_agrees_with_the_dry_run(seed, count, schedule):
+    """Latency is the same everywhere: else the verdict's own hop, which the dry-run does not know, may come last."""
     topology = network(seed, count)
+    topology = replace(topology, alpha=np.where(topology.alpha > 0, 1e-3, 0.0))
     plan = plan_of(topology, schedule=schedule)
     found = estimate(GRAPH, plan, topology, JOB)
     simulated = simulate(plan, topology, GRAPH, job=JOB, settings=BARE)

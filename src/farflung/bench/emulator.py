@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 
 from farflung.bench.base import Check, Report, Say, Settings
-from farflung.bench.probing import busy_processors, favoured, round_trips, stream
+from farflung.bench.priority import favoured
+from farflung.bench.probing import busy_processors, round_trips, stream
 from farflung.cluster import Topology
 from farflung.emulation import Emulation
 from farflung.emulation.kernel import require_root

@@ -18,7 +18,7 @@ from farflung.bench.emulated import EmulatedCluster
 from farflung.bench.gpt_stages import GptSize, place_blocks, small_gpt, variant
 from farflung.bench.paced import Pace, pace_of
 from farflung.bench.pipeline import network
-from farflung.bench.probing import favoured
+from farflung.bench.priority import favoured
 from farflung.bench.processes import Finished
 from farflung.cluster import Topology
 from farflung.emulation.kernel import require_root

@@ -21,7 +21,7 @@ from farflung.bench.emulated import EmulatedCluster
 from farflung.bench.gpt_stages import GptSize, small_gpt, variant
 from farflung.bench.overlap import GOODPUT
 from farflung.bench.pipeline import network
-from farflung.bench.probing import favoured
+from farflung.bench.priority import favoured
 from farflung.cluster import Topology
 from farflung.cost import op_costs
 from farflung.emulation.kernel import require_root

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from farflung.emulation import Node
 from farflung.errors import EmulationError
 
-__all__ = ["busy_processors", "favoured", "round_trips", "stream"]
+__all__ = ["busy_processors", "round_trips", "stream"]
 
 _SO_TIMESTAMPNS = 35
 _TIMEOUT = 10.0
@@ -120,18 +119,6 @@ def _push(sender: socket.socket, over: threading.Event) -> None:
     with contextlib.suppress(OSError):  # the receiver has had enough
         while not over.is_set():
             sender.sendall(block)
-
-
-@contextlib.contextmanager
-def favoured() -> Iterator[None]:
-    """This thread, and those that it starts, run before others of the machine: what is measured is the network, not who else
-    computes here."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    os.setpriority(os.PRIO_PROCESS, 0, -19)
-    try:
-        yield
-    finally:
-        os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from farflung.bench.transport_node import go_first
+from farflung.bench.priority import go_first
 from farflung.errors import FarflungError
 from farflung.runtime.probing import probe_link
 from farflung.security import Credentials

@@ -12,6 +12,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from farflung.bench.priority import carry_over
 from farflung.cluster import Topology
 from farflung.engines import ENGINES, Engine
 from farflung.graph.ir import Graph
@@ -61,6 +62,7 @@ def register(folder: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run the rest of ``arguments`` as a command of farflung."""
+    carry_over()
     folder, command = Path(arguments[0]), arguments[1:]
     register(folder)
     if command[0] == "join" and (folder / SPEEDS).exists():

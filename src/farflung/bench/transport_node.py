@@ -11,17 +11,17 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from farflung.bench.priority import go_first
 from farflung.security import CertificateAuthority, Credentials, make_request, new_key
 from farflung.transports import Endpoint, FrameHandler, TransportConfig, get_transport
 from farflung.wire.frames import Frame
 
-__all__ = ["go_first", "main", "make_members"]
+__all__ = ["main", "make_members"]
 
 
 def make_members(folder: Path, names: tuple[str, ...]) -> None:
@@ -32,12 +32,6 @@ def make_members(folder: Path, names: tuple[str, ...]) -> None:
         key = new_key()
         certificate = authority.sign(make_request(name, key), name=name, role="worker", now=now)
         Credentials(name=name, key=key, certificate=certificate, authority=authority.certificate).save(folder / name)
-
-
-def go_first() -> None:
-    """Ask for the processor before other programs of this machine, whose work is not what is measured (root only)."""
-    with suppress(OSError):
-        os.nice(-19)
 
 
 def _endpoint(folder: Path, name: str, transport: str, handler: FrameHandler, listen: str) -> Endpoint:

@@ -39,6 +39,7 @@ from farflung.schedules import (
     StepTimeline,
     TimedEdge,
     Transfer,
+    as_ready,
     get_schedule,
     in_flight,
     time_schedule,
@@ -240,8 +241,8 @@ def estimate(
     tables = tables or CostTables.of(graph)
     pieces = tables.cutter.cut(plan.bounds) if subgraphs is None else subgraphs
     count = len(plan.micro_batch_sizes)
-    orders = get_schedule(plan.schedule).actions(len(plan.stages), count)
-    units = _units(plan, orders)
+    schedule = get_schedule(plan.schedule)
+    units = _units(plan, schedule.actions(len(plan.stages), count))
     replicas = tuple(
         _stage(graph, topology, job, _Item(plan.stages[unit.stage], pieces[unit.stage], unit, tables, plan.sync))
         for unit in units
@@ -249,7 +250,8 @@ def estimate(
     stages = tuple(found for unit, found in zip(units, replicas, strict=True) if unit.home)
     flows = traffic(plan, pieces, topology)
     exchanges = _exchanges(graph, plan, units, pieces)
-    timeline = time_schedule([unit.order for unit in units], _times(plan, topology, _Lowered(units, replicas, flows, exchanges)))
+    times = _times(plan, topology, _Lowered(units, replicas, flows, exchanges))
+    timeline = time_schedule([unit.order for unit in units], times, free=as_ready(schedule))
     links = tuple(_link(plan, topology, flow) for flow in flows)
     compute, dense, wire = _device_sums(plan, replicas, links)
     batch = sum(plan.micro_batch_sizes)

@@ -27,7 +27,7 @@ from farflung.runtime.setup import Phase, RunHooks, RunSetup, StepReport
 from farflung.runtime.side import Pass, evaluate, generate
 from farflung.runtime.synchronizer import Synchronizer
 from farflung.runtime.values import Courier
-from farflung.schedules import get_schedule
+from farflung.schedules import Progress, as_ready, get_schedule
 from farflung.schedules.base import Action, ActionKind
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
@@ -210,9 +210,8 @@ class Executor:
         if self.sync is not None:
             self.sync.begin(step, rates(setup.job, step))
         before = self._carried() if setup.job.on_nan == "skip" else {}
-        orders = get_schedule(setup.plan.schedule).actions(len(setup.plan.stages), setup.job.micro_batches)
-        todo = {i: [a for a in orders[i] if setup.places[i][a.micro_batch] == setup.device] for i in setup.own_stages}
-        while any(todo.values()):
+        todo = self._todo()
+        while not all(progress.done for progress in todo.values()):
             begin = self.trace.now()
             with meter.waiting():
                 action = self._next_action(step, todo)
@@ -223,7 +222,7 @@ class Executor:
                     self._forward(step, action, losses)
                 else:
                     self._backward(step, action)
-            todo[action.stage].pop(0)
+            todo[action.stage].take(action)
             if len(losses) == setup.job.micro_batches and action.kind is ActionKind.FORWARD and action.stage == setup.loss_stage:
                 self._announce(step, losses)
         begin = self.trace.now()
@@ -252,9 +251,17 @@ class Executor:
         fault_point("worker.after_update", step=step, device=self.setup.device)
         return bool(verdict["stop"])
 
-    def _next_action(self, step: int, todo: Mapping[int, Sequence[Action]]) -> Action:
+    def _todo(self) -> dict[int, Progress]:
+        """The actions of a step, by stage."""
+        setup = self.setup
+        schedule = get_schedule(setup.plan.schedule)
+        orders = schedule.actions(len(setup.plan.stages), setup.job.micro_batches)
+        own = {i: [a for a in orders[i] if setup.places[i][a.micro_batch] == setup.device] for i in setup.own_stages}
+        return {stage: Progress(order, free=as_ready(schedule)) for stage, order in own.items()}
+
+    def _next_action(self, step: int, todo: Mapping[int, Progress]) -> Action:
         """The first of the stages' next actions whose inputs are all here (backward before forward, early stages first)."""
-        heads = sorted((actions[0] for actions in todo.values() if actions), key=lambda a: (a.kind, a.stage))
+        heads = sorted((action for progress in todo.values() for action in progress.heads()), key=lambda a: (a.kind, a.stage))
         needs = [(action, self._needs(step, action)) for action in heads]
         chosen: list[Action] = []
 

@@ -3,6 +3,7 @@
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
 from farflung.schedules.dry_run import check_schedule, in_flight, splits
 from farflung.schedules.pipelines import EAGER, get_schedule, schedule_names
+from farflung.schedules.progress import Progress, Track, as_ready, tracks_of
 from farflung.schedules.timing import Exchange, PipelineTimes, StepTimeline, TimedEdge, Transfer, time_schedule
 
 __all__ = [
@@ -12,13 +13,17 @@ __all__ = [
     "Exchange",
     "PipelineSchedule",
     "PipelineTimes",
+    "Progress",
     "StepTimeline",
     "TimedEdge",
+    "Track",
     "Transfer",
+    "as_ready",
     "check_schedule",
     "get_schedule",
     "in_flight",
     "schedule_names",
     "splits",
     "time_schedule",
+    "tracks_of",
 ]

@@ -52,7 +52,11 @@ class Action:
 
 
 class PipelineSchedule(Protocol):
-    """Orders the actions of every stage; forwards and backwards of a stage each go by ascending micro-batch."""
+    """Orders the actions of every stage; forwards and backwards of a stage each go by ascending micro-batch.
+
+    One with the attribute ``as_ready = True`` gives an order that bounds what is in flight, and is not binding beyond that: a
+    stage takes its next backward as soon as it can, else its next forward (``progress.Progress``).
+    """
 
     def actions(self, stages: int, micro_batches: int) -> Sequence[Sequence[Action]]:
         """For each stage, its actions of one step in order."""

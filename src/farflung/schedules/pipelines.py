@@ -7,7 +7,9 @@ sending takes no time.
 Eager 1F1B (Zhuang et al. 2022, "On Optimizing the Communication of Model Parallelism", section 4), ``eager-K``: stage s runs
 K (S - 1 - s) forwards ahead. A micro-batch comes back to a stage after the computing *and the sending* of all later ones; 1F1B
 has work for the first alone, so it waits where links take as long as computing. The text has K = 2; K = 3 and 4 cover links that
-are far and slow. The cost is memory: about K times the micro-batches of 1F1B in flight.
+are far and slow. The cost is memory: about K times the micro-batches of 1F1B in flight. What differs: the order is no law. With a
+fixed one, too few forwards ahead leave links idle and too many let backwards wait for forwards that are on their way; so K only
+bounds what is in flight, and a stage takes its next backward when the gradient is here, else its next forward (``as_ready``).
 Interleaved 1F1B (Narayanan et al. 2021, section 2.2), ``interleaved-V``: S = V D stages on D devices, device d holds stages d,
 d + D, ...; micro-batches pass in groups of D through one chunk after the other. Here each stage has its own order and a
 device takes whichever stage can go on, so the order between a device's stages is the text's only where it does not wait; the
@@ -41,10 +43,13 @@ class GPipe:
 
 
 class OneForwardOneBackward:
-    """Some forwards ahead (``ahead`` for each later stage), then one forward and one backward in turn."""
+    """Some forwards ahead (``ahead`` for each later stage), then one forward and one backward in turn.
 
-    def __init__(self, ahead: int = 1) -> None:
-        self.ahead = ahead
+    With ``as_ready``, that is an order which says how many forwards may be ahead, and a stage takes what has arrived.
+    """
+
+    def __init__(self, ahead: int = 1, *, as_ready: bool = False) -> None:
+        self.ahead, self.as_ready = ahead, as_ready
 
     def actions(self, stages: int, micro_batches: int) -> Sequence[Sequence[Action]]:
         """For each stage, its actions of one step in order."""
@@ -131,7 +136,7 @@ _SCHEDULES.add("1f1b", OneForwardOneBackward)
 #: Eager schedules by growing memory.
 EAGER = ("eager-2", "eager-3", "eager-4")
 for _name in EAGER:
-    _SCHEDULES.add(_name, partial(OneForwardOneBackward, int(_name[-1])))
+    _SCHEDULES.add(_name, partial(OneForwardOneBackward, int(_name[-1]), as_ready=True))
 for _chunks in (2, 3, 4):
     _SCHEDULES.add(f"interleaved-{_chunks}", partial(Interleaved, _chunks))
 _SCHEDULES.add("zb-h1", ZeroBubble)

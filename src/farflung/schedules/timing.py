@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from farflung.errors import PlanError
 from farflung.schedules.base import Action, ActionKind
 from farflung.schedules.dry_run import splits
+from farflung.schedules.progress import tracks_of
 
 __all__ = ["Exchange", "PipelineTimes", "StepTimeline", "TimedEdge", "Transfer", "time_schedule"]
 
@@ -96,13 +97,13 @@ class StepTimeline:
         return max(self.link_busy, key=lambda link: (self.link_busy[link], link), default=None)
 
 
-def time_schedule(orders: Sequence[Sequence[Action]], times: PipelineTimes) -> StepTimeline:
-    """The timeline of one step.
+def time_schedule(orders: Sequence[Sequence[Action]], times: PipelineTimes, *, free: bool = False) -> StepTimeline:
+    """The timeline of one step; ``free``: stages take what has arrived (``schedules.as_ready``).
 
     Raises:
         PlanError: the actions wait for each other forever.
     """
-    return _Clock(orders, times).run()
+    return _Clock(orders, times, free).run()
 
 
 #: (target action, link, latency, seconds on the wire)
@@ -110,14 +111,28 @@ _Message = tuple[int, Link, float, float]
 
 
 class _Clock:
-    """Actions are numbers: ``(stage * 3 + rank of the kind) * micro-batches + micro-batch``; the loop is hot."""
+    """Actions are numbers: ``(stage * 3 + rank of the kind) * micro-batches + micro-batch``; the loop is hot.
 
-    def __init__(self, orders: Sequence[Sequence[Action]], times: PipelineTimes) -> None:
+    ``queues``: the tracks of all stages (``progress.Track``); ``queues_of``: which are a device's; ``leads`` over the queue
+    ``partner`` (-1: none).
+    """
+
+    def __init__(self, orders: Sequence[Sequence[Action]], times: PipelineTimes, free: bool) -> None:
         self.orders, self.times = orders, times
         self.split = any(splits(order) for order in orders)
         self.width = 1 + max((action.micro_batch for order in orders for action in order), default=0)
-        self.queues = [[self._number(stage, _RANK[a.kind], a.micro_batch) for a in order] for stage, order in enumerate(orders)]
-        self.at = [0] * len(orders)
+        self.queues: list[list[int]] = []
+        self.leads: list[int] = []
+        self.partner: list[int] = []
+        self.queues_of: dict[int, list[int]] = {device: [] for device in times.device}
+        for stage, order in enumerate(orders):
+            first, tracks = len(self.queues), tracks_of(order, free=free)
+            for index, track in enumerate(tracks):
+                self.queues_of[times.device[stage]].append(len(self.queues))
+                self.queues.append([self._number(stage, _RANK[a.kind], a.micro_batch) for a in track.actions])
+                self.leads.append(track.lead)
+                self.partner.append(first + 1 - index if len(tracks) == 2 else -1)
+        self.at = [0] * len(self.queues)
         self.busy = dict.fromkeys(times.device, 0.0)
         self.link_busy: dict[Link, float] = {}
         self.link_free: dict[Link, float] = {}
@@ -135,6 +150,9 @@ class _Clock:
         self.events: list[tuple[float, int, int]] = []
         self.count = 0
         self.ends = [0.0] * len(orders)
+
+    def _of(self, action: Action) -> int:
+        return self._number(action.stage, _RANK[action.kind], action.micro_batch)
 
     def _number(self, stage: int, rank: int, micro_batch: int) -> int:
         return (stage * 3 + rank) * self.width + micro_batch
@@ -187,20 +205,24 @@ class _Clock:
                 stage = number // per_stage
             if device_of[stage] in idle:
                 self._start(device_of[stage], now)
-        stuck = [str(order[at]) for order, at in zip(self.orders, self.at, strict=True) if at < len(order)]
-        if stuck:
+        left = [queue[at] for queue, at in zip(self.queues, self.at, strict=True) if at < len(queue)]
+        if left:
+            stuck = [str(action) for order in self.orders for action in order if self._of(action) in left]
             raise PlanError(f"the schedule can't finish: {', '.join(stuck)} wait for each other; use the schedule gpipe or 1f1b")
         return StepTimeline(seconds=self._finish(), device_busy=self.busy, link_busy=self.link_busy)
 
     def _start(self, device: int, now: float) -> None:
         """Of the next actions whose inputs have arrived the one that goes first."""
         best, chosen = -1, -1
-        for stage in self.stages[device]:
-            queue, at = self.queues[stage], self.at[stage]
+        for index in self.queues_of[device]:
+            queue, at = self.queues[index], self.at[index]
             if at < len(queue) and not self.missing[queue[at]]:
+                partner = self.partner[index]
+                if partner >= 0 and self.at[partner] - at < self.leads[index]:
+                    continue
                 number = queue[at] % (3 * self.width)
                 if chosen < 0 or number < best:  # by kind, then micro-batch, then stage
-                    best, chosen = number, stage
+                    best, chosen = number, index
         if chosen < 0:
             return
         number = self.queues[chosen][self.at[chosen]]

@@ -12,8 +12,8 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CodecChoice, Estimate, Plan
 from farflung.plan.traffic import wire_bytes
-from farflung.schedules import get_schedule, splits
-from farflung.simulator.program import Message, Program, ProgramAction, ProgramLink
+from farflung.schedules import as_ready, get_schedule, splits, tracks_of
+from farflung.simulator.program import Gate, Message, Program, ProgramAction, ProgramLink
 from farflung.simulator.settings import SimulationSettings
 
 __all__ = ["Situation", "allocated", "lower"]
@@ -63,26 +63,38 @@ class _Lowering:
 
     def program(self) -> Program:
         """Actions first, then what flows between them, then the tail."""
-        tracks: list[list[tuple[int, ...]]] = [[] for _ in self.devices]
         plan = self.at.plan
-        orders = get_schedule(plan.schedule).actions(len(plan.stages), len(plan.micro_batch_sizes))
-        for number, unit in enumerate(self.units):
-            order, own = orders[unit.index], range(*unit.micro_batches)
-            split = splits(order)
-            track = tuple(self._action(number, str(a.kind), a.micro_batch, split) for a in order if a.micro_batch in own)
-            tracks[self.device_of[number]].append(track)
+        tracks, gates = self._tracks()
         self._flows()
         tail = self._tail()
         return Program(
             devices=self.devices,
             actions=tuple(self.actions),
             tracks=tuple(tuple(track) for track in tracks),
+            gates=tuple(tuple(gate) for gate in gates),
             tail=tail,
             links=tuple(self._link(*pair) for pair in self.links),
             samples=sum(plan.micro_batch_sizes),
             caps=self._caps(),
             **self._memory(),
         )
+
+    def _tracks(self) -> tuple[list[list[tuple[int, ...]]], list[list[Gate]]]:
+        plan = self.at.plan
+        schedule = get_schedule(plan.schedule)
+        orders = schedule.actions(len(plan.stages), len(plan.micro_batch_sizes))
+        tracks: list[list[tuple[int, ...]]] = [[] for _ in self.devices]
+        gates: list[list[Gate]] = [[] for _ in self.devices]
+        for number, unit in enumerate(self.units):
+            own = range(*unit.micro_batches)
+            order = [action for action in orders[unit.index] if action.micro_batch in own]
+            split, device = splits(order), self.device_of[number]
+            numbers = {action: self._action(number, str(action.kind), action.micro_batch, split) for action in order}
+            found, first = tracks_of(order, free=as_ready(schedule)), len(tracks[device])
+            for index, track in enumerate(found):
+                gates[device].append((first + 1 - index, track.lead) if len(found) == 2 else None)
+                tracks[device].append(tuple(numbers[action] for action in track.actions))
+        return tracks, gates
 
     def _action(self, number: int, kind: str, micro_batch: int, split: bool) -> int:
         found = self.units[number]

@@ -154,7 +154,7 @@ class Machine:
         heappush(self.heap, (now + seconds, self.number, END, number, base))
 
     def _next_of_stages(self, device: int, base: int) -> int:
-        missing, at, tracks = self.missing, self.at[device], self.program.tracks[device]
+        missing, at, tracks, gates = self.missing, self.at[device], self.program.tracks[device], self.program.gates[device]
         if len(tracks) == 1:
             number = tracks[0][at[0]]
             if missing[base + number]:
@@ -168,7 +168,9 @@ class Machine:
             place = at[index]
             if place < len(track):
                 number = track[place]
-                if rank[number] < least and not missing[base + number]:
+                gate = gates[index]
+                shut = gate is not None and at[gate[0]] - place < gate[1]
+                if not shut and rank[number] < least and not missing[base + number]:
                     best, least, chosen = number, rank[number], index
         if best >= 0:
             at[chosen] += 1

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Message", "Program", "ProgramAction", "ProgramLink"]
+__all__ = ["Gate", "Message", "Program", "ProgramAction", "ProgramLink"]
 
 #: (link, target action, bytes on the wire, encode seconds, decode seconds)
 Message = tuple[int, int, float, float, float]
+#: Another track of the device, and how far it must be ahead.
+Gate = tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class ProgramAction:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """One step of a plan. ``tracks[d]``: for each stage of device d its actions in order; ``tail[d]``: what d does after them.
+    A stage that takes what has arrived (``schedules.as_ready``) has a track of backwards and one of forwards; ``gates[d]``: for
+    each of them the other one, and by how many actions that must be ahead at least (negative: may be behind); None: no matter.
 
     ``always``, ``update``: bytes of memory per device, through the step and on top of that in the update. ``passing``: bytes
     on top while the device computes a stage's action (largest). ``uplink``, ``downlink``: bytes per second that all links
@@ -66,6 +70,7 @@ class Program:
     tail: tuple[tuple[int, ...], ...]
     links: tuple[ProgramLink, ...]
     samples: int
+    gates: tuple[tuple[Gate, ...], ...]
     always: tuple[float, ...] = ()
     passing: tuple[float, ...] = ()
     update: tuple[float, ...] = ()
