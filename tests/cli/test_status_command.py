@@ -21,6 +21,12 @@ MEMBER = {
     "speed_factor": 0.625,
     "overhead": 2.5e-5,
     "run": None,
+    "state": "standby",
+    "generation": 3,
+    "silence": 0.5,
+    "paused": False,
+    "parting": "",
+    "bandwidth": None,
 }
 RUNS = [
     ROW | {"run": "run-1"},
@@ -75,4 +81,4 @@ def test_a_worker_is_shown_with_what_its_warm_up_found(
     _, out, _ = status(monkeypatch, capsys)
     line = next(line for line in out.splitlines() if "attic" in line and "192.0.2.1" in line)
     assert "40 GFLOP/s" in line
-    assert line.endswith("lambda 0.62, 25 us per operator  idle")
+    assert line.endswith("lambda 0.62, 25 us per operator  standby")

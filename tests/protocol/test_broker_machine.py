@@ -12,11 +12,14 @@ from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import (
     AbortRun,
     Command,
+    DismissMember,
     FinishRun,
+    HandOver,
     MakePlan,
     MemberJoined,
     MemberLost,
     MemberMeasured,
+    MemberWants,
     Offer,
     PlanMade,
     PrepareRun,
@@ -43,6 +46,78 @@ def test_a_fresh_measurement_replaces_the_offer() -> None:
     offer = made.members["a"].offer
     assert (offer.speed, offer.factor, offer.overhead, offer.memory) == (5e9, 0.5, 1e-5, 1e9)
     assert made.handle(MemberMeasured(name="gone", speed=1.0, factor=1.0, overhead=0.0)) == []
+
+
+def leaves(name: str) -> MemberWants:
+    return MemberWants(name=name, parting="leave")
+
+
+def test_a_worker_that_leaves_hands_over_after_the_step_and_that_is_no_loss() -> None:
+    made = running("a", "b")
+    made.runs["r"].workers = None
+    assert made.handle(leaves("b")) == [HandOver(run="r", name="a"), HandOver(run="r", name="b")]
+    assert made.handle(leaves("b")) == [], "asked twice"
+    assert made.members["b"].state(trains=True) == "draining"
+    assert made.handle(RunEnded(run="r", name="b", whole=False)) == []
+    assert made.handle(RunEnded(run="r", name="a", whole=False)) == [
+        RecoverRun(run="r", cause="worker b leaves", handed=True),
+        MakePlan(run="r", members=("a",), attempt=2),
+        DismissMember(name="b"),
+    ]
+    assert made.runs["r"].lost == 0
+    assert made.handle(MemberLost(name="b", cause="it left")) == []
+    assert [gone.cause for gone in made.gone.values()] == ["it left"]
+
+
+def test_a_run_that_ends_while_it_is_handed_over_has_ended() -> None:
+    made = running("a")
+    made.handle(leaves("a"))
+    assert made.handle(RunEnded(run="r", name="a")) == [FinishRun(run="r", outcome="done"), DismissMember(name="a")]
+
+
+def test_who_is_paused_gets_no_work_until_it_is_not() -> None:
+    made = running("a", "b")
+    made.runs["r"].workers = None
+    made.handle(MemberWants(name="a", paused=True))
+    made.handle(RunEnded(run="r", name="a", whole=False))
+    commands = made.handle(RunEnded(run="r", name="b", whole=False))
+    assert commands == [
+        RecoverRun(run="r", cause="worker a is paused", handed=True),
+        MakePlan(run="r", members=("b",), attempt=2),
+    ]
+    assert made.members["a"].state(trains=False) == "standby"
+    assert made.handle(RunSubmitted(run="s", workers=None)) == []
+    assert made.handle(MemberWants(name="a")) == [MakePlan(run="s", members=("a",), attempt=1)]
+
+
+def test_who_drains_serves_its_run_to_the_end() -> None:
+    made = running("a")
+    assert made.handle(MemberWants(name="a", parting="drain")) == []
+    made.handle(RunSubmitted(run="s", workers=None))
+    assert made.handle(RunEnded(run="r", name="a")) == [FinishRun(run="r", outcome="done"), DismissMember(name="a")]
+
+
+def test_an_idle_worker_may_leave_at_once_and_one_that_is_planned_for_is_left_out() -> None:
+    made = machine("a", "b", "c")
+    assert made.handle(leaves("c")) == [DismissMember(name="c")]
+    assert made.handle(MemberWants(name="nobody", paused=True)) == []
+    made.handle(RunSubmitted(run="r", workers=None))
+    assert made.handle(leaves("b")) == [MakePlan(run="r", members=("a",), attempt=2), DismissMember(name="b")]
+    made.handle(PlanMade(run="r", attempt=2, devices=("a",)))
+    assert made.handle(MemberWants(name="a", paused=True)) == [
+        AbortRun(run="r", name="a", cause="worker a is paused"),
+        RecoverRun(run="r", cause="worker a is paused"),
+    ]
+
+
+def test_jobs_queue_in_their_order() -> None:
+    made = machine()
+    for run in ("r", "s", "t"):
+        made.handle(RunSubmitted(run=run, workers=1))
+    assert [made.ahead(run) for run in ("r", "s", "t")] == [0, 1, 2]
+    assert made.handle(StopRequested(run="s")) == [FinishRun(run="s", outcome="stopped")]
+    assert [made.ahead(run) for run in ("r", "s", "t")] == [0, 0, 1]
+    assert made.handle(MemberJoined(name="a", address="a:1", offer=OFFER)) == [MakePlan(run="r", members=("a",), attempt=1)]
 
 
 def machine(*names: str) -> BrokerMachine:

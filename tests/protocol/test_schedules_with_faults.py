@@ -15,11 +15,14 @@ from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import (
     AbortRun,
     Command,
+    DismissMember,
     Event,
     FinishRun,
+    HandOver,
     MakePlan,
     MemberJoined,
     MemberLost,
+    MemberWants,
     Offer,
     PlanMade,
     PrepareRun,
@@ -52,6 +55,7 @@ class World:
         self.plans: list[MakePlan] = []
         self.attempt: dict[str, int] = {}
         self.started: dict[str, int] = {}
+        self.handing: set[int] = set()
         self.ledger: list[int] = []
         self.checkpoint = self.furthest = self.begun = 0
         self.outcome = ""
@@ -97,8 +101,17 @@ class World:
             self.up[name].append(RunPrepared(run="r", name=name, attempt=attempt))
         elif isinstance(command, StartRun) and attempt == self.attempt.get(name):
             self.started[name] = self.attempt[name]
+        elif isinstance(command, HandOver):
+            self.handing.add(attempt)
         elif isinstance(command, AbortRun):
             self.started.pop(name, None)
+        elif isinstance(command, DismissMember):
+            self.die(name)
+
+    def want(self, name: str) -> None:
+        """Its owner wants something: to have it left out or back, or away."""
+        parting = self.chance.choice(["", "", "drain", "leave"])
+        self.tell(MemberWants(name=name, paused=self.chance.random() < 0.5, parting=parting))
 
     def plan(self) -> None:
         plan = self.plans.pop(self.chance.randrange(len(self.plans)))
@@ -120,11 +133,13 @@ class World:
                 self.tell(RunAdvanced(run="r"))
             if len(self.ledger) % EVERY == 0:
                 self.checkpoint = len(self.ledger)
-            return
-        self.checkpoint = STEPS
+            if run.attempts not in self.handing or len(self.ledger) == STEPS:
+                return
+        self.checkpoint = len(self.ledger)
         for name in run.devices:
             self.started.pop(name)
-            self.up[name].append(RunEnded(run="r", name=name, attempt=run.attempts))
+            whole = len(self.ledger) == STEPS
+            self.up[name].append(RunEnded(run="r", name=name, attempt=run.attempts, whole=whole))
 
     def break_link(self) -> None:
         run = self.machine.runs["r"]
@@ -143,6 +158,7 @@ class World:
         if faults and chance.random() < 0.15:
             choices = [self.break_link, self.restart_broker]
             choices += [lambda name=name: self.die(name) for name in list(self.up)] * 3  # type: ignore[misc]
+            choices += [lambda name=name: self.want(name) for name in list(self.up)] * 2  # type: ignore[misc]
         chance.choice(choices)()
 
     def run(self) -> None:
@@ -150,6 +166,8 @@ class World:
         for _ in range(self.chance.randint(20, 120)):
             if not self.outcome:
                 self.act(faults=True)
+        for name in list(self.up):
+            self.tell(MemberWants(name=name))  # nobody is left out for ever
         for _ in range(2000):
             if self.outcome:
                 return

@@ -284,6 +284,9 @@ class Hooks:
         self._asked += 1
         return self._case.stop_after is not None and self._asked >= self._case.stop_after
 
+    def leave_requested(self) -> bool:
+        return False
+
     def save_requested(self) -> bool:
         return False
 

@@ -43,9 +43,9 @@ def test_a_name_is_free_again_whatever_the_loss_does() -> None:
             raise RuntimeError("a defect")
 
     sessions = Sessions(lambda text: None)
-    outgoing = sessions._enter("w")
+    session = sessions._enter("w")
     with pytest.raises(RuntimeError, match="a defect"):
-        sessions._read(cast(Any, Broken()), "w", iter(()), outgoing)
+        sessions._read(cast(Any, Broken()), session, iter(()))
     assert not sessions.serves("w")
 
 

@@ -140,6 +140,9 @@ class _Hooks:
     def stop_requested(self) -> bool:
         return False
 
+    def leave_requested(self) -> bool:
+        return False
+
     def save_requested(self) -> bool:
         """Nobody can be lost here."""
         return False

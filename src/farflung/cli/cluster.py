@@ -10,10 +10,18 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.home import broker_folder, default_name, drop_ticket, keep_ticket, known_broker, own_key
+from farflung.cli.home import (
+    broker_folder,
+    default_name,
+    drop_ticket,
+    keep_ticket,
+    known_broker,
+    members_folder,
+    own_key,
+)
 from farflung.cli.options import host, quantity
 from farflung.errors import InputError
-from farflung.units import Bytes, FlopsPerSecond, Seconds
+from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 __all__ = ["register"]
 
@@ -79,9 +87,12 @@ def join(
     data: Annotated[Path | None, typer.Option(help="Folder that jobs may read; relative data paths start from it.")] = None,
     retry: Annotated[str, typer.Option(help="How long a broker that went away is called again.")] = "10 min",
     any_path: Annotated[bool, typer.Option("--any-path", help="Let jobs read every file that you may read.")] = False,
+    hours: Annotated[str | None, typer.Option(help='When this machine may work, e.g. "22:00-07:00" (its own clock).')] = None,
+    bandwidth: Annotated[str | None, typer.Option(help='What it may send to other workers in all, e.g. "20 Mbit/s".')] = None,
 ) -> None:
-    """Join a broker as a worker and serve until Ctrl-C."""
+    """Join a broker as a worker and serve until Ctrl-C, which hands over what is being done; a second Ctrl-C ends at once."""
     from farflung.runtime import membership
+    from farflung.runtime.owner import WishesFile
     from farflung.runtime.service import Service
     from farflung.runtime.worker import WorkerOptions
     from farflung.security import Ticket
@@ -98,15 +109,24 @@ def join(
     )
     own = name or default_name("worker")
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
-    service = Service(lambda: membership.join(invitation, name=own, role="worker", key=key), options, _log)
+    wishes = WishesFile(members_folder(), own)
+    rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
+    held = wishes.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
+    if str(held) != "no limits":
+        typer.echo(f"{own}: {held} (farflung limit, farflung resume)")
+    service = Service(lambda: membership.join(invitation, name=own, role="worker", key=key), options, _log, wishes)
 
     def leave(*_: object) -> None:
         # the session's locks may be held by the very thread that the signal interrupts
-        threading.Thread(target=service.stop, name="leave", daemon=True).start()
+        threading.Thread(target=service.part, name="leave", daemon=True).start()
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    service.run(patience)
+    threading.Thread(target=service.watch, name="wishes", daemon=True).start()
+    try:
+        service.run(patience)
+    finally:
+        wishes.end()
     typer.echo(f"{own}: left")
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "home",
     "keep_ticket",
     "known_broker",
+    "members_folder",
     "open_client",
     "own_key",
     "run_folder",
@@ -50,6 +51,11 @@ def known_broker(chosen: Path | None) -> Path:
             f"{place} is no broker's folder: run this on the broker's machine, with the --home that it was started with"
         )
     return place
+
+
+def members_folder() -> Path:
+    """Where the wishes for this user's workers lie."""
+    return home() / "members"
 
 
 def run_folder(run: str, broker: Path | None = None) -> Path:

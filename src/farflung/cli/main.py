@@ -15,6 +15,7 @@ from farflung.cli import (
     demo,
     emulation,
     graphs,
+    members,
     planning,
     profiling,
     report,
@@ -34,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 cluster.register(app)
+members.register(app)
 runs.register(app)
 planning.register(app)
 profiling.register(app)

@@ -17,7 +17,7 @@ from farflung.cli.report import report_here
 from farflung.errors import ConnectionLost, FarflungError, InputError, Stopped, TrainingError
 from farflung.job import load_job
 from farflung.runtime.client import Client
-from farflung.units import Bytes, FlopsPerSecond, Seconds, counted
+from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, counted
 
 __all__ = ["register"]
 
@@ -27,6 +27,8 @@ HomeOption = Annotated[Path | None, typer.Option("--home", help="The folder of t
 
 #: Characters of a failed run's cause in the list of runs.
 _SHORT = 60
+#: Seconds without a word after which the list of workers says so.
+_SILENT = 2.0
 
 
 def register(app: typer.Typer) -> None:
@@ -98,17 +100,43 @@ def status(
     if as_json:
         typer.echo(json.dumps(header, indent=1))
         return
-    typer.echo(f"{counted(len(members), 'worker')}")
+    _show_members(header, members)
+    typer.echo(counted(len(runs), "run"))
+    for one in runs:
+        typer.echo(f"  {_line(one)}{_queue(one)}{_short(one['cause'])}")
+
+
+def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> None:
+    typer.echo(counted(len(members), "worker"))
     for member in members:
-        does = member["run"] or "idle"
         typer.echo(
             f"  {member['name']:24} {member['address']:22} {member['kind']:5} "
             f"{Bytes(member['memory'])!s:>9} {FlopsPerSecond(member['speed'])!s:>13}  "
-            f"lambda {member['speed_factor']:.2f}, {Seconds(member['overhead'])} per operator  {does}"
+            f"lambda {member['speed_factor']:.2f}, {Seconds(member['overhead'])} per operator  {_state_of(member)}"
         )
-    typer.echo(f"{counted(len(runs), 'run')}")
-    for one in runs:
-        typer.echo(f"  {_line(one)}{_short(one['cause'])}")
+    for name in header.get("joining", ()):
+        typer.echo(f"  {name:24} joining")
+    for one in header.get("gone", ()):
+        typer.echo(f"  {one['name']:24} gone{_short(one['cause'])}")
+
+
+def _state_of(member: Mapping[str, Any]) -> str:
+    """In which state it is, for which run, and what its owner has said."""
+    notes = [word for word in (member.get("parting"), "paused" if member.get("paused") else "") if word]
+    if member.get("bandwidth"):
+        notes.append(f"sends at most {BytesPerSecond(member['bandwidth'])}")
+    if member.get("silence", 0.0) > _SILENT:
+        notes.append(f"silent for {Seconds(member['silence'])}")
+    words = [member["state"], member["run"] or "", f"({', '.join(notes)})" if notes else ""]
+    return " ".join(word for word in words if word)
+
+
+def _queue(run: Mapping[str, Any]) -> str:
+    """What a run waits for."""
+    if run["state"] != "waiting" or "needs" not in run:
+        return ""
+    ahead = f", after {counted(run['ahead'], 'other run')}" if run["ahead"] else ""
+    return f"  for {counted(run['needs'], 'idle worker')}{ahead}"
 
 
 def _line(run: Mapping[str, Any]) -> str:

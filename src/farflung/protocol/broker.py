@@ -3,6 +3,9 @@
 A run is *waiting* (for workers), *planning*, *preparing*, *running*, then *done*, *stopped* or *failed*. A member serves at
 most one run.
 
+A member that wants to go, or to be left out for a while, hands over: the attempt ends after the current step with a checkpoint,
+and the next one begins without it. That is no loss. A member that drains serves its run to the end.
+
 The loss of a member, or of a link between two, ends the run's *attempt*: the others drop it, and the run waits, is planned again
 for the workers that are there, and goes on from its newest checkpoint, wherever the shell finds that. A run that was submitted
 without recoveries fails instead, and so does one that is lost too often without a new step between. What members report of
@@ -22,13 +25,15 @@ from farflung.protocol.events import (
     TRAINING_ERROR,
     AbortRun,
     Command,
+    DismissMember,
     Event,
     FinishRun,
+    HandOver,
     MakePlan,
     MemberJoined,
     MemberLost,
     MemberMeasured,
-    Offer,
+    MemberWants,
     PlanMade,
     PrepareRun,
     RecoverRun,
@@ -43,8 +48,11 @@ from farflung.protocol.events import (
     StopRun,
     WaitedEnough,
 )
+from farflung.protocol.members import Gone, Member, Parting
 
 __all__ = ["BrokerMachine", "Member", "Run", "RunState"]
+
+_MOST_GONE = 50
 
 
 class RunState(StrEnum):
@@ -65,22 +73,13 @@ class RunState(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
-    """A connected worker."""
-
-    name: str
-    address: str
-    offer: Offer
-    run: str | None = None
-
-
-@dataclass(slots=True, kw_only=True)
 class Run:
     """A job on its way.
 
     ``lost``: attempts that ended by a loss since the last new step; more than ``recoveries`` of them end the run. ``hoped``: a
     run of an earlier life of the broker waits for so many workers. ``refused``: a plan for these could not be made after a
-    loss, so somebody new must come. ``began``: there was a plan for it once.
+    loss, so somebody new must come. ``began``: there was a plan for it once. ``handing``: why its attempt ends after the current
+    step (empty: it does not). ``unfinished``: a worker has ended it before the job's end.
     """
 
     run: str
@@ -96,6 +95,8 @@ class Run:
     ended: set[str] = field(default_factory=set)
     attempts: int = 0
     stopping: bool = False
+    handing: str = ""
+    unfinished: bool = False
     cause: str = ""
     kind: str = ""
 
@@ -111,10 +112,13 @@ class BrokerMachine:
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
         self.runs: dict[str, Run] = {}
+        #: The last ones that went, the latest last.
+        self.gone: dict[str, Gone] = {}
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             MemberJoined: self._joined,
             MemberLost: self._lost,
             MemberMeasured: self._measured,
+            MemberWants: self._wants,
             RunSubmitted: self._submitted,
             RunRestored: self._restored,
             WaitedEnough: self._waited,
@@ -134,8 +138,14 @@ class BrokerMachine:
         """
         commands = self._handlers[type(event)](event)
         commands += self._start_waiting()
+        commands += self._let_go()
         self.validate()
         return commands
+
+    def ahead(self, run: str) -> int:
+        """How many runs that wait for workers were handed in before ``run``, if it waits itself (else 0)."""
+        waiting = [one.run for one in self.runs.values() if one.state is RunState.WAITING]
+        return waiting.index(run) if run in waiting else 0
 
     def validate(self) -> None:
         """The machine's own invariants (a failure is a defect of this class)."""
@@ -154,8 +164,39 @@ class BrokerMachine:
     def _joined(self, event: MemberJoined) -> list[Command]:
         if event.name in self.members:
             raise InputError(f"a worker called {event.name!r} is connected already; choose another name with --name")
-        self.members[event.name] = Member(name=event.name, address=event.address, offer=event.offer)
+        self.gone.pop(event.name, None)
+        self.members[event.name] = Member(name=event.name, address=event.address, offer=event.offer, generation=event.generation)
         return []
+
+    def _wants(self, event: MemberWants) -> list[Command]:
+        member = self.members.get(event.name)
+        if member is None:
+            return []
+        member.paused, member.parting = event.paused, Parting(event.parting)
+        member.dismissed = member.dismissed and bool(member.parting)
+        if event.memory is not None:
+            member.offer = replace(member.offer, memory=event.memory)
+        if not member.withdraws or member.run is None:
+            return []
+        run = self.runs[member.run]
+        why = f"worker {member.name} {'leaves' if member.parting else 'is paused'}"
+        if run.state is RunState.PLANNING:
+            self._wait_again(run)
+            return []
+        if run.state is RunState.PREPARING:
+            commands = self._abort(run, why)
+            self._wait_again(run)
+            return [*commands, RecoverRun(run=run.run, cause=why)]
+        if run.handing or run.stopping:
+            return []
+        run.handing = why
+        return [HandOver(run=run.run, name=name) for name in run.devices if self._serves(name, run)]
+
+    def _let_go(self) -> list[Command]:
+        free = [member for member in self.members.values() if member.parting and member.run is None and not member.dismissed]
+        for member in free:
+            member.dismissed = True
+        return [DismissMember(name=member.name) for member in free]
 
     def _measured(self, event: MemberMeasured) -> list[Command]:
         member = self.members.get(event.name)
@@ -165,6 +206,10 @@ class BrokerMachine:
 
     def _lost(self, event: MemberLost) -> list[Command]:
         member = self.members.pop(event.name, None)
+        if member is not None:
+            self.gone[event.name] = Gone(name=event.name, generation=member.generation, cause=event.cause)
+            while len(self.gone) > _MOST_GONE:
+                del self.gone[next(iter(self.gone))]
         for waiting in self.runs.values():
             waiting.refused -= {event.name}  # if it comes back, it may have more to offer
         if member is None or member.run is None:
@@ -204,7 +249,7 @@ class BrokerMachine:
     def _start_waiting(self) -> list[Command]:
         commands: list[Command] = []
         for run in self.runs.values():
-            idle = [member.name for member in self.members.values() if member.run is None]
+            idle = [member.name for member in self.members.values() if member.ready]
             if run.state is not RunState.WAITING or len(idle) < run.needs or (run.refused and run.refused >= set(idle)):
                 continue
             run.hoped = 0
@@ -251,8 +296,13 @@ class BrokerMachine:
         if run.state is not RunState.RUNNING or event.name not in run.devices or _stale(event, run):
             return []
         run.ended.add(event.name)
+        run.unfinished = run.unfinished or not event.whole
         if run.ended != set(run.devices):
             return []
+        if run.handing and run.unfinished and not run.stopping:
+            why = run.handing
+            self._wait_again(run)
+            return [RecoverRun(run=run.run, cause=why, handed=True)]
         return self._over(run, RunState.STOPPED if run.stopping else RunState.DONE)
 
     def _failed(self, event: RunFailed) -> list[Command]:
@@ -298,6 +348,7 @@ class BrokerMachine:
         run.devices = ()
         run.prepared.clear()
         run.ended.clear()
+        run.handing, run.unfinished = "", False
 
     def _abort(self, run: Run, cause: str) -> list[Command]:
         busy = run.state in (RunState.PREPARING, RunState.RUNNING)

@@ -10,12 +10,15 @@ __all__ = [
     "TRAINING_ERROR",
     "AbortRun",
     "Command",
+    "DismissMember",
     "Event",
     "FinishRun",
+    "HandOver",
     "MakePlan",
     "MemberJoined",
     "MemberLost",
     "MemberMeasured",
+    "MemberWants",
     "Offer",
     "PlanMade",
     "PrepareRun",
@@ -66,6 +69,20 @@ class MemberJoined:
     name: str
     address: str
     offer: Offer
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberWants:
+    """A worker's owner has other wishes: to be left out for a while, or to go (``parting``: ``drain``, ``leave``).
+
+    ``memory``: bytes that training may use from now on (None: as before).
+    """
+
+    name: str
+    paused: bool = False
+    parting: str = ""
+    memory: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +172,15 @@ class RunPrepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
-    """A worker finished its part (``attempt``: for which plan; 0: for the current one)."""
+    """A worker finished its part (``attempt``: for which plan; 0: for the current one).
+
+    ``whole``: up to the job's end; else it stopped before, because somebody asked for it or to hand over.
+    """
 
     run: str
     name: str
     attempt: int = 0
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +210,7 @@ Event = (
     MemberJoined
     | MemberMeasured
     | MemberLost
+    | MemberWants
     | RunSubmitted
     | RunRestored
     | WaitedEnough
@@ -238,6 +260,21 @@ class StopRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """Ask ``name`` to end the attempt after its current step, with a checkpoint that the next one goes on from."""
+
+    run: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DismissMember:
+    """``name`` wanted to go and may: nobody needs it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRun:
     """Tell ``name`` to drop the run at once."""
 
@@ -248,10 +285,14 @@ class AbortRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverRun:
-    """The run's attempt is over because of ``cause``; the next one begins when there are workers for it."""
+    """The run's attempt is over because of ``cause``; the next one begins when there are workers for it.
+
+    ``handed``: it ended between two steps, and nothing is made again.
+    """
 
     run: str
     cause: str
+    handed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,4 +305,4 @@ class FinishRun:
     kind: str = ""
 
 
-Command = MakePlan | PrepareRun | StartRun | StopRun | AbortRun | RecoverRun | FinishRun
+Command = MakePlan | PrepareRun | StartRun | StopRun | HandOver | DismissMember | AbortRun | RecoverRun | FinishRun

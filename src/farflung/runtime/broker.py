@@ -7,6 +7,7 @@ what the machine decides, ``methods`` answers clients.
 from __future__ import annotations
 
 import fcntl
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,7 +45,7 @@ _CLIENT = "client-"
 _MAX_NAME = 63
 
 #: Raised when messages between broker, workers and clients change their meaning.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 def _nobody(line: str) -> None:
@@ -88,9 +89,11 @@ class Broker:
         self._credentials = self._authority.server_credentials(time.time())
         self.tickets = TicketBook(self.home / "tickets.sqlite")
         self.names = NameBook(self.home / "names.sqlite")
-        self._sessions = Sessions(say)
+        self._sessions = Sessions(say, self.names.advance)
         self._runs = Runs(self._sessions.send, say, judge, LinkTable(self.home / "links.json"))
-        self._methods = Methods(self._runs, RunFolders(self.home / "runs", self.names.ticket, limits))
+        self._methods = Methods(
+            self._runs, self._sessions, RunFolders(self.home / "runs", self.names.ticket, limits), self.names.key
+        )
         self._journal = Journal(self.home / "journal.sqlite")
         self._runs.note = self._journal.note
         restore(self._journal, self.home / "runs", self._runs, say)
@@ -103,6 +106,7 @@ class Broker:
         self._member_port = self._listen_for_members(host, int(door.rpartition(":")[2]), fixed=port != 0)
         self.address = f"{advertise or reachable_host(host)}:{door.rpartition(':')[2]}"
         self._server.start()
+        threading.Thread(target=self._sessions.watch, args=(self._runs,), name="leases", daemon=True).start()
 
     @property
     def member_port(self) -> int:
@@ -164,6 +168,8 @@ class Broker:
         granted = "owner" if scope == "owner" else role
         certificate = self._authority.sign(request if isinstance(request, bytes) else b"", name=name, role=granted, now=now)
         self.names.bind(name, key_fingerprint(certificate), record.ticket_id, now=now, until=now + _MEMBER)
+        if role == "worker":
+            self._sessions.admitted(name)
         answer = {"certificate": certificate, "authority": self._credentials.authority, "port": self._member_port, "name": name}
         return Frame("joined", answer)
 

@@ -104,6 +104,10 @@ class Client:
         """Ask ``run`` to end after its current step, or ``now``, in the middle of it."""
         self._rpc.call("stop", Frame("stop", {"run": run, "now": now}))
 
+    def wish(self, name: str, **wishes: bool | str) -> None:
+        """Tell the worker ``name`` what its owner wants: ``paused``, ``parting``."""
+        self._rpc.call("member", Frame("member", {"name": name, **wishes}))
+
     def watch(self, run: str) -> Iterator[Frame]:
         """What the broker tells of ``run``, from its beginning until it is over.
 

@@ -354,7 +354,9 @@ class Executor:
     def _announce(self, step: int, losses: Mapping[int, float]) -> None:
         """The leader tells everyone whether the losses are numbers and whether this step is the last, or a checkpoint's."""
         bad = [index for index, loss in losses.items() if not math.isfinite(loss)]
-        verdict = {"finite": not bad, "bad": bad, "stop": self.hooks.stop_requested(), "save": self.hooks.save_requested()}
+        stop, save = self.hooks.stop_requested(), self.hooks.save_requested()
+        leave = step + 1 < self.setup.job.steps and self.hooks.leave_requested()
+        verdict = {"finite": not bad, "bad": bad, "stop": stop or leave, "save": save or leave}
         self.mailbox.put(("verdict", step), verdict)
         for peer in self.setup.peers:
             self.courier.post(peer, "verdict", step, verdict)

@@ -49,6 +49,8 @@ class LinkTable:
         self._lock = threading.Lock()
         self._links: dict[tuple[str, str], LinkFigures] = {}
         self._uplinks: dict[str, float] = {}
+        #: What owners let their machines send, beside what links can carry; not kept.
+        self._owners: dict[str, float] = {}
         if path is not None and path.exists():
             self._read(path)
 
@@ -66,6 +68,18 @@ class LinkTable:
                 self._uplinks[name] = rate
             self._write()
 
+    def put_owner_cap(self, name: str, rate: float | None) -> None:
+        """What its owner lets ``name`` send in all (None: no cap)."""
+        with self._lock:
+            self._owners.pop(name, None)
+            if rate is not None:
+                self._owners[name] = rate
+
+    def owner_cap(self, name: str) -> float | None:
+        """See ``put_owner_cap``."""
+        with self._lock:
+            return self._owners.get(name)
+
     def get(self, source: str, target: str) -> LinkFigures | None:
         """What is known of one direction."""
         with self._lock:
@@ -76,9 +90,9 @@ class LinkTable:
         1 ms; no way is faster than its sender's up-link."""
         count = len(devices)
         alpha, beta = np.full((count, count), _ALPHA), np.full((count, count), _BETA)
-        found = False
         with self._lock:
-            caps = [self._uplinks.get(device.name) for device in devices]
+            caps = [self._cap(device.name) for device in devices]
+            found = any(device.name in self._owners for device in devices)
             for i, a in enumerate(devices):
                 for j, b in enumerate(devices):
                     figures = self._links.get((a.name, b.name))
@@ -94,7 +108,11 @@ class LinkTable:
     def uplink(self, name: str) -> float | None:
         """What ``name`` can send in all, if a cap was seen."""
         with self._lock:
-            return self._uplinks.get(name)
+            return self._cap(name)
+
+    def _cap(self, name: str) -> float | None:
+        known = [caps[name] for caps in (self._uplinks, self._owners) if name in caps]
+        return min(known) if known else None
 
     def _read(self, path: Path) -> None:
         try:

@@ -43,6 +43,11 @@ class Measuring:
         for worker in workers:
             worker.join()
 
+    def asks(self, name: str) -> bool:
+        """Whether ``name`` measures now."""
+        with self._guard:
+            return name in self._waiting
+
     def answer(self, event: MemberMeasured) -> None:
         """The worker has measured."""
         self.gone(event.name)
@@ -65,3 +70,4 @@ class Measuring:
                 if self._present(name):
                     self._send(name, Frame("measure", {"threads": threads}))
                     done.wait(self._patience)
+                self.gone(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from farflung import __version__
@@ -11,6 +11,7 @@ from farflung.clock import MonotonicClock
 from farflung.errors import CheckpointError, ConnectionLost, FarflungError, InputError, SecurityError, WireError
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import RunFailed, StopRequested
+from farflung.protocol.members import Member
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.fields import text, texts, whole
 from farflung.runtime.planning import devices_of
@@ -19,6 +20,7 @@ from farflung.runtime.run_folders import RunFolders
 from farflung.runtime.run_log import LogPosition
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.runs import LiveRun, Runs, new_run
+from farflung.runtime.sessions import Sessions
 from farflung.runtime.tensors import write_arrays
 from farflung.security import Caller
 from farflung.transports.rpc import Call, RpcServer
@@ -30,8 +32,9 @@ __all__ = ["Methods"]
 class Methods:
     """The broker's calls for members."""
 
-    def __init__(self, runs: Runs, folders: RunFolders) -> None:
-        self._runs = runs
+    def __init__(self, runs: Runs, sessions: Sessions, folders: RunFolders, owner: Callable[[str], str]) -> None:
+        """``owner`` tells the fingerprint of the key that a name belongs to."""
+        self._runs, self._sessions, self._owner = runs, sessions, owner
         self._folders = folders
         self._closed = False
         self._clock = MonotonicClock()
@@ -44,6 +47,7 @@ class Methods:
         server.unary("status", self.status)
         server.stream("profile", self.profile)
         server.unary("stop", self.stop)
+        server.unary("member", self.member)
         server.stream("watch", self.watch)
         server.stream("states", self.states)
 
@@ -148,21 +152,32 @@ class Methods:
     def status(self, call: Call, frame: Frame) -> Frame:
         """Members and runs."""
         with self._runs.changed:
-            members = [
-                {
-                    "name": member.name,
-                    "address": member.address,
-                    "run": member.run,
-                    "memory": member.offer.memory,
-                    "speed": member.offer.speed,
-                    "speed_factor": member.offer.factor,
-                    "overhead": member.offer.overhead,
-                    "kind": member.offer.kind,
-                }
-                for member in self._runs.machine.members.values()
-            ]
+            machine = self._runs.machine
+            members = [self._member_status(member) for member in machine.members.values()]
+            joining = [name for name in self._sessions.joining() if name not in machine.members]
+            gone = [{"name": one.name, "generation": one.generation, "cause": one.cause} for one in machine.gone.values()]
             runs = [self._run_status(live) for live in self._runs.all() if live.run in self._runs.machine.runs]
-        return Frame("status", {"version": __version__, "members": members, "runs": runs})
+        return Frame("status", {"version": __version__, "members": members, "joining": joining, "gone": gone, "runs": runs})
+
+    def _member_status(self, member: Member) -> dict[str, Any]:
+        machine = self._runs.machine
+        trains = member.run is not None and machine.runs[member.run].state is RunState.RUNNING
+        return {
+            "name": member.name,
+            "state": member.state(trains=trains, profiled=self._runs.profiled(member.name)).value,
+            "generation": member.generation,
+            "silence": float(self._sessions.silence(member.name)),
+            "paused": member.paused,
+            "parting": member.parting.value,
+            "bandwidth": self._runs.links.owner_cap(member.name),
+            "address": member.address,
+            "run": member.run,
+            "memory": member.offer.memory,
+            "speed": member.offer.speed,
+            "speed_factor": member.offer.factor,
+            "overhead": member.offer.overhead,
+            "kind": member.offer.kind,
+        }
 
     def _run_status(self, live: LiveRun) -> dict[str, Any]:
         run = self._runs.machine.runs[live.run]
@@ -172,6 +187,8 @@ class Methods:
             "job": live.job.name,
             "state": "stopping" if run.stopping and not run.state.over else run.state.value,
             "cause": run.cause or ("" if run.state is RunState.RUNNING else live.lost),
+            "ahead": self._runs.machine.ahead(live.run),
+            "needs": run.needs,
             "recoveries": max(live.attempt - 1, 0),
             "devices": list(run.devices),
             "step": last.step + 1 if last else live.first_step,
@@ -208,6 +225,22 @@ class Methods:
             self._folders.check(run, caller, "stop it")
         self._runs.handle(StopRequested(run=run, now=now))  # outside the lock: it may write files
         return Frame("stopping")
+
+    def member(self, call: Call, frame: Frame) -> Frame:
+        """Pass on to a worker what somebody with the right to it wants of it: the broker's owner, or who has the worker's key."""
+        caller = call.caller
+        assert caller is not None
+        name = text(frame.header, "name", limit=100)
+        with self._runs.changed:
+            known = ", ".join(self._runs.machine.members) or "none"
+            here = name in self._runs.machine.members
+        if not here:
+            raise InputError(f"no worker called {name!r} is connected; there are {known}")
+        if caller.role != "owner" and (not caller.key or caller.key != self._owner(name)):
+            raise SecurityError(f"worker {name!r} belongs to somebody else: only its owner, or the broker's owner, may do that")
+        wanted = {key: frame.header[key] for key in ("paused", "parting") if key in frame.header}
+        self._sessions.send(name, Frame("owner", wanted))
+        return Frame("told")
 
     def watch(self, call: Call, frame: Frame) -> Iterator[Frame]:
         """Everything that was told of a run so far, then what comes, until it is over."""

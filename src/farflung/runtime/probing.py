@@ -164,6 +164,11 @@ class Probing:
             else:
                 waiting.set_exception(found)
 
+    def asks(self, name: str) -> bool:
+        """Whether ``name`` takes part in a probe now."""
+        with self._guard:
+            return any(name in way for way in self._waiting)
+
     def gone(self, name: str) -> None:
         """Do not wait for ``name``."""
         with self._guard:

@@ -22,8 +22,10 @@ from farflung.protocol.broker import BrokerMachine, Member, RunState
 from farflung.protocol.events import (
     AbortRun,
     Command,
+    DismissMember,
     Event,
     FinishRun,
+    HandOver,
     MakePlan,
     MemberLost,
     MemberMeasured,
@@ -134,6 +136,10 @@ class Runs:
         with self.changed:
             return list(self._live.values())
 
+    def profiled(self, name: str) -> bool:
+        """Whether the member ``name`` is measured now, its device or its links."""
+        return self._measuring.asks(name) or self.probing.asks(name)
+
     def serves(self, name: str, run: str) -> bool:
         """Whether the member ``name`` works on ``run`` now."""
         with self.changed:
@@ -226,6 +232,9 @@ class Runs:
 
     def _apply(self, command: Command) -> Callable[[], None] | None:
         """Carry out ``command``; what is slow comes back as an action for later."""
+        if isinstance(command, DismissMember):
+            self._send(command.name, Frame("dismissed"))
+            return None
         live = self._live[command.run]
         if isinstance(command, MakePlan):
             members = tuple(self.machine.members[name] for name in command.members)
@@ -238,8 +247,10 @@ class Runs:
             self._send(command.name, Frame("stop", {"run": command.run}))
         elif isinstance(command, AbortRun):
             self._send(command.name, Frame("abort", {"run": command.run, "cause": command.cause}))
+        elif isinstance(command, HandOver):
+            self._send(command.name, Frame("hand_over", {"run": command.run}))
         elif isinstance(command, RecoverRun):
-            return self._lose(live, command.cause)
+            return self._lose(live, command)
         elif isinstance(command, FinishRun):
             return lambda: self._finish(live, command)
         return None
@@ -316,13 +327,14 @@ class Runs:
         frame = live.preparation
         self._send(name, Frame(frame.kind, {**frame.header, "device": name, "addresses": others}, frame.sections))
 
-    def _lose(self, live: LiveRun, cause: str) -> Callable[[], None]:
+    def _lose(self, live: LiveRun, command: RecoverRun) -> Callable[[], None]:
         """An attempt is over: say so to all who watch; the time until training goes on is the pause."""
         if not live.lost:
             live.lost_at = self._clock.now()
-        live.lost = cause
-        self.tell(live, Frame("note", {"text": f"lost: {cause}; it will go on from its newest checkpoint"}))
-        return lambda: self._say(f"run {live.run}: {cause}; it will go on from its newest checkpoint")
+        live.lost = command.cause
+        after = "its part is handed over" if command.handed else "it will go on from its newest checkpoint"
+        self.tell(live, Frame("note", {"text": f"{'' if command.handed else 'lost: '}{command.cause}; {after}"}))
+        return lambda: self._say(f"run {live.run}: {command.cause}; {after}")
 
     def _start(self, live: LiveRun, name: str) -> Callable[[], None]:
         """Let ``name`` begin, after what has to be on record before the first step is."""

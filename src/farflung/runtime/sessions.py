@@ -1,20 +1,38 @@
-"""Members' sessions at the broker: reports in, commands out, until one side ends it."""
+"""Members' sessions at the broker: reports in, commands out, until one side ends it, or says nothing for the length of a lease.
+
+Each session has a number, its generation. A worker that was stopped or cut off, whose lease has run out, may still send: its
+session is over by then, and nobody reads it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from farflung.errors import ConnectionLost, FarflungError, InputError, SecurityError, WireError
-from farflung.protocol.events import MemberJoined, MemberLost, MemberMeasured, Offer, RunEnded, RunFailed, RunPrepared
+from farflung.protocol.events import (
+    MemberJoined,
+    MemberLost,
+    MemberMeasured,
+    MemberWants,
+    Offer,
+    RunEnded,
+    RunFailed,
+    RunPrepared,
+)
+from farflung.protocol.leases import Leases
+from farflung.protocol.members import Parting
 from farflung.runtime.fields import number, table, text, whole
 from farflung.runtime.probing import read_probe
 from farflung.runtime.reports import read_report, read_trace
 from farflung.runtime.runs import LiveRun, Runs
 from farflung.transports.rpc import Call
-from farflung.units import Bytes, FlopsPerSecond
+from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame
 
 __all__ = ["Sessions"]
@@ -23,36 +41,93 @@ _MAX_SAMPLE = 1 << 20
 _LEAST_FACTOR = 1e-9
 _REPORTS = ("prepared", "ended", "failed", "step", "evaluation", "text", "trace", "note")
 _MAX_NOTE = 1000
+#: How often leases are looked after, and how often in the length of one both sides say something.
+_TICK, _BEATS = 0.5, 4
+#: How long a worker that was given a certificate counts as joining.
+_JOINING = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """``fenced``: why nobody listens to it any more (empty: somebody does)."""
+
+    name: str
+    generation: int
+    outgoing: queue.SimpleQueue[Frame | None] = field(default_factory=queue.SimpleQueue)
+    fenced: str = ""
 
 
 class Sessions:
-    """The outgoing queues of the members, and what becomes of their reports."""
+    """The outgoing queues of the members, their leases, and what becomes of their reports."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, say: Callable[[str], None], advance: Callable[[str], int] | None = None, leases: Leases | None = None
+    ) -> None:
+        """``advance`` gives the number of a member's next session."""
+        count = itertools.count(1)
+        self._advance = advance or (lambda name: next(count))
         self._say = say
         self._lock = threading.Lock()
-        self._outgoing: dict[str, queue.SimpleQueue[Frame | None]] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._leases = leases or Leases()
+        self._admitted: dict[str, float] = {}
         self._closed = False
+        self._ended = threading.Event()
 
     def send(self, name: str, frame: Frame) -> None:
         """Queue ``frame`` for the member ``name``, if it is there; never waits."""
         with self._lock:
-            outgoing = self._outgoing.get(name)
-        if outgoing is not None:
-            outgoing.put(frame)
+            session = self._sessions.get(name)
+        if session is not None:
+            session.outgoing.put(frame)
 
     def serves(self, name: str) -> bool:
         """Whether a worker called ``name`` is connected."""
         with self._lock:
-            return name in self._outgoing
+            return name in self._sessions
+
+    def holds(self, name: str, generation: int) -> bool:
+        """Whether the session number ``generation`` of ``name`` is the one that counts."""
+        with self._lock:
+            return self._leases.generation(name) == generation
+
+    def silence(self, name: str) -> Seconds:
+        """For how long nothing was heard of the worker ``name``."""
+        with self._lock:
+            return self._leases.silence(name, time.monotonic())
+
+    def admitted(self, name: str) -> None:
+        """``name`` was given a certificate: it will come soon."""
+        now = time.monotonic()
+        with self._lock:
+            self._admitted = {one: at for one, at in self._admitted.items() if now - at < _JOINING} | {name: now}
+
+    def joining(self) -> list[str]:
+        """Workers that were let in a moment ago and are not here yet."""
+        now = time.monotonic()
+        with self._lock:
+            return [name for name, at in self._admitted.items() if now - at < _JOINING and name not in self._sessions]
+
+    def look(self, runs: Runs, now: float) -> None:
+        """Give up the members whose lease has run out; to be called every half second."""
+        with self._lock:
+            silent = [self._sessions[name] for name, _ in self._leases.expired(now) if name in self._sessions]
+        for session in silent:
+            self._over(runs, session, f"nothing was heard of it for {self._leases.length}: it is frozen, or cut off")
+
+    def watch(self, runs: Runs) -> None:
+        """Look after the leases until ``close``, on the calling thread."""
+        while not self._ended.wait(_TICK):
+            self.look(runs, time.monotonic())
 
     def close(self) -> None:
         """End all sessions, and refuse new ones."""
+        self._ended.set()
         with self._lock:
             self._closed = True
-            waiting = list(self._outgoing.values())
-        for outgoing in waiting:
-            outgoing.put(None)
+            waiting = list(self._sessions.values())
+        for session in waiting:
+            session.outgoing.put(None)
 
     def serve(self, runs: Runs, call: Call, frames: Iterator[Frame]) -> Iterator[Frame]:
         """A worker's session.
@@ -69,43 +144,64 @@ class Sessions:
         hello = next(frames, None)
         if hello is None or hello.kind != "hello":
             raise WireError("a worker's session must begin with hello")
-        joined = MemberJoined(name=name, address=text(hello.header, "address", limit=300), offer=_offer(hello.header))
-        outgoing = self._enter(name)
+        address, offer = text(hello.header, "address", limit=300), _offer(hello.header)
+        session = self._enter(name)
         try:
-            runs.handle(joined)
+            runs.handle(MemberJoined(name=name, address=address, offer=offer, generation=session.generation))
+            _hear_wishes(runs, name, hello.header)
         except FarflungError:
-            self._leave(name, outgoing)
+            self._leave(session)
             raise
-        self._say(f"worker {name} joined from {joined.address}: {_describe(joined.offer)}")
-        reader = threading.Thread(target=self._read, args=(runs, name, frames, outgoing), name=f"session-{name}", daemon=True)
+        self._say(f"worker {name} joined from {address}: {_describe(offer)}")
+        reader = threading.Thread(target=self._read, args=(runs, session, frames), name=f"session-{name}", daemon=True)
         reader.start()
-        call.on_end(lambda: outgoing.put(None))
-        yield Frame("welcome", {"name": name})
-        while (command := outgoing.get()) is not None:
-            yield command
+        call.on_end(lambda: session.outgoing.put(None))
+        yield Frame("welcome", {"name": name, "generation": session.generation, "lease": float(self._leases.length)})
+        yield from self._commands(session)
         if self._closed:
             yield Frame("goodbye", {"cause": "it was ended"})
+        elif session.fenced:
+            yield Frame("fenced", {"cause": session.fenced})
 
-    def _enter(self, name: str) -> queue.SimpleQueue[Frame | None]:
-        outgoing: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+    def _commands(self, session: _Session) -> Iterator[Frame]:
+        """What goes to the worker; where there is nothing to say, that this broker lives."""
+        while True:
+            try:
+                command = session.outgoing.get(timeout=self._leases.length / _BEATS)
+            except queue.Empty:
+                command = Frame("beat")
+            if command is None:
+                return
+            yield command
+
+    def _enter(self, name: str) -> _Session:
+        generation = self._advance(name)
         with self._lock:
             if self._closed:
                 raise ConnectionLost("the broker is closing")
-            if name in self._outgoing:
+            if name in self._sessions:
                 raise InputError(f"a worker called {name!r} is connected already; choose another name with --name")
-            self._outgoing[name] = outgoing
-        return outgoing
+            session = self._sessions[name] = _Session(name, generation)
+            self._leases.grant(name, generation, time.monotonic())
+            self._admitted.pop(name, None)
+        return session
 
-    def _leave(self, name: str, outgoing: queue.SimpleQueue[Frame | None]) -> None:
+    def _leave(self, session: _Session) -> None:
         with self._lock:
-            if self._outgoing.get(name) is outgoing:
-                del self._outgoing[name]
+            if self._sessions.get(session.name) is session:
+                del self._sessions[session.name]
+            self._leases.end(session.name, session.generation)
 
-    def _read(self, runs: Runs, name: str, frames: Iterator[Frame], outgoing: queue.SimpleQueue[Frame | None]) -> None:
+    def _read(self, runs: Runs, session: _Session, frames: Iterator[Frame]) -> None:
         cause = "it left"
         try:
             for frame in frames:
-                _take(runs, name, frame)
+                with self._lock:
+                    heard = self._leases.hear(session.name, session.generation, time.monotonic())
+                if not heard or session.fenced:
+                    return  # it has come back too late: its place is given up
+                if frame.kind != "beat":
+                    _take(runs, session.name, frame)
         except ConnectionLost as error:
             cause = "this broker was ended" if self._closed else f"{error}; is its machine up?"
         except FarflungError as error:
@@ -113,18 +209,29 @@ class Sessions:
         except Exception as error:  # noqa: BLE001 - a defect here must end this session only, and be told
             cause = f"its session failed inside: {type(error).__name__}: {error}"
         finally:
-            outgoing.put(None)
-            self._say(f"worker {name} is gone: {cause}")
-            try:
-                runs.handle(MemberLost(name=name, cause=cause))
-            finally:
-                self._leave(name, outgoing)  # else the name would be taken for ever
+            self._over(runs, session, cause)
+
+    def _over(self, runs: Runs, session: _Session, cause: str) -> None:
+        """The session is at its end, for the first reason that comes."""
+        with self._lock:
+            if session.fenced:
+                return
+            session.fenced = cause
+        session.outgoing.put(None)
+        self._say(f"worker {session.name} is gone: {cause}")
+        try:
+            runs.handle(MemberLost(name=session.name, cause=cause))
+        finally:
+            self._leave(session)  # else the name would be taken for ever
 
 
 def _take(runs: Runs, name: str, frame: Frame) -> None:
     """One report of the member ``name``; a bad one fails the run that it is about, and the session goes on."""
     if frame.kind == "measured":
         runs.measured(_measured(name, frame.header))
+        return
+    if frame.kind == "wants":
+        _hear_wishes(runs, name, frame.header)
         return
     if frame.kind == "probed":
         runs.probing.answer(name, text(frame.header, "peer", limit=100), read_probe(frame.header))
@@ -178,11 +285,20 @@ def _report_state(runs: Runs, live: LiveRun, frame: Frame, who: tuple[str, int])
         runs.prepared(run, name, fingerprints)
         runs.handle(RunPrepared(run=run, name=name, attempt=attempt))
     elif frame.kind == "ended":
-        runs.handle(RunEnded(run=run, name=name, attempt=attempt))
+        runs.handle(RunEnded(run=run, name=name, attempt=attempt, whole=header.get("whole") is not False))
     else:
         lost, kind = header.get("lost_peer") is True, _kind(header)
         cause = text(header, "cause")
         runs.handle(RunFailed(run=run, name=name, cause=cause, kind=kind, lost_peer=lost, attempt=attempt))
+
+
+def _hear_wishes(runs: Runs, name: str, header: Mapping[str, Any]) -> None:
+    parting = text(header, "parting", limit=20) if "parting" in header else ""
+    if parting not in list(Parting):
+        raise WireError(f"bad message: 'parting' must be drain, leave or nothing, got {parting!r:.40}")
+    memory = number(header, "memory", low=1.0) if header.get("memory") is not None else None
+    runs.links.put_owner_cap(name, number(header, "bandwidth", low=1.0) if header.get("bandwidth") is not None else None)
+    runs.handle(MemberWants(name=name, paused=header.get("paused") is True, parting=parting, memory=memory))
 
 
 def _measured(name: str, header: Mapping[str, Any]) -> MemberMeasured:

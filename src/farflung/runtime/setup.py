@@ -182,6 +182,10 @@ class RunHooks(Protocol):
     def save_requested(self) -> bool:
         """Asked on the leader after each step's losses: whether a checkpoint to recover from shall be written after the step."""
 
+    def leave_requested(self) -> bool:
+        """Asked on the leader after each step's losses but the last one's: whether the attempt shall end after the step, with a
+        checkpoint that another one goes on from."""
+
     def on_step(self, report: StepReport) -> None:
         """A step was applied (or skipped)."""
 

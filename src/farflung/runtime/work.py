@@ -93,6 +93,7 @@ class Work:
         self.executor: Executor | None = None
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._handing = threading.Event()
         self._feed: FileFeed | None = None
         #: (step, micro-batch, placeholder) -> what the submitter sent, and how many stages here have yet to read it
         self._held: dict[tuple[int, int, str], tuple[Array, int]] = {}
@@ -120,6 +121,10 @@ class Work:
     def stop(self) -> None:
         """End after the current step."""
         self._stopping.set()
+
+    def hand_over(self) -> None:
+        """End after the current step with a checkpoint; others go on."""
+        self._handing.set()
 
     def join(self, timeout: float = _PATIENCE) -> None:
         """Wait for the compute thread."""
@@ -192,7 +197,7 @@ class Work:
                 return
             executor.run()
             self._tell_links(executor.setup.peers)
-            self._report("ended")
+            self._report("ended", whole=executor.step >= executor.setup.job.steps)
             self._host.say(f"run {self.run}: finished here")
         except Exception as error:  # noqa: BLE001 - whatever ends this worker's part, the broker must hear of it
             self._failed(error)
@@ -325,6 +330,10 @@ class Work:
     def stop_requested(self) -> bool:
         """Whether somebody asked for the end."""
         return self._stopping.is_set()
+
+    def leave_requested(self) -> bool:
+        """Whether the run is handed over."""
+        return self._handing.is_set()
 
     def save_requested(self) -> bool:
         """Whether the time for a checkpoint to recover from has come."""

@@ -17,6 +17,7 @@ from farflung.checkpoint import encode_shard
 from farflung.engines import get_engine
 from farflung.engines.base import Array, DeviceReport, Engine
 from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
+from farflung.protocol.leases import LEASE
 from farflung.runtime.fields import number
 from farflung.runtime.membership import Membership
 from farflung.runtime.network import congestion_control, host_id
@@ -28,7 +29,7 @@ from farflung.transports import TransportConfig
 from farflung.transports.base import Arrival, Endpoint
 from farflung.transports.rpc import RpcSession
 from farflung.transports.tcp_endpoint import TcpEndpoint
-from farflung.units import Bytes, FlopsPerSecond
+from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame, FrameLimits
 
 __all__ = ["Worker", "WorkerOptions"]
@@ -36,6 +37,8 @@ __all__ = ["Worker", "WorkerOptions"]
 #: Reports that may wait for a slow broker before training does.
 _REPORTS = 1024
 _GOODBYE_SECONDS = 3.0
+#: How often in the length of a lease a worker says that it lives.
+_BEATS = 4
 _END_SECONDS = 5.0
 _MIN_FRAME = 64 << 20
 #: Of one link.
@@ -83,6 +86,10 @@ class Worker:
         self._session: RpcSession | None = None
         #: Why the broker said goodbye, once it has.
         self._dismissed = ""
+        self._lease, self._heard = float(LEASE), 0.0
+        self._wishes: dict[str, Any] = {}
+        #: Told what the owner said elsewhere, through the broker.
+        self.on_owner: Callable[[Mapping[str, Any]], None] = _ignore
         #: Whether the broker has let it in.
         self.welcomed = False
         self._offer = dict(offer) if offer is not None else self._measure()
@@ -110,9 +117,13 @@ class Worker:
                 return
             session = self._session = self._membership.client.session("session", depth=_REPORTS)
         with suppress(ConnectionLost):  # if it is over already, iterating tells why
-            session.send(Frame("hello", {"address": self._endpoint.address, "offer": self._offer}))
+            session.send(Frame("hello", {"address": self._endpoint.address, "offer": self._offer, **self._wishes}))
+        self._heard = time.monotonic()
+        beats = threading.Thread(target=self._beat, args=(session,), name="beats", daemon=True)
+        beats.start()
         try:
             for frame in session:
+                self._heard = time.monotonic()
                 self._obey(frame)
         except ConnectionLost:
             if not (self._leaving.is_set() or self._dismissed):
@@ -125,6 +136,33 @@ class Worker:
             )
         if not self._leaving.is_set():
             raise ConnectionLost("the broker ended the session; start it again, then join again with its ticket")
+
+    def want(self, wishes: Mapping[str, Any]) -> None:
+        """Tell the broker what this machine's owner wants from now on: ``paused``, ``parting``, ``memory`` (as ``MemberWants``),
+        ``bandwidth`` (bytes per second; None: no cap)."""
+        rate = wishes.get("bandwidth")
+        self._endpoint.cap.rate = rate if isinstance(rate, (int, float)) else None
+        with self._lock:
+            self._wishes = dict(wishes)
+            session = self._session
+        if session is not None:
+            with suppress(ConnectionLost):  # it is told with the next hello
+                session.send(Frame("wants", self._wishes))
+
+    def _beat(self, session: RpcSession) -> None:
+        """Say that this worker lives, and give the session up when nothing was heard of the broker for the length of a lease."""
+        looked = time.monotonic()
+        while not session.over.wait(self._lease / _BEATS):
+            now = time.monotonic()
+            self._heard = max(self._heard, now - self._lease / 2) if now - looked > self._lease / 2 else self._heard
+            looked = now  # a worker that was stopped itself has heard nobody: first it reads what came
+            if now - self._heard > self._lease:
+                self._say(f"nothing was heard of the broker for {Seconds(now - self._heard)}")
+                session.close()
+                return
+            with suppress(ConnectionLost):
+                if not session.waiting:  # else there is more to say than that
+                    session.send(Frame("beat"))
 
     def stop(self) -> None:
         """Leave, from any thread: say goodbye to the broker, and break off if it does not answer."""
@@ -169,23 +207,28 @@ class Worker:
             self.report("measured", **_speed(report))
 
     def _obey(self, frame: Frame) -> None:
-        if frame.kind == "welcome":
-            self.welcomed = True
-            self._welcome()
-            return
-        if frame.kind == "goodbye":
-            self._dismissed = str(frame.header.get("cause"))
-            return
-        if frame.kind == "measure":
-            threads = int(frame.header.get("threads", 1))
-            threading.Thread(target=self._measure_again, args=(threads,), name="measure", daemon=True).start()
-            return
-        if frame.kind == "probe":
-            threading.Thread(target=self._probe, args=(frame,), name="probe", daemon=True).start()
-            return
-        if frame.kind == "prepare":
-            self._take_up(frame)
-            return
+        match frame.kind:
+            case "welcome":
+                self._welcome(frame)
+            case "goodbye":
+                self._dismissed = str(frame.header.get("cause"))
+            case "dismissed":
+                self.stop()
+            case "owner":
+                self.on_owner(frame.header)
+            case "fenced":
+                self._say(f"the broker has given this worker up: {frame.header.get('cause')}; it joins anew")
+            case "measure":
+                threads = int(frame.header.get("threads", 1))
+                threading.Thread(target=self._measure_again, args=(threads,), name="measure", daemon=True).start()
+            case "probe":
+                threading.Thread(target=self._probe, args=(frame,), name="probe", daemon=True).start()
+            case "prepare":
+                self._take_up(frame)
+            case _:
+                self._obey_run(frame)
+
+    def _obey_run(self, frame: Frame) -> None:
         work = self._current
         if work is None or work.run != frame.header.get("run"):
             return
@@ -193,6 +236,8 @@ class Worker:
             work.begin()
         elif frame.kind == "stop":
             work.stop()
+        elif frame.kind == "hand_over":
+            work.hand_over()
         elif frame.kind == "abort":
             cause = str(frame.header.get("cause"))
             self._say(f"run {work.run} ended: {cause}")
@@ -210,7 +255,9 @@ class Worker:
         with suppress(ConnectionLost):  # then the broker is gone, and nobody waits for the answer
             self.report("probed", peer=peer, **answer)
 
-    def _welcome(self) -> None:
+    def _welcome(self, frame: Frame) -> None:
+        self.welcomed = True
+        self._lease = number(frame.header, "lease", low=0.1)
         offered = f"{Bytes(self._offer['memory'])}, {FlopsPerSecond(self._offer['speed'])}"
         self._say(
             f"{self._membership.name}: joined the broker at {self._membership.client.address} with {self._offer['kind']} "
@@ -338,6 +385,10 @@ class Worker:
     def say(self, text: str) -> None:
         """Tell the person at this machine."""
         self._say(text)
+
+
+def _ignore(header: Mapping[str, Any]) -> None:
+    del header
 
 
 def _speed(report: DeviceReport) -> dict[str, float]:

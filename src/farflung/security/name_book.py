@@ -14,6 +14,7 @@ from farflung.security.book import Book
 __all__ = ["NameBook"]
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, key TEXT NOT NULL, ticket TEXT NOT NULL, until REAL NOT NULL)"
+_GENERATIONS = "CREATE TABLE IF NOT EXISTS generations (name TEXT PRIMARY KEY, number INTEGER NOT NULL)"
 
 
 class NameBook:
@@ -26,6 +27,8 @@ class NameBook:
             SecurityError: it can't be made, is readable by others, or is no book of names.
         """
         self._book = Book(path, "names", _SCHEMA)
+        with self._book.transaction() as book:
+            book.execute(_GENERATIONS)
 
     def bind(self, name: str, key: str, ticket: str, *, now: float, until: float) -> None:
         """``name`` belongs to ``key`` (a fingerprint) from now on; ``ticket`` is the one that it was joined with.
@@ -43,6 +46,18 @@ class NameBook:
                     f"owner run: farflung ticket free {name}"
                 )
             book.execute("INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?)", (name, key, ticket, until))
+
+    def advance(self, name: str) -> int:
+        """The number of the next session of ``name``: larger than all before, in earlier lives of the broker, too."""
+        with self._book.transaction() as book:
+            book.execute("INSERT INTO generations VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET number = number + 1", (name,))
+            return int(book.execute("SELECT number FROM generations WHERE name = ?", (name,)).fetchone()[0])
+
+    def key(self, name: str) -> str:
+        """The fingerprint of the key that ``name`` belongs to ("": nobody has it)."""
+        with self._book.transaction() as book:
+            row = book.execute("SELECT key FROM names WHERE name = ?", (name,)).fetchone()
+        return str(row[0]) if row is not None else ""
 
     def ticket(self, name: str) -> str:
         """The id of the ticket with which ``name`` joined last ("": nobody did)."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
-__all__ = ["Deadlines", "Rate", "StripeProbe"]
+__all__ = ["Cap", "Deadlines", "Rate", "StripeProbe"]
 
 _SILENCE = 2.0
 _CHUNK_TIMES = 3.0
@@ -164,3 +165,26 @@ class StripeProbe:
 
     def _start(self, phase: str) -> None:
         self._phase, self._bytes, self._seconds = phase, 0, 0.0
+
+
+class Cap:
+    """What one sender may send in all, over all its links: ``rate`` in bytes per second (None: as much as goes).
+
+    A message may go when the time of those before it is over, so messages stay whole and the mean is kept. Any thread may call.
+    """
+
+    def __init__(self) -> None:
+        self.rate: float | None = None
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def pause(self, now: float) -> float:
+        """Seconds until the next message may go (0: now)."""
+        return 0.0 if self.rate is None else max(self._free - now, 0.0)
+
+    def spend(self, nbytes: int, now: float) -> None:
+        """A message of ``nbytes`` goes."""
+        rate = self.rate
+        if rate is not None:
+            with self._lock:
+                self._free = max(self._free, now) + nbytes / rate

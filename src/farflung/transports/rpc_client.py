@@ -30,7 +30,8 @@ class RpcSession:
     def __init__(self, client: RpcClient, method: str, depth: int) -> None:
         self._client = client
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(depth)
-        self._over = threading.Event()
+        #: Set when nothing can be sent any more.
+        self.over = threading.Event()
         self._call = client.start(method, self._messages())
         if not self._call.add_callback(self._wake):
             self._wake()
@@ -43,6 +44,11 @@ class RpcSession:
             WireError: the frame is too large.
         """
         self._put(join_frame(frame, self._client.limits))
+
+    @property
+    def waiting(self) -> int:
+        """How many frames wait to be sent."""
+        return self._outgoing.qsize()
 
     def end(self) -> None:
         """Nothing more will be sent; the other side may still answer."""
@@ -62,7 +68,7 @@ class RpcSession:
         return self._client.frames(self._call)
 
     def _put(self, message: bytes | None) -> None:
-        while not self._over.is_set():
+        while not self.over.is_set():
             try:
                 self._outgoing.put(message, timeout=0.5)
             except queue.Full:
@@ -80,7 +86,7 @@ class RpcSession:
 
     def _wake(self) -> None:
         """Let the thread that feeds gRPC end."""
-        self._over.set()
+        self.over.set()
         with suppress(queue.Full):  # then it is not waiting, and sees the end of the call by itself
             self._outgoing.put_nowait(None)
 

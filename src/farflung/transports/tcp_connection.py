@@ -8,6 +8,7 @@ most urgent goes first.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import ssl
@@ -58,6 +59,9 @@ class Carried(Protocol):
 
     def arrived(self, connection: Connection, kind: int, place: tuple[int, int], body: memoryview) -> None:
         """A whole, undamaged message came; ``place``: lane and number."""
+
+    def pause(self) -> float:
+        """Seconds until data may go (0: now)."""
 
     def ended(self, connection: Connection, why: str, error: FarflungError | None) -> None:
         """The connection is no more; ``error``: the peer sent what can't be read."""
@@ -187,7 +191,7 @@ class Connection:
         while not self._closing:
             wants = self._out is not None or self._link.waits(self)
             poll.modify(self.sock, select.POLLIN | (select.POLLOUT if wants else 0))
-            found = dict(poll.poll(0 if more else _POLL_MS))
+            found = dict(poll.poll(0 if more else min(_POLL_MS, math.ceil(1e3 * self._link.pause()) or _POLL_MS)))
             if self._wake_in.fileno() in found:
                 with suppress(BlockingIOError):
                     self._wake_in.recv(4096)

@@ -21,6 +21,7 @@ from farflung.transports.base import Arrival, FrameHandler, LinkStatistics, Loss
 from farflung.transports.config import Insecure, TransportConfig
 from farflung.transports.grpc_status import lost
 from farflung.transports.meter import Meter
+from farflung.transports.pace import Cap
 from farflung.transports.tcp_connection import Connection, MessageKind, build_message, read_message
 from farflung.transports.tcp_link import TcpLink
 from farflung.transports.tcp_socket import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, tune
@@ -63,6 +64,8 @@ class TcpEndpoint:
         #: Told of each frame that came in, and of what a person may want to know about links.
         self.on_arrival: TransferHandler | None = None
         self.say: Callable[[str], None] = _nobody
+        #: What may be sent to all peers together.
+        self.cap = Cap()
         self._insecure = security if isinstance(security, Insecure) else None
         self._tls = security if isinstance(security, Insecure) else TlsContexts(security)
         self._handler, self._on_lost = handler, on_lost

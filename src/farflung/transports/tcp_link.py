@@ -25,7 +25,7 @@ from farflung.transports.config import TransportConfig
 from farflung.transports.grpc_status import lost
 from farflung.transports.halves import Inbox, Outbox, read_states
 from farflung.transports.meter import frame_bytes
-from farflung.transports.pace import Deadlines, Rate, StripeProbe
+from farflung.transports.pace import Cap, Deadlines, Rate, StripeProbe
 from farflung.transports.tcp_connection import Connection, MessageKind, build_message
 from farflung.units import Seconds
 from farflung.wire.frames import Frame, encode_frame
@@ -47,6 +47,10 @@ class LinkHost(Protocol):
     @property
     def config(self) -> TransportConfig:
         """The settings."""
+
+    @property
+    def cap(self) -> Cap:
+        """What may be sent to all peers together."""
 
     def frame(self, peer: str, frame: Frame) -> None:
         """Handle a frame."""
@@ -142,7 +146,13 @@ class TcpLink:
         """See ``Carried``."""
         if connection.last_words_sent:
             return False
-        return connection.state_due or connection.last_words is not None or (self._may_carry(connection) and self._outbox.waits())
+        if connection.state_due or connection.last_words is not None:
+            return True
+        return self._may_carry(connection) and self._outbox.waits() and not self.pause()
+
+    def pause(self) -> float:
+        """See ``Carried``."""
+        return self._host.cap.pause(time.monotonic())
 
     def _may_carry(self, connection: Connection) -> bool:
         return connection.ready and not connection.retired
@@ -155,11 +165,12 @@ class TcpLink:
             if connection.last_words is not None:
                 connection.last_words_sent = True
                 return connection.last_words
-            if not self._may_carry(connection) or connection not in self.connections:
+            if not self._may_carry(connection) or connection not in self.connections or self.pause():
                 return None
             chunk = self._outbox.take(connection, self.rate.chunk_bytes(self._config.chunk_bytes))
         if chunk is None:
             return None
+        self._host.cap.spend(sum(len(piece) for piece in chunk.pieces), time.monotonic())
         return build_message(MessageKind.DATA, chunk.pieces, chunk.lane, chunk.number)
 
     def _state_message(self, connection: Connection) -> bytes:

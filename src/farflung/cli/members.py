@@ -1,0 +1,102 @@
+"""``farflung pause``, ``resume``, ``drain``, ``leave``, ``limit``: what a machine's owner wants of the worker on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.cli.home import members_folder, open_client
+from farflung.cli.options import quantity
+from farflung.errors import InputError
+from farflung.units import Bytes, BytesPerSecond
+
+__all__ = ["register"]
+
+NameArgument = Annotated[str | None, typer.Argument(help="The worker's name (default: the one that runs here).")]
+TicketOption = Annotated[str | None, typer.Option("--ticket", help="For a worker elsewhere: an owner's ticket, or yours.")]
+HomeOption = Annotated[Path | None, typer.Option("--home", help="The folder of this machine's broker, where its ticket is.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    for command in (pause, resume, drain, leave, limit):
+        app.command()(command)
+
+
+def pause(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+    """Leave a worker out until `farflung resume`; what it does is handed over after the current step."""
+    typer.echo(f"{_wish(name, ticket, home, paused=True)}: pauses; its run goes on without it (farflung resume ends that)")
+
+
+def resume(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+    """Let a paused worker take part again."""
+    typer.echo(f"{_wish(name, ticket, home, paused=False)}: takes part again")
+
+
+def drain(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+    """Let a worker serve its run to the end, take no other one, and leave."""
+    typer.echo(f"{_wish(name, ticket, home, parting='drain')}: leaves when its run is over")
+
+
+def leave(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+    """Let a worker leave: its run is handed over after the current step and goes on without it."""
+    typer.echo(f"{_wish(name, ticket, home, parting='leave')}: leaves after the current step")
+
+
+def limit(
+    name: NameArgument = None,
+    hours: Annotated[str | None, typer.Option(help='When it may work, e.g. "22:00-07:00" ("": always).')] = None,
+    memory: Annotated[str | None, typer.Option(help='Memory for training, e.g. "4 GB".')] = None,
+    bandwidth: Annotated[str | None, typer.Option(help='What it may send to other workers, e.g. "20 Mbit/s" ("": all).')] = None,
+) -> None:
+    """Say what a worker of this machine may use; running or not, it is kept."""
+    from farflung.runtime.owner import WishesFile
+
+    changes: dict[str, object] = {} if hours is None else {"hours": hours}
+    if memory is not None:
+        changes["memory"] = float(quantity(Bytes, memory, "--memory")) if memory else None
+    if bandwidth is not None:
+        changes["bandwidth"] = float(quantity(BytesPerSecond, bandwidth, "--bandwidth")) if bandwidth else None
+    chosen = name or _only()
+    typer.echo(f"{chosen}: {WishesFile(members_folder(), chosen).change(**changes)}")
+
+
+def _wish(name: str | None, ticket: str | None, home: Path | None, **changes: bool | str) -> str:
+    """Here, if the worker runs here, else through the broker; the worker's name.
+
+    Raises:
+        InputError: no worker of that name is anywhere.
+    """
+    from farflung.runtime.owner import WishesFile
+
+    if ticket is None:
+        chosen = name or _only()
+        wishes = WishesFile(members_folder(), chosen)
+        if wishes.runs or (wishes.path.exists() and "paused" in changes and home is None):
+            wishes.change(**changes)
+            return chosen
+    if name is None:
+        raise InputError("say which worker: farflung status lists them")
+    client = open_client(ticket, home)
+    try:
+        client.wish(name, **changes)
+    finally:
+        client.close()
+    return name
+
+
+def _only() -> str:
+    """The worker that runs on this machine.
+
+    Raises:
+        InputError: there is none, or more than one.
+    """
+    from farflung.runtime.owner import known_workers
+
+    running = [one.name for one in known_workers(members_folder()) if one.runs]
+    if len(running) != 1:
+        known = ", ".join(running) or "none"
+        raise InputError(f"say which worker: {known} {'run' if len(running) > 1 else 'runs'} on this machine under this user")
+    return running[0]

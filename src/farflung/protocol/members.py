@@ -1,0 +1,73 @@
+"""The members of a cluster as people see them: in which state each is, and what its owner wants of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from farflung.protocol.events import Offer
+
+__all__ = ["Gone", "Member", "MemberState", "Parting"]
+
+
+class MemberState(StrEnum):
+    """Where a member stands. ``standby``: it waits for work; ``assigned``: a plan counts on it; ``active``: it trains."""
+
+    JOINING = "joining"
+    PROFILING = "profiling"
+    STANDBY = "standby"
+    ASSIGNED = "assigned"
+    ACTIVE = "active"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class Parting(StrEnum):
+    """How a member wants to go: ``leave`` hands over what it does after the current step, ``drain`` ends its run first."""
+
+    NO = ""
+    DRAIN = "drain"
+    LEAVE = "leave"
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """A connected worker. ``dismissed``: it was told that it may go."""
+
+    name: str
+    address: str
+    offer: Offer
+    generation: int = 0
+    run: str | None = None
+    paused: bool = False
+    parting: Parting = Parting.NO
+    dismissed: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a run may be planned for it."""
+        return self.run is None and not self.paused and not self.parting
+
+    @property
+    def withdraws(self) -> bool:
+        """Whether it wants to hand over the run that it works on."""
+        return self.paused or self.parting is Parting.LEAVE
+
+    def state(self, *, trains: bool, profiled: bool = False) -> MemberState:
+        """``trains``: its run is running; ``profiled``: its device or links are measured now."""
+        if self.parting or (self.paused and self.run is not None):
+            return MemberState.DRAINING
+        if profiled:
+            return MemberState.PROFILING
+        if self.run is None:
+            return MemberState.STANDBY
+        return MemberState.ACTIVE if trains else MemberState.ASSIGNED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A worker that was here."""
+
+    name: str
+    generation: int
+    cause: str
