@@ -68,7 +68,7 @@ def test_a_report_has_plots_and_tables(make_run: MakeRun) -> None:
     reader = read(path)
     for title in ("Loss", "Step time", "Predicted against measured", "Bytes per link", "Stages", "Links", "Totals", "Settings"):
         assert title in reader.texts
-    assert len(pictures(path.read_text())) == 4
+    assert len(pictures(path.read_text())) == 5
     assert "def f():\n    pass\n" in reader.texts
     assert "finished" in reader.texts
 
@@ -163,7 +163,7 @@ def test_markdown_has_its_pictures_beside_it(make_run: MakeRun, tmp_path: Path) 
     path = write_report(make_run(), tmp_path / "my report.md")
     text = path.read_text()
     names = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
-    assert names == [f"my%20report-{name}.svg" for name in ("loss", "step-time", "prediction", "link-bytes")]
+    assert names == [f"my%20report-{name}.svg" for name in ("loss", "step-time", "prediction", "link-bytes", "plan-map")]
     for name in names:
         ET.parse(tmp_path / name.replace("%20", " "))
     assert "| 0 (laptop) | 1 (office) | activations | topk(ratio=100) | 20 ms | 1 MB/s | 2 kB | 100 kB | 50× | 120 kB |" in text
@@ -244,7 +244,7 @@ def test_long_runs_and_losses_that_are_no_numbers_make_small_pictures(make_run: 
 
 
 def test_a_single_step_is_drawn(make_run: MakeRun) -> None:
-    assert len(pictures(write_report(make_run(steps=1)).read_text())) == 4
+    assert len(pictures(write_report(make_run(steps=1)).read_text())) == 5
 
 
 def test_a_slow_first_step_does_not_squash_the_others(make_run: MakeRun) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +14,14 @@ from farflung.api.what_if import WHAT_IF, changed_topology
 from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.job import load_job
-from farflung.runtime.planning import Planned
+from farflung.plan import Plan
+from farflung.runtime.bundle import Bundle
+from farflung.runtime.planning import Planned, plan_run
 from farflung.units import Seconds
+
+if TYPE_CHECKING:
+    from farflung.api.why import Reasons
+    from farflung.planners.auto import AutoSettings
 
 __all__ = ["read_topology", "register"]
 
@@ -39,7 +46,10 @@ def plan(
     job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     topology: Annotated[str, typer.Option(help="Topology file (TOML) or preset.")],
     planner: Annotated[str | None, typer.Option(help="Planner (default: the job's).")] = None,
-    explain: Annotated[bool, typer.Option(help="Stages, links and what bounds the step.")] = True,
+    explain: Annotated[
+        bool | None, typer.Option(help="Beside stages and links: why, the next best, what more would bring; no: JSON.")
+    ] = None,
+    draw: Annotated[Path | None, typer.Option(help="Draw the plan: map and time chart, as FILE.html or FILE.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Plan and estimate as JSON.")] = False,
     what_if: Annotated[list[str] | None, typer.Option("--what-if", help=WHAT_IF)] = None,
     evaluations: Annotated[int, typer.Option(min=0, help="Planner auto: plans that it judges.")] = 64,
@@ -48,38 +58,96 @@ def plan(
     stages: Annotated[int | None, typer.Option(min=1, help="Planner auto: at most so many stages.")] = None,
 ) -> None:
     """Plan a job for described machines and predict its step time by simulation."""
-    from farflung.api.planning import judge
     from farflung.api.submission import bundle_job, check_data
-    from farflung.planners import Planner
-    from farflung.planners.auto import Auto, AutoSettings
-    from farflung.runtime.planning import plan_run
+    from farflung.planners.auto import AutoSettings
 
     spec = load_job(job)
     if planner is not None:
         spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"planner": planner})})
     chosen = read_topology(topology)
-    found: Planner | None = None
-    if spec.plan.planner == "auto":
-        settings = AutoSettings(evaluations=evaluations, seconds=seconds, exclude=frozenset(exclude or ()), stages=stages)
-        found = Auto(settings)
-    elif exclude or stages or seconds:
+    auto = AutoSettings(evaluations=evaluations, seconds=seconds, exclude=frozenset(exclude or ()), stages=stages)
+    if spec.plan.planner != "auto" and (exclude or stages or seconds):
         raise InputError("--exclude, --stages and --seconds are for the planner auto: add --planner auto")
+    if draw is not None:
+        from farflung.dashboard.drawing import check_drawing
+
+        check_drawing(draw)
     changed = {text: changed_topology(chosen, text) for text in what_if or ()}
     bundle = bundle_job(spec, base=job.parent, topology=chosen, say=lambda text: typer.echo(text, err=True))
     check_data(bundle, job.parent)
-    planned = plan_run(bundle, chosen, judge, found)
-    others = {text: plan_run(bundle, other, judge, found) for text, other in changed.items()}
+    planning = _Planning(bundle=bundle, topology=chosen, auto=auto)
+    planned = planning.plan(chosen)
+    others = {text: planning.plan(other) for text, other in changed.items()}
+    why = planning.reasons(planned) if explain else None
+    if draw is not None:
+        typer.echo(f"drawn: {planning.draw(planned, why, draw)}", err=True)
     if as_json:
-        body = {"plan": json.loads(planned.plan_json), "estimate": planned.estimate.to_dict()}
-        if others:
-            body["what_if"] = {text: _brief(other) for text, other in others.items()}
-        typer.echo(json.dumps(body, indent=1))
-    elif explain:
+        typer.echo(json.dumps(_body(planned, others, why), indent=1))
+    elif explain is False:
+        typer.echo(planned.plan_json)
+    else:
         typer.echo(planned.explanation)
+        typer.echo("\n" + why.text if why else "why, and what more would bring: --explain; as a picture: --draw plan.html")
         if others:
             typer.echo("\n" + _comparison(planned, others))
-    else:
-        typer.echo(planned.plan_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planning:
+    """One task of planning, for the machines that are there and for others."""
+
+    bundle: Bundle
+    topology: Topology
+    auto: AutoSettings
+
+    def plan(self, topology: Topology, start: tuple[Plan, ...] = ()) -> Planned:
+        """The plan for ``topology``; ``start``: plans that the planner auto begins with."""
+        from farflung.api.planning import judge
+        from farflung.planners.auto import Auto
+
+        named = self.bundle.job.plan.planner == "auto"
+        return plan_run(self.bundle, topology, judge, Auto(replace(self.auto, start=start)) if named else None)
+
+    def reasons(self, planned: Planned) -> Reasons:
+        """Why the plan is as it is."""
+        from farflung.api.why import Case, reasons
+
+        bundle = self.bundle
+        case = Case(
+            graph=bundle.graph,
+            topology=self.topology,
+            job=bundle.job,
+            plan=planned.plan,
+            estimate=planned.estimate,
+            replan=lambda topology: self.plan(topology, start=(planned.plan,)).plan,
+        )
+        return reasons(case)
+
+    def draw(self, planned: Planned, why: Reasons | None, target: Path) -> Path:
+        """Write the drawing of the plan."""
+        from farflung.dashboard.drawing import PlanDrawing, write_drawing
+        from farflung.simulator import SimulationSettings, Simulator
+
+        bundle = self.bundle
+        simulator = Simulator(bundle.graph, self.topology, bundle.job, SimulationSettings(spans=True))
+        drawing = PlanDrawing(
+            name=bundle.job.name,
+            plan=planned.plan,
+            topology=self.topology,
+            estimate=planned.estimate,
+            simulation=simulator.run(planned.plan),
+            texts=(("Why", why.text),) if why else (),
+        )
+        return write_drawing(drawing, target)
+
+
+def _body(planned: Planned, others: Mapping[str, Planned], why: Reasons | None) -> dict[str, object]:
+    body: dict[str, object] = {"plan": json.loads(planned.plan_json), "estimate": planned.estimate.to_dict()}
+    if others:
+        body["what_if"] = {text: _brief(other) for text, other in others.items()}
+    if why is not None:
+        body["why"] = why.to_dict()
+    return body
 
 
 def _brief(planned: Planned) -> dict[str, object]:

@@ -47,8 +47,19 @@ tbody tr + tr td { border-top: 1px solid #f0f3f4; }
 pre { background: var(--paper); border: 1px solid var(--line); border-radius: 10px; padding: 14px 18px; margin: 0;
   white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13.5px; }
 footer { color: var(--soft); font-size: 13px; margin-top: 40px; }
+figure.wide { grid-column: 1 / -1; }
+@media (prefers-color-scheme: dark) {
+  :root { color-scheme: dark; --ink: #e8edf0; --soft: #a3b0b7; --line: #364249; --paper: #14191c; --ground: #0d1113;
+    --accent: #5aa9de; }
+  .badge { background: #4d3a10; color: #ffdf9e; }
+  .badge.finished { background: #0f3d2e; color: #9fe3c6; }
+  .badge.failed { background: #4a2011; color: #ffb899; }
+  tbody tr + tr td { border-top-color: #232c31; }
+  figure:not(.wide) svg { filter: invert(0.9) hue-rotate(180deg); }
+}
 @media print { body { background: none; } main { padding: 0; } }
 """
+_WIDE = ' class="wide"'
 #: The page may style itself and nothing else: even a text that escaped escaping could not load or run anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -92,7 +103,9 @@ def _plots(plots: Sequence[Plot]) -> str:
     if not plots:
         return ""
     pictures = (
-        f"<figure><b>{escape(plot.title)}</b><figcaption>{escape(plot.caption)}</figcaption>{plot.svg}</figure>" for plot in plots
+        f"<figure{_WIDE if plot.wide else ''}><b>{escape(plot.title)}</b>"
+        f"<figcaption>{escape(plot.caption)}</figcaption>{plot.svg}</figure>"
+        for plot in plots
     )
     return f'<div class="plots">{"".join(pictures)}</div>'
 

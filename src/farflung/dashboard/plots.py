@@ -45,12 +45,16 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """One picture: ``name`` for files, ``title`` and ``caption`` for people, ``svg`` from ``<svg`` on."""
+    """One picture: ``name`` for files, ``title`` and ``caption`` for people, ``svg`` from ``<svg`` on.
+
+    ``wide``: it takes the whole width of a page, and has colours of its own for dark screens.
+    """
 
     name: str
     title: str
     caption: str
     svg: str
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

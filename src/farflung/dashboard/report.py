@@ -7,11 +7,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from farflung.dashboard import tables
+from farflung.dashboard.drawing import run_drawings
 from farflung.dashboard.markdown import to_markdown
 from farflung.dashboard.page import Page, to_html
 from farflung.dashboard.plots import compare_plots, run_plots
 from farflung.dashboard.run import Run, load_run
 from farflung.errors import DataError, InputError
+from farflung.telemetry import ProcessTrace, RunFolder, read_traces
 from farflung.units import counted
 
 __all__ = ["compare_report", "write_report"]
@@ -30,7 +32,8 @@ def write_report(run_dir: str | Path, target: str | Path | None = None) -> Path:
         InputError: ``target`` has another ending.
     """
     path = _target(target if target is not None else Path(run_dir) / "report.html")
-    return _write(_run_page(load_run(run_dir)), path)
+    run, events = load_run(run_dir), RunFolder(Path(run_dir)).events
+    return _write(_run_page(run, tuple(read_traces(events))), path)
 
 
 def compare_report(run_dirs: Sequence[str | Path], labels: Sequence[str], target: str | Path) -> Path:
@@ -52,7 +55,7 @@ def compare_report(run_dirs: Sequence[str | Path], labels: Sequence[str], target
     return _write(_compare_page(runs), path)
 
 
-def _run_page(run: Run) -> Page:
+def _run_page(run: Run, traces: tuple[ProcessTrace, ...]) -> Page:
     badge, sentence = tables.status(run)
     devices = len(run.plan.devices)
     lead = f"{counted(len(run.plan.stages), 'stage')} on {counted(devices, 'device')}. {sentence}"
@@ -64,7 +67,7 @@ def _run_page(run: Run) -> Page:
         lead=lead,
         badge=badge,
         figures=tables.headline(run),
-        plots=tuple(run_plots(run)),
+        plots=(*run_plots(run), *run_drawings(run, traces)),
         tables=(*_run_tables(run), tables.totals(run), tables.settings(run.job)),
         texts=(("Generated text", sample),) if sample else (),
     )

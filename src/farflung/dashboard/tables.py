@@ -21,6 +21,7 @@ __all__ = [
     "evaluations",
     "headline",
     "links",
+    "number",
     "recoveries",
     "settings",
     "stages",
@@ -62,9 +63,9 @@ def headline(run: Run) -> tuple[tuple[str, str], ...]:
         last = run.steps[-1]
         rate = ("tokens/s", last.tokens) if last.tokens else ("samples/s", last.samples)
         median = run.median_seconds or 0.0
-        figures[1:1] = [("loss", _figure(run.smooth_losses[-1]))]
+        figures[1:1] = [("loss", number(run.smooth_losses[-1]))]
         figures.append(("step time, median", str(Seconds(median))))
-        figures.append((rate[0], _figure(rate[1] / median) if median else NOTHING))
+        figures.append((rate[0], number(rate[1] / median) if median else NOTHING))
         figures.append(("over the links", str(Bytes(run.total_bytes))))
     if run.predicted_seconds and run.median_seconds:
         figures.append(("measured / predicted", f"{run.median_seconds / run.predicted_seconds:.2f}"))
@@ -178,8 +179,8 @@ def evaluations(run: Run) -> Table:
     rows = tuple(
         (
             str(record.step),
-            _figure(record.loss),
-            NOTHING if record.perplexity is None else _figure(record.perplexity),
+            number(record.loss),
+            NOTHING if record.perplexity is None else number(record.perplexity),
             NOTHING if record.accuracy is None else f"{record.accuracy:.1%}",
             str(Seconds(record.elapsed)),
         )
@@ -193,7 +194,7 @@ def comparison(runs: Sequence[Run]) -> Table:
     common = common_loss(runs)
     base = runs[0]
     rows = tuple(_comparison_row(run, base, common) for run in runs)
-    target = NOTHING if common is None else _figure(common)
+    target = NOTHING if common is None else number(common)
     ways = ("bytes", "slowest link, per step", f"time to {target}", f"bytes to {target}")
     head = ("run", "codec", "steps", "loss", "evaluation", "step time", "faster by", *ways)
     note = f"Loss is the smoothed training loss at the end. Faster: median step time against {base.label}."
@@ -214,8 +215,8 @@ def _comparison_row(run: Run, base: Run, common: float | None) -> tuple[str, ...
         run.label,
         _codec(run),
         str(len(run.steps)),
-        _figure(run.smooth_losses[-1]) if run.steps else NOTHING,
-        NOTHING if evaluation is None else _figure(evaluation),
+        number(run.smooth_losses[-1]) if run.steps else NOTHING,
+        NOTHING if evaluation is None else number(evaluation),
         NOTHING if run.median_seconds is None else str(Seconds(run.median_seconds)),
         _times(base.median_seconds or 0.0, run.median_seconds or 0.0),
         str(Bytes(run.total_bytes)),
@@ -280,8 +281,9 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _figure(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+def number(value: float) -> str:
+    """A figure as people read it: four digits, or whole thousands."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _times(before: float, after: float) -> str:

@@ -1,0 +1,54 @@
+"""``farflung plan --explain --draw``: words and pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from farflung.cli.main import main
+
+JOB = """
+name = "tiny"
+micro_batch_sizes = [2, 2, 2]
+[model]
+recipe = "gpt"
+args = { vocab = 256, sequence = 8, layers = 2, width = 8, heads = 2 }
+[data]
+kind = "text"
+path = "x"
+sequence = 8
+"""
+
+
+def run(arguments: list[str | Path], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as over:
+        main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return int(over.value.code or 0), out, err
+
+
+def test_words_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    base: list[str | Path] = ["plan", job, "--topology", "home-lab", "--planner", "equal_number"]
+    page, picture = tmp_path / "plan.html", tmp_path / "plan.svg"
+    code, out, err = run([*base, "--explain", "--draw", page], capsys)
+    assert code == 0
+    assert f"drawn: {page}" in err
+    for words in ("what binds: ", "waiting: ", "memory: ", "a better plan: ", 'planned anew with "add 1 like '):
+        assert words in out
+        assert words.split('"')[0] in page.read_text()
+    assert "Plan of tiny" in page.read_text()
+    code, out, _ = run([*base, "--draw", picture], capsys)
+    assert "why, and what more would bring: --explain" in out
+    ET.parse(picture)
+    code, out, _ = run([*base, "--no-explain"], capsys)
+    assert json.loads(out)["planner"] == "equal_number"
+    code, out, _ = run([*base, "--explain", "--json"], capsys)
+    assert json.loads(out)["why"]["held"][0]["factor"] >= 1
+    code, _, err = run([*base, "--draw", tmp_path / "plan.pdf"], capsys)
+    assert code == 2
+    assert "a drawing ends in .html or .svg, got 'plan.pdf'" in err
