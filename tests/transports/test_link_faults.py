@@ -12,6 +12,7 @@ import pytest
 from farflung.errors import FarflungError
 from farflung.transports import TransportConfig
 from farflung.transports.base import Arrival
+from farflung.transports.pace import Cap
 from farflung.transports.tcp_connection import Connection, MessageKind, build_message
 from farflung.transports.tcp_link import TcpLink
 from farflung.wire.frames import Frame
@@ -26,6 +27,7 @@ class Host:
 
     def __init__(self) -> None:
         self.config = TransportConfig()
+        self.cap = Cap()
         self.said: list[str] = []
 
     def frame(self, peer: str, frame: Frame) -> None:

@@ -83,12 +83,11 @@ def test_no_progress_is_noticed_with_growing_patience() -> None:
 def _probe(goodput: dict[int, float], first: int = 1, most: int = 16) -> StripeProbe:
     """Run a probe on a link whose goodput depends on the number of connections."""
     probe = StripeProbe(first, most)
-    probe.started(0.0)
     now = 0.0
     for _ in range(3000):
         now += 0.01
         speed = goodput[max(count for count in goodput if count <= probe.wanted)]
-        probe.confirmed(int(speed * 0.01), now, 0.05, busy=True)
+        probe.confirmed(int(speed * 0.01), now, Rate(), full=True)
         if probe.settled:
             break
     return probe
@@ -106,8 +105,32 @@ def test_a_settled_number_is_tried_again_later() -> None:
     probe = _probe({1: 10e6, 2: 10e6})
     assert (probe.settled, probe.wanted) == (True, 1)
     now, changed = 1000.0, False
-    probe.started(now)
     for _ in range(7000):
         now += 0.01
-        changed |= probe.confirmed(1000, now, 0.05, busy=True)
+        changed |= probe.confirmed(1000, now, Rate(), full=True)
     assert changed
+
+
+def test_frames_now_and_then_add_no_connection() -> None:
+    """A frame of three chunks, confirmed a round trip after it set out, then nothing for a second: no two are alike."""
+    rate, probe = Rate(), StripeProbe(1, 16)
+    for number in range(400):
+        size, now = 10_000 * (1 + number % 7), float(number)
+        for chunk in range(3):
+            probe.confirmed(size, now + 0.05 + 0.01 * chunk, rate, full=False)
+    assert (probe.wanted, probe.settled) == (1, False)
+
+
+def test_chunks_that_are_confirmed_one_at_a_time_are_many_before_they_say_anything() -> None:
+    """At 50 ms each, eight chunks are seven or nine, as it happens; that is no growth."""
+    rate, probe = Rate(), StripeProbe(1, 16)
+    now = _drive(rate, 1e6, 2.0)
+    assert rate.chunk_seconds == pytest.approx(0.05, rel=0.05)
+    since, first = now, now
+    while not probe.settled and now < first + 20:
+        now += 0.05
+        if probe.confirmed(50_000, now, rate, full=True):
+            assert now - since > 3.1
+            since = now
+    assert probe.settled
+    assert probe.wanted == 1

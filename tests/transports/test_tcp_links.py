@@ -265,6 +265,27 @@ def _four_carry(pair: Pair, first: int) -> None:
     _until(lambda: pair.a.statistics()["b"].connections == 4)
 
 
+def test_of_two_connections_that_cross_one_stays(member: Member) -> None:
+    """Both sides dial at once; the surplus goes when both know why it is there, and frames go on meanwhile."""
+    got: list[Frame] = []
+    ends = [
+        TcpEndpoint(member(name), lambda peer, frame: got.append(frame), listen="127.0.0.1:0", config=QUICK)
+        for name in ("a", "b")
+    ]
+    a, b = ends
+    with closing(a), closing(b):
+        dialled = [threading.Thread(target=one.connect, args=(other.name, other.address)) for one, other in ((a, b), (b, a))]
+        for thread in dialled:
+            thread.start()
+        for thread in dialled:
+            thread.join()
+        for number in range(20):
+            a.post("b", Frame("value", {"number": number})).result(PATIENCE)
+        _until(lambda: {one.statistics()[other].connections for one, other in ((a, "b"), (b, "a"))} == {1})
+        b.post("a", Frame("value")).result(PATIENCE)
+    assert len(got) == 21
+
+
 def test_a_handler_s_error_reaches_the_sender_and_the_link_lives(member: Member) -> None:
     def take(peer: str, frame: Frame) -> None:
         if frame.kind == "bad":

@@ -75,6 +75,11 @@ class Outbox(Generic[T]):
         return any(lane.uncut or lane.unconfirmed for lane in self._lanes)
 
     @property
+    def behind(self) -> bool:
+        """Whether any byte was not given to a connection yet."""
+        return any(lane.uncut or lane.again for lane in self._lanes)
+
+    @property
     def unhandled(self) -> int:
         """Frames that the peer has not handled yet."""
         return sum(len(lane.frames) for lane in self._lanes)

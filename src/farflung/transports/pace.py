@@ -55,6 +55,11 @@ class Rate:
         wanted = self.bytes_per_second * _CHUNK_SECONDS if self.bytes_per_second else _FIRST_CHUNK
         return int(min(max(wanted, _MIN_CHUNK), most, _MAX_CHUNK))
 
+    @property
+    def chunk_seconds(self) -> float:
+        """How long the largest chunk takes (0 before anything is known)."""
+        return self.chunk_bytes(_MAX_CHUNK) / self.bytes_per_second if self.bytes_per_second else 0.0
+
 
 @dataclass(slots=True)
 class Deadlines:
@@ -110,11 +115,13 @@ class Deadlines:
 class StripeProbe:
     """How many connections a link shall have: doubled as long as goodput grows by ``growth`` at least, else back again.
 
-    Busy time only. After each change, what comes during ``SETTLE`` seconds (or eight round trips: slow start) is not counted;
-    then as much again is measured. A found number is tried again after ``AGAIN`` busy seconds, since links change.
+    Only time in which connections are full counts, from one confirmation to the next: where now and then a frame goes, the time
+    of its last round trip says nothing of the link. After each change, what comes during ``SETTLE`` seconds (or eight round
+    trips: slow start; or ``CHUNKS`` chunks: they are confirmed one at a time) is not counted; then as much again is measured.
+    A found number is tried again after ``AGAIN`` such seconds, since links change.
     """
 
-    SETTLE = 0.4
+    SETTLE, CHUNKS = 0.4, 32
     AGAIN = 60.0
 
     def __init__(self, first: int, most: int, growth: float = 1.1) -> None:
@@ -127,29 +134,24 @@ class StripeProbe:
         self._seconds = 0.0
         self._since: float | None = None
 
-    def confirmed(self, nbytes: int, now: float, round_trip: float, *, busy: bool) -> bool:
-        """``nbytes`` were confirmed at ``now``; whether ``wanted`` changed."""
+    def confirmed(self, nbytes: int, now: float, rate: Rate, *, full: bool) -> bool:
+        """``nbytes`` were confirmed at ``now``; ``full``: more waits than connections take. Whether ``wanted`` changed."""
         if self._since is not None:
             self._seconds += now - self._since
             self._bytes += nbytes
-        self._since = now if busy else None
+        self._since = now if full else None
         if self.settled:
             if self._seconds >= self.AGAIN and self.wanted < self._most:
                 self.settled, self._base = False, None
                 self._start("settle")
             return False
-        if self._seconds < max(self.SETTLE, 8 * round_trip):
+        if self._seconds < max(self.SETTLE, 8 * rate.round_trip, self.CHUNKS * rate.chunk_seconds):
             return False
         goodput = self._bytes / self._seconds
         if self._phase == "settle":
             self._start("measure")
             return False
         return self._judge(goodput)
-
-    def started(self, now: float) -> None:
-        """Something set out at ``now`` after idleness."""
-        if self._since is None:
-            self._since = now
 
     def _judge(self, goodput: float) -> bool:
         before = self.wanted

@@ -24,8 +24,9 @@ from typing import Protocol
 import numpy as np
 
 from farflung.errors import FarflungError, WireError
+from farflung.transports.breather import Breather
 from farflung.transports.pace import Deadlines
-from farflung.transports.tcp_socket import cut, explain_break, kernel_view, set_backlog
+from farflung.transports.tcp_socket import bbr_view, cut, explain_break, kernel_view, set_backlog, unconfirmed
 
 __all__ = ["Carried", "Connection", "MessageKind", "build_message", "read_message"]
 
@@ -34,7 +35,7 @@ _CRC = struct.Struct("<I")
 _SIZE = _HEAD.size + _CRC.size
 _MAX_BODY = 2 << 20
 _READ_BUDGET = 4 << 20
-_POLL_MS = 500
+_POLL_MS, _PAUSE_MS = 500.0, 4.0
 
 
 class MessageKind(IntEnum):
@@ -127,7 +128,11 @@ class Connection:
         self.deadlines = Deadlines(now, now)
         self.heartbeat = 0.5
         self.congestion = kernel_view(sock).congestion
+        #: Whether it is given nothing for a moment, and whether its next message shall be more than a lonely small packet.
+        self.resting = self.padded = False
+        self._breather = Breather() if self.congestion == "bbr" else None
         self._link = link
+        self._wrote_at = 0.0
         self._why = ""
         self._closing = False
         self._out: memoryview | None = None
@@ -189,9 +194,10 @@ class Connection:
         number = self.sock.fileno()
         more = False
         while not self._closing:
-            wants = self._out is not None or self._link.waits(self)
+            longest = self._breathe()
+            wants = self._out is not None or (not self.resting and self._link.waits(self))
             poll.modify(self.sock, select.POLLIN | (select.POLLOUT if wants else 0))
-            found = dict(poll.poll(0 if more else min(_POLL_MS, math.ceil(1e3 * self._link.pause()) or _POLL_MS)))
+            found = dict(poll.poll(0 if more else min(longest, math.ceil(1e3 * self._link.pause()) or longest)))
             if self._wake_in.fileno() in found:
                 with suppress(BlockingIOError):
                     self._wake_in.recv(4096)
@@ -200,6 +206,23 @@ class Connection:
                 more = self._read()
             if events & select.POLLOUT and not self._write():
                 return
+
+    def _breathe(self) -> float:
+        """Look after BBR's pauses (see ``Breather``); how many ms to wait at most."""
+        breather = self._breather
+        if breather is None or (view := bbr_view(self.sock)) is None:
+            return _POLL_MS
+        now = time.monotonic()
+        breather.saw(view, now)
+        self.resting = self.padded = False
+        if breather.near(now):
+            queued = unconfirmed(self.sock) + (0 if self._out is None else len(self._out))
+            self.resting = breather.holds(now, queued, view)
+            self.padded = not queued and breather.expired(now)
+        if self.resting:
+            return _PAUSE_MS
+        settled = self._wrote_at + 1.5 * view.round_trip / 1e6 + _PAUSE_MS / 1e3
+        return min(max(1e3 * (settled - now), 1.0), _POLL_MS) if settled > now else _POLL_MS
 
     def _read(self) -> bool:
         """Take what is there, up to a budget; whether there may be more."""
@@ -236,6 +259,8 @@ class Connection:
 
     def _write(self) -> bool:
         """Send one message, or as much of it as the system takes; False after the last words."""
+        if self._out is None and self.resting:
+            return True
         if self._out is None:
             message = self._link.next_message(self)
             if message is None:
@@ -245,6 +270,7 @@ class Connection:
             count = self.sock.send(self._out)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return True
+        self._wrote_at = time.monotonic()
         self._out = self._out[count:] if count < len(self._out) else None
         if self._out is None and self.last_words_sent:
             self._closing = True

@@ -36,6 +36,10 @@ __all__ = ["LinkHost", "TcpLink"]
 _ERRORS_KEPT = 8
 _TEXT = 1500
 _REFUSED_GRACE = 1.0
+#: Bytes per round trip that one connection carries for certain (2.7 MB with Linux's default buffers).
+_ONE_CARRIES = 1e6
+#: What makes a state more than one packet.
+_PADDING = 4096
 _CORRUPT_LIMIT = 16
 _FIRST_WITHOUT_BBR = 4
 _BACKLOG_SECONDS, _MIN_BACKLOG, _MAX_BACKLOG = 0.04, 64 << 10, 4 << 20
@@ -134,7 +138,6 @@ class TcpLink:
                 if self.alone_since is not None and not self._wanted():
                     self.alone_since = now
                 self.rate.started(now)
-                self._probe.started(now)
                 for connection in self.connections:
                     connection.deadlines.moved(now)
             self._outbox.put(urgency, buffers, pending)
@@ -186,6 +189,8 @@ class TcpLink:
             "wants": self._probe.wanted,
             "arrived": self._inbox.arrived,
         }
+        if connection.padded:
+            body["padding"] = bytes(_PADDING)
         return build_message(MessageKind.STATE, [pack_value(body)])
 
     # -- receiving ----------------------------------------------------------------------------------------------------
@@ -291,10 +296,15 @@ class TcpLink:
             for one in self.connections:
                 one.deadlines.moved(now)
         self.rate.confirmed(arrived, now, busy=busy)
-        if self._probe.confirmed(arrived, now, self.rate.round_trip, busy=busy):
+        if self._may_need_more() and self._probe.confirmed(arrived, now, self.rate, full=self._outbox.behind):
             self._fit_connections()
         backlog = self.rate.bytes_per_second / max(len(self.connections), 1) * _BACKLOG_SECONDS
         connection.limit_backlog(int(min(max(backlog, _MIN_BACKLOG), _MAX_BACKLOG)))
+
+    def _may_need_more(self) -> bool:
+        """Under BBR one connection fills a link whose bandwidth times delay it can carry; a second one only makes frames of both
+        wait for each other."""
+        return self._congestion != "bbr" or self.rate.bytes_per_second * self.rate.round_trip > _ONE_CARRIES
 
     def _got_through(self) -> None:
         self._patience = 1.0
@@ -321,7 +331,7 @@ class TcpLink:
             self.connections.append(connection)
             self.alone_since = self._refused_since = None
             connection.start()
-            self._fit_connections()
+            self._dial_if_needed()
             self.changed.notify_all()
 
     def ended(self, connection: Connection, why: str, error: FarflungError | None) -> None:
@@ -370,6 +380,7 @@ class TcpLink:
                     self._patience = max(self._patience, connection.deadlines.broke())
                     connection.break_off(f"nothing heard for {allowed * connection.deadlines.patience:.1f} s")
             self._check_progress(now)
+            self._fit_connections()  # not when one comes: why it was dialled is known a round trip later
             alone = self.alone_since
             if alone is None:
                 return
@@ -398,9 +409,12 @@ class TcpLink:
         """More connections if the probe wants them; the surplus is closed when it wants fewer."""
         target = max(self._probe.wanted, min(self._peer_wants, self._config.max_stripes))
         active = [one for one in self.connections if not one.retired]
+        mine = [one for one in active if one.dialed]
         surplus = len(active) - target
-        if surplus > 0 and self._probe.settled:
-            for connection in [one for one in active[1:] if one.dialed][-surplus:]:
+        if surplus > 0 and self.peer_id is not None:
+            # Both sides may have dialled at once: one that the side with the lesser id has dialled stays.
+            kept = int(self.id < self.peer_id or len(mine) == len(active))
+            for connection in mine[kept:][-surplus:]:
                 connection.retired = True
         self._dial_if_needed()
 

@@ -7,10 +7,12 @@ short, so that an urgent chunk does not wait behind megabytes.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import ssl
 import struct
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +21,7 @@ from typing import Any
 
 from farflung.errors import ConnectionLost, InputError, SecurityError
 from farflung.security import Caller, Credentials, read_caller, split_address, tls_name
+from farflung.transports.breather import BbrView
 from farflung.transports.config import Insecure
 from farflung.transports.grpc_status import lost
 
@@ -26,6 +29,7 @@ __all__ = [
     "KernelView",
     "TlsContexts",
     "Unfinished",
+    "bbr_view",
     "caller_of",
     "cut",
     "dial",
@@ -33,10 +37,14 @@ __all__ = [
     "open_server",
     "set_backlog",
     "tune",
+    "unconfirmed",
 ]
 
 _BACKLOG = 256
 _NOTSENT_LOWAT = 25
+_CC_INFO = 26
+#: BBR's window over the bandwidth-delay product, in 1/256: only PROBE_RTT has 1.
+_PROBE_RTT_GAIN = 256
 
 
 class TlsContexts:
@@ -249,6 +257,23 @@ def kernel_view(connection: socket.socket) -> KernelView:
             fields = struct.unpack_from("24I", info, 8)
             round_trip, repeated = fields[15] / 1e6, fields[23]
     return KernelView(name, round_trip, repeated)
+
+
+def bbr_view(connection: socket.socket) -> BbrView | None:
+    """``TCP_CC_INFO`` of a connection under BBR (None where the system does not say)."""
+    try:
+        low, high, trip, _, gain = struct.unpack("5I", connection.getsockopt(socket.IPPROTO_TCP, _CC_INFO, 20))
+    except (OSError, struct.error):
+        return None
+    return BbrView(rate=(high << 32) | low, round_trip=trip, probing=gain == _PROBE_RTT_GAIN)
+
+
+def unconfirmed(connection: socket.socket) -> int:
+    """Bytes that were given to the system and are not confirmed by the other end's (0 where it does not say)."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
+    except (OSError, struct.error):
+        return 0
 
 
 def explain_break(error: BaseException) -> str:
