@@ -25,6 +25,7 @@ from farflung.protocol.events import (
     PrepareRun,
     RecoverRun,
     RunAdvanced,
+    RunDropped,
     RunEnded,
     RunFailed,
     RunPrepared,
@@ -105,7 +106,7 @@ def test_an_idle_worker_may_leave_at_once_and_one_that_is_planned_for_is_left_ou
     assert made.handle(leaves("b")) == [MakePlan(run="r", members=("a",), attempt=2), DismissMember(name="b")]
     made.handle(PlanMade(run="r", attempt=2, devices=("a",)))
     assert made.handle(MemberWants(name="a", paused=True)) == [
-        AbortRun(run="r", name="a", cause="worker a is paused"),
+        AbortRun(run="r", name="a", cause="worker a is paused", keep=True),
         RecoverRun(run="r", cause="worker a is paused"),
     ]
 
@@ -240,6 +241,7 @@ def test_a_worker_lost_while_planning_sends_the_run_back_to_wait() -> None:
     made.handle(RunSubmitted(run="r", workers=2))
     assert made.handle(MemberLost(name="b", cause="dead")) == []
     assert made.runs["r"].state is RunState.WAITING
+    assert drop(made, "a") == []
     assert made.handle(MemberJoined(name="c", address="c:1", offer=OFFER)) == [MakePlan(run="r", members=("a", "c"), attempt=2)]
     assert made.handle(PlanMade(run="r", attempt=1, devices=("a", "b"))) == [], "the plan for the old workers is not taken"
     assert made.handle(PlanMade(run="r", attempt=2, devices=("c",))) == [PrepareRun(run="r", name="c")]
@@ -318,15 +320,24 @@ def begin(made: BrokerMachine, *names: str) -> None:
     assert made.runs["r"].state is RunState.RUNNING
 
 
+def drop(made: BrokerMachine, *names: str) -> list[Command]:
+    """All have let go of the last attempt; what comes of it, at last."""
+    attempt = made.runs["r"].attempts
+    *early, last = [made.handle(RunDropped(run="r", name=name, attempt=attempt)) for name in names]
+    assert early == [[]] * len(early), "they are awaited all"
+    return last
+
+
 def test_a_loss_is_planned_around() -> None:
     made = surviving("a", "b", "c")
     cause = "worker b is gone: dead"
     assert made.handle(MemberLost(name="b", cause="dead")) == [
-        AbortRun(run="r", name="a", cause=cause),
-        AbortRun(run="r", name="c", cause=cause),
+        AbortRun(run="r", name="a", cause=cause, keep=True),
+        AbortRun(run="r", name="c", cause=cause, keep=True),
         RecoverRun(run="r", cause=cause),
-        MakePlan(run="r", members=("a", "c"), attempt=2),
     ]
+    assert drop(made, "a", "c") == [MakePlan(run="r", members=("a", "c"), attempt=2)]
+    assert made.handle(RunDropped(run="r", name="a", attempt=1)) == [], "told twice"
     assert made.handle(RunEnded(run="r", name="a", attempt=1)) == [], "an older plan's"
     begin(made, "a", "c")
 
@@ -334,14 +345,32 @@ def test_a_loss_is_planned_around() -> None:
 def test_both_ends_of_a_broken_link_go_on() -> None:
     made = surviving("a", "b")
     commands = made.handle(RunFailed(run="r", name="a", cause="lost b", lost_peer=True, attempt=1))
-    assert commands[-1] == MakePlan(run="r", members=("a", "b"), attempt=2)
+    assert commands[-1] == RecoverRun(run="r", cause="lost b (told by worker a)")
     assert made.handle(RunFailed(run="r", name="b", cause="lost a", lost_peer=True, attempt=1)) == [], "the same loss, told twice"
+    assert drop(made, "a", "b") == [MakePlan(run="r", members=("a", "b"), attempt=2)]
     assert made.runs["r"].lost == 1
+
+
+def test_those_who_go_while_they_are_awaited_are_awaited_no_more() -> None:
+    made = surviving("a", "b", "c")
+    made.handle(MemberLost(name="b", cause="dead"))
+    made.handle(RunSubmitted(run="other", workers=1))
+    assert made.runs["other"].state is RunState.WAITING, "nobody is free before all have let go"
+    assert made.handle(RunDropped(run="r", name="c", attempt=1)) == []
+    assert made.handle(MemberLost(name="a", cause="dead, too")) == [MakePlan(run="r", members=("c",), attempt=2)]
+
+
+def test_a_run_that_is_stopped_while_workers_let_go_frees_them() -> None:
+    made = surviving("a", "b")
+    made.handle(MemberLost(name="b", cause="dead"))
+    assert made.handle(StopRequested(run="r")) == [FinishRun(run="r", outcome="stopped")]
+    assert made.members["a"].run is None
 
 
 def test_reports_of_an_older_plan_prepare_and_fail_nothing() -> None:
     made = surviving("a", "b")
     made.handle(MemberLost(name="b", cause="dead"))
+    drop(made, "a")
     made.handle(PlanMade(run="r", attempt=2, devices=("a",)))
     assert made.handle(RunPrepared(run="r", name="a", attempt=1)) == []
     assert made.handle(RunFailed(run="r", name="a", cause="out of memory", attempt=1)) == []
@@ -352,12 +381,14 @@ def test_it_waits_for_as_many_as_the_job_asks_for() -> None:
     made = surviving("a", "b", workers=2)
     assert made.handle(MemberLost(name="b", cause="dead"))[-1] == RecoverRun(run="r", cause="worker b is gone: dead")
     assert made.runs["r"].state is RunState.WAITING
+    assert drop(made, "a") == []
     assert made.handle(MemberJoined(name="c", address="c:1", offer=OFFER)) == [MakePlan(run="r", members=("a", "c"), attempt=2)]
 
 
 def test_it_waits_for_somebody_new_where_those_left_do_not_suffice() -> None:
     made = surviving("a", "b")
     made.handle(MemberLost(name="b", cause="dead"))
+    drop(made, "a")
     commands = made.handle(PlanMade(run="r", attempt=2, error="device a lacks 1.2 GB", kind="PlanError"))
     assert commands == [RecoverRun(run="r", cause="no plan for those who are left: device a lacks 1.2 GB")]
     assert made.handle(MemberJoined(name="b", address="b:2", offer=OFFER)) == [MakePlan(run="r", members=("a", "b"), attempt=3)]
@@ -367,6 +398,7 @@ def test_too_many_losses_without_a_step_end_the_run() -> None:
     made = surviving("a", "b", recoveries=2)
     for attempt in (1, 2):
         made.handle(RunFailed(run="r", name="a", cause="lost b", lost_peer=True, attempt=attempt))
+        drop(made, "a", "b")
         begin(made, "a", "b")
     (*_, finish) = made.handle(RunFailed(run="r", name="a", cause="lost b", lost_peer=True, attempt=3))
     assert isinstance(finish, FinishRun)
@@ -377,6 +409,7 @@ def test_a_new_step_gives_it_all_its_recoveries_again() -> None:
     made = surviving("a", "b", recoveries=1)
     for attempt in range(1, 6):
         made.handle(RunFailed(run="r", name="a", cause="lost b", lost_peer=True, attempt=attempt))
+        drop(made, "a", "b")
         begin(made, "a", "b")
         assert made.handle(RunAdvanced(run="r")) == []
 
@@ -482,6 +515,10 @@ class Orders(RuleBasedStateMachine):
     @rule(run=runs, name=NAMES)
     def prepared(self, run: str, name: str) -> None:
         self.take(self.machine.handle(RunPrepared(run=run, name=name)))
+
+    @rule(run=runs, name=NAMES)
+    def dropped(self, run: str, name: str) -> None:
+        self.take(self.machine.handle(RunDropped(run=run, name=name)))
 
     @rule(run=runs, name=NAMES)
     def ended(self, run: str, name: str) -> None:

@@ -28,6 +28,7 @@ from farflung.protocol.events import (
     PrepareRun,
     RecoverRun,
     RunAdvanced,
+    RunDropped,
     RunEnded,
     RunFailed,
     RunPrepared,
@@ -105,6 +106,8 @@ class World:
             self.handing.add(attempt)
         elif isinstance(command, AbortRun):
             self.started.pop(name, None)
+            if command.keep:
+                self.up[name].append(RunDropped(run="r", name=name, attempt=attempt))
         elif isinstance(command, DismissMember):
             self.die(name)
 

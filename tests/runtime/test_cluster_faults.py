@@ -140,7 +140,7 @@ def test_a_value_larger_than_the_plan_ends_the_run_only(cluster: Loopback, captu
     [
         ("b", Frame("value", {"key": 3}), "a bad 'value' came from b: a value's key must be a list"),
         ("b", Frame("data", {"key": ["x"], "step": 0}), "b takes no part in run"),
-        ("b", Frame("verdict", {"step": 0, "fields": {"finite": True, "bad": [], "stop": True}}), "only c decides"),
+        ("b", Frame("verdict", {"step": 0, "fields": {"finite": True, "bad": [], "losses": [], "stop": True}}), "only c decides"),
         ("b", Frame("norms", {"step": 0, "fields": {"norms": {"w": None}}}), "'w' must be a number"),
     ],
 )

@@ -117,7 +117,7 @@ def test_codecs_see_the_rows_of_a_value() -> None:
 
 def test_small_messages_wait_under_their_kind_and_step() -> None:
     with Ends() as ends:
-        ends.couriers["b"].post("a", "verdict", 3, {"finite": True, "bad": [], "stop": False})
+        ends.couriers["b"].post("a", "verdict", 3, {"finite": True, "bad": [], "losses": [], "stop": False})
         assert ends.boxes["a"].take(("verdict", 3))["finite"] is True
         ends.couriers["b"].post("a", "norms", 3, {"norms": {"w": 2.0}})
         assert ends.boxes["a"].take(("norms", 3, "b")) == {"norms": {"w": 2.0}}
@@ -149,7 +149,7 @@ def value_frame(key: object = KEY, shape: tuple[int, ...] = (4, 16), dtype: Any 
         (Frame("value", {"key": KEY, "array": ["float32", [4, 16], None]}, (b"12",)), "needs 256 bytes, got 2"),
         (Frame("value", {"key": KEY, "array": ["float32", [4, 16], None], "payload": 3}, ()), "bad payload"),
         (Frame("verdict", {"step": "0", "fields": {}}), "'step' must be a whole number"),
-        (Frame("verdict", {"step": 0, "fields": {"finite": 1}}), "a verdict says finite, bad and stop"),
+        (Frame("verdict", {"step": 0, "fields": {"finite": 1}}), "a verdict says finite, bad, losses and stop"),
         (Frame("norms", {"step": 0, "fields": {"norms": {"w": "big"}}}), "'w' must be a number"),
         (Frame("norms", {"step": 0, "fields": []}), "'fields' must be a map"),
         (Frame("dance", {"step": 0, "fields": {}}), "unknown frame 'dance': known are value, data, part, total, norms"),
@@ -184,7 +184,9 @@ def test_a_peer_can_not_fill_the_memory_with_keys() -> None:
 
 def test_only_the_leader_decides() -> None:
     with Ends() as ends, pytest.raises(WireError, match="only b decides on a step, not a"):
-        ends.couriers["b"].receive("a", Frame("verdict", {"step": 0, "fields": {"finite": True, "bad": [], "stop": True}}))
+        ends.couriers["b"].receive(
+            "a", Frame("verdict", {"step": 0, "fields": {"finite": True, "bad": [], "losses": [], "stop": True}})
+        )
 
 
 plain = st.recursive(

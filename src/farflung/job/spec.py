@@ -189,8 +189,8 @@ class JobSpec(_Section):
     order that belongs to the job wherever it runs; replicas of a stage hold whole ones. None: as many as micro-batches, which
     is the order of a plain loop.
     ``threads``: intra-operator threads, part of invariant 1. ``on_nan``: what a loss that is not a number does.
-    ``on_loss``: what the loss of a worker does: the run goes on from its newest checkpoint, or ends. ``recoveries``: how many
-    losses in a row, without a new step between them, end the run all the same.
+    ``on_loss``: what the loss of a worker does: the run goes on from what the others hold, or its newest checkpoint; or it ends.
+    ``recoveries``: how many losses in a row, without a new step between them, end the run all the same.
     """
 
     name: str = "job"

@@ -6,8 +6,9 @@ most one run.
 A member that wants to go, or to be left out for a while, hands over: the attempt ends after the current step with a checkpoint,
 and the next one begins without it. That is no loss. A member that drains serves its run to the end.
 
-The loss of a member, or of a link between two, ends the run's *attempt*: the others drop it, and the run waits, is planned again
-for the workers that are there, and goes on from its newest checkpoint, wherever the shell finds that. A run that was submitted
+The loss of a member, or of a link between two, ends the run's *attempt*: the others drop it and tell what they still hold,
+and only then are they free again. The run is planned again for the workers that are there, and goes on from what is held, or
+from its newest checkpoint; that choice is ``holdings``' and the shell's. A run that was submitted
 without recoveries fails instead, and so does one that is lost too often without a new step between. What members report of
 an attempt that is over is not heard.
 """
@@ -38,6 +39,7 @@ from farflung.protocol.events import (
     PrepareRun,
     RecoverRun,
     RunAdvanced,
+    RunDropped,
     RunEnded,
     RunFailed,
     RunPrepared,
@@ -79,7 +81,8 @@ class Run:
     ``lost``: attempts that ended by a loss since the last new step; more than ``recoveries`` of them end the run. ``hoped``: a
     run of an earlier life of the broker waits for so many workers. ``refused``: a plan for these could not be made after a
     loss, so somebody new must come. ``began``: there was a plan for it once. ``handing``: why its attempt ends after the current
-    step (empty: it does not). ``unfinished``: a worker has ended it before the job's end.
+    step (empty: it does not). ``unfinished``: a worker has ended it before the job's end. ``awaited``: who has yet to drop the
+    last attempt.
     """
 
     run: str
@@ -89,6 +92,7 @@ class Run:
     began: bool = False
     hoped: int = 0
     refused: frozenset[str] = frozenset()
+    awaited: set[str] = field(default_factory=set)
     state: RunState = RunState.WAITING
     devices: tuple[str, ...] = ()
     prepared: set[str] = field(default_factory=set)
@@ -125,6 +129,7 @@ class BrokerMachine:
             RunAdvanced: self._advanced,
             PlanMade: self._planned,
             RunPrepared: self._prepared,
+            RunDropped: self._dropped,
             RunEnded: self._ended,
             RunFailed: self._failed,
             StopRequested: self._stop,
@@ -184,8 +189,8 @@ class BrokerMachine:
             self._wait_again(run)
             return []
         if run.state is RunState.PREPARING:
-            commands = self._abort(run, why)
-            self._wait_again(run)
+            commands = self._abort(run, why, keep=True)
+            self._wait_again(run, {command.name for command in commands})
             return [*commands, RecoverRun(run=run.run, cause=why)]
         if run.handing or run.stopping:
             return []
@@ -215,6 +220,9 @@ class BrokerMachine:
         if member is None or member.run is None:
             return []
         run = self.runs[member.run]
+        if run.state is RunState.WAITING:
+            self._free(run, event.name)
+            return []
         if event.name in run.ended:
             return []  # its part is done; nobody needs it any more
         if run.state is RunState.PLANNING:  # nothing was sent yet: wait for workers again
@@ -250,7 +258,9 @@ class BrokerMachine:
         commands: list[Command] = []
         for run in self.runs.values():
             idle = [member.name for member in self.members.values() if member.ready]
-            if run.state is not RunState.WAITING or len(idle) < run.needs or (run.refused and run.refused >= set(idle)):
+            if run.state is not RunState.WAITING or run.awaited or len(idle) < run.needs:
+                continue
+            if run.refused and run.refused >= set(idle):
                 continue
             run.hoped = 0
             run.refused = frozenset()
@@ -290,6 +300,12 @@ class BrokerMachine:
             return []
         run.state = RunState.RUNNING
         return [StartRun(run=run.run, name=name) for name in run.devices]
+
+    def _dropped(self, event: RunDropped) -> list[Command]:
+        run = self._run(event.run)
+        if not _stale(event, run):
+            self._free(run, event.name)
+        return []
 
     def _ended(self, event: RunEnded) -> list[Command]:
         run = self._run(event.run)
@@ -332,35 +348,44 @@ class BrokerMachine:
     def _lose(self, run: Run, cause: str) -> list[Command]:
         """An attempt lost somebody: the next one begins with whoever is there, unless that was too often."""
         if run.stopping:
-            return self._abort(run, cause) + self._over(run, RunState.STOPPED)
+            return [*self._abort(run, cause), *self._over(run, RunState.STOPPED)]
         if run.lost >= run.recoveries:
             often = f" ({run.lost} recoveries without a new step came before)" if run.lost else ""
             return self._fail(run, cause + often)
         run.lost += 1
-        commands = self._abort(run, cause)
-        self._wait_again(run)
+        commands = self._abort(run, cause, keep=True)
+        self._wait_again(run, {command.name for command in commands})
         return [*commands, RecoverRun(run=run.run, cause=cause)]
 
-    def _wait_again(self, run: Run) -> None:
+    def _wait_again(self, run: Run, awaited: set[str] | None = None) -> None:
+        """Wait for workers; those of the last attempt are free together, once all who are ``awaited`` have let go of it."""
         run.state = RunState.WAITING
-        for name in run.devices:
-            self._release(run, name)
+        run.awaited = awaited or set()
+        self._free(run)
         run.devices = ()
         run.prepared.clear()
         run.ended.clear()
         run.handing, run.unfinished = "", False
 
-    def _abort(self, run: Run, cause: str) -> list[Command]:
+    def _free(self, run: Run, name: str = "") -> None:
+        """``name`` has let go of the last attempt, or is gone."""
+        run.awaited.discard(name)
+        if run.state is RunState.WAITING and not run.awaited:
+            for member in self.members:
+                self._release(run, member)
+
+    def _abort(self, run: Run, cause: str, *, keep: bool = False) -> list[AbortRun]:
         busy = run.state in (RunState.PREPARING, RunState.RUNNING)
         told = [name for name in run.devices if self._serves(name, run)] if busy else []
-        return [AbortRun(run=run.run, name=name, cause=cause) for name in told]
+        return [AbortRun(run=run.run, name=name, cause=cause, keep=keep) for name in told]
 
     def _fail(self, run: Run, cause: str, kind: str = TRAINING_ERROR) -> list[Command]:
-        return self._abort(run, cause) + self._over(run, RunState.FAILED, cause, kind)
+        return [*self._abort(run, cause), *self._over(run, RunState.FAILED, cause, kind)]
 
     def _over(self, run: Run, state: RunState, cause: str = "", kind: str = "") -> list[Command]:
         run.state, run.cause, run.kind = state, cause, kind
-        for name in run.devices:
+        run.awaited.clear()
+        for name in self.members:
             self._release(run, name)
         return [FinishRun(run=run.run, outcome=state.value, cause=cause, kind=kind)]
 
@@ -381,6 +406,6 @@ class BrokerMachine:
             raise InputError(f"there is no run {name!r}; known runs: {known}") from None
 
 
-def _stale(event: RunPrepared | RunEnded | RunFailed, run: Run) -> bool:
+def _stale(event: RunPrepared | RunDropped | RunEnded | RunFailed, run: Run) -> bool:
     """Whether it is told of an attempt that is over."""
     return event.attempt not in (0, run.attempts)

@@ -24,6 +24,7 @@ __all__ = [
     "PrepareRun",
     "RecoverRun",
     "RunAdvanced",
+    "RunDropped",
     "RunEnded",
     "RunFailed",
     "RunPrepared",
@@ -171,6 +172,16 @@ class RunPrepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunDropped:
+    """A worker has let go of its part, as ``AbortRun`` with ``keep`` asked, and told what it still holds (``attempt``: of which
+    plan)."""
+
+    run: str
+    name: str
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """A worker finished its part (``attempt``: for which plan; 0: for the current one).
 
@@ -217,6 +228,7 @@ Event = (
     | RunAdvanced
     | PlanMade
     | RunPrepared
+    | RunDropped
     | RunEnded
     | RunFailed
     | StopRequested
@@ -276,11 +288,12 @@ class DismissMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRun:
-    """Tell ``name`` to drop the run at once."""
+    """Tell ``name`` to drop the run at once; ``keep``: it will go on, so what it holds is to be kept and told."""
 
     run: str
     name: str
     cause: str
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

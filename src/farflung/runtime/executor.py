@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from farflung.engines.base import Array, Engine, EngineSettings, MicroBatch, StageRunner
 from farflung.errors import TrainingError
@@ -19,6 +21,8 @@ from farflung.graph.ir import Use, ValueRef
 from farflung.job.groups import is_frozen
 from farflung.job.rates import rates
 from farflung.plan.model import Stage
+from farflung.protocol.holdings import Decision
+from farflung.runtime.committing import Committing
 from farflung.runtime.exchange import Exchange
 from farflung.runtime.links import Links, LinkUse
 from farflung.runtime.mailbox import Mailbox
@@ -57,7 +61,9 @@ class Executor:
         self.step = setup.first_step
         self._save = False
         #: Steps that the states are made of, now and in the newest checkpoint (or the first states, before there is one).
-        self.committed = self._kept_committed = setup.committed
+        self.committed = setup.committed
+        self._kept_committed = setup.committed if setup.kept_committed is None else setup.kept_committed
+        self.commits = Committing(self)
         #: Whether ``gradients`` shall hold those of the last step, as they are before clipping.
         self.keep_gradients = False
         self.gradients: dict[str, Array] = {}
@@ -103,9 +109,12 @@ class Executor:
             FarflungError: what ``abort`` was given.
         """
         job = self.setup.job
+        saved = (self.step if self.setup.kept_step is None else self.setup.kept_step) or -1
+        if self.step and job.checkpoint.every and self.step % job.checkpoint.every == 0 and saved < self.step:
+            self._checkpoint()  # the loss may have come before it was whole
+            saved = self.step
         again = self.setup.recovered and bool(job.evaluate.every and self.step and self.step % job.evaluate.every == 0)
-        stop = self.evaluate() if again and self.step < job.steps else False  # the loss may have come before it was whole
-        saved = self.step or -1
+        stop = self.evaluate() if again and self.step < job.steps else False
         while self.step < job.steps and not stop:
             stop = self._train_step(self.step)
             self.step += 1
@@ -135,6 +144,7 @@ class Executor:
     def close(self) -> None:
         """Stop the sender threads."""
         self.links.close()
+        self.mailbox.clear()
 
     def on_frame(self, peer: str, frame: Frame) -> None:
         """A frame of this run arrived (transport thread). Data of a step farther ahead than the next one waits here."""
@@ -177,6 +187,7 @@ class Executor:
         self._first_states()
         if self.sync is not None:
             self.sync.open({index: self.base(index) for index in self.setup.own_stages}, self.step)
+        self.commits.loaded()
 
     def _first_states(self) -> None:
         for index in self.setup.own_stages:
@@ -209,7 +220,7 @@ class Executor:
         losses: dict[int, float] = {}
         if self.sync is not None:
             self.sync.begin(step, rates(setup.job, step))
-        before = self._carried() if setup.job.on_nan == "skip" else {}
+        self.commits.begin(self._carried() if setup.job.on_nan == "skip" or self.commits.keeps else {})
         todo = self._todo()
         while not all(progress.done for progress in todo.values()):
             begin = self.trace.now()
@@ -233,23 +244,35 @@ class Executor:
             self._exchange_uses(step)
             verdict = self.mailbox.take(("verdict", step))
             norm, scale = self._norm(step)
-        self.trace.note(SpanKind.WAIT, "for the end of the step", begin, step=step)
         action_on_nan = self._judge(verdict, norm)
+        with meter.waiting():
+            if norm is None:
+                self._check_gradients()
+                self.commits.prepared()
+                self.commits.agree(step)
+        self.trace.note(SpanKind.WAIT, "for the end of the step", begin, step=step)
         fault_point("worker.before_update", step=step, device=self.setup.device)
         begin = self.trace.now()
         with meter.computing(setup.own_stages[0]):
-            if action_on_nan is None:
-                if norm is None:
-                    self._check_gradients()
-                self._update(step, scale)
-                self.committed += 1
-            else:
-                self._undo(action_on_nan, before)
+            self._finish_step(step, scale, action_on_nan)
         self.trace.note(SpanKind.COMPUTE, "update", begin, step=step, stage=setup.own_stages[0])
         self._report(step, meter, losses, verdict, norm, skipped=action_on_nan is not None)
         self._save = bool(verdict.get("save"))
         fault_point("worker.after_update", step=step, device=self.setup.device)
         return bool(verdict["stop"])
+
+    def _finish_step(self, step: int, scale: Array | None, action_on_nan: str | None) -> None:
+        """The second phase: all are ready."""
+        factor = None if scale is None else float(scale)
+        if action_on_nan is None:
+            self.apply(step, scale)
+            self.commits.done(step, Decision(scale=factor))
+        elif action_on_nan == "skip":
+            self.leave_out(self.commits.before)
+            self.commits.done(step, Decision(applied=False))
+        else:
+            self._roll_back()
+            self.commits.done(step, None)
 
     def _todo(self) -> dict[int, Progress]:
         """The actions of a step, by stage."""
@@ -356,7 +379,8 @@ class Executor:
         bad = [index for index, loss in losses.items() if not math.isfinite(loss)]
         stop, save = self.hooks.stop_requested(), self.hooks.save_requested()
         leave = step + 1 < self.setup.job.steps and self.hooks.leave_requested()
-        verdict = {"finite": not bad, "bad": bad, "stop": stop or leave, "save": save or leave}
+        told = [losses[index] for index in sorted(losses)]
+        verdict = {"finite": not bad, "bad": bad, "losses": told, "stop": stop or leave, "save": save or leave}
         self.mailbox.put(("verdict", step), verdict)
         for peer in self.setup.peers:
             self.courier.post(peer, "verdict", step, verdict)
@@ -412,6 +436,8 @@ class Executor:
         for index in self.setup.own_stages:
             speaks = self._speaks if self.sync is None else (lambda name, stage: self.owner(name) == stage)
             norms |= {n: v for n, v in self.base(index).gradient_norms().items() if speaks(n, index)}
+        self.commits.prepared()
+        fault_point("worker.prepared", step=step, device=self.setup.device)
         for peer in self.setup.mates:
             self.courier.post(peer, "norms", step, {"norms": norms})
         for peer in self.setup.mates:
@@ -432,10 +458,7 @@ class Executor:
         return policy
 
     def _check_gradients(self) -> None:
-        """Refuse gradients that are not numbers where no norm was asked for, before any stage here is updated.
-
-        Other workers may go on, but no checkpoint of this step or a later one becomes whole without this worker's share.
-        """
+        """Refuse gradients that are not numbers where no norm was asked for, before any stage is updated anywhere."""
         for index in self.setup.own_stages:
             spoilt = self.base(index).spoilt_gradients()
             if spoilt:
@@ -448,15 +471,18 @@ class Executor:
             '(optimizer.clip_norm), or set on_nan = "skip" or "rollback"'
         )
 
-    def _update(self, step: int, scale: Array | None) -> None:
+    def apply(self, step: int, scale: Array | None) -> None:
+        """Update the states by the gradients of ``step``."""
+        self.commits.writing()
         if self.keep_gradients and step == self.setup.job.steps - 1:
             self.gradients = {n: g for i in self.setup.own_stages for n, g in self.base(i).gradients().items()}
         current = rates(self.setup.job, step)
         if self.sync is not None:
             self.sync.finish(scale)
-            return
-        for index in self.setup.own_stages:
-            self.base(index).update(current, scale)
+        else:
+            for index in self.setup.own_stages:
+                self.base(index).update(current, scale)
+        self.committed += 1
 
     def _carried(self) -> dict[int, Mapping[str, Array]]:
         """Copies of what the forwards themselves change (batch-norm statistics), by stage."""
@@ -464,49 +490,60 @@ class Executor:
         found = {index: changed & set(self.setup.subgraphs[index].states) for index in self.setup.own_stages}
         return {index: self.base(index).states(names) for index, names in found.items() if names}
 
-    def _undo(self, policy: str, before: Mapping[int, Mapping[str, Array]]) -> None:
-        """Leave a step out: ``skip`` keeps what was there before it, ``rollback`` goes back to the newest checkpoint."""
+    def discard(self) -> None:
+        """Drop gradients and activations."""
         for runners in self.runners.values():
             for runner in runners.values():
                 runner.discard()
-        if policy == "rollback":
-            self._begin_states()
-            self.committed = self._kept_committed
-            return
+
+    def leave_out(self, before: Mapping[int, Mapping[str, Array]]) -> None:
+        """Leave a step out: what was there ``before`` it stays."""
+        self.commits.writing()
+        self.discard()
         for index, states in before.items():
             self.base(index).load(states)
+
+    def _roll_back(self) -> None:
+        """Go back to the newest checkpoint."""
+        self.commits.writing()
+        self.discard()
+        self._begin_states()
+        self.committed = self._kept_committed
 
     def _report(
         self,
         step: int,
         meter: _Meter,
         losses: Mapping[int, float],
-        verdict: Mapping[str, object],
+        verdict: Mapping[str, Any],
         norm: float | None,
         *,
         skipped: bool,
     ) -> None:
         ordered = tuple(losses[index] for index in sorted(losses))
+        everyone: list[float] = verdict["losses"]
         divergence = None if self.sync is None else self.sync.divergence
         seconds, wait, busy = time.perf_counter() - meter.begin, meter.wait, dict(meter.busy)
 
+        report = StepReport(
+            step=step,
+            seconds=seconds,
+            busy=sum(busy.values()),
+            wait=wait,
+            sent={},
+            dense={},
+            stage_busy=busy,
+            loss=self._mean(ordered) if ordered else None,
+            losses=ordered,
+            skipped=skipped,
+            rate=rates(self.setup.job, step)[-1],
+            grad_norm=norm,
+            divergence=divergence,
+        )
+        self.commits.told(report, everyone, self._mean(everyone))
+
         def tell(use: LinkUse) -> None:
-            report = StepReport(
-                step=step,
-                seconds=seconds,
-                busy=sum(busy.values()),
-                wait=wait,
-                sent=use.sent,
-                dense=use.dense,
-                stage_busy=busy,
-                loss=self._mean(ordered) if ordered else None,
-                losses=ordered,
-                skipped=skipped,
-                rate=rates(self.setup.job, step)[-1],
-                grad_norm=norm,
-                divergence=divergence,
-            )
-            self.hooks.on_step(report)
+            self.hooks.on_step(replace(report, sent=use.sent, dense=use.dense))
             self._tell_trace()
 
         self.links.when_sent(step, tell)

@@ -76,6 +76,11 @@ class Mailbox:
                 self._error = error
             self._changed.notify_all()
 
+    def clear(self) -> None:
+        """Drop all items: nobody will take them."""
+        with self._changed:
+            self._items.clear()
+
     @property
     def error(self) -> BaseException | None:
         """What ``abort`` was given, if it was called."""

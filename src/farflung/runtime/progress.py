@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import exp
 
 from farflung.clock import Clock
@@ -57,6 +57,18 @@ class Progress:
         self._last = self._clock.now()
         self._begin = Seconds(self._last - elapsed)
 
+    def settle(self, end: int, told: Iterable[StepReport]) -> None:
+        """The run goes on at step ``end``: what stands before it is committed, though a worker died before it had said so.
+
+        ``told``: reports of those who live, with all losses.
+        """
+        with self._lock:
+            for report in told:
+                if self._next <= report.step < end:
+                    self._open.setdefault(report.step, []).append(report)
+            while not self._closed and self._next < end and self._open.get(self._next):
+                self._complete()
+
     def close(self) -> None:
         """Hear no more: what still comes belongs to a plan that is over."""
         with self._lock:
@@ -75,13 +87,17 @@ class Progress:
                 raise WireError(f"a report of step {report.step} came while step {self._next} of {self._job.steps} is open")
             self._open.setdefault(report.step, []).append(report)
             while len(self._open.get(self._next, ())) == self._workers:
-                record = self._merge(self._open.pop(self._next))
-                self._next += 1
-                self.count += 1
-                self.last = record
-                if self.keep:
-                    self.steps.append(record)
-                self._sink(record)
+                self._complete()
+
+    def _complete(self) -> None:
+        """The next step is on record (under the lock)."""
+        record = self._merge(self._open.pop(self._next))
+        self._next += 1
+        self.count += 1
+        self.last = record
+        if self.keep:
+            self.steps.append(record)
+        self._sink(record)
 
     def evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Take an evaluation: mean outputs over its micro-batches (``loss``; ``correct``: right answers per micro-batch).

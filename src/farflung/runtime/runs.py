@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from farflung.checkpoint import Manifest
 from farflung.clock import MonotonicClock
 from farflung.data import compare_fingerprints
 from farflung.errors import DataError, FarflungError, InputError
@@ -39,14 +38,17 @@ from farflung.protocol.events import (
     StartRun,
     StopRun,
 )
+from farflung.protocol.holdings import Holding
 from farflung.runtime.bundle import Bundle, squeeze
 from farflung.runtime.link_table import Freshness, LinkTable
 from farflung.runtime.measuring import Measuring
 from farflung.runtime.planning import Judge, Planned, check_runnable, cluster_of, plan_run
 from farflung.runtime.probing import Probing
 from farflung.runtime.progress import Progress
+from farflung.runtime.resuming import Start
 from farflung.runtime.run_log import RunLog
 from farflung.runtime.run_store import RunStore
+from farflung.runtime.setup import StepReport
 from farflung.telemetry.records import Record, RecoveryRecord, RunResult, StepRecord
 from farflung.telemetry.trace import Span
 from farflung.units import Seconds, counted
@@ -86,6 +88,11 @@ class LiveRun:
     furthest: int = 0
     #: The last attempt that began to train.
     begun: int = 0
+    #: Where the attempt begins.
+    start: Start | None = None
+    #: What workers said they hold since the last loss, and the reports of steps that only they may know of.
+    held: dict[str, list[Holding]] = field(default_factory=dict)
+    told: list[StepReport] = field(default_factory=list)
     #: Whether the process that submitted it has watched it.
     attended: bool = False
     measured: set[str] = field(default_factory=set)
@@ -241,14 +248,12 @@ class Runs:
             return lambda: self._begin_planning(live, members, command.attempt)
         if isinstance(command, PrepareRun):
             self._prepare(live, command.name)
+            if live.start is not None and live.planned is not None and command.name == live.planned.plan.devices[0]:
+                self._lend(live, live.start)
         elif isinstance(command, StartRun):
             return self._start(live, command.name)
-        elif isinstance(command, StopRun):
-            self._send(command.name, Frame("stop", {"run": command.run}))
-        elif isinstance(command, AbortRun):
-            self._send(command.name, Frame("abort", {"run": command.run, "cause": command.cause}))
-        elif isinstance(command, HandOver):
-            self._send(command.name, Frame("hand_over", {"run": command.run}))
+        elif isinstance(command, StopRun | HandOver | AbortRun):
+            self._send(command.name, _order(command, live.attempt))
         elif isinstance(command, RecoverRun):
             return self._lose(live, command)
         elif isinstance(command, FinishRun):
@@ -274,7 +279,7 @@ class Runs:
                     return  # somebody has gone, and a newer plan is made
                 newest = live.store.begin(attempt)
                 live.store.write_plan(planned.plan, planned.topology.to_json())
-            start = _Start.of(live, attempt, newest)
+            start = Start.of(attempt, newest, _first_source(live)).or_live(self._held(live), bundle.graph, planned.plan)
             self.note(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
             preparation = _preparation(bundle, live, planned, start)
         except FarflungError as error:
@@ -295,11 +300,12 @@ class Runs:
         progress.keep = False
         older = live.progress
         if older is not None:
+            older.settle(start.step, live.told)
             older.close()
         with self.changed:
             run = self.machine.runs[live.run]
             if run.state is RunState.PLANNING and run.attempts == attempt:
-                live.planned, live.preparation, live.progress = planned, preparation, progress
+                live.planned, live.preparation, live.progress, live.start = planned, preparation, progress, start
                 live.attempt, live.first_step, live.committed = attempt, start.step, start.committed
                 live.measured = {member.name for member in members}
                 self.tell(live, self._planned_frame(live, planned))
@@ -324,15 +330,39 @@ class Runs:
         assert live.planned is not None
         assert live.preparation is not None
         others = {peer: address for peer, address in self._addresses(live.planned).items() if peer != name}
-        frame = live.preparation
-        self._send(name, Frame(frame.kind, {**frame.header, "device": name, "addresses": others}, frame.sections))
+        assert live.start is not None
+        frame, held = live.preparation, live.start.live_header(name)
+        own = {"device": name, "addresses": others} | ({} if held is None else {"live": held})
+        self._send(name, Frame(frame.kind, {**frame.header, **own}, frame.sections))
+        for other in self._live.values():
+            if other is not live:
+                other.held.pop(name, None)  # it gives up what it held for another run
+
+    def _lend(self, live: LiveRun, start: Start) -> None:
+        """Tell those who hold something that others need, and have no part in the plan."""
+        assert live.planned is not None
+        header = {"run": live.run, "attempt": start.attempt, "addresses": self._addresses(live.planned)}
+        for name in start.lenders - set(live.planned.plan.devices):
+            self._send(name, Frame("lend", {**header, "live": start.live_header(name)}))
+
+    def _held(self, live: LiveRun) -> dict[str, list[Holding]]:
+        with self.changed:
+            return {name: list(held) for name, held in live.held.items() if name in self.machine.members}
+
+    def dropped(self, live: LiveRun, name: str, held: list[Holding], told: list[StepReport]) -> None:
+        """The worker ``name`` has let go of an attempt; what it holds, and its last reports."""
+        with self.changed:
+            live.held[name] = held
+            live.told += told
 
     def _lose(self, live: LiveRun, command: RecoverRun) -> Callable[[], None]:
         """An attempt is over: say so to all who watch; the time until training goes on is the pause."""
         if not live.lost:
             live.lost_at = self._clock.now()
         live.lost = command.cause
-        after = "its part is handed over" if command.handed else "it will go on from its newest checkpoint"
+        after = (
+            "its part is handed over" if command.handed else "it will go on from what the others hold, or its newest checkpoint"
+        )
         self.tell(live, Frame("note", {"text": f"{'' if command.handed else 'lost: '}{command.cause}; {after}"}))
         return lambda: self._say(f"run {live.run}: {command.cause}; {after}")
 
@@ -342,6 +372,7 @@ class Runs:
         if live.begun == attempt or live.progress is None:
             return lambda: self._send(name, frame)
         live.begun, now = attempt, self._clock.now()
+        self._forget(live)
         live.started = now if live.started is None else live.started
         live.progress.begin(now - live.started)
         self.tell(live, Frame("started", {"run": live.run, "attempt": attempt}))
@@ -360,8 +391,16 @@ class Runs:
 
         return begin
 
+    def _forget(self, live: LiveRun) -> None:
+        """Training goes on, or the run is over: what was held of it before is not needed any more."""
+        for name in set(live.held) - set(live.planned.plan.devices if live.planned and live.result is None else ()):
+            self._send(name, Frame("forget", {"run": live.run}))
+        live.held.clear()
+        live.told.clear()
+
     def _recovery(self, live: LiveRun, elapsed: float) -> RecoveryRecord:
         assert live.planned is not None
+        assert live.start is not None
         return RecoveryRecord(
             step=live.first_step,
             attempt=live.attempt,
@@ -370,6 +409,8 @@ class Runs:
             elapsed=elapsed,
             cause=live.lost,
             devices=live.planned.plan.devices,
+            source=live.start.came_from,
+            moved=live.start.moved,
         )
 
     def _record(self, live: LiveRun, record: Record) -> None:
@@ -403,12 +444,21 @@ class Runs:
         with self.changed:
             live.result = result
             live.bundle = live.preparation = None
+            for name in live.planned.plan.devices if live.planned else ():
+                live.held.setdefault(name, [])
+            self._forget(live)
             self.changed.notify_all()
         took = f" in {Seconds(result.seconds)}" if live.started is not None else ""
         self._say(
             f"run {live.run}: {result.status} after {counted(result.steps, 'step')}{took}"
             + (f": {result.cause}" if result.cause else "")
         )
+
+
+def _order(command: StopRun | HandOver | AbortRun, attempt: int) -> Frame:
+    if isinstance(command, AbortRun):
+        return Frame("abort", {"run": command.run, "cause": command.cause, "keep": command.keep, "attempt": attempt})
+    return Frame("stop" if isinstance(command, StopRun) else "hand_over", {"run": command.run})
 
 
 def _forget(run: str, what: str, /, **body: Any) -> None:
@@ -435,38 +485,14 @@ def new_run(bundle: Bundle, root: Path, submitter: str) -> LiveRun:
     return LiveRun(run=bundle.run, job=bundle.job, store=store, log=log, submitter=submitter, bundle=bundle)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
-    """Where an attempt begins: after ``step`` steps, of which ``committed`` count, with states from ``source``.
-
-    ``source``: ``checkpoint``, ``weights`` (sent by the submitter), ``file`` or ``init``.
-    """
-
-    attempt: int
-    step: int
-    committed: int
-    source: str
-
-    @classmethod
-    def of(cls, live: LiveRun, attempt: int, newest: Manifest | None) -> _Start:
-        """The run's start from its ``newest`` checkpoint, or from its first states."""
-        if newest is not None:
-            committed = newest.ledger.get("steps", newest.step)
-            return cls(attempt=attempt, step=newest.step, committed=committed, source="checkpoint")
-        source = "file" if live.job.weights.source == "file" else "init"
-        return cls(attempt=attempt, step=0, committed=0, source="weights" if live.store.weights.exists() else source)
+def _first_source(live: LiveRun) -> str:
+    source = "file" if live.job.weights.source == "file" else "init"
+    return "weights" if live.store.weights.exists() else source
 
 
-def _preparation(bundle: Bundle, live: LiveRun, planned: Planned, start: _Start) -> Frame:
+def _preparation(bundle: Bundle, live: LiveRun, planned: Planned, start: Start) -> Frame:
     """What every worker of the run gets, but for its own name and its peers' addresses."""
     frame = bundle.to_frame("prepare")
-    extra: dict[str, Any] = {
-        "first_step": start.step,
-        "committed": start.committed,
-        "attempt": start.attempt,
-        "recovered": live.begun > 0,
-        "states": start.source,
-        "submitter": live.submitter,
-    }
+    extra: dict[str, Any] = {**start.header, "recovered": live.begun > 0, "submitter": live.submitter}
     header = {**frame.header, **extra, "documents": [*frame.header["documents"], "plan"]}
     return Frame("prepare", header, (*frame.sections, squeeze(planned.plan_json)))

@@ -21,6 +21,7 @@ from farflung.protocol.events import (
     MemberMeasured,
     MemberWants,
     Offer,
+    RunDropped,
     RunEnded,
     RunFailed,
     RunPrepared,
@@ -28,6 +29,7 @@ from farflung.protocol.events import (
 from farflung.protocol.leases import Leases
 from farflung.protocol.members import Parting
 from farflung.runtime.fields import number, table, text, whole
+from farflung.runtime.holding import read_holdings
 from farflung.runtime.probing import read_probe
 from farflung.runtime.reports import read_report, read_trace
 from farflung.runtime.runs import LiveRun, Runs
@@ -39,8 +41,9 @@ __all__ = ["Sessions"]
 
 _MAX_SAMPLE = 1 << 20
 _LEAST_FACTOR = 1e-9
-_REPORTS = ("prepared", "ended", "failed", "step", "evaluation", "text", "trace", "note")
+_REPORTS = ("prepared", "dropped", "ended", "failed", "step", "evaluation", "text", "trace", "note")
 _MAX_NOTE = 1000
+_MAX_TOLD = 64
 #: How often leases are looked after, and how often in the length of one both sides say something.
 _TICK, _BEATS = 0.5, 4
 #: How long a worker that was given a certificate counts as joining.
@@ -256,6 +259,12 @@ def _report(runs: Runs, live: LiveRun, name: str, frame: Frame) -> None:
     match frame.kind:
         case "prepared" | "ended" | "failed":
             _report_state(runs, live, frame, (name, attempt))
+        case "dropped":
+            told = header.get("told")
+            if not isinstance(told, list) or len(told) > _MAX_TOLD or not all(isinstance(one, dict) for one in told):
+                raise WireError(f"bad message: 'told' must be a list of at most {_MAX_TOLD} reports, got {told!r:.60}")
+            runs.dropped(live, name, read_holdings(header.get("held")), [read_report(one) for one in told])
+            runs.handle(RunDropped(run=live.run, name=name, attempt=attempt))
         case "step" if live.progress is not None:
             live.progress.report(read_report(header))
         case "evaluation" if live.progress is not None:
@@ -263,9 +272,9 @@ def _report(runs: Runs, live: LiveRun, name: str, frame: Frame) -> None:
             step = whole(header, "step", high=live.job.steps)
             live.progress.evaluation(step, {key: number(outputs, key) for key in outputs})
         case "trace":
-            told = read_trace(header)
-            live.store.add_trace(name, told)
-            runs.learn(name, told[0].spans)
+            trace = read_trace(header)
+            live.store.add_trace(name, trace)
+            runs.learn(name, trace[0].spans)
         case "text":
             live.sample = text(header, "text", limit=_MAX_SAMPLE)
             runs.tell(live, Frame("text", {"text": live.sample}))

@@ -38,6 +38,8 @@ class RunSetup:
     ``graphs``: training graphs by number of samples in the micro-batch (they differ in shapes only). ``eval_graph`` and
     ``generate_graph`` read the same states by the same names. ``first_step`` is where a resumed run goes on, ``committed`` how
     many of the steps before it count in the states that it begins with. ``recovered``: the run goes on after a loss.
+    ``survives``: what it holds when its part ends may be gone on from. ``kept_step`` and ``kept_committed``: where the newest
+    checkpoint stands, if the run does not begin with that one.
     """
 
     run: str
@@ -50,6 +52,9 @@ class RunSetup:
     first_step: int = 0
     committed: int = 0
     recovered: bool = False
+    survives: bool = False
+    kept_step: int | None = None
+    kept_committed: int | None = None
 
     @cached_property
     def graph(self) -> Graph:

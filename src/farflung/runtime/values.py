@@ -31,7 +31,7 @@ __all__ = ["Courier"]
 
 _MAX_KEY = 12
 #: Kinds of frames that workers (and, with ``data``, the submitting process) send each other in a run.
-_KINDS = re.compile(r"value|data|norms|losses|verdict|(?:eval-done|token)-[0-9]{1,10}")
+_KINDS = re.compile(r"value|data|norms|losses|verdict|prepared|(?:eval-done|token)-[0-9]{1,10}")
 #: What the keys of a frame with an array begin with.
 _PLACES = {"value": ("value", "use", "side"), "data": ("data",)}
 
@@ -87,8 +87,8 @@ class Courier:
         self._links.post(peer, Parcel(make=make))
 
     def post(self, peer: str, kind: str, step: int, fields: Mapping[str, Any]) -> None:
-        """Send a small message; it waits at the peer under (kind, step), norms and losses
-        under (kind, step, sender)."""
+        """Send a small message; it waits at the peer under (kind, step), norms, losses
+        and prepared under (kind, step, sender)."""
         head = {"run": self._setup.run, "step": step, "from": self._setup.device, "fields": dict(fields)}
         self._links.post(peer, Parcel(make=lambda: Frame(kind, head), urgency=Urgency.CONTROL))
 
@@ -111,7 +111,7 @@ class Courier:
         if _KINDS.fullmatch(frame.kind) is None:
             raise WireError(
                 f"unknown frame {frame.kind!r:.40}: known are value, data, part, total, norms, losses, "
-                "verdict, eval-done-N, token-N"
+                "verdict, prepared, eval-done-N, token-N"
             )
         if frame.kind in ("value", "data"):
             key = _key(frame)
@@ -122,6 +122,9 @@ class Courier:
         if frame.kind in ("norms", "losses"):
             numbers = table(fields, frame.kind)
             self._mailbox.put((frame.kind, step, peer), {frame.kind: {name: number(numbers, name) for name in numbers}})
+            return
+        if frame.kind == "prepared":
+            self._mailbox.put((frame.kind, step, peer), {})
             return
         if frame.kind == "verdict":
             _check_verdict(fields)
@@ -198,6 +201,8 @@ def _check_side(kind: str, fields: Mapping[str, Any]) -> None:
 
 def _check_verdict(fields: Mapping[str, Any]) -> None:
     flags = all(isinstance(fields.get(name, False), bool) for name in ("finite", "stop", "save"))
-    good = flags and {"finite", "stop"} <= set(fields) and isinstance(fields.get("bad"), list)
+    losses = fields.get("losses")
+    told = isinstance(losses, list) and all(isinstance(loss, float) for loss in losses)
+    good = flags and told and {"finite", "stop"} <= set(fields) and isinstance(fields.get("bad"), list)
     if not good:
-        raise WireError(f"a verdict says finite, bad and stop, got {dict(fields)!r:.80}")
+        raise WireError(f"a verdict says finite, bad, losses and stop, got {dict(fields)!r:.80}")

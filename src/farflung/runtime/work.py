@@ -16,15 +16,18 @@ from farflung.data.files import default_cache, inside, resolve
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
 from farflung.plan.document import plan_from_json
+from farflung.runtime.borrowing import Borrowing
 from farflung.runtime.bundle import Bundle, unsqueeze
 from farflung.runtime.executor import Executor
 from farflung.runtime.feeds import FileFeed
 from farflung.runtime.fields import table, text, texts, whole
+from farflung.runtime.holding import Live, Shelf
 from farflung.runtime.reports import write_report
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.setup import Phase, RunSetup, StepReport, attempt_name
 from farflung.runtime.shaping import shape_links
 from farflung.telemetry.events import SpanKind
+from farflung.telemetry.faults import fault_point
 from farflung.telemetry.trace import ClockOffset, Span, pack_spans
 from farflung.transports.base import Arrival, Endpoint, Urgency
 from farflung.units import Bytes, BytesPerSecond, Seconds, counted
@@ -60,6 +63,10 @@ class Host(Protocol):
     def endpoint(self) -> Endpoint:
         """The data plane."""
 
+    @property
+    def shelf(self) -> Shelf:
+        """What this worker holds of a run whose attempt has ended."""
+
     def report(self, what: str, /, **fields: Any) -> None:
         """Tell the broker."""
 
@@ -90,6 +97,7 @@ class Work:
         #: What its peers call it.
         self.name = attempt_name(self.run, self.attempt)
         self._saved = _Saved()
+        self._reports: Sequence[StepReport] = ()
         self.executor: Executor | None = None
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -103,6 +111,11 @@ class Work:
         self._shaped: Endpoint | None = None
         self._states_from = text(frame.header, "states")
         self._submitter = text(frame.header, "submitter")
+        #: Until the stages have begun, where a plan goes on from what workers hold.
+        self._borrowing: Borrowing | None = None
+        if "live" in frame.header:
+            self._borrowing = Borrowing(Live(table(frame.header, "live")), self.run, self.attempt, host.shelf)
+        self._keep = True
         self._offset: ClockOffset | None = None
         self._thread = threading.Thread(target=self._main, name=f"compute-{self.run}", daemon=True)
 
@@ -115,6 +128,7 @@ class Work:
     def begin(self) -> None:
         """All workers are prepared: train."""
         self._host.say(f"run {self.run}: training begins")
+        self._host.shelf.clear(self.run)
         self._saved = _Saved()
         self._go.put(True)
 
@@ -126,13 +140,14 @@ class Work:
         """End after the current step with a checkpoint; others go on."""
         self._handing.set()
 
-    def join(self, timeout: float = _PATIENCE) -> None:
-        """Wait for the compute thread."""
+    def join(self, timeout: float | None = _PATIENCE) -> None:
+        """Wait for the compute thread (None: however long it takes)."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
-    def abort(self, error: BaseException, *, told: bool = False) -> None:
-        """End the run with ``error``; ``told``: the broker knows already."""
+    def abort(self, error: BaseException, *, told: bool = False, keep: bool = True) -> None:
+        """End the run with ``error``; ``told``: the broker knows already; ``keep``: what it holds may be gone on from."""
+        self._keep = self._keep and keep
         self._told = self._told or told
         self._ended_by = self._ended_by or error
         self._go.put(False)
@@ -151,6 +166,10 @@ class Work:
         if executor is None:
             return  # not ready, or over: nobody waits for it
         try:
+            if frame.kind == "lent":
+                if self._borrowing is not None:
+                    self._borrowing.receive(peer, frame, executor.mailbox)
+                return
             may = peer == self._submitter if frame.kind == "data" else peer in executor.setup.peers
             if not may:
                 raise WireError(f"{peer} takes no part in run {self.run}; its {frame.kind!r:.40} is refused")
@@ -183,8 +202,13 @@ class Work:
     def on_lost(self, peer: str, error: ConnectionLost) -> None:
         """``peer`` broke off."""
         executor = self.executor
-        if executor is not None and peer in executor.setup.peers:
+        borrowing = self._borrowing
+        if executor is not None and (peer in executor.setup.peers or (borrowing is not None and peer in borrowing.live.moves)):
             self.abort(error)
+
+    def told(self) -> list[StepReport]:
+        """Reports of the last steps, with all losses."""
+        return list(self._reports)
 
     # -- the compute thread -------------------------------------------------------------------------------------------
 
@@ -241,7 +265,11 @@ class Work:
         self.executor = executor  # from here on abort reaches it
         if self._ended_by is not None:
             raise self._ended_by
+        if self._borrowing is not None:
+            self._borrowing.fetch(setup, endpoint, executor.mailbox)
+        fault_point("worker.begins", step=setup.first_step, device=setup.device)
         executor.prepare()
+        self._borrowing = None
         self._offset = host.clock_offset()
         stages = ", ".join(str(stage) for stage in setup.own_stages)
         host.say(f"run {self.run}: ready with stage {stages} of {len(setup.plan.stages)}")
@@ -276,6 +304,9 @@ class Work:
             first_step=whole(header, "first_step", high=bundle.job.steps),
             committed=whole(header, "committed", high=bundle.job.steps),
             recovered=header.get("recovered") is True,
+            survives=True,
+            kept_step=whole(header, "kept_step", high=bundle.job.steps),
+            kept_committed=whole(header, "kept_committed", high=bundle.job.steps),
         )
 
     def _close(self) -> None:
@@ -283,6 +314,10 @@ class Work:
         if executor is not None:
             executor.abort(ConnectionLost(f"run {self.run} is over here"))  # wakes transport threads that wait in it
             executor.close()
+            held = executor.commits.held() if self._keep else None
+            self._reports = tuple(executor.commits.reports)
+            if held is not None:
+                self._host.shelf.put(self.run, held)
         if self._shaped is not None and self._shaped is not self._host.endpoint:
             self._shaped.close()
         self._feed = self._bundle = None
@@ -314,6 +349,8 @@ class Work:
     def first_states(self, names: Sequence[str]) -> Mapping[str, Array] | None:
         """From a checkpoint, from weights that the submitter sent, or from a file on this machine; None: initializers."""
         assert self._bundle is not None
+        if self._borrowing is not None:
+            return self._borrowing.states(names)
         if self._states_from in ("checkpoint", "weights"):
             return self._host.states(self.run, self._states_from, names)
         if self._states_from == "file":
@@ -323,6 +360,8 @@ class Work:
 
     def first_optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
         """From a checkpoint, if the run goes on from one."""
+        if self._borrowing is not None:
+            return self._borrowing.optimizer(parameters)
         if self._states_from != "checkpoint":
             return {}
         return self._host.states(self.run, "optimizer", parameters)

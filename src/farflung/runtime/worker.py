@@ -18,10 +18,12 @@ from farflung.engines import get_engine
 from farflung.engines.base import Array, DeviceReport, Engine
 from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
 from farflung.protocol.leases import LEASE
-from farflung.runtime.fields import number
+from farflung.runtime.fields import number, table, text, whole
+from farflung.runtime.holding import Live, Shelf, write_holdings
 from farflung.runtime.membership import Membership
 from farflung.runtime.network import congestion_control, host_id
 from farflung.runtime.probing import probe_link
+from farflung.runtime.reports import write_report
 from farflung.runtime.tensors import pieces_of, read_arrays
 from farflung.runtime.work import Work
 from farflung.telemetry.trace import ClockOffset, estimate_offset
@@ -81,6 +83,10 @@ class Worker:
         self._say = say
         self._engine: Engine = _engine()
         self._current: Work | None = None
+        #: The work that was taken up last, whether it has ended or not.
+        self._last: Work | None = None
+        #: What it holds of a run whose attempt has ended.
+        self.shelf = Shelf()
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._session: RpcSession | None = None
@@ -225,6 +231,8 @@ class Worker:
                 threading.Thread(target=self._probe, args=(frame,), name="probe", daemon=True).start()
             case "prepare":
                 self._take_up(frame)
+            case "abort" | "lend" | "forget":
+                self._let_go(frame)
             case _:
                 self._obey_run(frame)
 
@@ -238,10 +246,48 @@ class Worker:
             work.stop()
         elif frame.kind == "hand_over":
             work.hand_over()
-        elif frame.kind == "abort":
+
+    def _let_go(self, frame: Frame) -> None:
+        """Part of a run is over: end it, give of what is left, or forget it."""
+        if frame.kind == "abort":
+            self._drop(frame)
+        elif frame.kind == "lend":
+            self._lend(frame)
+        else:
+            self.shelf.clear(text(frame.header, "run", limit=200))
+
+    def _drop(self, frame: Frame) -> None:
+        """The broker ends an attempt: let go of it, then tell what is still held of the run, if that is asked for."""
+        run, attempt, keep = (
+            text(frame.header, "run", limit=200),
+            whole(frame.header, "attempt"),
+            frame.header.get("keep") is True,
+        )
+        work = self._current
+        if work is not None and work.run == run:
             cause = str(frame.header.get("cause"))
-            self._say(f"run {work.run} ended: {cause}")
-            work.abort(TrainingError(cause), told=True)
+            self._say(f"run {run} ended: {cause}")
+            work.abort(TrainingError(cause), told=True, keep=keep)
+        if keep:
+            threading.Thread(target=self._dropped, args=(run, attempt), name=f"drop-{run}", daemon=True).start()
+
+    def _dropped(self, run: str, attempt: int) -> None:
+        work = self._last
+        told = []
+        if work is not None and work.run == run:
+            work.join(None)
+            told = [write_report(report) for report in work.told()] if work.attempt == attempt else []
+        with suppress(ConnectionLost):  # then nobody waits for it
+            self.report("dropped", run=run, attempt=attempt, held=write_holdings(self.shelf.holdings(run)), told=told)
+
+    def _lend(self, frame: Frame) -> None:
+        """Others go on with a run of which this worker holds something, and it has no part in their plan."""
+        header = frame.header
+        addresses = {str(peer): str(address) for peer, address in table(header, "addresses").items()}
+        for peer, address in addresses.items():
+            self._endpoint.connect(peer, address)
+        live = Live(table(header, "live"))
+        self.shelf.settle(text(header, "run", limit=200), whole(header, "attempt", low=1), live, addresses)
 
     def _probe(self, frame: Frame) -> None:
         """Measure the way to a peer and tell the broker."""
@@ -275,11 +321,15 @@ class Worker:
             said = {key: frame.header.get(key) for key in ("run", "attempt")}
             self.report("failed", **said, cause=str(error), kind=type(error).__name__)
             return
+        self.shelf.keep_only(work.run)
         with self._lock:
-            self._current = work
+            self._current = self._last = work
         work.start()
 
     def _on_frame(self, peer: str, frame: Frame) -> None:
+        if frame.kind == "want":
+            self.shelf.lend(self._endpoint, peer, frame)
+            return
         work = self._current
         if work is not None and work.name == frame.header.get("run"):
             work.on_frame(peer, frame)

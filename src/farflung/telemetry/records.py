@@ -114,6 +114,8 @@ class RecoveryRecord:
 
     ``cause``: who or what was lost. ``replayed``: how many steps are made again. ``pause``: seconds from the loss until training
     went on. ``devices``: who goes on. ``attempt``: the plan's number, from 2 on. ``elapsed`` as in ``StepRecord``.
+    ``source``: what it goes on from: ``memory`` of workers that hold all stages, ``copies`` (of some stages copies were left),
+    ``checkpoint``, or ``start``. ``moved``: bytes of states that went from worker to worker.
     """
 
     step: int
@@ -123,6 +125,8 @@ class RecoveryRecord:
     elapsed: float
     cause: str = ""
     devices: tuple[str, ...] = ()
+    source: str = "checkpoint"
+    moved: int = 0
 
     def to_line(self) -> str:
         """One line of ``metrics.jsonl``."""
@@ -134,8 +138,16 @@ class RecoveryRecord:
             "elapsed": self.elapsed,
             "cause": self.cause,
             "devices": list(self.devices),
+            "source": self.source,
+            "moved": self.moved,
         }
         return encode_line({"kind": "recovery", **fields})
+
+    @property
+    def _source(self) -> str:
+        return {"memory": "what they hold", "copies": "copies that they hold", "start": "its first weights"}.get(
+            self.source, "its newest checkpoint"
+        )
 
     def __str__(self) -> str:
         """For people, in one line."""
@@ -144,7 +156,8 @@ class RecoveryRecord:
             if self.replayed
             else f"nothing is replayed (step {self.step})"
         )
-        return f"goes on with {', '.join(self.devices)} after {self.pause:.1f} s: {again}; lost was: {self.cause}"
+        who = ", ".join(self.devices)
+        return f"goes on with {who} from {self._source} after {self.pause:.1f} s: {again}; lost was: {self.cause}"
 
 
 Record = StepRecord | EvaluationRecord | RecoveryRecord
@@ -238,6 +251,8 @@ def _recovery(body: Mapping[str, Any]) -> RecoveryRecord:
     if not isinstance(devices, list):
         raise DataError(f"devices must be a list, got {devices!r}; the file is damaged or of another version")
     return RecoveryRecord(
+        source=str(body.get("source", "checkpoint")),
+        moved=int(body.get("moved", 0)),
         step=_whole(body, "step"),
         attempt=_whole(body, "attempt"),
         replayed=_whole(body, "replayed"),

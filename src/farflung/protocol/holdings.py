@@ -1,0 +1,98 @@
+"""What workers still hold of a run after a loss, and the one step to go on from: pure data and choices, no I/O.
+
+Source: two-phase commit. A worker is *ready* with a step when its gradients are complete and held; it applies the step only once
+all are ready. So workers are at most one step apart, and whoever is behind one that has applied can apply, too: nobody keeps a
+second copy of anything to undo a step. What differs: nobody coordinates the commit, each tells each; and the choice after a loss
+is made from what is left, whoever died. Cost of a choice: O(holdings x states).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Decision", "Holding", "Resume", "choose", "moves"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """How a step ended: ``applied`` (else it was left out), and the factor that clipped its gradients (None: none did)."""
+
+    applied: bool = True
+    scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """``states`` (names; their optimizer slots belong to them) as they are after ``step`` steps, ``committed`` of which count.
+
+    ``ready``: the next step's gradients are held, so that one can be applied. ``decision``: how the last step before ``step``
+    ended. ``copied``: it is a copy of another worker's stage, or an older state of the own one, kept for this case.
+    """
+
+    step: int
+    committed: int
+    states: frozenset[str]
+    ready: bool = False
+    decision: Decision | None = None
+    copied: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """The run goes on after ``step`` steps, ``committed`` of which count; ``holders``: state -> who has it then.
+
+    ``decision``: what those do who are ready with the step before. ``copied``: some state is there as a copy only.
+    """
+
+    step: int
+    committed: int
+    decision: Decision | None = None
+    copied: bool = False
+    holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def choose(held: Mapping[str, Sequence[Holding]], needed: Iterable[str]) -> Resume | None:
+    """The newest step of which all ``needed`` states are held by some of the workers in ``held`` (None: there is none)."""
+    wanted = frozenset(needed)
+    everything = [(name, holding) for name, holdings in held.items() for holding in holdings]
+    for step in sorted({holding.step for _, holding in everything}, reverse=True):
+        outright = [holding for _, holding in everything if holding.step == step]
+        decision = next((holding.decision for holding in outright if holding.decision is not None), None)
+        holders: dict[str, list[str]] = {}
+        original: set[str] = set()
+        for name, holding in everything:
+            if holding.step == step or (holding.ready and holding.step == step - 1 and decision is not None):
+                for state in holding.states & wanted:
+                    holders.setdefault(state, [])
+                    if name not in holders[state]:
+                        holders[state].append(name)
+                original |= set() if holding.copied else holding.states
+        if wanted <= set(holders):
+            return Resume(
+                step=step,
+                committed=outright[0].committed,
+                decision=decision,
+                copied=not wanted <= original,
+                holders={state: tuple(names) for state, names in holders.items()},
+            )
+    return None
+
+
+def moves(resume: Resume, wants: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Who gets which states from whom: device -> holder -> states. What a device holds itself does not move.
+
+    ``wants``: device -> the states of its stages. ``sizes``: bytes of each state. Of several holders the one that gives least.
+    """
+    given: dict[str, int] = {}
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for device, states in wants.items():
+        parts: dict[str, list[str]] = {}
+        for state in sorted(set(states) & set(resume.holders), key=lambda state: (-sizes.get(state, 0), state)):
+            holders = resume.holders[state]
+            if device not in holders:
+                holder = min(holders, key=lambda name: (given.get(name, 0), name))
+                given[holder] = given.get(holder, 0) + sizes.get(state, 0)
+                parts.setdefault(holder, []).append(state)
+        found[device] = {holder: tuple(names) for holder, names in parts.items()}
+    return found

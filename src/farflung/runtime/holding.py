@@ -1,0 +1,194 @@
+"""What a worker still holds of a run when its part in an attempt has ended, and how others get it.
+
+The states are those of the stages' runners, where they are: nothing is copied when a worker dies. They stay until training goes
+on under a later plan, so a loss while that one is prepared loses nothing either.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from farflung.engines.base import Array
+from farflung.errors import ConnectionLost, FarflungError, WireError
+from farflung.protocol.holdings import Decision, Holding
+from farflung.runtime.fields import number, table, text, texts, whole
+from farflung.runtime.tensors import write_arrays
+from farflung.transports.base import Endpoint, Urgency
+from farflung.wire.frames import Frame
+
+__all__ = ["Held", "Live", "Shelf", "read_holdings", "write_holdings"]
+
+_MAX_HOLDINGS = 16
+
+
+class Held(Protocol):
+    """States of one step in this worker's memory."""
+
+    @property
+    def holding(self) -> Holding:
+        """What they are."""
+
+    def advance(self, decision: Decision) -> None:
+        """Apply the step that it is ready with; ``holding`` is of the next step then."""
+
+    def read(self, states: Collection[str]) -> Mapping[str, Array]:
+        """Of ``states`` those that are held, with their optimizer slots, under the names of ``checkpoint.pack``."""
+
+
+class Live:
+    """From where an attempt goes on, as the broker tells it: ``moves``: holder -> states that this worker needs from there."""
+
+    def __init__(self, header: Mapping[str, Any]) -> None:
+        """Raises:
+        WireError: the header is malformed.
+        """
+        self.step, self.committed = whole(header, "step"), whole(header, "committed")
+        self.decision = _read_decision(header.get("decision"))
+        self.moves = {holder: frozenset(texts(table(header, "moves"), holder)) for holder in table(header, "moves")}
+
+
+class Shelf:
+    """The states that a worker holds of one run, the oldest first. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._run = ""
+        self._held: list[Held] = []
+        #: Attempt whose workers may fetch, who they are, and the step that they need.
+        self._open: tuple[int, frozenset[str], int] = (0, frozenset(), 0)
+        #: Requests that came before this worker was told whom to lend.
+        self._parked: dict[str, tuple[Endpoint, str, Frame]] = {}
+
+    def holdings(self, run: str) -> list[Holding]:
+        """What is held of ``run``."""
+        with self._lock:
+            return [held.holding for held in self._held] if self._run == run else []
+
+    def put(self, run: str, held: Held) -> None:
+        """Keep ``held`` of ``run``; what there is of another run goes."""
+        with self._lock:
+            if self._run != run:
+                self._run, self._held = run, []
+                self._parked.clear()
+            self._held.append(held)
+
+    def keep_only(self, run: str) -> None:
+        """This worker works for ``run`` now: what it held of others is forgotten."""
+        if self._run != run:
+            self.clear()
+
+    def clear(self, run: str | None = None) -> None:
+        """Forget everything (``run``: if it is of this run)."""
+        with self._lock:
+            if run in (None, self._run):
+                self._held = []
+                self._parked.clear()
+                self._open = (0, frozenset(), 0)
+
+    def settle(self, run: str, attempt: int, live: Live, peers: Iterable[str]) -> None:
+        """Plan number ``attempt`` goes on from ``live``: apply what is ready for it, and let ``peers`` fetch."""
+        with self._lock:
+            if self._run != run:
+                return
+            for held in self._held:
+                holding = held.holding
+                if holding.ready and holding.step == live.step - 1 and live.decision is not None:
+                    held.advance(live.decision)
+            self._open = (attempt, frozenset(peers), live.step)
+            parked, self._parked = self._parked, {}
+        for peer, (endpoint, _, frame) in parked.items():
+            self.lend(endpoint, peer, frame)
+
+    def read(self, run: str, step: int, states: Collection[str]) -> dict[str, Array]:
+        """Of ``states`` after ``step`` steps what is held here, packed."""
+        found: dict[str, Array] = {}
+        with self._lock:
+            for held in self._held if self._run == run else ():
+                if held.holding.step == step:
+                    found = {**held.read([name for name in states if name in held.holding.states]), **found}
+        return found
+
+    def lend(self, endpoint: Endpoint, peer: str, frame: Frame) -> None:
+        """``peer`` asks for states: send them on a thread of its own, now or when the broker has named ``peer``.
+
+        Raises:
+            WireError: the request is malformed.
+        """
+        header = frame.header
+        run, attempt, names = text(header, "base", limit=200), whole(header, "attempt", low=1), texts(header, "names")
+        with self._lock:
+            opened, peers, step = self._open
+            if run == self._run and self._held and (attempt > opened or (attempt == opened and peer not in peers)):
+                self._parked[peer] = (endpoint, run, frame)
+                return
+        good = attempt == opened and peer in peers
+        args = (endpoint, peer, str(header.get("run")), self.read(run, step, names) if good else {})
+        threading.Thread(target=_send, args=args, name=f"lend-{peer}", daemon=True).start()
+
+
+def _send(endpoint: Endpoint, peer: str, run: str, arrays: Mapping[str, Array]) -> None:
+    try:
+        for frame in write_arrays(arrays.items()):
+            endpoint.post(peer, Frame("lent", {**frame.header, "run": run}, frame.sections), Urgency.BULK)
+        endpoint.post(peer, Frame("lent", {"run": run, "end": True}), Urgency.BULK)
+    except (ConnectionLost, FarflungError):
+        return  # who asked hears of it, and so does the broker
+
+
+def write_holdings(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
+    """As plain values, for their way to the broker."""
+    return [
+        {
+            "step": holding.step,
+            "committed": holding.committed,
+            "states": sorted(holding.states),
+            "ready": holding.ready,
+            "decision": write_decision(holding.decision),
+            "copied": holding.copied,
+        }
+        for holding in holdings
+    ]
+
+
+def read_holdings(value: object) -> list[Holding]:
+    """What ``write_holdings`` wrote.
+
+    Raises:
+        WireError: it is malformed.
+    """
+    if not isinstance(value, list) or len(value) > _MAX_HOLDINGS or not all(isinstance(one, dict) for one in value):
+        raise WireError(f"bad message: holdings must be a list of at most {_MAX_HOLDINGS} maps, got {value!r:.60}")
+    return [
+        Holding(
+            step=whole(one, "step"),
+            committed=whole(one, "committed"),
+            states=frozenset(texts(one, "states")),
+            ready=one.get("ready") is True,
+            decision=_read_decision(one.get("decision")),
+            copied=one.get("copied") is True,
+        )
+        for one in value
+    ]
+
+
+def write_decision(decision: Decision | None) -> dict[str, Any] | None:
+    """As plain values."""
+    return None if decision is None else {"applied": decision.applied, "scale": decision.scale}
+
+
+def _read_decision(value: object) -> Decision | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise WireError(f"bad message: a decision must be a map, got {value!r:.60}")
+    scale = None if value.get("scale") is None else number(value, "scale")
+    return Decision(applied=value.get("applied") is True, scale=scale)
+
+
+def ahead(holding: Holding, decision: Decision) -> Holding:
+    """``holding`` after the step that it was ready with."""
+    committed = holding.committed + decision.applied
+    return replace(holding, step=holding.step + 1, committed=committed, ready=False, decision=decision)

@@ -1,0 +1,121 @@
+"""Replicas of each stage: whoever dies, wherever, another worker's memory has its state, and no committed step is made again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from loopback import Finished, Loopback, text_folder, text_job
+from test_recovery import at, equal, recoveries_of, vanish
+
+from farflung.job import JobSpec
+from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
+
+STEPS = 12
+
+
+def job(**changes: object) -> JobSpec:
+    return text_job(
+        **{
+            "steps": STEPS,
+            "checkpoint": {"every": 0},
+            "micro_batch_sizes": [2, 1, 1, 1],
+            "plan": {"planner": "equal_compute", "replicas": 2},
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("survivors")
+    text_folder(folder)
+    return folder
+
+
+CLIPPED = {"optimizer": {"clip_norm": 0.5}}
+
+
+@pytest.fixture(scope="module")
+def truths(place: Path) -> Mapping[bool, Finished]:
+    with Loopback(place, 4, folder="undisturbed") as cluster:
+        return {False: cluster.run(job()), True: cluster.run(job(**CLIPPED))}
+
+
+POINTS = ["worker.before_forward", "worker.before_backward", "worker.prepared", "worker.before_update", "worker.after_update"]
+FEW = [(POINTS[0], "a", False), (POINTS[1], "d", True), (POINTS[2], "a", True), (POINTS[2], "d", False), (POINTS[4], "d", True)]
+MANY = [(point, victim, clipped) for point in POINTS for victim in "abcd" for clipped in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("point", "victim", "clipped"), [*FEW, *(pytest.param(*case, marks=pytest.mark.slow) for case in MANY if case not in FEW)]
+)
+def test_nothing_is_made_again(
+    place: Path, tmp_path: Path, truths: Mapping[bool, Finished], point: str, victim: str, *, clipped: bool
+) -> None:
+    changes = CLIPPED if clipped else {}
+    with Loopback(place, 4, folder=str(tmp_path)) as cluster, injecting(at(point, 7, victim, lambda: vanish(cluster, victim))):
+        found = cluster.run(job(**changes), anybody=True)
+    equal(truths[clipped], found)
+    (recovery,) = recoveries_of(found)
+    assert recovery.source == "memory"
+    assert recovery.replayed == 0, "no step that anybody has committed is made again"
+    assert recovery.step in (6, 7, 8), "8 where one of those left had heard that all were ready"
+    if point == "worker.before_backward":
+        assert recovery.step == 7
+
+
+def one_after_the_other(cluster: Loopback, *steps: tuple[int, str]) -> Injector:
+    """Each of ``steps`` (step, victim) once, when the victim comes to its forward."""
+    left = list(steps)
+
+    def inject(name: str, facts: Mapping[str, int | str]) -> None:
+        if left and name == "worker.before_forward" and (facts["step"], facts["device"]) == left[0]:
+            vanish(cluster, left.pop(0)[1])
+
+    return inject
+
+
+def test_two_deaths_one_after_the_other(place: Path, tmp_path: Path, truths: Mapping[bool, Finished]) -> None:
+    with Loopback(place, 4, folder=str(tmp_path)) as cluster, injecting(one_after_the_other(cluster, (3, "d"), (8, "b"))):
+        found = cluster.run(job(), anybody=True)
+    equal(truths[False], found)
+    first, second = recoveries_of(found)
+    assert (first.step in (2, 3), second.step in (7, 8)) == (True, True)
+    assert [(one.source, one.replayed) for one in (first, second)] == [("memory", 0)] * 2
+
+
+def test_a_death_while_the_next_plan_is_prepared_loses_nothing_either(
+    place: Path, tmp_path: Path, truths: Mapping[bool, Finished]
+) -> None:
+    """d dies in step 5; then c, while it fetches what it needs; a and b still hold everything."""
+    with Loopback(place, 4, folder=str(tmp_path)) as cluster:
+        gone: list[str] = []
+
+        def inject(name: str, facts: Mapping[str, int | str]) -> None:
+            if name == "worker.before_forward" and (facts["step"], facts["device"]) == (5, "d") and not gone:
+                gone.append("d")
+                vanish(cluster, "d")
+            elif name == "worker.begins" and facts["step"] == 5 and gone == ["d"]:
+                gone.append(str(facts["device"]))
+                vanish(cluster, gone[-1])
+
+        with injecting(inject):
+            found = cluster.run(job(), anybody=True)
+    equal(truths[False], found)
+    assert len(gone) == 2
+    assert [one.replayed for one in recoveries_of(found)] == [0] * len(recoveries_of(found))
+
+
+def test_the_records_of_all_steps_are_there_when_the_leader_dies(
+    place: Path, tmp_path: Path, truths: Mapping[bool, Finished]
+) -> None:
+    """The worker that knows the losses dies before it has told: the others know them, too."""
+    leader = truths[False].devices[-1]
+    with Loopback(place, 4, folder=str(tmp_path)) as cluster:
+        die = at("worker.after_update", 4, leader, lambda: vanish(cluster, leader))
+        with injecting(die):
+            found = cluster.run(job(), anybody=True)
+    counted = [r for r in RunFolder(found.folder).committed() if isinstance(r, StepRecord)]
+    assert [record.loss for record in counted] == truths[False].losses
