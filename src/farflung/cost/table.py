@@ -7,8 +7,9 @@ bytes count in a stage that holds ``at[e]`` but not ``before[e]``, the position 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +68,8 @@ class OpCost:
     ``saved``: entries of memory kept for backward per micro-batch; ``uses``: entries of every use of tied parameters;
     ``tied``: bytes of tied parameters' uses before each position (length n + 1).
     ``crossing_forward[b]``, ``crossing_backward[b]``: dense bytes per micro-batch that a cut between positions b - 1 and b
-    sends forward and backward (length n + 1); ``allowed[b]``: whether it may stand there.
+    sends forward and backward (length n + 1); ``allowed[b]``: whether it may stand there. ``part``: of the samples that the graph
+    was captured for.
     """
 
     forward: Vector
@@ -85,6 +87,16 @@ class OpCost:
     crossing_forward: Vector
     crossing_backward: Vector
     allowed: npt.NDArray[np.bool_]
+    part: float = 1.0
+
+    def scaled(self, part: float) -> OpCost:
+        """The table for micro-batches of ``part`` of the samples: FLOPs, activations and what crosses are in proportion.
+
+        Workspace stays, since a part of it (gradients of parameters) has its size from the parameters.
+        """
+        names = ("forward", "backward", "weight", "crossing_forward", "crossing_backward")
+        arrays: dict[str, Any] = {name: getattr(self, name) * part for name in names}
+        return replace(self, saved=replace(self.saved, size=self.saved.size * part), part=self.part * part, **arrays)
 
     @cached_property
     def forward_sum(self) -> Vector:
@@ -146,7 +158,10 @@ def op_costs(graph: Graph, device_kind: str = "cpu") -> OpCost:
         crossing_forward=np.array(widths.forward, dtype=np.float64),
         crossing_backward=np.array(widths.backward, dtype=np.float64),
         allowed=np.array(widths.allowed, dtype=np.bool_),
-        **{key: collector.entries() for key, collector in states.items()},
+        parameters=states["parameters"].entries(),
+        trainable=states["trainable"].entries(),
+        buffers=states["buffers"].entries(),
+        uses=uses,
     )
 
 

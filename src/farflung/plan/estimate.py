@@ -55,7 +55,9 @@ __all__ = [
     "GradientExchange",
     "LinkEstimate",
     "StageEstimate",
+    "divided",
     "estimate",
+    "exchange_memory",
     "memory_of",
 ]
 
@@ -64,12 +66,25 @@ UPDATE_FLOPS = {"sgd": 4.0, "adamw": 16.0}
 
 
 class CostTables:
-    """The cost tables of one graph by kind of device, computed when asked for; ``cutter`` cuts it."""
+    """The cost tables of one graph by kind of device, computed when asked for; ``cutter`` cuts it.
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.cutter = Cutter(graph)
+    ``part``: micro-batches have this part of the samples that the graph was captured for.
+    """
+
+    def __init__(self, graph: Graph, whole: CostTables | None = None, part: float = 1.0) -> None:
+        self.graph, self.part = graph, part
+        self._whole = whole
+        self.cutter: Cutter = Cutter(graph) if whole is None else whole.cutter
         self._tables: dict[str, OpCost] = {}
+        self._scaled: dict[float, CostTables] = {}
+
+    def scaled(self, part: float) -> CostTables:
+        """Those for micro-batches of ``part`` of the samples: FLOPs, activations and messages are in proportion."""
+        if self._whole is not None:
+            return self._whole.scaled(part)
+        if part not in self._scaled:
+            self._scaled[part] = self if part == 1.0 else CostTables(self.graph, self, part)
+        return self._scaled[part]
 
     @classmethod
     def of(cls, graph: Graph) -> CostTables:
@@ -82,7 +97,8 @@ class CostTables:
     def table(self, kind: str) -> OpCost:
         """The table for devices of ``kind`` (``cpu`` or ``cuda``)."""
         if kind not in self._tables:
-            self._tables[kind] = op_costs(self.graph, kind)
+            whole = self._whole
+            self._tables[kind] = op_costs(self.graph, kind) if whole is None else whole.table(kind).scaled(self.part)
         return self._tables[kind]
 
 
@@ -202,11 +218,16 @@ class Estimate:
 
 
 def memory_of(
-    cost: OpCost, stage: Stage, sub: SubGraph, job: JobSpec, in_flight_count: int, recompute: bool | None = None
+    cost: OpCost,
+    stage: Stage,
+    sub: SubGraph,
+    job: JobSpec,
+    in_flight_count: int,
+    recompute: bool | None = None,
 ) -> StageMemory:
     """Memory of one stage (arrays of length 1), with ``recompute`` as in the stage or as given."""
-    received = sum(edge.forward_bytes for edge in sub.requires_activations)
-    sent = {edge.value: edge.forward_bytes for edge in sub.sends_activations}
+    received = sum(edge.forward_bytes for edge in sub.requires_activations) * cost.part
+    sent = {edge.value: edge.forward_bytes * cost.part for edge in sub.sends_activations}
     again = stage.recompute if recompute is None else recompute
     clones = sum(sub.graph.state[name].spec.nbytes for name in drifting(sub)) if again else 0
     settings = MemorySettings(
@@ -231,7 +252,8 @@ def estimate(
 ) -> Estimate:
     """What ``plan`` is predicted to cost on ``topology``; does not refuse a plan that does not fit (see ``feasible``).
 
-    ``graph`` is captured for the largest of ``plan.micro_batch_sizes``; smaller ones take proportionally less.
+    ``graph`` is captured for the largest micro-batch of the job (without one: of the plan); smaller ones take proportionally
+    less. Where the plan divides the job's samples otherwise, its division counts.
 
     Raises:
         InputError: the topology lacks a device of the plan, or a codec or schedule is unknown.
@@ -239,6 +261,9 @@ def estimate(
     """
     job = job or JobSpec(micro_batch_sizes=plan.micro_batch_sizes)
     tables = tables or CostTables.of(graph)
+    if plan.micro_batch_sizes != job.micro_batch_sizes:
+        tables = tables.scaled(max(plan.micro_batch_sizes) / max(job.micro_batch_sizes))
+        job = divided(job, plan.micro_batch_sizes)
     pieces = tables.cutter.cut(plan.bounds) if subgraphs is None else subgraphs
     count = len(plan.micro_batch_sizes)
     schedule = get_schedule(plan.schedule)
@@ -248,7 +273,7 @@ def estimate(
         for unit in units
     )
     stages = tuple(found for unit, found in zip(units, replicas, strict=True) if unit.home)
-    flows = traffic(plan, pieces, topology)
+    flows = traffic(plan, pieces, topology, tables.part)
     exchanges = _exchanges(graph, plan, units, pieces)
     times = _times(plan, topology, _Lowered(units, replicas, flows, exchanges))
     timeline = time_schedule([unit.order for unit in units], times, free=as_ready(schedule))
@@ -273,6 +298,13 @@ def estimate(
         bound_by=bound,
         bound_share=share,
     )
+
+
+def divided(job: JobSpec, sizes: tuple[int, ...]) -> JobSpec:
+    """``job`` with its samples divided into micro-batches of ``sizes``."""
+    virtual = job.virtual_replicas
+    fewer = None if virtual is None else min(virtual, len(sizes))
+    return job.model_copy(update={"micro_batch_sizes": sizes, "virtual_replicas": fewer})
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +380,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     paths = [op.module for op in graph.ops[stage.start : stage.stop] if op.module]
     parts = memory.parts()
     if stage.replicas:
-        parts = {**parts, "exchange": _exchange_memory(graph, stage, sub, job, item.sync)}
+        parts = {**parts, "exchange": exchange_memory(graph, stage, sub, job, item.sync)}
     return StageEstimate(
         index=stage.index,
         device=device.name,
@@ -376,7 +408,7 @@ def _seconds(device: Device, flops: float, calls: float) -> float:
     return flops / device.achieved + calls * device.overhead
 
 
-def _exchange_memory(graph: Graph, stage: Stage, sub: SubGraph, job: JobSpec, sync: SyncPlan | None) -> float:
+def exchange_memory(graph: Graph, stage: Stage, sub: SubGraph, job: JobSpec, sync: SyncPlan | None) -> float:
     """The totals of all gradients before they are put in place, and the parts of others that wait for their turn.
 
     With a sync strategy: what all members sent, and the strategy's registers.

@@ -18,7 +18,7 @@ from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
 from farflung.sync import LayerInfo, Sent, Strategy, World, check_clipping, get_strategy
 from farflung.units import Bytes, Seconds
 
-__all__ = ["check_sync", "strategy_of", "with_sync", "world_of"]
+__all__ = ["check_sync", "named_sync", "strategy_of", "with_sync", "world_of"]
 
 
 def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology, job: JobSpec, cost: OpCost) -> Plan:
@@ -42,10 +42,18 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
             nbytes = sum(graph.state[name].spec.nbytes for name in names)
             found.append(SyncLayer(parameters=names, bp_seconds=flops / speed, comm_seconds=nbytes / rate))
         layers.append(tuple(found))
-    settings = tuple((key, _frozen(value)) for key, value in sorted(job.sync.settings.items()))
-    planned = replace(plan, sync=SyncPlan(strategy=job.sync.strategy, settings=settings, layers=tuple(layers)))
+    named = named_sync(job)
+    planned = plan if named is None else replace(plan, sync=replace(named, layers=tuple(layers)))
     check_sync(planned, graph, job)
     return planned
+
+
+def named_sync(job: JobSpec) -> SyncPlan | None:
+    """The job's strategy with its settings and no layers; None: gradients are summed exactly."""
+    if job.sync.strategy == "exact":
+        return None
+    settings = tuple((key, _frozen(value)) for key, value in sorted(job.sync.settings.items()))
+    return SyncPlan(strategy=job.sync.strategy, settings=settings)
 
 
 def strategy_of(plan: Plan) -> Strategy:

@@ -48,8 +48,10 @@ def edges_by_link(subgraphs: Iterable[SubGraph]) -> dict[tuple[int, int], list[E
     return dict(sorted(table.items()))
 
 
-def traffic(plan: Plan, subgraphs: Sequence[SubGraph], topology: Topology) -> tuple[LinkTraffic, ...]:
+def traffic(plan: Plan, subgraphs: Sequence[SubGraph], topology: Topology, part: float = 1.0) -> tuple[LinkTraffic, ...]:
     """The traffic of every link; between two stages on one device nothing is encoded.
+
+    ``part``: micro-batches have this part of the samples that the graph was captured for.
 
     Raises:
         PlanError: the plan has no link for a pair of stages that exchange values.
@@ -65,10 +67,10 @@ def traffic(plan: Plan, subgraphs: Sequence[SubGraph], topology: Topology) -> tu
             LinkTraffic(
                 source=source,
                 target=target,
-                forward_dense=float(sum(spec.nbytes for spec in forward)),
-                backward_dense=float(sum(spec.nbytes for spec in backward)),
-                forward_bytes=0.0 if local else sum(wire_bytes(activations, spec) for spec in forward),
-                backward_bytes=0.0 if local else sum(wire_bytes(gradients, spec) for spec in backward),
+                forward_dense=part * float(sum(spec.nbytes for spec in forward)),
+                backward_dense=part * float(sum(spec.nbytes for spec in backward)),
+                forward_bytes=0.0 if local else part * sum(wire_bytes(activations, spec) for spec in forward),
+                backward_bytes=0.0 if local else part * sum(wire_bytes(gradients, spec) for spec in backward),
             )
         )
     return tuple(found)

@@ -56,7 +56,8 @@ def get_planner(name: str) -> Planner:
     from farflung.planners.replicated import Replicating
     from farflung.planners.scheduled import Scheduling
 
-    return Replicating(Scheduling(PLANNERS.get(name)))
+    planner = PLANNERS.get(name)
+    return planner if name == "auto" else Replicating(Scheduling(planner))
 
 
 def planner_names() -> tuple[str, ...]:

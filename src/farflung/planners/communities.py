@@ -23,7 +23,10 @@ Groups = tuple[tuple[int, ...], ...]
 Ends = tuple[frozenset[int], frozenset[int]]
 Matrix = npt.NDArray[np.float64]
 
+Gaps = list[list[float]]
+
 _EXHAUSTIVE = 5
+_BEGINNINGS = 16
 _SEED = 0
 
 
@@ -67,7 +70,7 @@ def chain_orders(groups: Groups, seconds: Matrix, count: int, ends: Ends | None 
     """At most ``count`` orders of the groups along a chain, the most promising first.
 
     Few groups: all orders, sorted by the longest and then the sum of the links between neighbours. Many: nearest-neighbour
-    paths from every start, improved by reversing pieces (2-opt), each in both directions. ``ends``: the devices with memory for
+    paths from up to sixteen starts, improved by reversing pieces (2-opt), each in both directions. ``ends``: the devices with memory for
     the first stage, and those with memory for the last; orders whose ends have none come after all others.
     """
     begins, stops = ends or (frozenset(range(len(seconds))),) * 2
@@ -76,12 +79,12 @@ def chain_orders(groups: Groups, seconds: Matrix, count: int, ends: Ends | None 
     def unfit(path: Sequence[int]) -> int:
         return (not begin[path[0]]) + (not stop[path[-1]])
 
-    gap = np.array([[seconds[np.ix_(a, b)].min() for b in groups] for a in groups])
+    gap = [[float(seconds[np.ix_(a, b)].min()) for b in groups] for a in groups]
     if len(groups) <= _EXHAUSTIVE:
         paths = [list(path) for path in permutations(range(len(groups)))]
     else:
         paths = []
-        for start in range(len(groups)):
+        for start in range(0, len(groups), -(-len(groups) // _BEGINNINGS)):
             path = _two_opt(_nearest(gap, start), gap, unfit)
             paths += [path, _two_opt(path[::-1], gap, unfit)]
     unique = {tuple(path): (unfit(path), _length(path, gap)) for path in paths}
@@ -89,20 +92,20 @@ def chain_orders(groups: Groups, seconds: Matrix, count: int, ends: Ends | None 
     return [tuple(groups[i] for i in path) for path in ranked[:count]]
 
 
-def _length(path: Sequence[int], gap: Matrix) -> tuple[float, float]:
-    steps = [float(gap[a, b]) for a, b in pairwise(path)]
+def _length(path: Sequence[int], gap: Gaps) -> tuple[float, float]:
+    steps = [gap[a][b] for a, b in pairwise(path)]
     return max(steps, default=0.0), sum(steps)
 
 
-def _nearest(gap: Matrix, start: int) -> list[int]:
+def _nearest(gap: Gaps, start: int) -> list[int]:
     path, left = [start], set(range(len(gap))) - {start}
     while left:
-        path.append(min(left, key=lambda i: (gap[path[-1], i], i)))
+        path.append(min(left, key=lambda i: (gap[path[-1]][i], i)))
         left.discard(path[-1])
     return path
 
 
-def _two_opt(path: list[int], gap: Matrix, unfit: Callable[[Sequence[int]], int]) -> list[int]:
+def _two_opt(path: list[int], gap: Gaps, unfit: Callable[[Sequence[int]], int]) -> list[int]:
     best = unfit(path), _length(path, gap)
     improved = True
     while improved:

@@ -13,11 +13,13 @@ from farflung.graph.ir import Graph
 from farflung.graph.modules import ModuleRun
 from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Estimate, Plan, Stage, assign_codecs, check_memory, estimate
-from farflung.plan.estimate import memory_of
+from farflung.plan.estimate import exchange_memory, memory_of
+from farflung.plan.model import Replica
+from farflung.plan.synchronization import named_sync
 from farflung.planners.cuts import join_runs
 from farflung.schedules import get_schedule, in_flight
 
-__all__ = ["Draft", "Problem", "draft_plan", "finish", "settle"]
+__all__ = ["Draft", "Problem", "draft_plan", "draft_stages", "finish", "settle"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,8 +57,13 @@ class Draft:
 
 def draft_plan(problem: Problem, placed: Sequence[tuple[int, int, str]], planner: str) -> tuple[Plan, tuple[SubGraph, ...]]:
     """The plan whose stages are the runs ``placed`` (start, stop, device), and its cut; it may not fit."""
-    graph, job = problem.graph, problem.job
     stages = tuple(Stage(index=i, start=a, stop=b, device=device) for i, (a, b, device) in enumerate(placed))
+    return draft_stages(problem, stages, planner)
+
+
+def draft_stages(problem: Problem, stages: tuple[Stage, ...], planner: str) -> tuple[Plan, tuple[SubGraph, ...]]:
+    """The plan of given stages, which may have replicas: recomputation and codecs are decided here; and its cut."""
+    graph, job = problem.graph, problem.job
     pieces = problem.tables.cutter.cut([(stage.start, stage.stop) for stage in stages])
     stages = _with_recompute(problem, stages, pieces)
     plan = Plan(
@@ -102,22 +109,26 @@ def settle(problem: Problem, placed: Sequence[tuple[int, int, str]], planner: st
 
 def _with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequence[SubGraph]) -> tuple[Stage, ...]:
     """``auto``: on a device that is too small, stages recompute in the order of what they save, until it fits."""
-    wish = problem.job.plan.recompute
+    wish, job = problem.job.plan.recompute, problem.job
     if wish != "auto":
         return tuple(replace(stage, recompute=wish == "always") for stage in stages)
-    orders = get_schedule(problem.job.plan.schedule).actions(len(stages), problem.job.micro_batches)
+    orders = get_schedule(job.plan.schedule).actions(len(stages), job.micro_batches)
     kept: dict[str, list[tuple[float, float, int]]] = {}
     for stage, sub, order in zip(stages, pieces, orders, strict=True):
-        cost = problem.tables.table(problem.topology.device(stage.device).kind)
-        full, less = (
-            float(memory_of(cost, stage, sub, problem.job, in_flight(order), recompute).total[0]) for recompute in (False, True)
-        )
-        kept.setdefault(stage.device, []).append((full - less, full, stage.index))
+        extra = exchange_memory(problem.graph, stage, sub, job, named_sync(job)) if stage.replicas else 0.0
+        for held in stage.replicas or (Replica(device=stage.device, first=0, end=job.micro_batches),):
+            cost = problem.tables.table(problem.topology.device(held.device).kind)
+            flying = in_flight([action for action in order if held.first <= action.micro_batch < held.end])
+            full, less = (
+                float(memory_of(cost, stage, sub, job, flying, recompute).total[0]) + extra for recompute in (False, True)
+            )
+            kept.setdefault(held.device, []).append((full - less, full, stage.index))
     chosen: set[int] = set()
     for device, items in kept.items():
-        over = sum(full for _, full, _ in items) - float(problem.topology.device(device).memory)
+        over = sum(full - (saved if index in chosen else 0.0) for saved, full, index in items)
+        over -= float(problem.topology.device(device).memory)
         for saved, _, index in sorted(items, reverse=True):
-            if over > 0 and saved > 0:
+            if over > 0 and saved > 0 and index not in chosen:
                 chosen.add(index)
                 over -= saved
     return tuple(replace(stage, recompute=stage.index in chosen) for stage in stages)

@@ -30,12 +30,12 @@ __all__ = ["OpFence"]
 Placed = tuple[tuple[int, int, str], ...]
 Order = tuple[int, ...]
 
-#: Element operations that the dynamic programs of one search may spend (about five seconds on one core).
-_BUDGET = 1.0e9
-_MOST_ORDERS = 120
+#: Element operations that the dynamic programs of one search may spend (about a second on one core).
+_BUDGET = 2.5e8
+_MOST_ORDERS = 60
 #: So many are tried at least, before the local search and in it.
-_LEAST = 30
-_FINALISTS = 16
+_LEAST = 20
+_FINALISTS = 12
 #: Graphs of more operators get a quarter of the finalists: cutting one takes a second.
 _LARGE = 2000
 

@@ -56,6 +56,8 @@ class _Lowering:
         self.rows = [topology.index(name) for name in plan.devices]
         largest = max(plan.micro_batch_sizes)
         self.scale = [size / largest for size in plan.micro_batch_sizes]
+        #: the largest micro-batch, of the samples that the graph was captured for
+        self.part = largest / max(situation.job.micro_batch_sizes)
         self.actions: list[ProgramAction] = []
         #: (stage, kind, micro-batch) -> action
         self.number: dict[tuple[int, str, int], int] = {}
@@ -125,7 +127,7 @@ class _Lowering:
         activations = found.memory["activations"]
         if not found.recompute:
             return activations / found.in_flight, 0.0
-        received = float(sum(edge.forward_bytes for edge in self.at.pieces[found.index].requires_activations))
+        received = self.part * float(sum(edge.forward_bytes for edge in self.at.pieces[found.index].requires_activations))
         return received, activations - found.in_flight * received
 
     def _memory(self) -> Mapping[str, tuple[float, ...]]:
@@ -172,7 +174,7 @@ class _Lowering:
         link = self.at.plan.link[edge.source, edge.target]
         choice = link.activations if kind == "F" else link.gradients
         size = wire_bytes(choice, edge.spec)
-        for micro_batch, scale in enumerate(self.scale):
+        for micro_batch, scale in enumerate(factor * self.part for factor in self.scale):
             reader = self.number[target, kind, micro_batch]
             action = self.actions[self.number[source, kind, micro_batch]]
             pair = (action.device, self.actions[reader].device)

@@ -1,0 +1,321 @@
+"""What a layout costs, roughly and in about a millisecond: what the search looks at before it asks the judge.
+
+The same timed dry-run as in the estimate (``schedules.time_schedule``), on numbers that come from prefix sums instead of a cut
+graph. What differs from the estimate: values that skip stages travel along the chain, a message takes its codec's typical
+factor, and of a stage's exchange of gradients only the slowest way into each replica counts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from farflung.cost import ALLOCATOR, MemorySettings, cast_factor, optimizer_factor, stage_memory
+from farflung.errors import InputError, PlanError
+from farflung.job.spec import JobSpec
+from farflung.plan import wire_factor_of
+from farflung.plan.estimate import UPDATE_FLOPS
+from farflung.planners.auto.layout import Context, Layout
+from farflung.planners.finish import Problem
+from farflung.schedules import Exchange, PipelineTimes, TimedEdge, Transfer, get_schedule, in_flight, time_schedule
+from farflung.schedules.base import Action
+from farflung.sync import get_strategy
+
+__all__ = ["Quick"]
+
+_INFINITE = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A run of operators on one kind of device, for one micro-batch size: FLOPs, operators that run, bytes by how they grow."""
+
+    forward: float
+    backward: float
+    weight: float
+    forward_calls: float
+    backward_calls: float
+    always: float
+    saved: float
+    received: float
+    sent: float
+    extra: float
+    update: float
+    gradients: float
+
+    def memory(self, flying: int, recompute: bool) -> float:
+        """Bytes with ``flying`` micro-batches in flight."""
+        if recompute:
+            passing = self.saved + flying * self.received + self.sent
+        else:
+            passing = flying * (self.saved + self.received + self.sent)
+        return self.always + ALLOCATOR * max(passing + self.extra, self.update)
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A copy of a stage on a device, with the micro-batches that it computes."""
+
+    stage: int
+    device: int
+    first: int
+    end: int
+    order: Sequence[Action]
+    span: _Span
+    memory: tuple[float, float]
+    recompute: bool = False
+
+
+class Quick:
+    """Prices layouts of one context. What repeats between layouts is kept."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.topology = context.topology
+        self.devices = context.topology.devices
+        self._spans: dict[tuple[str, int, int, float], _Span] = {}
+        self._orders: dict[tuple[str, int, int], Sequence[Sequence[Action]]] = {}
+        self._own: dict[tuple[str, int, int, int, int, int], tuple[Sequence[Action], int]] = {}
+        graph = context.problem.graph
+        self._updates = sorted(graph.position[value.op] for _, value in graph.state_updates)
+        self._tied = [
+            ([(graph.position[use.op], use.op in graph.grad_ops) for use in uses], float(state.spec.nbytes))
+            for state in graph.parameters
+            if state.trainable and len(uses := graph.uses.get(state.name, ())) > 1
+        ]
+        self._factors: dict[tuple[float, tuple[int, ...]], float] = {}
+
+    def seconds(self, layout: Layout, limit: float = _INFINITE) -> float:
+        """Seconds of a step (infinite: it does not fit, or there is no such plan); a lower bound where that is above ``limit``."""
+        try:
+            problem = self.context.problem_of(layout)
+            units = self._units(layout, problem)
+        except (PlanError, InputError):
+            return _INFINITE
+        if not self._fits(units, problem.job):
+            return _INFINITE
+        times = self._times(layout, problem, units)
+        bound = _bound(times)
+        if bound > limit:
+            return bound
+        try:
+            return time_schedule([unit.order for unit in units], times).seconds
+        except PlanError:
+            return _INFINITE
+
+    # -- stages -------------------------------------------------------------------------------------------------------
+
+    def _units(self, layout: Layout, problem: Problem) -> list[_Unit]:
+        count, job = len(layout.sizes), problem.job
+        orders = self._actions(layout.schedule, len(layout.groups), count)
+        exact = self.context.exact(layout)
+        if not exact and len({len(group) for group in layout.groups}) > 1:
+            raise PlanError("replicas that train alone are whole pipelines")
+        found = []
+        for stage, (group, (start, stop)) in enumerate(zip(layout.groups, pairwise(layout.cuts), strict=True)):
+            wide = len(group) > 1
+            if wide and bisect_right(self._updates, stop - 1) > bisect_right(self._updates, start - 1):
+                raise PlanError("a stage that updates a state in its forward can't have replicas")
+            for device, (first, end) in zip(group, self.context.shares(layout, group), strict=True):
+                order, flying = self._filtered(layout.schedule, orders, stage, (first, end, count))
+                span = self._span(problem, self.devices[device].kind, start, stop)
+                extra = self._exchange_bytes(span, job, len(group), first, end) if wide else 0.0
+                memory = (span.memory(flying, False) + extra, span.memory(flying, True) + extra)
+                found.append(_Unit(stage, device, first, end, order, span, memory))
+        return found
+
+    def _actions(self, schedule: str, stages: int, count: int) -> Sequence[Sequence[Action]]:
+        key = (schedule, stages, count)
+        if key not in self._orders:
+            self._orders[key] = get_schedule(schedule).actions(stages, count)
+        return self._orders[key]
+
+    def _filtered(
+        self, schedule: str, orders: Sequence[Sequence[Action]], stage: int, share: tuple[int, int, int]
+    ) -> tuple[Sequence[Action], int]:
+        first, end, count = share
+        key = (schedule, len(orders), count, stage, first, end)
+        if key not in self._own:
+            own = [action for action in orders[stage] if first <= action.micro_batch < end]
+            self._own[key] = own, in_flight(own)
+        return self._own[key]
+
+    def _span(self, problem: Problem, kind: str, start: int, stop: int) -> _Span:
+        part = problem.tables.part
+        key = (kind, start, stop, part)
+        if key not in self._spans:
+            cost, job = problem.tables.table(kind), problem.job
+            dense = cost.crossing_forward
+            received, sent = dense[[start]], dense[[stop]]
+            settings = MemorySettings(
+                optimizer=optimizer_factor(job.optimizer.name, job.optimizer.momentum), casts=cast_factor(job.precision)
+            )
+            memory = stage_memory(cost, start, [stop], settings, received, sent)
+            self._spans[key] = _Span(
+                forward=float(cost.forward_sum[stop] - cost.forward_sum[start]),
+                backward=float(cost.backward_sum[stop] - cost.backward_sum[start]),
+                weight=float(cost.weight[start:stop].sum()),
+                forward_calls=float(cost.forward_calls_sum[stop] - cost.forward_calls_sum[start]),
+                backward_calls=float(cost.backward_calls_sum[stop] - cost.backward_calls_sum[start]),
+                always=float(memory.parameters[0] + memory.gradients[0] + memory.optimizer[0]),
+                saved=float(memory.activations[0] - received[0] - sent[0]),
+                received=float(received[0]),
+                sent=float(sent[0]),
+                extra=float(memory.workspace[0] + memory.messages[0]),
+                update=float(memory.update[0]),
+                gradients=float(memory.gradients[0]),
+            )
+        return self._spans[key]
+
+    def _exchange_bytes(self, span: _Span, job: JobSpec, count: int, first: int, end: int) -> float:
+        """Bytes that exchanging gradients takes (see ``plan.estimate.exchange_memory``)."""
+        if job.sync.strategy != "exact":
+            registers = len(get_strategy(job.sync.strategy, **job.sync.settings).registers)
+            return span.gradients * (count + registers + 1.0)
+        home_end = end if first == 0 else first
+        others = sum(virtual > home_end for virtual in job.virtual_ends)
+        return span.gradients * (1.0 + others / count)
+
+    def _fits(self, units: Sequence[_Unit], job: JobSpec) -> bool:
+        """Whether all devices hold what is on them; decides which stages recompute, as ``finish`` does."""
+        wish = job.plan.recompute
+        held: dict[int, list[_Unit]] = {}
+        for unit in units:
+            unit.recompute = wish == "always"
+            held.setdefault(unit.device, []).append(unit)
+        chosen: set[int] = set()
+        for device, own in held.items():
+            over = sum(unit.memory[unit.recompute or unit.stage in chosen] for unit in own) - float(self.devices[device].memory)
+            if over > 0 and wish == "auto":
+                for unit in sorted(own, key=lambda unit: unit.memory[1] - unit.memory[0]):
+                    saved = unit.memory[0] - unit.memory[1]
+                    if over > 0 and saved > 0 and unit.stage not in chosen:
+                        chosen.add(unit.stage)
+                        over -= saved
+            if over > 0:
+                return False
+        for unit in units:
+            unit.recompute = unit.recompute or unit.stage in chosen
+        return True
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _times(self, layout: Layout, problem: Problem, units: Sequence[_Unit]) -> PipelineTimes:
+        forward, backward, weight, update = [], [], [], []
+        rate = UPDATE_FLOPS[problem.job.optimizer.name] / 4.0
+        for unit in units:
+            span, speed = unit.span, self.context.speeds[unit.device]
+            overhead = float(self.devices[unit.device].overhead)
+            ahead = span.forward / speed + span.forward_calls * overhead
+            forward.append(ahead)
+            backward.append(span.backward / speed + span.backward_calls * overhead + (ahead if unit.recompute else 0.0))
+            weight.append(span.weight / speed)
+            update.append(span.gradients * rate / speed)
+        largest = max(layout.sizes)
+        return PipelineTimes(
+            forward=forward,
+            backward=backward,
+            device=[unit.device for unit in units],
+            edges=self._edges(layout, problem, units),
+            exchanges=self._exchanges(layout, problem.job, units),
+            update=update,
+            weight=weight,
+            scale=[size / largest for size in layout.sizes],
+            share=[range(unit.first, unit.end) for unit in units],
+        )
+
+    def _edges(self, layout: Layout, problem: Problem, units: Sequence[_Unit]) -> list[TimedEdge]:
+        cost, codec = problem.cost, problem.job.codec
+        factor = 1.0 if codec.name == "adatopk" else self._factor(problem.job)
+        slowest = 0.0
+        found: list[tuple[int, int, float, float, float, float]] = []
+        by_stage: list[list[int]] = [[] for _ in layout.groups]
+        for number, unit in enumerate(units):
+            by_stage[unit.stage].append(number)
+        alpha, beta = self.topology.alpha, self.topology.beta
+        for stage, cut in enumerate(layout.cuts[1:-1]):
+            ahead, back = float(cost.crossing_forward[cut]) * factor, float(cost.crossing_backward[cut]) * factor
+            for a in by_stage[stage]:
+                for b in by_stage[stage + 1]:
+                    i, j = units[a].device, units[b].device
+                    if i != j and units[a].first < units[b].end and units[b].first < units[a].end:
+                        forth, home = ahead / float(beta[i, j]), back / float(beta[j, i])
+                        slowest = max(slowest, float(alpha[i, j]) + forth + float(alpha[j, i]) + home)
+                        found.append((a, b, float(alpha[i, j]), forth, float(alpha[j, i]), home if back else -1.0))
+                    elif i == j:
+                        found.append((a, b, 0.0, 0.0, 0.0, 0.0 if back else -1.0))
+        limit = slowest / codec.ratio if codec.name == "adatopk" else _INFINITE
+        edges = []
+        for a, b, late, forth, late_back, home in found:
+            near = min(1.0, limit / (forth + home + 1e-30))  # equation (7): links that take longer send in as long as the slowest
+            backward = None if home < 0 else Transfer(late_back, home * near)
+            edges.append(TimedEdge(source=a, target=b, forward=Transfer(late, forth * near), backward=backward))
+        return edges
+
+    def _factor(self, job: JobSpec) -> float:
+        key = (job.codec.ratio, job.micro_batch_sizes)
+        if key not in self._factors:
+            self._factors[key] = wire_factor_of(job.codec)
+        return self._factors[key]
+
+    def _exchanges(self, layout: Layout, job: JobSpec, units: Sequence[_Unit]) -> list[Exchange]:
+        copies: dict[int, list[int]] = {}
+        for number, unit in enumerate(units):
+            copies.setdefault(unit.stage, []).append(number)
+        found = []
+        rounds = (0, 1) if self.context.exact(layout) else (0,)
+        for held in copies.values():
+            if len(held) < 2:
+                continue
+            each = units[held[0]].span.gradients
+            each /= len(held) if len(rounds) == 2 else max(1, int(_period(job)))
+            for target in held:
+                source, transfer = max(
+                    ((other, self._way(units[other].device, units[target].device, each)) for other in held if other != target),
+                    key=lambda item: item[1].latency + item[1].wire,
+                )
+                found += [Exchange(source=source, target=target, transfer=transfer, round=turn) for turn in rounds]
+        return found + self._tied_exchanges(layout, units, copies)
+
+    def _tied_exchanges(self, layout: Layout, units: Sequence[_Unit], copies: dict[int, list[int]]) -> list[Exchange]:
+        sizes: dict[tuple[int, int], float] = {}
+        for uses, nbytes in self._tied:
+            stages = [(bisect_right(layout.cuts, position) - 1, grad) for position, grad in uses]
+            readers = {stage for stage, _ in stages}
+            for home in (stage for stage, grad in stages if grad):
+                for other in readers - {home}:
+                    sizes[home, other] = sizes.get((home, other), 0.0) + nbytes
+        found = []
+        for (home, other), nbytes in sorted(sizes.items()):
+            source = copies[home][0]
+            for target in copies[other]:
+                transfer = self._way(units[source].device, units[target].device, nbytes)
+                found.append(Exchange(source=source, target=target, transfer=transfer, round=2))
+        return found
+
+    def _way(self, source: int, target: int, nbytes: float) -> Transfer:
+        if source == target:
+            return Transfer(0.0, 0.0)
+        return Transfer(float(self.topology.alpha[source, target]), nbytes / float(self.topology.beta[source, target]))
+
+
+def _bound(times: PipelineTimes) -> float:
+    """No step is shorter: what the busiest device computes, or the busiest link carries, for all of its micro-batches."""
+    busy: dict[int, float] = {}
+    for number, device in enumerate(times.device):
+        load = sum(times.scale[m] for m in times.share[number])
+        seconds = load * (times.forward[number] + times.backward[number]) + times.update[number]
+        busy[device] = busy.get(device, 0.0) + seconds
+    most = max(busy.values())
+    for edge in times.edges:
+        here, there = times.share[edge.source], times.share[edge.target]
+        load = sum(times.scale[max(here.start, there.start) : min(here.stop, there.stop)])
+        most = max(most, load * max(edge.forward.wire, edge.backward.wire if edge.backward else 0.0))
+    return most
+
+
+def _period(job: JobSpec) -> int:
+    value = job.sync.settings.get("sync_every", 1)
+    return int(value) if isinstance(value, int) else 1

@@ -1,0 +1,157 @@
+"""The parts of ``auto``: replicas, divisions of the batch, the quick price beside the estimate, very many devices."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.cluster import Device, Topology
+from farflung.errors import InputError
+from farflung.graph.builder import GraphBuilder
+from farflung.job.spec import CodecSpec, JobSpec, PlanSpec, SyncSpec
+from farflung.plan import check_plan, estimate
+from farflung.planners.auto import Auto, AutoSettings
+from farflung.planners.auto.layout import Context, Layout, divisions
+from farflung.planners.auto.quick import Quick
+from farflung.planners.auto.starts import device_orders, grids, nearest, steps
+from farflung.planners.finish import Problem
+from farflung.units import Bytes, FlopsPerSecond
+
+
+def chain(widths, rows=32):
+    builder = GraphBuilder("chain")
+    value = builder.input("x", "float32", (rows, widths[0]))
+    for i in range(len(widths) - 1):
+        value = builder.add(f"fc{i}", "Linear", value, in_features=widths[i], out_features=widths[i + 1])
+        value = builder.add(f"act{i}", "GELU", value)
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (rows, widths[-1])))
+    return builder.build()
+
+
+GRAPH = chain((32, 64, 16, 128, 32, 64, 16))
+JOB = JobSpec(micro_batch_sizes=(8, 8, 8, 8))
+
+
+def equal(count, rate=1e9, speed=1e8):
+    devices = [Device(name=f"d{i}", memory=Bytes(1e9), speed=FlopsPerSecond(speed)) for i in range(count)]
+    return Topology.from_matrices(np.full((count, count), 1e-4), np.full((count, count), rate), devices)
+
+
+def context(topology, job=JOB, **kwargs):
+    return Context(Problem.of(GRAPH, topology, job), AutoSettings(**kwargs))
+
+
+def layout(where, groups, job=JOB, schedule="1f1b"):
+    return where.divide(Layout(groups, (0, len(GRAPH.ops)), schedule, job.micro_batch_sizes))
+
+
+def test_fast_links_and_slow_devices_get_replicas():
+    auto = Auto(AutoSettings(evaluations=24))
+    topology = equal(4)
+    plan = auto.plan(GRAPH, topology, job=JOB)
+    check_plan(plan, GRAPH, topology, JOB)
+    assert plan.replicated
+    assert len(plan.devices) == 4
+    first = min(trial.seconds for trial in auto.trials if trial.planner != "auto")
+    assert estimate(GRAPH, plan, topology, JOB).step_seconds < first
+    alone = Auto(AutoSettings(evaluations=24, replicas=1)).plan(GRAPH, topology, job=JOB)
+    assert not alone.replicated
+
+
+def test_a_job_that_asks_for_replicas_gets_as_many_in_every_stage():
+    job = JOB.model_copy(update={"plan": PlanSpec(replicas=2)})
+    topology = equal(4)
+    plan = Auto(AutoSettings(evaluations=16)).plan(GRAPH, topology, job=job)
+    assert {len(stage.devices) for stage in plan.stages} == {2}
+    check_plan(plan, GRAPH, topology, job)
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_the_quick_price_is_the_estimate_on_chains(data):
+    """Nothing skips a stage of a chain, so heads of payloads and the exchange of replicas are what is rougher than the estimate."""
+    count = data.draw(st.integers(1, 6))
+    topology = equal(count, rate=data.draw(st.sampled_from([1e5, 1e7])))
+    where = context(topology)
+    pp = data.draw(st.integers(1, count))
+    dp = data.draw(st.integers(1, count // pp))
+    schedule = data.draw(st.sampled_from(["1f1b", "gpipe", "eager-2"]))
+    found = layout(where, tuple(tuple(range(s * dp, s * dp + dp)) for s in range(pp)), schedule=schedule)
+    assert found is not None
+    exact = estimate(GRAPH, where.plan(found), topology, JOB).step_seconds
+    price = Quick(where).seconds(found)
+    assert price == pytest.approx(exact, rel=0.05 if dp == 1 else 0.25)
+    assert Quick(where).seconds(found, limit=price / 1e6) <= price * (1 + 1e-9)
+
+
+def test_divisions_keep_the_samples_and_the_largest_size():
+    assert divisions((8, 8)) == [(4, 4, 4, 4), (2,) * 8, (1,) * 16]
+    assert divisions((2, 1)) == [(1, 1, 1)]
+    assert divisions((1, 1)) == []
+    assert all(sum(each) == 30 and max(each) <= 8 for each in divisions((8, 8, 8, 6)))
+
+
+def test_a_division_that_the_job_leaves_open_is_found_and_costs_as_estimated():
+    """Two micro-batches leave a long pipeline idle."""
+    job = JobSpec(micro_batch_sizes=(16, 16))
+    topology = equal(4, rate=1e8)
+    held = Auto(AutoSettings(evaluations=16, replicas=1)).plan(GRAPH, topology, job=job)
+    open_ = Auto(AutoSettings(evaluations=24, replicas=1, micro_batches=True)).plan(GRAPH, topology, job=job)
+    assert held.micro_batch_sizes == (16, 16)
+    assert sum(open_.micro_batch_sizes) == 32
+    assert len(open_.micro_batch_sizes) > 2
+    ours, theirs = (estimate(GRAPH, plan, topology, job) for plan in (open_, held))
+    assert ours.step_seconds < theirs.step_seconds
+    smaller = chain((32, 64, 16, 128, 32, 64, 16), rows=32 * max(open_.micro_batch_sizes) // 16)
+    again = estimate(smaller, open_, topology, job.model_copy(update={"micro_batch_sizes": open_.micro_batch_sizes}))
+    assert ours.step_seconds == pytest.approx(again.step_seconds, rel=1e-3)  # heads of payloads have one size
+    for a, b in zip(ours.devices, again.devices, strict=True):
+        assert 0.999 * b.memory_bytes <= a.memory_bytes <= 1.5 * b.memory_bytes  # workspace is not scaled
+
+
+def test_a_strategy_is_taken_only_from_those_allowed():
+    """Gradients over slow links in every step cost more than one average of many steps."""
+    job = JOB.model_copy(update={"plan": PlanSpec(replicas=2)})
+    topology = equal(2, rate=2e5)
+    plain = Auto(AutoSettings(evaluations=16)).plan(GRAPH, topology, job=job)
+    assert plain.sync is None
+    syncs = (SyncSpec(strategy="local_sgd", settings={"sync_every": 20}),)
+    free = Auto(AutoSettings(evaluations=16, syncs=syncs)).plan(GRAPH, topology, job=job)
+    assert free.sync is not None
+    assert free.sync.strategy == "local_sgd"
+    check_plan(free, GRAPH, topology, job)
+
+
+def test_codecs_that_the_job_names_are_kept():
+    job = JOB.model_copy(update={"codec": CodecSpec(name="fp16")})
+    plan = Auto(AutoSettings(evaluations=12)).plan(GRAPH, equal(3), job=job)
+    assert {link.activations.name for link in plan.links} <= {"fp16", "identity"}
+
+
+def test_steps_and_orders_and_grids_cover_what_there_is():
+    assert steps(1) == [1]
+    assert steps(12) == [1, 2, 3, 4, 6, 8, 12]
+    assert steps(5) == [1, 2, 3, 4, 5]
+    topology = Topology.preset("regions-24")
+    for order in device_orders(topology, 1e6):
+        assert sorted(order) == list(range(24))
+    where = context(topology)
+    base = Layout(((0,),), (0, len(GRAPH.ops)), "1f1b", JOB.micro_batch_sizes)
+    found = list(grids(where, base, 24, [1, 2, 4]))
+    assert {len(each.groups[0]) for each in found} == {1, 2, 4}
+    assert all(len(set(each.devices)) == sum(map(len, each.groups)) <= 24 for each in found)
+
+
+def test_of_very_many_devices_whole_regions_are_looked_at():
+    topology = Topology.preset("regions-4096")
+    names = nearest(topology, 256, 1e6)
+    assert len(set(names)) == 256
+    regions = {topology.device(name).region for name in names}
+    assert len(regions) == 256 // 8
+
+
+def test_settings_are_checked():
+    with pytest.raises(InputError, match="room for at least 1 replica, got 0"):
+        replace(AutoSettings(), replicas=0)
