@@ -71,7 +71,7 @@ def test_a_job_that_asks_for_replicas_gets_as_many_in_every_stage():
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_the_quick_price_is_the_estimate_on_chains(data):
-    """Nothing skips a stage of a chain, so heads of payloads and the exchange of replicas are what is rougher than the estimate."""
+    """Nothing skips a stage of a chain, so only heads of payloads and exchanges are rougher than the estimate."""
     count = data.draw(st.integers(1, 6))
     topology = equal(count, rate=data.draw(st.sampled_from([1e5, 1e7])))
     where = context(topology)

@@ -70,8 +70,8 @@ def chain_orders(groups: Groups, seconds: Matrix, count: int, ends: Ends | None 
     """At most ``count`` orders of the groups along a chain, the most promising first.
 
     Few groups: all orders, sorted by the longest and then the sum of the links between neighbours. Many: nearest-neighbour
-    paths from up to sixteen starts, improved by reversing pieces (2-opt), each in both directions. ``ends``: the devices with memory for
-    the first stage, and those with memory for the last; orders whose ends have none come after all others.
+    paths from up to sixteen starts, improved by reversing pieces (2-opt), each in both directions. ``ends``: the devices with
+    memory for the first stage, and those with memory for the last; orders whose ends have none come after all others.
     """
     begins, stops = ends or (frozenset(range(len(seconds))),) * 2
     begin, stop = ([bool(able.intersection(group)) for group in groups] for able in (begins, stops))

@@ -88,7 +88,7 @@ class Quick:
         self._factors: dict[tuple[float, tuple[int, ...]], float] = {}
 
     def seconds(self, layout: Layout, limit: float = _INFINITE) -> float:
-        """Seconds of a step (infinite: it does not fit, or there is no such plan); a lower bound where that is above ``limit``."""
+        """Seconds of a step (infinite: it does not fit, or there is none such); a lower bound where that is above ``limit``."""
         try:
             problem = self.context.problem_of(layout)
             units = self._units(layout, problem)
