@@ -76,7 +76,7 @@ def test_the_quick_price_is_the_estimate_on_chains(data):
     topology = equal(count, rate=data.draw(st.sampled_from([1e5, 1e7])))
     where = context(topology)
     pp = data.draw(st.integers(1, count))
-    dp = data.draw(st.integers(1, count // pp))
+    dp = data.draw(st.integers(1, min(len(JOB.micro_batch_sizes), count // pp)))
     schedule = data.draw(st.sampled_from(["1f1b", "gpipe", "eager-2"]))
     found = layout(where, tuple(tuple(range(s * dp, s * dp + dp)) for s in range(pp)), schedule=schedule)
     assert found is not None
