@@ -55,6 +55,7 @@ def test_times_at_equal_loss() -> None:
     assert best is not None
     assert best.label == "int4"
     said = explanation(comparison)
+    assert "training loss: at the end of each run, smoothed over its last steps" in said
     assert "to 3.50: time to the lowest loss that every run reached" in said
     assert "int4 was as good as dense after 2.00 s instead of 6.00 s: 3.0 times sooner." in said
 

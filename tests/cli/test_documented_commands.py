@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,45 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ex
 
 
 def commands(text: str) -> list[str]:
-    """Lines that begin with ``farflung`` in code blocks, and after ``#`` in examples; comments and ``[...]`` are left out."""
+    """Lines that begin with ``farflung`` (or with ``sudo`` before it) in code blocks, and after ``#`` in examples.
+
+    Comments and the brackets of ``[...]`` are left out.
+    """
     blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL) or [text]
-    found = [line for block in blocks for line in re.findall(r"^(?:#  +)?(farflung .*)$", block, flags=re.MULTILINE)]
+    found = [line for block in blocks for line in re.findall(r"^(?:#  +)?(?:sudo )?(farflung .*)$", block, flags=re.MULTILINE)]
     found = [re.split(r"\s+#|\s{3,}", line)[0].replace("[", "").replace("]", "") for line in found]
     return [f"farflung {part.strip()}" for line in found for part in line.removeprefix("farflung ").split("|")]
 
 
-def parse(line: str) -> None:
-    """Let the command's own parser read ``line``; nothing is run."""
+def known(line: str) -> tuple[Any, list[str]]:
+    """The command of ``line``, which has all the options there, and the words after its name."""
     command: Any = typer.main.get_command(app)
     words = shlex.split(line.removeprefix("farflung "))
-    while hasattr(command, "get_command"):  # a group; typer may bring a click of its own
-        context = click.Context(command)
-        found = command.get_command(context, words[0]) if words else None
-        assert found is not None, f"{line}: {words[:1]} is no command"
+    while words and hasattr(command, "get_command"):  # a group; typer may bring a click of its own
+        found = command.get_command(click.Context(command), words[0])
+        if found is None:
+            break
         command, words = found, words[1:]
-    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    for word in words:
-        assert not word.startswith("--") or word in known, f"{line}: {word} is no option of {command.name}"
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert not hasattr(command, "get_command") or set(words) <= options, f"{line}: {words[:1]} is no command"
+    own = words[: words.index("--")] if "--" in words else words
+    for word in own:
+        assert not word.startswith("--") or word in options, f"{line}: {word} is no option of {command.name}"
+    return command, words
+
+
+def parse(line: str) -> None:
+    """Let the command's own parser read ``line``; nothing is run."""
+    command, words = known(line)
+    assert not hasattr(command, "get_command"), f"{line}: a command of {command.name} is missing"
     command.make_parser(click.Context(command)).parse_args(words)
+
+
+def mentioned(text: str) -> list[str]:
+    """What stands in the text as ``farflung ...``, outside of code blocks; ``a | b`` are two."""
+    found = re.findall(r"`(?:sudo )?(farflung [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    lines = [" ".join(line.split()).replace("[", "").replace("]", "") for line in found]
+    return sorted({f"{line.split(' | ')[0]}" for line in lines})
 
 
 CASES = [(page, line) for page in PAGES for line in commands(page.read_text(encoding="utf-8"))]
@@ -48,13 +68,45 @@ def test_a_documented_command_is_one(page: Path, line: str) -> None:
     parse(line)
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_what_is_mentioned_is_a_command(page: Path) -> None:
+    for line in mentioned(page.read_text(encoding="utf-8")):
+        known(line)
+
+
+@pytest.mark.parametrize("line", ["farflung sumbit", "farflung bench loss --sett steps=3", "farflung --verbose"])
+def test_what_is_mentioned_and_no_command_is_found(line: str) -> None:
+    with pytest.raises(AssertionError):
+        known(line)
+
+
+def test_every_command_and_option_is_on_a_page() -> None:
+    """Of an option that can be turned off one form is enough, and ``--help`` goes without saying."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    missing = []
+    for name, command in every_command(typer.main.get_command(app)):
+        missing += [] if re.search(rf"farflung(?: \S+ \|)* {name}\b", text) else [name]
+        for parameter in command.params:
+            forms = [form for form in (*parameter.opts, *parameter.secondary_opts) if form.startswith("--") and form != "--help"]
+            missing += [f"{name} {forms[0]}"] if forms and not any(re.search(rf"{form}\b", text) for form in forms) else []
+    assert missing == []
+
+
+def every_command(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from every_command(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
 def test_the_pages_are_read() -> None:
     assert {page.name for page, _ in CASES} >= {"README.md", "machines.md", "demo.md", "gpt2-lora.toml"}
     assert "farflung stop RUN --now" in [line for _, line in CASES]
     assert "farflung watch RUN" in commands("```\nfarflung status | watch RUN | stop RUN\n```")
 
 
-@pytest.mark.parametrize("line", ["farflung sumbit JOB", "farflung stop RUN --soon", "farflung ticket withdraw ID"])
+@pytest.mark.parametrize("line", ["farflung sumbit JOB", "farflung stop RUN --soon", "farflung ticket withdraw ID", "farflung"])
 def test_what_is_no_command_is_found(line: str) -> None:
     with pytest.raises((AssertionError, click.UsageError)):
         parse(line)

@@ -28,6 +28,16 @@ OFFLINE = (
         '--what-if "add 1 like laptop-fast" --what-if "double here there"'
     ),
 )
+#: Drawn after the machines of the page, which are planned with first.
+DRAWN = "farflung plan job.toml --topology home-lab --explain --draw plan.html"
+#: Those of a worker's owner, on its machine.
+OWNER = (
+    "farflung pause",
+    'farflung limit --hours 22:00-07:00 --memory "4 GB" --bandwidth "20 Mbit/s"',
+    "farflung drain",
+    "farflung leave",
+    'farflung join farflung1-... --hours 22:00-07:00 --bandwidth "20 Mbit/s"',
+)
 #: Those that the slow tests type.
 CLUSTER = (
     "farflung broker",
@@ -47,6 +57,8 @@ CLUSTER = (
     "farflung report FOLDER",
     "farflung trace run-3f9ac2d1",
     "farflung trace run-3f9ac2d1 --perfetto trace.json",
+    "farflung checkpoint list RUN",
+    "farflung checkpoint verify RUN",
     "farflung checkpoint export RUN model.safetensors",
 )
 #: Those that tests elsewhere run: with peft, with children of its own.
@@ -55,6 +67,10 @@ ELSEWHERE = {
     "farflung checkpoint export RUN out --transformers": "runtime/test_transformers_jobs.py",
     "farflung checkpoint export RUN out --adapters": "runtime/test_transformers_jobs.py",
     "farflung checkpoint export RUN out.safetensors": "cli/test_checkpoint_commands.py",
+    "farflung emulate two-laptops -- python3 -c 'print(\"I am {node} at {address}\")'": "emulation/test_emulation_page.py",
+    "farflung emulate machines.toml --cluster --counters -- farflung submit job.toml --topology machines.toml": (
+        "emulation/test_emulation_page.py"
+    ),
 }
 
 JOB = """
@@ -76,10 +92,10 @@ planner = "equal_number"
 
 
 def test_every_command_is_run_somewhere() -> None:
-    assert {line for _, line in CASES} == {*OFFLINE, *CLUSTER, *ELSEWHERE}
+    assert {line for _, line in CASES} == {*OFFLINE, DRAWN, *OWNER, *CLUSTER, *ELSEWHERE}
     for name in ELSEWHERE.values():
         text = (DOCS.parent / "tests" / name).read_text(encoding="utf-8")
-        assert '"demo"' in text or '"export"' in text or "export(" in text
+        assert '"demo"' in text or '"export"' in text or "export(" in text or "farflung emulate" in text
 
 
 def block(page: str, language: str) -> str:
@@ -95,7 +111,7 @@ def test_plans_and_simulations_by_the_pages(
     (tmp_path / "machines.toml").write_text(block("machines.md", "toml"))
     monkeypatch.chdir(tmp_path)
     said = []
-    for line in OFFLINE:
+    for line in (*OFFLINE, DRAWN):
         command, _, target = line.partition(" > ")
         with pytest.raises(SystemExit) as over:
             main([*shlex.split(command)[1:], *(("--evaluations", "4") if "--planner auto" in line else ())])
@@ -108,6 +124,7 @@ def test_plans_and_simulations_by_the_pages(
     assert json.loads(said[1])["plan"]["stages"]
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert re.search(r"^double here there +\S+", said[3], flags=re.MULTILINE)
+    assert "<svg" in (tmp_path / "plan.html").read_text()
 
 
 class Pages:
@@ -183,6 +200,8 @@ def test_a_cluster_by_the_pages(pages: Pages, tmp_path: Path) -> None:
     assert "hidden" in pages.type("farflung trace run-3f9ac2d1")
     pages.type("farflung trace run-3f9ac2d1 --perfetto trace.json")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert "step        4  " in pages.type("farflung checkpoint list RUN")
+    assert "step 4: whole" in pages.type("farflung checkpoint verify RUN")
     pages.type("farflung checkpoint export RUN model.safetensors")
     assert (tmp_path / "model.safetensors").stat().st_size > 1000
 
@@ -219,6 +238,21 @@ def test_data_are_confined_and_tickets_managed_by_the_pages(pages: Pages, tmp_pa
     pages.type("farflung ticket revoke ID")
     assert "farflung1-" in pages.type("farflung ticket issue --address broker.example.org:7070")
     assert "farflung1-" in pages.type("farflung ticket issue --scope owner", "--address", "127.0.0.1:7070")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_owners_by_the_pages(pages: Pages) -> None:
+    """The commands find the one worker of this machine without a name and without a ticket."""
+    pages.names["farflung1-..."] = pages.start(CLUSTER[1]).until(r"farflung join (\S+)\n")[1]
+    worker = pages.join(OWNER[4], "attic-pc")
+    assert "attic-pc: pauses" in pages.type("farflung pause")
+    assert "attic-pc: " in pages.type(OWNER[1])
+    assert "attic-pc: leaves when its run is over" in pages.type("farflung drain")
+    worker.ends_cleanly(0)
+    worker = pages.join(CLUSTER[2], "attic-pc")
+    assert "attic-pc: leaves after the current step" in pages.type("farflung leave")
+    worker.ends_cleanly(0)
 
 
 def by_run(text: str) -> str:

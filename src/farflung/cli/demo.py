@@ -34,6 +34,8 @@ _START_SECONDS = 90.0
 _GRACE = 20.0
 #: How often it is looked whether all processes live, and how long the broker has to say itself that one does not.
 _LOOK_SECONDS, _PATIENCE_SECONDS = 1.0, 5.0
+#: What a reader may expect of the text.
+_TEXT = "(a model this small and this young has learned letters, spaces and short words of Python; it makes no sense yet)"
 
 
 def register(app: typer.Typer) -> None:
@@ -219,6 +221,7 @@ class _Demo:
         for one in done:
             if one.result.sample:
                 say(self._console, f"\ntext by {one.label}:", "bold")
+                say(self._console, _TEXT)
                 say(self._console, printable(one.result.sample))
         reports = [write_report(folder) for folder in folders]
         page = compare_report(folders, labels, self._place / "report.html")

@@ -80,7 +80,17 @@ def best_of(comparison: Comparison) -> Outcome | None:
 def results_table(comparison: Comparison) -> str:
     """Head and one row for each run, as plain text."""
     targets = ["-" if loss is None else f"to {loss:.2f}" for loss in (comparison.common, comparison.base)]
-    head = ("run", "steps", "step time", "predicted", "bytes/step: slow link", "all links", "loss", "held-out", *targets)
+    head = (
+        "run",
+        "steps",
+        "step time",
+        "predicted",
+        "bytes/step: slow link",
+        "all links",
+        "training loss",
+        "held-out loss",
+        *targets,
+    )
     rows = [head, *(_row(one) for one in comparison.outcomes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
@@ -113,7 +123,8 @@ def explanation(comparison: Comparison) -> str:
         return "Not every run has a loss, so there is nothing to compare."
     first = found[0]
     lines = [
-        "loss: training loss, smoothed over the last steps; held-out: on text that was not trained on (- : stopped before).",
+        "training loss: at the end of each run, smoothed over its last steps; runs differ in their number of steps: compare",
+        "the times to an equal loss. held-out loss: on text that was not trained on (- : stopped before).",
         f"to {comparison.common:.2f}: time to the lowest loss that every run reached.",
         f"to {comparison.base:.2f}: time to the lowest loss of {first.label}; - : never reached.",
     ]

@@ -1,0 +1,80 @@
+"""Python and TOML of the pages: every block is run or read, and says what the page says (commands: ``tests/cli``)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farflung.cluster import Network
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+#: How many blocks of each language a page has, and where they are run or read.
+COVERED = {
+    ("README.md", "python"): (1, "test_documented_code.py"),
+    ("docs/emulation.md", "python"): (1, "emulation/test_emulation_page.py"),
+    ("docs/emulation.md", "toml"): (2, "test_documented_code.py"),
+    ("docs/grids.md", "python"): (1, "test_documented_code.py"),
+    ("docs/jobs.md", "python"): (1, "test_job_page.py"),
+    ("docs/jobs.md", "toml"): (1, "test_job_page.py"),
+    ("docs/machines.md", "toml"): (1, "test_job_page.py"),
+    ("docs/sync.md", "python"): (1, "test_documented_code.py"),
+}
+
+
+def blocks(page: str, language: str = r"\w*") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_every_block_has_its_test() -> None:
+    found = Counter(
+        (str(page.relative_to(ROOT)), language)
+        for page in PAGES
+        for language in re.findall(r"^```(\w+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    )
+    assert found == {block: count for block, (count, _) in COVERED.items()}, "a new block: test it and name the test in COVERED"
+    for (page, _), (_, test) in COVERED.items():
+        assert page.removeprefix("docs/") in (ROOT / "tests" / test).read_text(encoding="utf-8")
+
+
+def test_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten lines of code, and their output."""
+    code, output = blocks("README.md")[1:3]
+    assert len([line for line in code.splitlines() if line]) == 10
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out == output
+
+
+def test_the_grid_of_the_page_is_the_optimum() -> None:
+    """The page gives a second; here it is a number of evaluations, so that a busy machine finds the same."""
+    code = blocks("docs/grids.md", "python")[0]
+    names: dict[str, Any] = {}
+    exec(code.replace("seconds=1)", "seconds=None, evaluations=3000)"), names)
+    found = names["found"]
+    assert f"cost_seconds  # {found.cost_seconds:.1f}\n" in code
+    assert (len(found.devices), {len(group) for group in found.devices}) == (8, {8})
+    assert found.lower_bound_seconds <= found.cost_seconds
+
+
+def test_the_schedule_of_the_page() -> None:
+    names: dict[str, Any] = {"bp_seconds": [0.1] * 8, "comm_seconds": [0.3] * 8}
+    exec(blocks("docs/sync.md", "python")[0], names)
+    found = names["found"]
+    assert len(found.sets) == len(found.extra) == 5
+    assert sorted(layer for layers in found.sets for layer in layers) == list(range(8))
+    assert found.lower_bound_seconds <= found.period_seconds
+
+
+def test_the_emulated_network_of_the_page() -> None:
+    """Its two blocks are one file, with the devices that the timeline names."""
+    links, timeline = blocks("docs/emulation.md", "toml")
+    rest = 'memory = "1 GB"\nspeed = "1 GFLOP/s"\nregion = "{}"\n'
+    others = "".join(f'[[device]]\nname = "{region}-pc"\n{rest.format(region)}' for region in ("cloud", "office"))
+    network = Network.from_text(links + rest.format("home") + others + timeline)
+    assert network.topology.names == ("attic-pc", "cloud-pc", "office-pc")
+    assert len(network.timeline) == timeline.count("[[change]]")

@@ -1,0 +1,81 @@
+"""The page on benchmarks has every benchmark and every result, and its tables are those of the results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farflung.bench.catalog import BENCHMARKS
+from farflung.units import Seconds
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+RESULTS = sorted((DOCS / "results").glob("*.json"))
+
+
+def figures(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))["figures"]
+    return found
+
+
+def rows(text: str, columns: int) -> list[list[str]]:
+    """The tables of ``text`` with so many columns, cell by cell, without heads."""
+    found = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [row for row in found if len(row) == columns and set(row[0]) != {"-"}][1:]
+
+
+def section(name: str) -> str:
+    return PAGE.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("name", list(BENCHMARKS))
+def test_every_benchmark_has_a_section(name: str) -> None:
+    assert section(name), f"docs/benchmarks.md has no section {name}"
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda path: path.stem)
+def test_every_result_is_linked_and_whole(result: Path) -> None:
+    document = json.loads(result.read_text(encoding="utf-8"))
+    assert f"(results/{result.name})" in section(document["benchmark"])
+    assert document["settings"]["quick"] is False
+    assert document["figures"]
+    assert document["environment"]["load_before"]
+
+
+def test_the_table_of_strategies() -> None:
+    said = {row[0]: row[1:] for row in rows(section("sync-strategies"), 7)}
+    measured = figures("sync-strategies")["strategies"]
+    assert said.keys() == measured.keys()
+    for name, row in said.items():
+        one = measured[name]
+        keys = ("bytes_per_parameter_per_step", "loss", "gap", "loss_range", "model_step_backwards", "extra_copies")
+        for cell, value in zip(row, [one[key] for key in keys], strict=True):
+            digits = len(cell.partition(".")[2])
+            assert float(cell) == pytest.approx(value, rel=0.05 if "e" in cell else 0.002, abs=0.6 * 10**-digits), (name, cell)
+
+
+def test_the_table_of_fusionllm() -> None:
+    runs = {(one["topology"], one["planner"], one["codec"]): one["step_seconds"] for one in figures("fusionllm")["runs"]}
+    table = rows(section("fusionllm"), 7)
+    assert len(table) == 8
+    for testbed, planner, *cells in table:
+        for codec, cell in zip(("dense", "topk 100", "topk 1000", "adatopk 100", "adatopk 1000"), cells, strict=True):
+            value = runs[f"fusionllm-{testbed.replace(' ', '')}", planner, codec]
+            assert float(Seconds.parse(cell)) == pytest.approx(value, rel=0.01), (testbed, planner, codec)
+
+
+def test_the_demo_s_table_of_codecs() -> None:
+    """By ``farflung bench loss``."""
+    phases = figures("loss")["phases"]
+    table = rows((DOCS / "demo.md").read_text(encoding="utf-8"), 7)
+    assert len(table) == 9
+    for name, size, *cells in table:
+        variant = name.lower().replace("-", "").replace(" ", "-")
+        scratch, tuned = phases["scratch"][variant], phases["fine-tuning"][variant]
+        assert float(size) == pytest.approx(scratch[-1]["bytes"] / scratch[-1]["step"] / 1e6, abs=0.06)
+        wanted = [(scratch, 30), (scratch, 60), (scratch, 120), (tuned, 20), (tuned, 40)]
+        for cell, (rounds, step) in zip(cells, wanted, strict=True):
+            assert float(cell) == pytest.approx(next(one["eval_loss"] for one in rounds if one["step"] == step), abs=0.0051)
