@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +23,9 @@ from farflung.cli.home import (
 from farflung.cli.options import host, quantity
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+
+if TYPE_CHECKING:
+    from farflung.runtime.worker import WorkerOptions
 
 __all__ = ["register"]
 
@@ -77,7 +81,7 @@ def broker(
 
 
 def join(
-    ticket: Annotated[str, typer.Argument(help="The ticket that the broker printed.")],
+    ticket: Annotated[str, typer.Argument(help="The ticket that the broker printed, or a file that holds it.")],
     name: Annotated[str | None, typer.Option(help="This worker's name (default: from the host name).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     memory: Annotated[str | None, typer.Option(help='Memory to offer, e.g. "8 GB" (default: 80 % of what is free).')] = None,
@@ -89,6 +93,8 @@ def join(
     any_path: Annotated[bool, typer.Option("--any-path", help="Let jobs read every file that you may read.")] = False,
     hours: Annotated[str | None, typer.Option(help='When this machine may work, e.g. "22:00-07:00" (its own clock).')] = None,
     bandwidth: Annotated[str | None, typer.Option(help='What it may send to other workers in all, e.g. "20 Mbit/s".')] = None,
+    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit that does this, and stop there.")] = False,
+    user: Annotated[bool, typer.Option("--user", help="With --service: a service of your own, without root.")] = False,
 ) -> None:
     """Join a broker as a worker and serve until Ctrl-C, which hands over what is being done; a second Ctrl-C ends at once."""
     from farflung.runtime import membership
@@ -96,8 +102,10 @@ def join(
     from farflung.runtime.service import Service
     from farflung.runtime.worker import WorkerOptions
     from farflung.security import Ticket
+    from farflung.security.files import read_private
 
-    invitation = Ticket.parse(ticket)
+    kept = Path(ticket) if not ticket.startswith("farflung") and Path(ticket).is_file() else None
+    invitation = Ticket.parse(ticket if kept is None else read_private(kept).decode("ascii", "replace"))
     options = WorkerOptions(
         device=device,
         memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
@@ -107,27 +115,49 @@ def join(
         data=data or Path.cwd(),
         any_path=any_path,
     )
-    own = name or default_name("worker")
+    own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
+    if service:
+        given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
+        _write_service(own, str(invitation), options, given, user=user)
+        return
     wishes = WishesFile(members_folder(), own)
     rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
     held = wishes.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
     if str(held) != "no limits":
         typer.echo(f"{own}: {held} (farflung limit, farflung resume)")
-    service = Service(lambda: membership.join(invitation, name=own, role="worker", key=key), options, _log, wishes)
+    certificate = members_folder() / f"{own}.certificate"
+    serving = Service(
+        lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate), options, _log, wishes
+    )
 
     def leave(*_: object) -> None:
         # the session's locks may be held by the very thread that the signal interrupts
-        threading.Thread(target=service.part, name="leave", daemon=True).start()
+        threading.Thread(target=serving.part, name="leave", daemon=True).start()
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    threading.Thread(target=service.watch, name="wishes", daemon=True).start()
+    threading.Thread(target=serving.watch, name="wishes", daemon=True).start()
     try:
-        service.run(patience)
+        serving.run(patience)
     finally:
         wishes.end()
     typer.echo(f"{own}: left")
+
+
+def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:
+    """Write the unit of the worker ``own``, and say how it is started; ``given``: options as they were written."""
+    from farflung.cli.units import keep_join_ticket, unit_text, write_unit
+    from farflung.security.certificates import check_name
+
+    check_name(own)
+    words = [str(keep_join_ticket(own, ticket)), "--name", own, "--device", options.device, "--listen", options.listen]
+    words += ["--data", str(options.data.resolve())]
+    for option, value in {**given, "--advertise": options.advertise}.items():
+        words += [] if value is None else [option, value]
+    words += ["--any-path"] if options.any_path else []
+    for line in write_unit(own, unit_text(own, words, options.data.resolve(), user=user), user=user):
+        typer.echo(line)
 
 
 def _log(line: str) -> None:

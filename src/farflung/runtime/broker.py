@@ -9,10 +9,10 @@ from __future__ import annotations
 import fcntl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from farflung import __version__
 from farflung.checkpoint.store import write_file
@@ -99,6 +99,7 @@ class Broker:
         restore(self._journal, self.home / "runs", self._runs, say)
         self._server = RpcServer(self._credentials)
         self._server.unary("join", self._join, anonymous=True)
+        self._server.unary("renew", self._renew)
         self._server.session("session", lambda call, frames: self._sessions.serve(self._runs, call, frames))
         self._methods.register(self._server)
         host, port = _split(listen)
@@ -145,13 +146,36 @@ class Broker:
             return found
         raise AssertionError("port 0 is any free one")
 
+    def _renew(self, call: Call, frame: Frame) -> Frame:
+        """A fresh certificate for who shows one: the same name, role and key."""
+        _check_version(frame.header)
+        caller, now, request = call.caller, time.time(), frame.header.get("request")
+        assert caller is not None
+        ticket = self.names.ticket(caller.name)
+        if not caller.key or self.names.key(caller.name) != caller.key:
+            raise SecurityError(f"the name {caller.name!r} is not bound to this key any more; join again with a ticket")
+        if any(record.ticket_id == ticket and record.revoked is not None for record in self.tickets.list()):
+            raise SecurityError(
+                f"the ticket that {caller.name!r} joined with was revoked; ask the broker's owner for a fresh one"
+            )
+        certificate = self._authority.sign(
+            request if isinstance(request, bytes) else b"", name=caller.name, role=caller.role, now=now
+        )
+        if key_fingerprint(certificate) != caller.key:
+            raise SecurityError("a certificate is renewed for its own key only; join again with a ticket")
+        return self._granted(certificate, caller.name, caller.role, ticket)
+
+    def _granted(self, certificate: bytes, name: str, role: str, ticket: str) -> Frame:
+        now = time.time()
+        self.names.bind(name, key_fingerprint(certificate), ticket, now=now, until=now + _MEMBER)
+        if role == "worker":
+            self._sessions.admitted(name)
+        answer = {"certificate": certificate, "authority": self._credentials.authority, "port": self._member_port, "name": name}
+        return Frame("joined", answer)
+
     def _join(self, call: Call, frame: Frame) -> Frame:
         header = frame.header
-        if header.get("protocol") != PROTOCOL_VERSION:
-            raise VersionError(
-                f"this broker is farflung {__version__} (protocol {PROTOCOL_VERSION}), the other side is farflung "
-                f"{header.get('version')!s:.40} (protocol {header.get('protocol')!s:.40}); install the same version on both"
-            )
+        _check_version(header)
         role = text(header, "role")
         if role not in ("worker", "client"):
             raise SecurityError(f"unknown role {role!r:.40}: known are client, worker")
@@ -167,11 +191,15 @@ class Broker:
             )
         granted = "owner" if scope == "owner" else role
         certificate = self._authority.sign(request if isinstance(request, bytes) else b"", name=name, role=granted, now=now)
-        self.names.bind(name, key_fingerprint(certificate), record.ticket_id, now=now, until=now + _MEMBER)
-        if role == "worker":
-            self._sessions.admitted(name)
-        answer = {"certificate": certificate, "authority": self._credentials.authority, "port": self._member_port, "name": name}
-        return Frame("joined", answer)
+        return self._granted(certificate, name, role, record.ticket_id)
+
+
+def _check_version(header: Mapping[str, Any]) -> None:
+    if header.get("protocol") != PROTOCOL_VERSION:
+        raise VersionError(
+            f"this broker is farflung {__version__} (protocol {PROTOCOL_VERSION}), the other side is farflung "
+            f"{header.get('version')!s:.40} (protocol {header.get('protocol')!s:.40}); install the same version on both"
+        )
 
 
 def _granted_name(asked: str, role: str) -> str:

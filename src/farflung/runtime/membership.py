@@ -1,21 +1,31 @@
-"""Becoming a member: a ticket is exchanged for a certificate, once; then every connection proves its name."""
+"""Becoming a member: a ticket is exchanged for a certificate, once; then every connection proves its name.
+
+A certificate that is kept on disk lets its owner come back without a ticket, after a reboot or an upgrade, from another address:
+it is exchanged for a fresh one for as long as it is good, and the ticket that it came from was not revoked.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from farflung import __version__
-from farflung.errors import ConnectionLost, WireError
+from farflung.errors import ConnectionLost, SecurityError, WireError
 from farflung.runtime.broker import PROTOCOL_VERSION
 from farflung.runtime.fields import text, whole
 from farflung.runtime.network import host_and_port, own_host
 from farflung.security import Credentials, Ticket, fetch_server_certificate, make_request, new_key, split_address
+from farflung.security.files import write_private
 from farflung.transports import Pinned
 from farflung.transports.rpc import RpcClient
 from farflung.wire.frames import Frame
 
 __all__ = ["Membership", "join"]
+
+_BROKER = "broker"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +41,33 @@ class Membership:
     own_host: str
 
 
-def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None) -> Membership:
+def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None, kept: Path | None = None) -> Membership:
     """Exchange ``ticket`` for a certificate as ``role`` ("worker" or "client") and connect as a member.
 
-    ``key``: a private key (PEM) to be known by (None: a fresh one). Names and runs belong to keys.
+    ``key``: a private key (PEM) to be known by (None: a fresh one). Names and runs belong to keys. ``kept``: a folder to keep the
+    certificate in; one that is there serves where the ticket does not any more.
 
     Raises:
         SecurityError: the ticket is wrong, expired or revoked, or the server is not the ticket's broker.
         VersionError: broker and member speak different versions.
         ConnectionLost: no address of the ticket answers.
     """
-    ticket.require_current(time.time())
+    who = (name, role, key or new_key())
+    try:
+        ticket.require_current(time.time())
+        found = _join_somewhere(ticket, who)
+    except SecurityError:
+        again = None if kept is None else _renew(kept, ticket, who)
+        if again is None:
+            raise
+        found = again
+    if kept is not None:
+        found.credentials.save(kept)
+        write_private(kept / _BROKER, f"{found.client.address} {ticket.fingerprint.hex()}".encode())
+    return found
+
+
+def _join_somewhere(ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:
     failure: ConnectionLost | None = None
     for address in ticket.addresses:
         try:
@@ -49,9 +75,34 @@ def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None) -> M
         except ConnectionLost as error:
             failure = error
             continue
-        return _join_at(address, certificate, ticket, (name, role, key or new_key()))
+        return _join_at(address, certificate, ticket, who)
     assert failure is not None  # a ticket has at least one address
     raise failure
+
+
+def _renew(kept: Path, ticket: Ticket, who: tuple[str, str, bytes]) -> Membership | None:
+    """Come back with the certificate in ``kept`` (None: there is none for this broker, name and key, or it is too old).
+
+    Raises:
+        SecurityError: the broker refuses.
+        ConnectionLost: it does not answer.
+    """
+    name, _, key = who
+    try:
+        address, fingerprint = (kept / _BROKER).read_text(encoding="ascii").split()
+        credentials = Credentials.load(kept)
+    except (OSError, ValueError, SecurityError):
+        return None
+    same = fingerprint == ticket.fingerprint.hex() and credentials.name == name and credentials.key == key
+    if not same or credentials.expires() <= time.time():
+        return None
+    old = RpcClient(address, credentials)
+    try:
+        request = {"request": make_request(name, key), "protocol": PROTOCOL_VERSION, "version": __version__}
+        answer = old.call("renew", Frame("renew", request)).header
+    finally:
+        old.close()
+    return _member(address, answer, key)
 
 
 def _join_at(address: str, pinned: bytes, ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:
@@ -71,6 +122,11 @@ def _join_at(address: str, pinned: bytes, ticket: Ticket, who: tuple[str, str, b
         answer = door.call("join", Frame("join", request)).header
     finally:
         door.close()
+    return _member(address, answer, key)
+
+
+def _member(address: str, answer: Mapping[str, Any], key: bytes) -> Membership:
+    """What the broker at ``address`` granted."""
     certificate, authority = answer.get("certificate"), answer.get("authority")
     if not isinstance(certificate, bytes) or not isinstance(authority, bytes):
         raise WireError(f"the broker at {address} answered without a certificate; install the same farflung on both machines")

@@ -1,0 +1,81 @@
+"""A worker as a service of systemd: the unit that starts it with the machine, and again after a failure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from farflung.cli.home import home, members_folder
+from farflung.errors import InputError
+from farflung.security.files import make_private_folder, write_private
+
+__all__ = ["keep_join_ticket", "unit_text", "write_unit"]
+
+#: Seconds that a worker has to hand over when the service is stopped: a step may take long.
+_STOP_SECONDS = 300
+
+
+def keep_join_ticket(name: str, ticket: str) -> Path:
+    """Keep ``ticket`` where only this user reads it; units can be read by everybody."""
+    make_private_folder(members_folder())
+    path = members_folder() / f"{name}.ticket"
+    write_private(path, ticket.encode())
+    return path
+
+
+def unit_text(name: str, arguments: Sequence[str], folder: Path, *, user: bool) -> str:
+    """The unit of the worker ``name``; ``arguments`` are those of ``farflung join``, ``folder`` is where it runs."""
+    command = " ".join(_quote(word) for word in (sys.executable, "-m", "farflung", "join", *arguments))
+    paths = {"FARFLUNG_HOME": str(home()), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    environment = "\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in paths.items() if value)
+    return f"""[Unit]
+Description=farflung worker {name}
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+ExecStart={command}
+{environment}
+WorkingDirectory={str(folder).replace("%", "%%")}
+Restart=on-failure
+RestartSec=10
+KillMode=mixed
+TimeoutStopSec={_STOP_SECONDS}
+NoNewPrivileges=yes
+
+[Install]
+WantedBy={"default" if user else "multi-user"}.target
+"""
+
+
+def write_unit(name: str, text: str, *, user: bool) -> list[str]:
+    """Write the unit to where systemd looks for it; what to tell the person, a line each.
+
+    Raises:
+        InputError: it can't be written.
+    """
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    place = config / "systemd" / "user" if user else Path("/etc/systemd/system")
+    path = place / f"farflung-{name}.service"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; run it as root, or with --user for a service of your own"
+        ) from None
+    control = f"systemctl{' --user' if user else ''}"
+    lines = [f"wrote {path}", f"start it:   {control} daemon-reload && {control} enable --now {path.stem}"]
+    lines += [f"its log:    journalctl{' --user' if user else ''} -u {path.stem} -f"]
+    lines += [f"remove it:  {control} disable --now {path.stem} && rm {path}"]
+    return [*lines, "let it run while you are not logged in:  loginctl enable-linger"] if user else lines
+
+
+def _quote(word: str) -> str:
+    """As systemd reads it (systemd.syntax(7)): its specifiers and variables stay as they are written here."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"' if not escaped or any(sign in escaped for sign in " \t'\";") else escaped

@@ -1,0 +1,111 @@
+"""``farflung join --service`` and what an owner says to the worker of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from farflung.cli import members
+from farflung.cli.main import main
+from farflung.cli.units import unit_text
+from farflung.runtime.owner import WishesFile
+from farflung.security import Ticket
+
+TICKET = Ticket(scope="join", addresses=("192.0.2.1:7070",), fingerprint=bytes(32), ticket_id="t1", secret=bytes(16), expires=4e9)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as over:
+        main(list(arguments))
+    return over.value.code, *capsys.readouterr()
+
+
+def test_a_service_is_written_and_started_by_the_commands_that_are_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = home / "my data"
+    data.mkdir()
+    code, out, _ = run(
+        capsys, "join", str(TICKET), "--service", "--user", "--name", "attic", "--data", str(data), "--hours", "22:00-07:00"
+    )
+    unit = home / "config" / "systemd" / "user" / "farflung-attic.service"
+    assert code == 0
+    assert f"wrote {unit}" in out
+    assert "systemctl --user daemon-reload && systemctl --user enable --now farflung-attic" in out
+    text = unit.read_text()
+    kept = home / "home" / "members" / "attic.ticket"
+    assert f'-m farflung join {kept} --name attic --device cpu --listen 0.0.0.0:0 --data "{data}" --hours 22:00-07:00' in text
+    assert str(TICKET) not in text, "units are for everybody to read"
+    assert kept.read_text() == str(TICKET)
+    assert kept.stat().st_mode & 0o077 == 0
+    assert "Restart=on-failure" in text, "who was told to leave stays away"
+    assert f"Environment=FARFLUNG_HOME={home / 'home'}" in text
+    verify = shutil.which("systemd-analyze")
+    if verify is None:
+        pytest.skip("no systemd-analyze")
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(home)}
+    command = [verify, "--user", "verify", str(unit)]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert [line for line in found.stderr.splitlines() if "farflung" in line] == []
+
+
+def test_what_systemd_would_read_otherwise_is_quoted(tmp_path: Path) -> None:
+    text = unit_text("w", ["--data", 'a "b" 100% $HOME \\x'], tmp_path, user=False)
+    assert '--data "a \\"b\\" 100%% $$HOME \\\\x"' in text
+    assert "WantedBy=multi-user.target" in text
+
+
+def test_a_unit_that_cannot_be_written(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "config").write_text("a file")
+    code, _, err = run(capsys, "join", str(TICKET), "--service", "--user", "--name", "attic")
+    assert code == 2
+    assert "cannot write" in err
+    assert "run it as root, or with --user for a service of your own" in err
+
+
+def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wishes = WishesFile(home / "home" / "members", "attic")
+    code, _, err = run(capsys, "pause")
+    assert (code, err) == (2, "farflung: say which worker: none runs on this machine under this user\n")
+    wishes.begin({})
+    assert run(capsys, "pause")[1] == "attic: pauses; its run goes on without it (farflung resume ends that)\n"
+    assert wishes.read().paused
+    assert run(capsys, "resume", "attic")[1] == "attic: takes part again\n"
+    assert not wishes.read().paused
+    assert run(capsys, "limit", "--memory", "4 GB", "--bandwidth", "20 Mbit/s", "--hours", "22:00-07:00")[1] == (
+        "attic: works from 22:00 to 07:00, memory 4 GB, sends at most 2.5 MB/s\n"
+    )
+    assert run(capsys, "limit", "attic", "--hours", "", "--memory", "", "--bandwidth", "")[1] == "attic: no limits\n"
+    assert run(capsys, "drain")[1] == "attic: leaves when its run is over\n"
+    assert wishes.read().parting == "drain"
+    assert run(capsys, "leave")[1] == "attic: leaves after the current step\n"
+    assert wishes.read().parting == "leave"
+
+
+def test_a_worker_elsewhere_is_told_through_the_broker(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+
+    class Broker:
+        def wish(self, name: str, **wishes: object) -> None:
+            told.append((name, wishes))
+
+        def close(self) -> None:
+            told.append("closed")
+
+    monkeypatch.setattr(members, "open_client", lambda ticket, home: Broker())
+    assert run(capsys, "pause", "far", "--ticket", "x")[0] == 0
+    assert told == [("far", {"paused": True}), "closed"]
+    code, _, err = run(capsys, "leave", "--ticket", "x")
+    assert (code, err) == (2, "farflung: say which worker: farflung status lists them\n")
