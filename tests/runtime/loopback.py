@@ -29,6 +29,7 @@ from farflung.runtime.worker import Worker, WorkerOptions
 from farflung.security import Ticket, kept_key
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord, read_record
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
+from farflung.units import Seconds
 from farflung.wire.frames import Frame
 
 LINES = ("def answer(question):", "    return len(question) % 7", "", "class Thing:", "    size = 3  # of them", "")
@@ -107,6 +108,8 @@ class Loopback:
         self.home = home
         self.said: dict[str, list[str]] = {}
         self.broker = Broker(home / folder, listen="127.0.0.1:0")
+        # broker, workers and their training share one interpreter here: on a busy machine its threads wait for long
+        self.broker._sessions._leases.length = Seconds(120.0)
         self.workers: dict[str, Worker] = {}
         self._threads: list[threading.Thread] = []
         self.key = kept_key(home / "member-key.pem")

@@ -14,8 +14,8 @@ from farflung.units import Seconds
 
 __all__ = ["LEASE", "Leases"]
 
-#: How long a member may be silent, and how often both sides say something.
-LEASE = Seconds(4.0)
+#: How long a member may be silent.
+LEASE = Seconds(5.0)
 
 
 @dataclass(slots=True, kw_only=True)
