@@ -69,7 +69,7 @@ class Seconds(Quantity):
     """A duration in seconds."""
 
     __slots__ = ()
-    table = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+    table = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
     base = "s"
     examples = '"20 ms" or 0.02'
 

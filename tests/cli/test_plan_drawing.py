@@ -52,3 +52,29 @@ def test_words_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     code, _, err = run([*base, "--draw", tmp_path / "plan.pdf"], capsys)
     assert code == 2
     assert "a drawing ends in .html or .svg, got 'plan.pdf'" in err
+
+
+def test_deaths_are_a_number_of_the_plan_and_of_the_simulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, plan = tmp_path / "job.toml", tmp_path / "plan.json"
+    job.write_text(JOB)
+    base: list[str | Path] = ["--topology", "local4-two-regions"]
+    code, out, _ = run(["plan", job, *base, "--planner", "equal_number", "--explain", "--mtbf", "6 h", "--json"], capsys)
+    body = json.loads(out)
+    assert code == 0
+    assert body["faults"]["rate"] == pytest.approx(4 / 21600)
+    assert body["faults"]["deaths_to_go_on"] == 3
+    plan.write_text(out)
+    given = ["simulate", plan, "--job", job, *base]
+    code, out, _ = run([*given, "--mtbf", "10 min", "--recovery", "20 s", "--away", "2 min", "--deaths", "500"], capsys)
+    assert code == 0
+    assert "survives: a death may take the newest states" in out
+    assert "injected: 500 deaths in " in out
+    code, out, _ = run([*given, "--mtbf", "10 min", "--deaths", "50", "--json"], capsys)
+    assert json.loads(out)["faults"]["injected"]["deaths"] == 50
+    code, _, err = run([*given, "--deaths", "5"], capsys)
+    assert code == 2
+    assert "no machine has a failure rate: --deaths needs --mtbf" in err
+    code, _, err = run([*given, "--mtbf", "soon"], capsys)
+    assert "--mtbf: cannot read 'soon' as Seconds" in err
+    code, _, err = run([*given, "--mtbf", "0"], capsys)
+    assert "--mtbf must be more than 0, got '0'" in err

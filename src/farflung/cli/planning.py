@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.api.what_if import WHAT_IF, changed_topology
+from farflung.cli.options import quantity, to_write
 from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.job import load_job
@@ -20,10 +21,11 @@ from farflung.runtime.planning import Planned, plan_run
 from farflung.units import Seconds
 
 if TYPE_CHECKING:
+    from farflung.api.tolerance import Tolerance
     from farflung.api.why import Reasons
     from farflung.planners.auto import AutoSettings
 
-__all__ = ["read_topology", "register"]
+__all__ = ["read_time", "read_topology", "register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -42,6 +44,20 @@ def read_topology(text: str) -> Topology:
     return Topology.preset(text)
 
 
+def read_time(text: str | None, option: str) -> float | None:
+    """A time span of the command line in seconds, more than 0; None stays None.
+
+    Raises:
+        InputError: it is none.
+    """
+    if text is None:
+        return None
+    seconds = quantity(Seconds, text, option)
+    if seconds <= 0:
+        raise InputError(f'{option} must be more than 0, got {text!r}; write e.g. "6 h"')
+    return float(seconds)
+
+
 def plan(
     job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     topology: Annotated[str, typer.Option(help="Topology file (TOML) or preset.")],
@@ -56,6 +72,9 @@ def plan(
     seconds: Annotated[float | None, typer.Option(min=0.0, help="Planner auto: stop after so long instead.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Planner auto: a device or region that gets nothing.")] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Planner auto: at most so many stages.")] = None,
+    mtbf: Annotated[
+        str | None, typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: the file\'s).')
+    ] = None,
 ) -> None:
     """Plan a job for described machines and predict its step time by simulation."""
     from farflung.api.submission import bundle_job, check_data
@@ -72,22 +91,24 @@ def plan(
         from farflung.dashboard.drawing import check_drawing
 
         check_drawing(draw)
+        to_write(draw)
     changed = {text: changed_topology(chosen, text) for text in what_if or ()}
     bundle = bundle_job(spec, base=job.parent, topology=chosen, say=lambda text: typer.echo(text, err=True))
     check_data(bundle, job.parent)
-    planning = _Planning(bundle=bundle, topology=chosen, auto=auto)
+    planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=read_time(mtbf, "--mtbf"))
     planned = planning.plan(chosen)
     others = {text: planning.plan(other) for text, other in changed.items()}
     why = planning.reasons(planned) if explain else None
+    faults = planning.tolerance(planned) if explain else None
     if draw is not None:
-        typer.echo(f"drawn: {planning.draw(planned, why, draw)}", err=True)
+        typer.echo(f"drawn: {planning.draw(planned, (why, faults), draw)}", err=True)
     if as_json:
-        typer.echo(json.dumps(_body(planned, others, why), indent=1))
+        typer.echo(json.dumps(_body(planned, others, (why, faults)), indent=1))
     elif explain is False:
         typer.echo(planned.plan_json)
     else:
         typer.echo(planned.explanation)
-        typer.echo("\n" + why.text if why else "why, and what more would bring: --explain; as a picture: --draw plan.html")
+        typer.echo(_told(why, faults) or "why, and what more would bring: --explain; as a picture: --draw plan.html")
         if others:
             typer.echo("\n" + _comparison(planned, others))
 
@@ -99,6 +120,7 @@ class _Planning:
     bundle: Bundle
     topology: Topology
     auto: AutoSettings
+    mtbf: float | None = None
 
     def plan(self, topology: Topology, start: tuple[Plan, ...] = ()) -> Planned:
         """The plan for ``topology``; ``start``: plans that the planner auto begins with."""
@@ -123,7 +145,21 @@ class _Planning:
         )
         return reasons(case)
 
-    def draw(self, planned: Planned, why: Reasons | None, target: Path) -> Path:
+    def tolerance(self, planned: Planned) -> Tolerance:
+        """What the plan survives."""
+        from farflung.api.tolerance import FaultSettings, tolerance
+
+        bundle = self.bundle
+        return tolerance(
+            bundle.graph,
+            self.topology,
+            bundle.job,
+            (planned.plan, planned.estimate),
+            FaultSettings(mtbf=self.mtbf),
+            lambda topology: self.plan(topology).plan,
+        )
+
+    def draw(self, planned: Planned, words: tuple[Reasons | None, Tolerance | None], target: Path) -> Path:
         """Write the drawing of the plan."""
         from farflung.dashboard.drawing import PlanDrawing, write_drawing
         from farflung.simulator import SimulationSettings, Simulator
@@ -136,17 +172,20 @@ class _Planning:
             topology=self.topology,
             estimate=planned.estimate,
             simulation=simulator.run(planned.plan),
-            texts=(("Why", why.text),) if why else (),
+            texts=tuple((title, found.text) for title, found in zip(("Why", "Deaths"), words, strict=True) if found),
         )
         return write_drawing(drawing, target)
 
 
-def _body(planned: Planned, others: Mapping[str, Planned], why: Reasons | None) -> dict[str, object]:
+def _told(*words: Reasons | Tolerance | None) -> str:
+    return "".join("\n" + found.text for found in words if found)
+
+
+def _body(planned: Planned, others: Mapping[str, Planned], words: tuple[Reasons | None, Tolerance | None]) -> dict[str, object]:
     body: dict[str, object] = {"plan": json.loads(planned.plan_json), "estimate": planned.estimate.to_dict()}
     if others:
         body["what_if"] = {text: _brief(other) for text, other in others.items()}
-    if why is not None:
-        body["why"] = why.to_dict()
+    body |= {key: found.to_dict() for key, found in zip(("why", "faults"), words, strict=True) if found}
     return body
 
 

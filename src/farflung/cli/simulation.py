@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from farflung.api.tolerance import FaultSettings, Tolerance, tolerance
 from farflung.cli.options import read_text, to_write, write_text
-from farflung.cli.planning import read_topology
+from farflung.cli.planning import read_time, read_topology
 from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
@@ -37,6 +38,12 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
     prices: Annotated[Path | None, typer.Option(help="Price table (TOML): watts, rent, price per GB.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write what happened when, for Perfetto or chrome://tracing.")] = None,
+    mtbf: Annotated[
+        str | None, typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: the file\'s).')
+    ] = None,
+    recovery: Annotated[str | None, typer.Option(help="Pause after a death (default: estimated).")] = None,
+    away: Annotated[str | None, typer.Option(help="How long a machine that died stays away (default: it is replaced).")] = None,
+    deaths: Annotated[int, typer.Option(min=0, help="Deaths to inject, to check the expected throughput.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The whole result as JSON.")] = False,
 ) -> None:
     """Run a plan in virtual time: step time, what devices and links do, memory, cost."""
@@ -48,10 +55,34 @@ def simulate(
     graph, spec = _graph(folder, job, chosen)
     settings = SimulationSettings(steps=steps, spans=trace is not None, seed=seed, jitter=Jitter(compute=jitter, link=jitter))
     table = None if prices is None else PriceTable.from_toml(prices)
-    found = Simulator(graph, network, spec, settings).run(chosen, prices=table)
+    faults = FaultSettings(
+        mtbf=read_time(mtbf, "--mtbf"),
+        recovery=read_time(recovery, "--recovery"),
+        away=read_time(away, "--away") or 0.0,
+        deaths=deaths,
+        seed=seed,
+    )
+    simulator = Simulator(graph, network, spec, settings)
+    found = simulator.run(chosen, prices=table)
+    survives = _tolerance(simulator, chosen, faults)
     if trace is not None:
         write_text(trace, perfetto(found.traces))
-    typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else describe(found))
+    body = {**found.to_dict(), "faults": survives.to_dict()}
+    typer.echo(json.dumps(body, indent=1) if as_json else f"{describe(found)}\n{survives.text}")
+
+
+def _tolerance(simulator: Simulator, plan: Plan, settings: FaultSettings) -> Tolerance:
+    """What ``plan`` survives; its own planner makes the plans for the machines that are left."""
+    from farflung.api.planning import plan as make_plan
+
+    graph, topology, job = simulator.graph, simulator.topology, simulator.job or JobSpec()
+    estimate = simulator.evaluate(plan)
+    found = tolerance(
+        graph, topology, job, (plan, estimate), settings, lambda rest: make_plan(graph, rest, planner=plan.planner, job=job)
+    )
+    if settings.deaths and found.played is None:
+        raise InputError('no machine has a failure rate: --deaths needs --mtbf, e.g. --mtbf "6 h", or mtbf in the topology')
+    return found
 
 
 def describe(found: Simulation) -> str:

@@ -25,7 +25,7 @@ class Device:
     ``disk``: free bytes for checkpoints and data (None: not known). ``reliable``: it stays, and reconnects after a break; an
     unreliable device may leave without warning (Hybrid-PS section 3.1.1). ``uplink``, ``downlink``: what all its links together
     carry at most (None: not limited). ``nat``: the NAT that it is behind, so that it can dial out and not be dialled, except by
-    devices behind the same ("": none).
+    devices behind the same ("": none). ``mtbf``: mean time between its failures (None: it is not known to fail).
     """
 
     name: str
@@ -40,6 +40,7 @@ class Device:
     uplink: BytesPerSecond | None = None
     downlink: BytesPerSecond | None = None
     nat: str = ""
+    mtbf: Seconds | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -53,6 +54,8 @@ class Device:
         for key, cap in (("uplink", self.uplink), ("downlink", self.downlink)):
             if cap is not None and not cap > 0:
                 raise InputError(f'device {self.name!r}: {key} must be more than 0, got {cap}; write e.g. "20 Mbit/s"')
+        if self.mtbf is not None and not 0 < self.mtbf < float("inf"):
+            raise InputError(f'device {self.name!r}: mtbf must be more than 0, got {self.mtbf}; write e.g. "6 h"')
         if not 0 <= self.overhead <= _MAX_OVERHEAD:
             raise InputError(
                 f"device {self.name!r}: overhead must be from 0 to {_MAX_OVERHEAD}, got {self.overhead}; "

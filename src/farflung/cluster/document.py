@@ -65,9 +65,8 @@ def _entry(device: Device) -> dict[str, Any]:
         "kind": device.kind,
         "disk": None if device.disk is None else float(device.disk),
     }
-    rare = {"reliable": device.reliable, "uplink": device.uplink, "downlink": device.downlink, "nat": device.nat}
-    usual = {"reliable": True, "uplink": None, "downlink": None, "nat": ""}
-    return entry | {key: value for key, value in rare.items() if value != usual[key]}
+    usual = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None}
+    return entry | {key: getattr(device, key) for key, value in usual.items() if getattr(device, key) != value}
 
 
 def _device(entry: Mapping[str, Any]) -> Device:
@@ -85,4 +84,5 @@ def _device(entry: Mapping[str, Any]) -> Device:
         uplink=BytesPerSecond.parse(entry["uplink"]) if "uplink" in entry else None,
         downlink=BytesPerSecond.parse(entry["downlink"]) if "downlink" in entry else None,
         nat=str(entry.get("nat", "")),
+        mtbf=Seconds.parse(entry["mtbf"]) if "mtbf" in entry else None,
     )

@@ -21,6 +21,7 @@
     region = "home"
     kind = "cpu"                    # or "cuda"
     reliable = true                 # false: may leave without warning
+    mtbf = "6 h"                    # mean time between its failures (default: not known to fail)
     count = 1                       # more than 1: laptop-0, laptop-1, ...
     uplink = "20 Mbit/s"            # all that it sends together (default: no limit), and
     downlink = "100 Mbit/s"         # all that it receives; no bandwidth of a pair is more than these
@@ -68,7 +69,8 @@ __all__ = ["parse_network", "parse_topology", "read_network", "read_topology", "
 
 _TOP = {"name", "default", "inside", "device", "link", "change"}
 _CAPS = ("uplink", "downlink")
-_DEVICE = {"name", "memory", "speed", "speed_factor", "overhead", "region", "kind", "disk", "reliable", "count", "nat", *_CAPS}
+_DEVICE = {"name", "memory", "speed", "speed_factor", "overhead", "region", "kind", "disk", "count", "nat", *_CAPS}
+_DEVICE |= {"reliable", "mtbf"}
 _LINK = {"between", "from", "to", *LINK_KEYS}
 _DEFAULTS = {"latency": np.nan, "bandwidth": np.nan, "jitter": 0.0, "loss": 0.0, "corrupt": 0.0, "queue": QUEUE}
 _MAX_BYTES = 64 << 20
@@ -188,6 +190,7 @@ def _devices(reader: TableReader, number: int, entry: object) -> list[Device]:
     caps = {key: BytesPerSecond(reader.quantity(where, table, key, BytesPerSecond)) for key in _CAPS if key in table}
     names = [f"{name}-{i}" if count > 1 else name for i in range(count)]
     overhead = reader.quantity(where, table, "overhead", Seconds) if "overhead" in table else 0.0
+    mtbf = Seconds(reader.quantity(where, table, "mtbf", Seconds)) if "mtbf" in table else None
     kind: Any = reader.text(where, table, "kind", "cpu")
     region = reader.text(where, table, "region", "")
     reliable = table.get("reliable", True)
@@ -205,6 +208,7 @@ def _devices(reader: TableReader, number: int, entry: object) -> list[Device]:
                 kind=kind,
                 disk=None if disk is None else Bytes(disk),
                 reliable=reliable,
+                mtbf=mtbf,
                 nat=reader.nat(where, table.get("nat", False), own),
                 **caps,
             )
@@ -283,7 +287,7 @@ def write_topology(topology: Topology) -> str:
         lines += [f"speed = {float(device.speed)!r}", f"speed_factor = {float(device.speed_factor)!r}"]
         lines += [f"overhead = {float(device.overhead)!r}"] if device.overhead else []
         lines += [f"region = {_quoted(device.region)}", f"kind = {_quoted(device.kind)}"]
-        for key in ("disk", *_CAPS):
+        for key in ("disk", "mtbf", *_CAPS):
             value = getattr(device, key)
             lines += [] if value is None else [f"{key} = {float(value)!r}"]
         lines += [f"nat = {_quoted(device.nat)}"] if device.nat else []

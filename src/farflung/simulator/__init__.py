@@ -1,5 +1,6 @@
 """Discrete events in virtual time: what a plan would do on a topology, before anything runs."""
 
+from farflung.simulator.failures import FailureRun, simulate_failures
 from farflung.simulator.prices import Bill, DevicePrice, PriceTable, TrafficPrice
 from farflung.simulator.result import DeviceUse, LinkUse, MemoryPoint, Simulation
 from farflung.simulator.run import Simulator, simulate
@@ -11,6 +12,7 @@ __all__ = [
     "CodecSpeed",
     "DevicePrice",
     "DeviceUse",
+    "FailureRun",
     "Jitter",
     "LinkUse",
     "MemoryPoint",
@@ -20,4 +22,5 @@ __all__ = [
     "Simulator",
     "TrafficPrice",
     "simulate",
+    "simulate_failures",
 ]
