@@ -36,8 +36,8 @@ __all__ = ["LinkHost", "TcpLink"]
 _ERRORS_KEPT = 8
 _TEXT = 1500
 _REFUSED_GRACE = 1.0
-#: Bytes per round trip that one connection carries for certain (2.7 MB with Linux's default buffers).
-_ONE_CARRIES = 1e6
+#: Bytes per round trip that one connection carries for certain: buffers hold ten times as much, its thread may be slow.
+_ONE_CARRIES = 0.25e6
 #: What makes a state more than one packet.
 _PADDING = 4096
 _CORRUPT_LIMIT = 16
