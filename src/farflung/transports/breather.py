@@ -29,7 +29,7 @@ class BbrView:
 class Breather:
     """When one connection under BBR shall be given nothing."""
 
-    #: How old the smallest round trip may be, and how far the kernel's clock ticks are from ours.
+    #: How old the smallest round trip may be, and how late the kernel's clock may tick.
     AGE, TICK = 10.0, 0.012
     #: A longer pause is no gain; where the moment of the last change is not known to that, there is none.
     MOST, UNSURE = 0.2, 0.06
@@ -40,12 +40,14 @@ class Breather:
         self._value = -1
         #: The ten seconds began after ``_after`` and not after ``_before``.
         self._after = self._before = 0.0
-        self._seen = 0.0
+        self._seen: float | None = None
         #: When the pause began, and when it is given up.
         self._began, self._limit = -1.0, -1.0
 
     def saw(self, view: BbrView, now: float) -> None:
         """What the kernel says at ``now``; to be called often, so that changes are found soon."""
+        if self._seen is None:  # a new connection: it was seen in the greeting
+            self._seen = now - self.UNSURE
         if view.probing or view.round_trip != self._value:
             self._value, self._after, self._before = view.round_trip, self._seen, now
         self._seen = now
@@ -65,9 +67,9 @@ class Breather:
                 self._began = -1.0
             return self._began >= 0
         drain = max(queued / max(view.rate, 1), self.CHUNK) + view.round_trip / 1e6
-        early = self._after + self.AGE - self.TICK - drain
+        early = self._after + self.AGE - drain
         late = self._before + self.AGE + self.TICK
-        known = self._before - self._after < self.UNSURE and late - early < self.MOST
+        known = self._before - self._after <= self.UNSURE and late - early < self.MOST
         if known and early <= now < late:
             self._began, self._limit = now, late + self.MOST
         return self._began >= 0

@@ -218,7 +218,10 @@ class Connection:
         if breather.near(now):
             queued = unconfirmed(self.sock) + (0 if self._out is None else len(self._out))
             self.resting = breather.holds(now, queued, view)
-            self.padded = not queued and breather.expired(now)
+            expired = breather.expired(now)
+            self.padded = expired and not queued
+            if expired and queued:
+                return _PAUSE_MS  # to see when the next round trip is taken
         if self.resting:
             return _PAUSE_MS
         settled = self._wrote_at + 1.5 * view.round_trip / 1e6 + _PAUSE_MS / 1e3
