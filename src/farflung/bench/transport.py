@@ -58,7 +58,7 @@ class TransportSettings(Settings):
     """``cases``: names of links; ``repeats``: counted transfers; ``transports``: members to compare, ours first."""
 
     cases: tuple[str, ...] = tuple(CASES)
-    repeats: int = 3
+    repeats: int = 5
     transports: tuple[str, ...] = ("tcp",)
 
 
