@@ -22,7 +22,7 @@ STEPS = 12
 
 
 def job(**changes: object) -> JobSpec:
-    return text_job(**{"steps": STEPS, "checkpoint": {"every": 3, "keep": 9}, **changes})
+    return text_job(**{"steps": STEPS, "checkpoint": {"every": 3, "keep": 9}, "copies": 0, **changes})
 
 
 def at(point: str, step: int, device: str, act: Callable[[], None]) -> Injector:

@@ -119,3 +119,36 @@ def test_the_records_of_all_steps_are_there_when_the_leader_dies(
             found = cluster.run(job(), anybody=True)
     counted = [r for r in RunFolder(found.folder).committed() if isinstance(r, StepRecord)]
     assert [record.loss for record in counted] == truths[False].losses
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------------
+
+
+def pipeline(**changes: object) -> JobSpec:
+    return job(**{"plan": {"planner": "equal_compute", "replicas": 1}, "micro_batch_sizes": [3, 2], "copy_every": 3, **changes})
+
+
+@pytest.fixture(scope="module")
+def alone(place: Path) -> Finished:
+    with Loopback(place, 3, folder="alone") as cluster:
+        return cluster.run(pipeline(copies=0))
+
+
+@pytest.mark.parametrize(("point", "victim"), [("worker.before_backward", "b"), ("worker.after_update", "a")])
+def test_copies_serve_where_the_only_holder_dies(place: Path, tmp_path: Path, alone: Finished, point: str, victim: str) -> None:
+    with Loopback(place, 3, folder=str(tmp_path)) as cluster, injecting(at(point, 10, victim, lambda: vanish(cluster, victim))):
+        found = cluster.run(pipeline(), anybody=True)
+    equal(alone, found)
+    (recovery,) = recoveries_of(found)
+    assert recovery.source == "copies"
+    assert recovery.step > 0
+    assert recovery.step + recovery.replayed in (10, 11)
+
+
+def test_without_copies_the_first_states_serve(place: Path, tmp_path: Path, alone: Finished) -> None:
+    with Loopback(place, 3, folder=str(tmp_path)) as cluster:
+        die = at("worker.before_backward", 10, "b", lambda: vanish(cluster, "b"))
+        with injecting(die):
+            found = cluster.run(pipeline(copies=0), anybody=True)
+    equal(alone, found)
+    assert [(one.source, one.step, one.replayed) for one in recoveries_of(found)] == [("start", 0, 10)]

@@ -191,6 +191,9 @@ class JobSpec(_Section):
     ``threads``: intra-operator threads, part of invariant 1. ``on_nan``: what a loss that is not a number does.
     ``on_loss``: what the loss of a worker does: the run goes on from what the others hold, or its newest checkpoint; or it ends.
     ``recoveries``: how many losses in a row, without a new step between them, end the run all the same.
+    ``copies``: how many other machines keep a copy of each stage's state (0: none; ``auto``: one for each stage without a
+    replica, where there is memory for it). ``copy_every``: steps between copies (None: chosen from links, step time and
+    ``mtbf_hours``, after how many hours one machine is expected to die).
     """
 
     name: str = "job"
@@ -204,6 +207,9 @@ class JobSpec(_Section):
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     on_loss: Literal["recover", "stop"] = "recover"
     recoveries: Count = 8
+    copies: Annotated[int, Field(ge=0, le=8)] | Literal["auto"] = "auto"
+    copy_every: Count | None = None
+    mtbf_hours: Annotated[float, Field(gt=0.0)] = 4.0
     workers: Count | None = None
     model: ModelSpec | None = None
     data: DataSpec = DataSpec()

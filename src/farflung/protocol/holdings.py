@@ -67,7 +67,8 @@ def choose(held: Mapping[str, Sequence[Holding]], needed: Iterable[str]) -> Resu
                     holders.setdefault(state, [])
                     if name not in holders[state]:
                         holders[state].append(name)
-                original |= set() if holding.copied else holding.states
+                if not holding.copied:
+                    original |= holding.states
         if wanted <= set(holders):
             return Resume(
                 step=step,

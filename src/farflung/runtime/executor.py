@@ -23,6 +23,7 @@ from farflung.job.rates import rates
 from farflung.plan.model import Stage
 from farflung.protocol.holdings import Decision
 from farflung.runtime.committing import Committing
+from farflung.runtime.copies import Copies
 from farflung.runtime.exchange import Exchange
 from farflung.runtime.links import Links, LinkUse
 from farflung.runtime.mailbox import Mailbox
@@ -64,6 +65,7 @@ class Executor:
         self.committed = setup.committed
         self._kept_committed = setup.committed if setup.kept_committed is None else setup.kept_committed
         self.commits = Committing(self)
+        self.copies = Copies(self, setup.rounds)
         #: Whether ``gradients`` shall hold those of the last step, as they are before clipping.
         self.keep_gradients = False
         self.gradients: dict[str, Array] = {}
@@ -156,6 +158,8 @@ class Executor:
             self.exchange.receive(peer, frame)
         elif frame.kind == "sync" and self.sync is not None:
             self.sync.receive(peer, frame)
+        elif frame.kind in ("copy", "copied"):
+            self.copies.receive(peer, frame)
         else:
             self.courier.receive(peer, frame)
         size = sum(memoryview(section).nbytes for section in frame.sections)
@@ -255,6 +259,8 @@ class Executor:
         begin = self.trace.now()
         with meter.computing(setup.own_stages[0]):
             self._finish_step(step, scale, action_on_nan)
+            if verdict.get("copy"):
+                self.copies.take(step)
         self.trace.note(SpanKind.COMPUTE, "update", begin, step=step, stage=setup.own_stages[0])
         self._report(step, meter, losses, verdict, norm, skipped=action_on_nan is not None)
         self._save = bool(verdict.get("save"))
@@ -380,7 +386,9 @@ class Executor:
         stop, save = self.hooks.stop_requested(), self.hooks.save_requested()
         leave = step + 1 < self.setup.job.steps and self.hooks.leave_requested()
         told = [losses[index] for index in sorted(losses)]
-        verdict = {"finite": not bad, "bad": bad, "losses": told, "stop": stop or leave, "save": save or leave}
+        copy = step + 1 < self.setup.job.steps and self.copies.due(step)
+        asked = {"stop": stop or leave, "save": save or leave, "copy": copy}
+        verdict = {"finite": not bad, "bad": bad, "losses": told, **asked}
         self.mailbox.put(("verdict", step), verdict)
         for peer in self.setup.peers:
             self.courier.post(peer, "verdict", step, verdict)

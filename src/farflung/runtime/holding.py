@@ -21,7 +21,7 @@ from farflung.wire.frames import Frame
 
 __all__ = ["Held", "Live", "Shelf", "read_holdings", "write_holdings"]
 
-_MAX_HOLDINGS = 16
+_MAX_HOLDINGS = 256
 
 
 class Held(Protocol):
@@ -67,13 +67,13 @@ class Shelf:
         with self._lock:
             return [held.holding for held in self._held] if self._run == run else []
 
-    def put(self, run: str, held: Held) -> None:
+    def put(self, run: str, *held: Held) -> None:
         """Keep ``held`` of ``run``; what there is of another run goes."""
         with self._lock:
             if self._run != run:
                 self._run, self._held = run, []
                 self._parked.clear()
-            self._held.append(held)
+            self._held += held
 
     def keep_only(self, run: str) -> None:
         """This worker works for ``run`` now: what it held of others is forgotten."""

@@ -11,6 +11,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import CodecSpec, JobSpec
 from farflung.plan import Estimate, Plan, check_memory, check_plan, estimate, explain
 from farflung.plan.document import plan_to_json
+from farflung.plan.protection import Protection, protect
 from farflung.planners import Evaluate, Judged, Planner, get_planner
 from farflung.protocol.broker import Member
 from farflung.runtime.bundle import Bundle
@@ -36,6 +37,10 @@ class Planned:
     def plan_json(self) -> str:
         """The plan as a document."""
         return plan_to_json(self.plan)
+
+    def protection(self, job: JobSpec) -> Protection:
+        """Who keeps copies of whose states."""
+        return protect(self.plan, self.topology, job, self.estimate)
 
     @property
     def explanation(self) -> str:

@@ -40,6 +40,7 @@ from farflung.protocol.events import (
 )
 from farflung.protocol.holdings import Holding
 from farflung.runtime.bundle import Bundle, squeeze
+from farflung.runtime.copies import Rounds
 from farflung.runtime.link_table import Freshness, LinkTable
 from farflung.runtime.measuring import Measuring
 from farflung.runtime.planning import Judge, Planned, check_runnable, cluster_of, plan_run
@@ -281,6 +282,9 @@ class Runs:
                 live.store.write_plan(planned.plan, planned.topology.to_json())
             start = Start.of(attempt, newest, _first_source(live)).or_live(self._held(live), bundle.graph, planned.plan)
             self.note(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
+            protection = planned.protection(live.job)
+            if protection.guards:
+                self._say(f"run {live.run}: {protection}")
             preparation = _preparation(bundle, live, planned, start)
         except FarflungError as error:
             self.handle(PlanMade(run=live.run, attempt=attempt, error=str(error), kind=type(error).__name__))
@@ -493,6 +497,8 @@ def _first_source(live: LiveRun) -> str:
 def _preparation(bundle: Bundle, live: LiveRun, planned: Planned, start: Start) -> Frame:
     """What every worker of the run gets, but for its own name and its peers' addresses."""
     frame = bundle.to_frame("prepare")
-    extra: dict[str, Any] = {**start.header, "recovered": live.begun > 0, "submitter": live.submitter}
+    protection = planned.protection(live.job)
+    rounds = Rounds(every=protection.every, guards=protection.guards).header()
+    extra: dict[str, Any] = {**start.header, "recovered": live.begun > 0, "submitter": live.submitter, "rounds": rounds}
     header = {**frame.header, **extra, "documents": [*frame.header["documents"], "plan"]}
     return Frame("prepare", header, (*frame.sections, squeeze(planned.plan_json)))

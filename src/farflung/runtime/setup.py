@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan.derive import derive_bounds
 from farflung.plan.model import Plan
+from farflung.runtime.copies import Rounds
 
 __all__ = ["Phase", "RunHooks", "RunSetup", "StepReport", "attempt_name"]
 
@@ -39,7 +40,7 @@ class RunSetup:
     ``generate_graph`` read the same states by the same names. ``first_step`` is where a resumed run goes on, ``committed`` how
     many of the steps before it count in the states that it begins with. ``recovered``: the run goes on after a loss.
     ``survives``: what it holds when its part ends may be gone on from. ``kept_step`` and ``kept_committed``: where the newest
-    checkpoint stands, if the run does not begin with that one.
+    checkpoint stands, if the run does not begin with that one. ``rounds``: who keeps copies of whose states.
     """
 
     run: str
@@ -55,6 +56,7 @@ class RunSetup:
     survives: bool = False
     kept_step: int | None = None
     kept_committed: int | None = None
+    rounds: Rounds = field(default_factory=Rounds)
 
     @cached_property
     def graph(self) -> Graph:

@@ -111,7 +111,7 @@ class Courier:
         if _KINDS.fullmatch(frame.kind) is None:
             raise WireError(
                 f"unknown frame {frame.kind!r:.40}: known are value, data, part, total, norms, losses, "
-                "verdict, prepared, eval-done-N, token-N"
+                "verdict, prepared, copy, copied, eval-done-N, token-N"
             )
         if frame.kind in ("value", "data"):
             key = _key(frame)
@@ -200,7 +200,7 @@ def _check_side(kind: str, fields: Mapping[str, Any]) -> None:
 
 
 def _check_verdict(fields: Mapping[str, Any]) -> None:
-    flags = all(isinstance(fields.get(name, False), bool) for name in ("finite", "stop", "save"))
+    flags = all(isinstance(fields.get(name, False), bool) for name in ("finite", "stop", "save", "copy"))
     losses = fields.get("losses")
     told = isinstance(losses, list) and all(isinstance(loss, float) for loss in losses)
     good = flags and told and {"finite", "stop"} <= set(fields) and isinstance(fields.get("bad"), list)

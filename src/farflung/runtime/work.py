@@ -18,6 +18,7 @@ from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionEr
 from farflung.plan.document import plan_from_json
 from farflung.runtime.borrowing import Borrowing
 from farflung.runtime.bundle import Bundle, unsqueeze
+from farflung.runtime.copies import Rounds, read_rounds
 from farflung.runtime.executor import Executor
 from farflung.runtime.feeds import FileFeed
 from farflung.runtime.fields import table, text, texts, whole
@@ -305,6 +306,7 @@ class Work:
             committed=whole(header, "committed", high=bundle.job.steps),
             recovered=header.get("recovered") is True,
             survives=True,
+            rounds=read_rounds(table(header, "rounds")) if "rounds" in header else Rounds(),
             kept_step=whole(header, "kept_step", high=bundle.job.steps),
             kept_committed=whole(header, "kept_committed", high=bundle.job.steps),
         )
@@ -317,7 +319,7 @@ class Work:
             held = executor.commits.held() if self._keep else None
             self._reports = tuple(executor.commits.reports)
             if held is not None:
-                self._host.shelf.put(self.run, held)
+                self._host.shelf.put(self.run, *executor.copies.held(), held)
         if self._shaped is not None and self._shaped is not self._host.endpoint:
             self._shaped.close()
         self._feed = self._bundle = None

@@ -31,6 +31,8 @@ class Urgency(IntEnum):
     VALUES = 1
     #: What may take its time: data, parameters, checkpoints.
     BULK = 2
+    #: What nobody waits for: copies for the case of a loss.
+    SPARE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
