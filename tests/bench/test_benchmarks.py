@@ -33,7 +33,7 @@ def invoke(*arguments: str) -> Any:
 
 
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
-    first = "chaos codecs compression emulator exactness fusionllm fuzz grid loss memory overhead overlap pipeline planning"
+    first = "chain chaos codecs compression emulator exactness fusionllm fuzz grid loss memory overhead overlap pipeline planning"
     names = f"{first} prediction profile simulator sync-schedule sync-strategies transport"
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()

@@ -20,6 +20,7 @@ def _load(module: str, name: str) -> Any:
 
 
 for _module, _name in {
+    "chain": "ChainBench",
     "chaos": "Chaos",
     "codecs": "Codecs",
     "compression": "Compression",

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from farflung.cluster.device import DeviceKind
 from farflung.cost import ALLOCATOR, MemorySettings, OpCost, cast_factor, optimizer_factor, stage_memory
 from farflung.plan import wire_factor_of
+from farflung.planners.chain_exact import exact_cuts
 from farflung.planners.finish import Problem
 from farflung.schedules import get_schedule, in_flight
 
@@ -129,6 +130,22 @@ class Chain:
             if best is None or found[1] < best[2]:
                 best = (tuple(int(self.positions[cut]) for cut in cuts), *found)
         return best
+
+    def optimum(self, order: Sequence[int]) -> ChainPlan | None:
+        """The exact optimum for devices (indices) in this order (``chain_exact``); ``solve`` is quicker and may miss it."""
+        slots = self._slots(order)
+        known = self.divide(slots)
+        if known is None:
+            return None
+        tables = [self._stage(j, slots) for j in range(len(slots))]
+        exact = exact_cuts(tables, self._in_flight(len(slots)), self.problem.job.micro_batches, known[2])
+        cuts, pace, seconds = known
+        if exact is not None and exact[1] < seconds:
+            pace, seconds = self._seconds(tables, exact[0])
+            cuts = tuple(int(self.positions[cut]) for cut in exact[0])
+        names = self.problem.topology.names
+        placed = tuple((a, b, names[device]) for (a, b), device in zip(pairwise(cuts), order, strict=True))
+        return ChainPlan(order=tuple(order), placed=placed, pace=pace, seconds=seconds)
 
     def _slots(self, order: Sequence[int], work: float = 0.0, memory: float = 0.0) -> list[Slot]:
         topology = self.problem.topology

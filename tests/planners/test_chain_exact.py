@@ -1,0 +1,93 @@
+"""The exact dynamic program against brute force: every way to cut, priced by a formula of its own (``bench.chain``)."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.bench.chain import ChainBench, Instance
+from farflung.cluster import Device, Topology
+from farflung.graph.builder import GraphBuilder
+from farflung.job.spec import JobSpec, PlanSpec
+from farflung.planners.chain_dp import Chain
+from farflung.planners.chain_exact import exact_cuts
+from farflung.planners.finish import Problem
+from farflung.units import Bytes, FlopsPerSecond
+
+
+def test_three_hundred_random_instances_equal_brute_force() -> None:
+    infeasible = several = 0
+    for seed in range(300):
+        given_ = Instance.drawn(seed)
+        best = given_.brute()
+        found = given_.exact()
+        if math.isinf(best):
+            assert found is None, seed
+            infeasible += 1
+            continue
+        assert found is not None, seed
+        cuts, seconds = found
+        several += len(cuts) > 3
+        assert seconds == pytest.approx(best, rel=1e-12), seed
+        assert given_.seconds(tuple(cuts)) == pytest.approx(best, rel=1e-12), seed
+    assert 20 < infeasible < 150  # the draws are neither all easy nor all impossible
+    assert several > 100
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10**9))
+def test_a_known_plan_prunes_and_never_hides_the_optimum(seed: int) -> None:
+    given_ = Instance.drawn(seed)
+    best = given_.brute()
+    if math.isinf(best):
+        return
+    tables = given_.tables()
+    for known in (best, best * 1.3):
+        found = exact_cuts(tables, given_.flying, given_.micro_batches, known)
+        assert found is not None
+        assert found[1] == pytest.approx(best, rel=1e-12)
+    assert exact_cuts(tables, given_.flying, given_.micro_batches, best * 0.999) is None
+
+
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 4), wish=st.sampled_from(["auto", "never"]))
+def test_chains_of_operators_reach_the_optimum_of_their_tables(seed: int, count: int, wish: str) -> None:
+    draw = np.random.default_rng(seed)
+    builder = GraphBuilder("chain")
+    widths = draw.integers(8, 96, size=8).tolist()
+    value = builder.input("x", "float32", (16, widths[0]))
+    for i in range(7):
+        value = builder.add(f"fc{i}", "Linear", value, in_features=widths[i], out_features=widths[i + 1])
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (16, widths[-1])))
+    devices = [
+        Device(name=f"d{i}", memory=Bytes(draw.uniform(1e5, 6e5)), speed=FlopsPerSecond(draw.uniform(1e8, 2e9)))
+        for i in range(count)
+    ]
+    beta = draw.choice([1e5, 1e6, 1e8], (count, count))
+    topology = Topology.from_matrices(draw.choice([1e-4, 1e-2], (count, count)), beta, devices)
+    job = JobSpec(micro_batch_sizes=(16,) * 5, plan=PlanSpec(recompute=wish))
+    chain = Chain(Problem.of(builder.build(), topology, job))
+    order = draw.permutation(count).tolist()
+    found, quick = chain.optimum(order), chain.solve(order)
+    slots = chain._slots(order)
+    tables = [chain._stage(j, slots) for j in range(count)]
+    ends = len(chain.positions) - 1
+    every = [chain._seconds(tables, (0, *inner, ends))[1] for inner in combinations(range(1, ends), count - 1)]
+    best = min(every)
+    assert (found is None) == (quick is None) == bool(np.isinf(best))
+    if found is not None and quick is not None:
+        assert found.seconds == pytest.approx(best, rel=1e-12)
+        assert quick.seconds >= found.seconds * (1 - 1e-12)
+        assert [device for _, _, device in found.placed] == [f"d{i}" for i in order]
+
+
+def test_the_bench_counts_what_is_equal() -> None:
+    bench = ChainBench()
+    report = bench.run(bench.settings(quick=True), lambda text: None)
+    assert report.figures["equal"] == report.figures["instances"] == 20
+    assert report.passed is None
