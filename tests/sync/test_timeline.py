@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from instances import random_times
 
-from farflung.sync import LayerInfo, World, get_strategy, local_sgd_seconds, partial_local_sgd_seconds, ssgd_seconds
+from farflung.sync import (
+    Costs,
+    LayerInfo,
+    World,
+    get_strategy,
+    link_share,
+    local_sgd_seconds,
+    partial_local_sgd_seconds,
+    ssgd_seconds,
+)
 from farflung.sync.timeline import explain, mean_step_seconds, timeline
 from farflung.units import Bytes, Seconds
 
@@ -64,3 +73,21 @@ def test_the_explanation_names_layers_and_what_is_hidden() -> None:
     ]
     quiet = explain(get_strategy("local_sgd", sync_every=2), world([1.0], [2.0]), 1)
     assert quiet.splitlines()[1] == "step 0: nothing leaves; waits 0 s"
+
+
+def test_costs_beside_the_equations_lengthen_a_step() -> None:
+    here = world([1.0] * 4, [1.0] * 4)
+    costs = Costs(update=0.4, latency=0.25, control=0.5)
+
+    def seconds(name: str, **settings: object) -> float:
+        return mean_step_seconds(get_strategy(name, **settings), here, 4, costs=costs)
+
+    assert seconds("ssgd") == pytest.approx(4 + 0.5 + 4 + 0.25 + 0.4)
+    assert seconds("wfbp") == pytest.approx(5 + 0.25 + 0.4), "the verdict comes while the last layer is under way"
+    assert seconds("partial", sync_every=4) == pytest.approx(4 + 0.4 + (3 * 0.5 + 1.25) / 4, abs=0.2)
+
+
+def test_a_mean_that_is_added_up_on_the_way_takes_a_part_of_a_link() -> None:
+    assert link_share(get_strategy("local_sgd"), 4) == 0.5
+    assert link_share(get_strategy("local_sgd", codec="int8"), 4) == 1.0
+    assert link_share(get_strategy("gossip"), 4) == 1.0

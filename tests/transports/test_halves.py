@@ -191,3 +191,15 @@ def test_empty_and_countless_tiny_chunks_are_refused() -> None:
         inbox.take(0, number + 1, memoryview(b"x"), 0.0)
     with pytest.raises(WireError, match="the peer sent 2048 chunks ahead of a missing one"):
         inbox.take(0, 2049, memoryview(b"x"), 0.0)
+
+
+def test_small_frames_may_be_many() -> None:
+    outbox: Outbox[int] = Outbox(window=2, credit=1 << 20, small=1000)
+    taken = 0
+    while outbox.has_room(Urgency.BULK):
+        outbox.put(Urgency.BULK, [bytes(300)], taken)
+        taken += 1
+    assert taken == 4, "the fourth began below 1000 bytes"
+    outbox.take("a", 300)
+    outbox.acknowledge([(0, 0), (0, 0), (1, 1)])
+    assert outbox.has_room(Urgency.BULK)

@@ -38,6 +38,7 @@ for _module, _name in {
     "prediction": "Prediction",
     "profile": "Profile",
     "simulator": "SimulatorBench",
+    "sync_network": "SyncNetwork",
     "sync_schedule": "SyncSchedule",
     "transport": "Transport",
     "sync_strategies": "SyncStrategies",

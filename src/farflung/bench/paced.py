@@ -4,7 +4,8 @@ Two processors cannot be eight devices. A small model's arithmetic is done by th
 links; then the computing thread sleeps until a device of the given speed would have been ready: FLOPs of the action (``cost``) /
 speed. Sleeping threads take no processor, so eight devices pass time beside each other. What is real: values, codecs, TLS,
 transport, executors, broker. What is not: how long computing takes. If the arithmetic takes longer than the model says, the
-action takes as long as it took, and the overrun counts (``PacedEngine.late``).
+action takes as long as it took, and the overrun counts (``PacedEngine.late``). Within a backward, who watches hears of a
+parameter's gradient when the modelled backward has come to its first reader, so what layers begin then overlaps as it would.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import psutil
@@ -32,11 +33,16 @@ __all__ = ["Pace", "PacedEngine", "pace_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Modelled seconds of one stage: a forward, a backward, an update."""
+    """Modelled seconds of one stage: a forward, a backward, an update.
+
+    ``ready``: state -> seconds from the begin of a backward until its gradient is complete. ``shares``: its part of the update.
+    """
 
     forward: float
     backward: float
     update: float
+    ready: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 def pace_of(piece: SubGraph, settings: EngineSettings, speed: float) -> Pace:
@@ -45,12 +51,21 @@ def pace_of(piece: SubGraph, settings: EngineSettings, speed: float) -> Pace:
     forward = float(cost.forward[list(piece.positions)].sum())
     backward = float(cost.backward_sum[piece.stop] - cost.backward_sum[piece.start])
     states = [piece.graph.state[name] for name in piece.states]
-    trained = sum(state.spec.numel for state in states if state.trainable)
+    sizes = {state.name: state.spec.numel for state in states if state.trainable}
+    trained = sum(sizes.values())
     update = trained * UPDATE_FLOPS[settings.optimizer.name]
+    again = forward if settings.recompute else 0.0
+    earliest: dict[str, int] = {}
+    for position in piece.positions:
+        for name in piece.graph.ops[position].states():
+            earliest.setdefault(name, position)
+    ready = {n: again + float(cost.backward_sum[piece.stop] - cost.backward_sum[p]) for n, p in earliest.items()}
     return Pace(
         forward=forward / speed,
-        backward=(backward + (forward if settings.recompute else 0.0)) / speed,
+        backward=(backward + again) / speed,
         update=update / speed,
+        ready={name: flops / speed for name, flops in ready.items()},
+        shares={name: size / trained for name, size in sizes.items()},
     )
 
 
@@ -92,6 +107,12 @@ class PacedEngine:
         else:
             self.late -= rest
 
+    def hold_until(self, moment: float) -> None:
+        """Return at ``moment`` of ``time.perf_counter``, or at once if it is over."""
+        rest = moment - time.perf_counter()
+        if rest > 0:
+            self._sleep(rest)
+
     # -- what belongs to no stage takes no modelled time ----------------------------------------------------------------
 
     def verify(self, graph: Graph) -> None:
@@ -116,6 +137,7 @@ class _PacedRunner:
 
     def __init__(self, inner: StageRunner, pace: Pace, engine: PacedEngine) -> None:
         self.inner, self._pace, self._engine = inner, pace, engine
+        self._begin = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -125,9 +147,20 @@ class _PacedRunner:
             return self.inner.forward(key, values, data)
 
     def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
+        self._begin = time.perf_counter()
         with self._engine.holding(self._pace.backward):
             return self.inner.backward(key, gradients, weight)
 
+    def watch(self, groups: Sequence[Collection[str]], ready: Callable[[int], None]) -> None:
+        moments = [max((self._pace.ready.get(name, 0.0) for name in names), default=0.0) for names in groups]
+
+        def held(index: int) -> None:
+            self._engine.hold_until(self._begin + moments[index])
+            ready(index)
+
+        self.inner.watch(groups, held)
+
     def update(self, rates: Sequence[float], scale: Array | None, names: Collection[str] | None = None) -> None:
-        with self._engine.holding(self._pace.update):
+        part = 1.0 if names is None else sum(self._pace.shares.get(name, 0.0) for name in names)
+        with self._engine.holding(self._pace.update * part):
             self.inner.update(rates, scale, names)

@@ -171,6 +171,11 @@ class StageRunner(Protocol):
     def states(self, names: Collection[str] | None = None, *, copy: bool = True) -> Mapping[str, Array]:
         """States by name; None: all parameters and persistent buffers. Without ``copy`` they may change with the next call."""
 
+    def exposed(self, names: Collection[str]) -> Mapping[str, Array]:
+        """States that lie on the host in one piece, as flat arrays over the very memory (the others are left out).
+
+        What is written there is the state; of those whose gradients are complete, also while the backward goes on."""
+
     def optimizer_states(self, *, copy: bool = True) -> Mapping[str, Array]:
         """Optimizer state as ``<slot>/<parameter>`` (``step/<parameter>`` is a scalar); ``copy`` as in ``states``."""
 

@@ -45,7 +45,7 @@ from farflung.schedules import (
     time_schedule,
 )
 from farflung.schedules.base import Action
-from farflung.sync import get_strategy
+from farflung.sync import Sent, get_strategy, link_share
 
 __all__ = [
     "UPDATE_FLOPS",
@@ -350,9 +350,10 @@ def _exchanges(graph: Graph, plan: Plan, units: Sequence[_Unit], pieces: Sequenc
         copies.setdefault(unit.stage, []).append(index)
     found: list[GradientExchange] = []
     for stage, held in copies.items():
-        if plan.sync is not None:  # each member sends its layers to all others, once per period
+        if plan.sync is not None:  # once per period
             period = dict(plan.sync.settings).get("sync_every", 1)
-            each = gradient_bytes(graph, pieces[stage]) / (period if isinstance(period, int) else 1)
+            part = link_share(get_strategy(plan.sync.strategy, **dict(plan.sync.settings)), len(held))
+            each = gradient_bytes(graph, pieces[stage]) * part / (period if isinstance(period, int) else 1)
             found += [GradientExchange(a, b, each, 0) for a in held for b in held if a != b]
             continue
         share = gradient_bytes(graph, pieces[stage]) / len(held)  # each serves as many bytes
@@ -411,11 +412,16 @@ def _seconds(device: Device, flops: float, calls: float) -> float:
 def exchange_memory(graph: Graph, stage: Stage, sub: SubGraph, job: JobSpec, sync: SyncPlan | None) -> float:
     """The totals of all gradients before they are put in place, and the parts of others that wait for their turn.
 
-    With a sync strategy: what all members sent, and the strategy's registers.
+    With a sync strategy: its registers, and what all members sent, or where only their mean counts, a copy of what is not
+    averaged in place.
     """
     if sync is not None:
-        registers = len(get_strategy(sync.strategy, **dict(sync.settings)).registers)
-        return gradient_bytes(graph, sub) * (len(stage.replicas) + registers + 1.0)
+        strategy = get_strategy(sync.strategy, **dict(sync.settings))
+        if link_share(strategy, len(stage.replicas)) < 1.0:
+            copies = 0.05 if strategy.sent is Sent.PARAMETERS else 1.05
+        else:
+            copies = len(stage.replicas) + 1.0
+        return gradient_bytes(graph, sub) * (copies + len(strategy.registers))
     others = sum(end > stage.replicas[0].end for end in job.virtual_ends)
     return gradient_bytes(graph, sub) * (1.0 + others / len(stage.replicas))
 

@@ -15,7 +15,7 @@ from farflung.graph.modules import module_runs
 from farflung.job.groups import is_frozen
 from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
-from farflung.sync import LayerInfo, Sent, Strategy, World, check_clipping, get_strategy
+from farflung.sync import LayerInfo, Sent, Strategy, World, check_clipping, get_strategy, link_share
 from farflung.units import Bytes, Seconds
 
 __all__ = ["check_sync", "named_sync", "strategy_of", "with_sync", "world_of"]
@@ -30,20 +30,21 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
     Raises:
         PlanError: the strategy can't work on these stages, or has no such setting.
     """
-    if job.sync.strategy == "exact" or not plan.replicated:
+    sync = named_sync(job)
+    if sync is None or not plan.replicated:
         return plan
     layers = []
     for stage, piece in zip(plan.stages, pieces, strict=True):
         devices = [topology.device(name) for name in stage.devices]
         speed = min(float(device.achieved) for device in devices)
+        share = _share(replace(plan, sync=sync), len(devices))
         rate = min(float(topology.beta[topology.index(a), topology.index(b)]) for a in stage.devices for b in stage.devices)
         found = []
         for names, flops in _layers(graph, piece, job, cost):
             nbytes = sum(graph.state[name].spec.nbytes for name in names)
-            found.append(SyncLayer(parameters=names, bp_seconds=flops / speed, comm_seconds=nbytes / rate))
+            found.append(SyncLayer(parameters=names, bp_seconds=flops / speed, comm_seconds=nbytes * share / rate))
         layers.append(tuple(found))
-    named = named_sync(job)
-    planned = plan if named is None else replace(plan, sync=replace(named, layers=tuple(layers)))
+    planned = replace(plan, sync=replace(sync, layers=tuple(layers)))
     check_sync(planned, graph, job)
     return planned
 
@@ -64,6 +65,13 @@ def strategy_of(plan: Plan) -> Strategy:
     """
     assert plan.sync is not None
     return get_strategy(plan.sync.strategy, **dict(plan.sync.settings))
+
+
+def _share(plan: Plan, members: int) -> float:
+    try:
+        return link_share(strategy_of(plan), members)
+    except InputError as error:
+        raise PlanError(f"sync.strategy = {plan.sync and plan.sync.strategy!r} can't be used: {error}") from None
 
 
 def world_of(plan: Plan, graph: Graph, job: JobSpec, stage: int, rank: int = 0) -> World:
@@ -114,10 +122,13 @@ def check_sync(plan: Plan, graph: Graph, job: JobSpec) -> None:
 
 
 def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[tuple[tuple[str, ...], float]]:
-    """(parameters, FLOPs of the backward) of each module call that trains some; a parameter counts at its first use."""
+    """(parameters, FLOPs of the backward) of each module call that trains some; a parameter counts at its first use.
+
+    What trains nothing counts with the layer before it, whose gradients are complete only after its backward.
+    """
     found: list[tuple[tuple[str, ...], float]] = []
     seen: set[str] = set()
-    waiting = 0.0
+    before = 0.0
     for run in module_runs(graph):
         start, stop = max(run.start, piece.start), min(run.stop, piece.stop)
         if start >= stop:
@@ -129,10 +140,14 @@ def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[t
                 if name not in seen and state.trainable and op.name in graph.grad_ops and not is_frozen(job.optimizer, name):
                     names.append(name)
                     seen.add(name)
-        waiting += float(cost.backward_sum[stop] - cost.backward_sum[start])
+        flops = float(cost.backward_sum[stop] - cost.backward_sum[start])
         if names:
-            found.append((tuple(names), waiting))
-            waiting = 0.0
+            found.append((tuple(names), before + flops))
+            before = 0.0
+        elif found:
+            found[-1] = (found[-1][0], found[-1][1] + flops)
+        else:
+            before += flops
     return found
 
 

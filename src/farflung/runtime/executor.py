@@ -32,6 +32,7 @@ from farflung.runtime.setup import Phase, RunHooks, RunSetup, StepReport
 from farflung.runtime.side import Pass, evaluate, generate
 from farflung.runtime.synchronizer import Synchronizer
 from farflung.runtime.values import Courier
+from farflung.runtime.verdicts import Verdicts
 from farflung.schedules import Progress, as_ready, get_schedule
 from farflung.schedules.base import Action, ActionKind
 from farflung.telemetry.events import SpanKind
@@ -66,6 +67,7 @@ class Executor:
         self._kept_committed = setup.committed if setup.kept_committed is None else setup.kept_committed
         self.commits = Committing(self)
         self.copies = Copies(self, setup.rounds)
+        self._verdicts = Verdicts(setup, hooks, self.mailbox, self.courier, self.copies.due)
         #: Whether ``gradients`` shall hold those of the last step, as they are before clipping.
         self.keep_gradients = False
         self.gradients: dict[str, Array] = {}
@@ -156,12 +158,14 @@ class Executor:
         begin = self.trace.now()
         if frame.kind in ("part", "total"):
             self.exchange.receive(peer, frame)
-        elif frame.kind == "sync" and self.sync is not None:
+        elif frame.kind in ("sync", "pieces") and self.sync is not None:
             self.sync.receive(peer, frame)
         elif frame.kind in ("copy", "copied"):
             self.copies.receive(peer, frame)
         else:
             self.courier.receive(peer, frame)
+            if frame.kind == "losses":
+                self._verdicts.heard(int(frame.header["step"]))
         size = sum(memoryview(section).nbytes for section in frame.sections)
         self.trace.note(SpanKind.DECODE, f"decode {frame.kind}", begin, peer=peer, nbytes=size)
 
@@ -238,11 +242,11 @@ class Executor:
                 else:
                     self._backward(step, action)
             todo[action.stage].take(action)
-            if len(losses) == setup.job.micro_batches and action.kind is ActionKind.FORWARD and action.stage == setup.loss_stage:
-                self._announce(step, losses)
+            if action.kind is ActionKind.FORWARD and action.stage == setup.loss_stage:
+                self._verdicts.tell(step, losses)
         begin = self.trace.now()
         with meter.waiting():
-            losses = self._gather(step, losses)
+            losses = self._verdicts.gather(step, losses)
             if self.sync is None:
                 self.exchange.finish(step, {index: self.base(index) for index in setup.own_stages})
             self._exchange_uses(step)
@@ -364,34 +368,6 @@ class Executor:
         return next(replica.end for replica in self.setup.plan.replicas_of(stage) if replica.device == self.setup.device)
 
     # -- the end of a step --------------------------------------------------------------------------------------------
-
-    def _gather(self, step: int, losses: dict[int, float]) -> dict[int, float]:
-        """Where several replicas make losses, the leader gets all of them and announces; nobody else keeps any."""
-        others = self.setup.plan.stages[self.setup.loss_stage].devices[1:]
-        if not losses or not others:
-            return losses
-        if self.setup.device != self.setup.leader:
-            told = {str(micro_batch): loss for micro_batch, loss in losses.items()}
-            self.courier.post(self.setup.leader, "losses", step, {"losses": told})
-            return {}
-        for device in others:
-            told = self.mailbox.take(("losses", step, device))["losses"]
-            losses |= {int(micro_batch): loss for micro_batch, loss in told.items()}
-        self._announce(step, losses)
-        return losses
-
-    def _announce(self, step: int, losses: Mapping[int, float]) -> None:
-        """The leader tells everyone whether the losses are numbers and whether this step is the last, or a checkpoint's."""
-        bad = [index for index, loss in losses.items() if not math.isfinite(loss)]
-        stop, save = self.hooks.stop_requested(), self.hooks.save_requested()
-        leave = step + 1 < self.setup.job.steps and self.hooks.leave_requested()
-        told = [losses[index] for index in sorted(losses)]
-        copy = step + 1 < self.setup.job.steps and self.copies.due(step)
-        asked = {"stop": stop or leave, "save": save or leave, "copy": copy}
-        verdict = {"finite": not bad, "bad": bad, "losses": told, **asked}
-        self.mailbox.put(("verdict", step), verdict)
-        for peer in self.setup.peers:
-            self.courier.post(peer, "verdict", step, verdict)
 
     def _exchange_uses(self, step: int) -> None:
         """Give every stage that holds a tied parameter the gradients of the uses elsewhere, and add them in order."""

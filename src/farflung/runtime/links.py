@@ -20,8 +20,8 @@ from farflung.wire.frames import Frame
 
 __all__ = ["LinkUse", "Links", "Parcel"]
 
-#: Builds a frame on the sender's thread (this is where a codec runs).
-MakeFrame = Callable[[], Frame]
+#: Builds a frame on the sender's thread (this is where a codec runs); None: an earlier frame of the lane had it with it.
+MakeFrame = Callable[[], Frame | None]
 
 #: Peer and urgency.
 Lane = tuple[str, Urgency]
@@ -30,6 +30,9 @@ Lane = tuple[str, Urgency]
 StagePair = tuple[int, int]
 
 _QUEUE_FRAMES = 8
+#: A frame that many small things share shall take a link so long, or its round trip: bytes at least, at most, and before the rate
+#: of the link is known.
+_TOGETHER_SECONDS, _TOGETHER = 0.04, (16 << 10, 1 << 20, 64 << 10)
 
 
 @dataclass(slots=True)
@@ -43,13 +46,17 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
-    """A frame to be made and sent. ``pair`` and ``dense`` (bytes) are for the meter of step ``step``."""
+    """A frame to be made and sent. ``pair`` and ``dense`` (bytes) are for the meter of step ``step``.
+
+    ``waits``: its poster waits while the queue is full; not so where the frame holds memory that is there anyway.
+    """
 
     make: MakeFrame
     urgency: Urgency = Urgency.VALUES
     step: int = -1
     pair: StagePair | None = None
     dense: int = 0
+    waits: bool = True
 
 
 class _Meter:
@@ -66,10 +73,10 @@ class _Meter:
             with self._lock:
                 self._open[parcel.step] = self._open.get(parcel.step, 0) + 1
 
-    def made(self, parcel: Parcel, frame: Frame, seconds: float) -> None:
+    def made(self, parcel: Parcel, frame: Frame | None, seconds: float) -> None:
         if parcel.pair is None:
             return
-        size = sum(memoryview(section).nbytes for section in frame.sections)
+        size = 0 if frame is None else sum(memoryview(section).nbytes for section in frame.sections)
         with self._lock:
             use = self._use.setdefault(parcel.step, LinkUse())
             use.sent[parcel.pair] = use.sent.get(parcel.pair, 0) + size
@@ -127,7 +134,7 @@ class Links:
         self._meter.posted(parcel)
         with self._changed:
             waiting = self._lane((peer, parcel.urgency))
-            if len(waiting) >= _QUEUE_FRAMES:
+            if parcel.waits and len(waiting) >= _QUEUE_FRAMES:
                 begin = self._trace.now()
                 self._changed.wait_for(lambda: self._error is not None or len(waiting) < _QUEUE_FRAMES)
                 self._trace.note(SpanKind.WAIT, "for the link's queue", begin, step=parcel.step, peer=peer)
@@ -135,6 +142,14 @@ class Links:
                 raise self._error
             waiting.append(parcel)
             self._changed.notify_all()
+
+    def together(self, peer: str) -> int:
+        """Bytes that small things for ``peer`` should have together in a frame: few frames are under way, whatever their size."""
+        least, most, unknown = _TOGETHER
+        seen = self._endpoint.statistics().get(peer)
+        if seen is None or not seen.rate:
+            return unknown
+        return int(min(max(seen.rate * max(float(seen.round_trip), _TOGETHER_SECONDS), least), most))
 
     def when_sent(self, step: int, tell: Callable[[LinkUse], None]) -> None:
         """Call ``tell`` (on some thread) with what ``step`` sent, once its last frame is made; post nothing for it after."""
@@ -198,6 +213,10 @@ class Links:
         begin = self._trace.now()
         frame = parcel.make()
         seconds = self._trace.now() - begin
+        if frame is None:
+            self._meter.made(parcel, frame, seconds)
+            self._delivered(None)
+            return
         if parcel.pair is not None:
             self._trace.note(SpanKind.ENCODE, "encode", begin, step=parcel.step, stage=parcel.pair[0], peer=peer)
         posted = self._trace.now()

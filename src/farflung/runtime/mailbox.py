@@ -60,6 +60,24 @@ class Mailbox:
                     return
                 self._changed.wait()
 
+    def wait_for(self, key: Hashable, seconds: float | None) -> bool:
+        """Wait until ``key`` has an item, which stays, or ``seconds`` have passed (None: for ever); whether it has one.
+
+        Raises:
+            BaseException: what ``abort`` was given.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or key in self._items, seconds)
+            if self._error is not None:
+                raise self._error
+            return key in self._items
+
+    def seen(self, keys: Iterable[Hashable]) -> list[Any] | None:
+        """The items under ``keys``, which stay where they are; None where one is missing."""
+        with self._changed:
+            keys = list(keys)
+            return [self._items[key] for key in keys] if self.holds(keys) else None
+
     def holds(self, keys: Iterable[Hashable]) -> bool:
         """Whether every key has an item; for use inside ``wait_until`` (the lock is held already)."""
         return all(key in self._items for key in keys)

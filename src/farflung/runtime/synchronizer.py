@@ -1,11 +1,11 @@
 """Replicas that agree by a sync strategy: carries out the commands of ``farflung.sync`` on an engine's tensors.
 
 Source: the protocol of ``farflung.sync.commands``; ``farflung.testing.replicas`` is its specification. Parameters and gradients
-stay in the engine; the other registers are arrays on the host. An exchange sends a member's layers to the other members of
-its group at once; lossy codecs are applied to the own layers too, so that all members count the same numbers.
+stay in the engine; the other registers are arrays on the host. What only counts as a weighted mean is added up on the way
+(``runtime.averaging``), parameters in place. Else, and with lossy codecs, which are applied to the own layers too so that all
+count the same numbers, an exchange sends a member's layers to the other members of its group at once.
 
-What differs from an ideal engine: lanes are ignored (a link carries frames in the order in which they were made). Cost of an
-exchange per member: its layers once to each other member.
+What differs from an ideal engine: lanes are ignored (a link carries frames in the order in which they were made).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from farflung.engines.base import Array, StageRunner
 from farflung.errors import TrainingError, WireError
 from farflung.plan.synchronization import strategy_of, world_of
 from farflung.runtime.arrays import decode_array, encode_array
+from farflung.runtime.averaging import Averager, Averaging, first_servers
 from farflung.runtime.fields import text, whole
 from farflung.runtime.links import Links, Parcel
 from farflung.runtime.mailbox import Mailbox
@@ -49,6 +50,10 @@ class _Member:
     registers: dict[str, dict[str, Array]] = field(default_factory=dict)
     program: Program = field(default_factory=Program)
     begun: set[int] = field(default_factory=set)
+    #: The server of the first piece of each layer.
+    first: tuple[int, ...] = ()
+    #: tag -> what is averaged: flat arrays by parameter, and whether they are the engine's own memory
+    rounds: dict[str, tuple[dict[str, Array], bool]] = field(default_factory=dict)
 
     def names(self, layers: Sequence[int]) -> list[str]:
         return [name for layer in layers for name in self.layers[layer]]
@@ -85,6 +90,13 @@ class Synchronizer:
         self._step = self._origin = setup.first_step
         self._rates: Sequence[float] = ()
         self._scale: Array | None = None
+        sizes = [
+            setup.graph.state[name].spec.nbytes
+            for layers in setup.plan.sync.layers
+            for layer in layers
+            for name in layer.parameters
+        ]
+        self._averager = Averager(setup.run, sum(sizes), mailbox, links)
         #: Largest relative distance of a member's parameters from the mean, in the last step that averaged some.
         self.divergence: float | None = None
 
@@ -103,11 +115,13 @@ class Synchronizer:
                 continue
             world = world_of(plan, self._setup.graph, self._setup.job, stage, self._setup.number)
             member = self._members[stage] = _Member(stage, world, layers, runner)
+            member.first = first_servers([int(layer.nbytes) for layer in world.layers], world.members)
             self._all(member, self.strategy.init(world))
 
     def begin(self, step: int, rates: Sequence[float]) -> None:
         """What each stage does in ``step``."""
         self._step, self._rates, self._scale, self.divergence = step, rates, None, None
+        self._averager.step = step
         for member in self._members.values():
             member.program = self.strategy.step(step - self._origin, member.world)
             member.begun.clear()
@@ -131,6 +145,7 @@ class Synchronizer:
             self._all(member, member.program.after)
         for member in self._members.values():
             member.runner.discard()  # gradients that no update took
+        self._averager.step = self._step + 1
 
     def agree(self, tag: str) -> None:
         """At the end of training: the mean of what the replicas hold becomes everybody's parameters."""
@@ -138,11 +153,9 @@ class Synchronizer:
             return
         pairs = []
         for member in self._members.values():
-            every, group = member.world.every, member.world.group
-            send = Exchange(tag=tag, source="parameters", layers=every, group=group)
-            pairs.append(
-                (member, send, Mean(tag=tag, into="parameters", layers=every, group=group, weights=member.world.weights))
-            )
+            every, group, weights = member.world.every, member.world.group, member.world.weights
+            send = Exchange(tag=tag, source="parameters", layers=every, group=group, weights=weights)
+            pairs.append((member, send, Mean(tag=tag, into="parameters", layers=every, group=group, weights=weights)))
         for member, send, _ in pairs:
             self._do(member, send)
         for member, _, mean in pairs:
@@ -206,6 +219,9 @@ class Synchronizer:
         member.write(command.into, found)
 
     def _mean(self, member: _Member, command: Mean, names: Sequence[str]) -> None:
+        if command.tag in member.rounds:
+            self._averaged(member, command)
+            return
         arrived = self._arrived(member, command.tag, command.group, names)
         own = {name: np.array(a) for name, a in member.read("parameters", names).items()} if command.into == "parameters" else {}
         sums: dict[str, Array] = {}
@@ -220,6 +236,38 @@ class Synchronizer:
             gap = _norm({name: sums[name] - own[name] for name in own}) / max(_norm(sums), 1e-30)
             self.divergence = max(gap, self.divergence or 0.0)
         member.write(command.into, sums)
+
+    def _average(self, member: _Member, command: Exchange, names: Sequence[str]) -> None:
+        """Begin a mean that is added up on the way: of parameters in the engine's memory, of anything else in a copy."""
+        shapes = {name: self._setup.graph.state[name].spec.shape for name in names}
+        arrays = dict(member.runner.exposed(names)) if command.source == "parameters" else {}
+        here = len(arrays) == len(names)
+        if not here:
+            values = member.read(command.source, names)
+            arrays = {name: np.array(values[name]).reshape(-1) for name in shapes}
+        member.rounds[command.tag] = arrays, here
+        self._averager.begin(
+            Averaging(
+                stage=member.stage,
+                tag=command.tag,
+                rank=member.world.rank,
+                devices=self._setup.plan.stages[member.stage].devices,
+                weights=command.weights,
+                arrays=tuple(arrays[name] for name in names),
+                first=member.first[min(command.layers)],
+            )
+        )
+
+    def _averaged(self, member: _Member, command: Mean) -> None:
+        """Wait for the mean, and put it where it belongs."""
+        outcome = self._averager.wait(member.stage, command.tag)
+        arrays, here = member.rounds.pop(command.tag)
+        if command.into == "parameters":
+            gap = float(np.sqrt(outcome.gap) / max(np.sqrt(outcome.norm), 1e-30))
+            self.divergence = max(gap, self.divergence or 0.0)
+        if not (here and command.into == "parameters"):
+            shapes = {name: self._setup.graph.state[name].spec.shape for name in arrays}
+            member.write(command.into, {name: array.reshape(shapes[name]) for name, array in arrays.items()})
 
     def _aggregate(self, member: _Member, command: Aggregate, names: Sequence[str]) -> None:
         held = list(self._arrived(member, command.tag, command.group, names))
@@ -237,6 +285,9 @@ class Synchronizer:
     def _exchange(self, member: _Member, command: Exchange, names: Sequence[str]) -> None:
         """Encoded once, here: all members, this one too, count what the frame holds, whatever is written afterwards."""
         codec = None if command.codec == "identity" else get_codec(command.codec)
+        if codec is None and command.weights:
+            self._average(member, command, names)
+            return
         values = member.read(command.source, names)
         live = codec is None and command.source in ("parameters", "gradient")
         arrays = [np.array(values[name]) if live else np.ascontiguousarray(values[name]) for name in names]
@@ -248,7 +299,7 @@ class Synchronizer:
         for rank in command.group:
             if devices[rank] != self._setup.device:
                 pair = (member.stage, member.stage)
-                parcel = Parcel(make=lambda: frame, urgency=Urgency.BULK, step=self._step, pair=pair, dense=dense)
+                parcel = Parcel(make=lambda: frame, urgency=Urgency.BULK, step=self._step, pair=pair, dense=dense, waits=False)
                 self._links.post(devices[rank], parcel)
 
     def _arrived(self, member: _Member, tag: str, group: Sequence[int], names: Sequence[str]) -> list[dict[str, Array]]:
@@ -273,14 +324,16 @@ class Synchronizer:
             CodecError: a payload is malformed.
         """
         header = frame.header
-        stage, tag = whole(header, "stage"), text(header, "tag", limit=60)
-        stages = self._setup.plan.stages
+        stage, stages = whole(header, "stage"), self._setup.plan.stages
         if stage not in self._setup.own_stages or peer not in stages[stage].devices:
             raise WireError(f"{peer} is no replica of stage {stage}, of which one is here")
         assert self._setup.plan.sync is not None
+        if frame.kind == "pieces":
+            self._averager.receive(stage, stages[stage].devices.index(peer), frame)
+            return
         names = [name for layer in self._setup.plan.sync.layers[stage] for name in layer.parameters]
         limits = [self._setup.graph.state[name].spec.nbytes for name in names]
-        self._mailbox.put(("sync", stage, tag, peer), _unpack(frame, limits))
+        self._mailbox.put(("sync", stage, text(header, "tag", limit=60), peer), _unpack(frame, limits))
 
 
 def _norm(values: Mapping[str, Array]) -> float:

@@ -43,6 +43,8 @@ _GOODBYE_SECONDS = 3.0
 _BEATS = 4
 _END_SECONDS = 5.0
 _MIN_FRAME = 64 << 20
+#: Bytes of small frames that may be under way to a peer.
+_SMALL = 256 << 10
 #: Of one link.
 _MAX_CONNECTIONS = 16
 
@@ -105,7 +107,7 @@ class Worker:
             self._on_frame,
             listen=options.listen,
             advertise=options.advertise or membership.own_host,
-            config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS),
+            config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL),
             on_lost=self._on_lost,
         )
         self._endpoint.say = self.say

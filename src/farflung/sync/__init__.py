@@ -1,6 +1,6 @@
 """Synchronization of replicas: what is exchanged when. Knows no tensors; engines run what it says."""
 
-from farflung.sync.base import LayerInfo, Register, Sent, Strategy, World, check_clipping
+from farflung.sync.base import LayerInfo, Register, Sent, Strategy, World, check_clipping, link_share
 from farflung.sync.commands import Command, Commands, Program
 from farflung.sync.equations import (
     local_sgd_seconds,
@@ -12,13 +12,14 @@ from farflung.sync.equations import (
 from farflung.sync.members import STRATEGIES, get_strategy
 from farflung.sync.partial import METHODS, PartialSchedule, partial_sync_schedule
 from farflung.sync.rounds import Round, renormalized
-from farflung.sync.timeline import explain, mean_step_seconds, timeline
+from farflung.sync.timeline import Costs, explain, mean_step_seconds, timeline
 
 __all__ = [
     "METHODS",
     "STRATEGIES",
     "Command",
     "Commands",
+    "Costs",
     "LayerInfo",
     "PartialSchedule",
     "Program",
@@ -30,6 +31,7 @@ __all__ = [
     "check_clipping",
     "explain",
     "get_strategy",
+    "link_share",
     "local_sgd_seconds",
     "mean_step_seconds",
     "partial_local_sgd_seconds",

@@ -26,8 +26,11 @@ __all__ = [
     "check_codec",
     "check_number",
     "check_steps",
+    "link_share",
 ]
 
+#: Strategies that do more with members' values than to take their mean.
+ONE_BY_ONE = frozenset({"robust", "gossip"})
 ROUGH = frozenset({"topk", "adatopk", "randomk", "sign", "int2", "lowrank"})
 
 
@@ -140,6 +143,15 @@ class Strategy(Protocol):
 
     def step(self, step: int, world: World) -> Program:
         """What replica ``world.rank`` does in step ``step`` (from 0). A pure function."""
+
+
+def link_share(strategy: Strategy, members: int) -> float:
+    """Bytes on a link between two members over the bytes of what is exchanged, before the codec.
+
+    A mean is added up on the way by a server for each piece: a piece goes there and its mean comes back, so a link carries
+    ``2 / members``. Where members' values are needed one by one, every member sends all to every other.
+    """
+    return 2.0 / members if strategy.codec == "identity" and strategy.name not in ONE_BY_ONE else 1.0
 
 
 class AnyGroup:

@@ -49,7 +49,8 @@ class Exchange:
 
     Until the command that ends ``tag``, nothing writes ``source`` of ``layers``, so an engine sends in place. Every member counts
     what its ``codec`` made of a value, its own too, so all see the same. ``lane``: exchanges of different lanes
-    may be under way at once, those of one lane go in order.
+    may be under way at once, those of one lane go in order. ``weights``: given where a ``Mean`` by these weights over the whole
+    group is all that ends ``tag``, so that an engine may add up on the way; empty: members' values are needed one by one.
     """
 
     tag: str
@@ -58,6 +59,7 @@ class Exchange:
     group: tuple[int, ...]
     codec: str = "identity"
     lane: int = 0
+    weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ class DelayedUpdate(AnyGroup):
         every, group, weights = world.every, world.group, world.weights
         send: tuple[Command, ...] = (
             Axpy(into="outgoing", x="gradient", b=0.0, layers=every),
-            Exchange(tag=f"{step}", source="outgoing", layers=every, group=group, codec=self.codec),
+            Exchange(tag=f"{step}", source="outgoing", layers=every, group=group, codec=self.codec, weights=weights),
         )
         if step == 0:
             return Program(after=send)
@@ -158,7 +158,8 @@ Buckets = tuple[tuple[int, ...], ...]
 
 def _send(step: int, world: World, bucket: tuple[int, ...], codec: str, lane: int = 0) -> Exchange:
     tag = f"{step}/{min(bucket)}"
-    return Exchange(tag=tag, source="gradient", layers=bucket, group=world.group, codec=codec, lane=lane)
+    group, weights = world.group, world.weights
+    return Exchange(tag=tag, source="gradient", layers=bucket, group=group, codec=codec, lane=lane, weights=weights)
 
 
 def _means(step: int, world: World, buckets: Buckets) -> Commands:

@@ -129,6 +129,6 @@ def schedule_of(layers: tuple[LayerInfo, ...], sync_every: int, method: str, tie
 def _average(tag: str, world: World, layers: tuple[int, ...], codec: str) -> tuple[Exchange, Mean]:
     group = world.group
     return (
-        Exchange(tag=tag, source="parameters", layers=layers, group=group, codec=codec),
+        Exchange(tag=tag, source="parameters", layers=layers, group=group, codec=codec, weights=world.weights),
         Mean(tag=tag, into="parameters", layers=layers, group=group, weights=world.weights),
     )

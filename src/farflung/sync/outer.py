@@ -202,7 +202,7 @@ def _launch(tag: str, world: World, layers: Layers, codec: str) -> Commands:
     return (
         _copy("pseudo_gradient", "anchor", layers),
         Axpy(into="pseudo_gradient", x="parameters", layers=layers, a=-1.0),
-        Exchange(tag=tag, source="pseudo_gradient", layers=layers, group=world.group, codec=codec),
+        Exchange(tag=tag, source="pseudo_gradient", layers=layers, group=world.group, codec=codec, weights=world.weights),
     )
 
 

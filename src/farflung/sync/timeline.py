@@ -3,21 +3,36 @@
 The link is one resource that serves exchanges in the order in which they are begun, each for the sum of its layers'
 ``comm_seconds``; computing is the backward of each layer and a forward per step. A step ends when its backward and all exchanges
 that it waits for have ended. For S-SGD, local SGD and partial synchronization the sums are equations (3), (4) and (7) of
-DreamDDP. What it leaves out: updates and means cost nothing, and lanes share the link, so simultaneous transfers win nothing here
-but the latency that a time per layer does not show. Cost O(layers) per step.
+DreamDDP. ``Costs`` add what the equations leave out. Lanes share the link, so simultaneous transfers win nothing here. Cost
+O(layers) per step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farflung.sync.base import Strategy, World
-from farflung.sync.commands import Aggregate, Commands, Exchange, Mean, Program, Replay
-from farflung.sync.equations import backward_ends
+from farflung.sync.commands import Aggregate, Exchange, Mean, Program, Replay, Update
 from farflung.units import Seconds
 
-__all__ = ["ExchangeSpan", "StepSpan", "explain", "mean_step_seconds", "timeline"]
+__all__ = ["Costs", "ExchangeSpan", "StepSpan", "explain", "mean_step_seconds", "timeline"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds that the paper's equations leave out.
+
+    ``update``: of the inner optimizer, all layers. ``latency``: from an exchange's last byte until its mean is everywhere.
+    ``control``: from the end of the backward until a step may be applied.
+    """
+
+    update: float = 0.0
+    latency: float = 0.0
+    control: float = 0.0
+
+
+_FREE = Costs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,40 +68,76 @@ class StepSpan:
 
 
 def timeline(
-    strategy: Strategy, world: World, steps: int, *, forward_seconds: float = 0.0, factor: float = 1.0
+    strategy: Strategy, world: World, steps: int, *, forward_seconds: float = 0.0, factor: float = 1.0, costs: Costs = _FREE
 ) -> list[StepSpan]:
     """The first ``steps`` steps of replica ``world.rank``.
 
     ``forward_seconds``: of one step. ``factor``: bytes after the codec over bytes before it.
     """
+    link = _Link(world, factor, costs)
     found: list[StepSpan] = []
-    now, link = 0.0, 0.0
-    ends: dict[str, float] = {}
+    now = 0.0
     for step in range(steps):
         program = strategy.step(step, world)
-        times = backward_ends([layer.bp_seconds if program.backward else 0.0 for layer in world.layers])
-        start = now + forward_seconds
-        done = start + times[0]
-        spans = []
-        for ready, exchange in _exchanges(program, start, times):
-            begin = max(ready, link)
-            link = begin + factor * sum(world.layers[layer].comm_seconds for layer in exchange.layers)
-            ends[exchange.tag] = link
-            spans.append(_span(exchange, ready, begin, link))
-        waited = [ends.pop(tag) for tag in _ended(program.commands) if tag in ends]
-        end = max([done, *waited])
+        start, link.spans = now + forward_seconds, []
+        done = link.backward(program, start)
+        end = link.carry_out(program, done + costs.control)
         found.append(
-            StepSpan(step=step, begin=Seconds(now), backward_end=Seconds(done), end=Seconds(end), exchanges=tuple(spans))
+            StepSpan(step=step, begin=Seconds(now), backward_end=Seconds(done), end=Seconds(end), exchanges=tuple(link.spans))
         )
         now = end
     return found
 
 
+class _Link:
+    """The link, the exchanges on it, and the update's part of each layer."""
+
+    def __init__(self, world: World, factor: float, costs: Costs) -> None:
+        self._world, self._factor, self._costs = world, factor, costs
+        self._free = 0.0
+        self._ends: dict[str, float] = {}
+        total = sum(layer.nbytes for layer in world.layers) or 1
+        self._update = [costs.update * layer.nbytes / total for layer in world.layers]
+        self.spans: list[ExchangeSpan] = []
+
+    def backward(self, program: Program, start: float) -> float:
+        """A backward that begins at ``start``, with what its layers begin; when it ends."""
+        now = start
+        for layer in reversed(self._world.every):
+            now += self._world.layers[layer].bp_seconds if program.backward else 0.0
+            for command in program.ready.get(layer, ()):
+                if isinstance(command, Update):
+                    now += sum(self._update[item] for item in command.layers)
+                elif isinstance(command, Exchange):
+                    self._send(command, now)
+        return now
+
+    def carry_out(self, program: Program, now: float) -> float:
+        """What comes after a backward, from ``now`` on; when it ends."""
+        for command in program.after:
+            if isinstance(command, Update):
+                now += sum(self._update[item] for item in command.layers)
+            elif isinstance(command, Exchange):
+                self._send(command, now)
+            elif isinstance(command, Mean | Aggregate | Replay) and command.tag in self._ends:
+                now = max(now, self._ends.pop(command.tag))
+        return now
+
+    def _send(self, exchange: Exchange, ready: float) -> None:
+        begin = max(ready, self._free)
+        self._free = begin + self._factor * sum(self._world.layers[layer].comm_seconds for layer in exchange.layers)
+        self._ends[exchange.tag] = end = self._free + self._costs.latency
+        span = ExchangeSpan(
+            tag=exchange.tag, layers=exchange.layers, ready=Seconds(ready), begin=Seconds(begin), end=Seconds(end)
+        )
+        self.spans.append(span)
+
+
 def mean_step_seconds(
-    strategy: Strategy, world: World, steps: int, *, forward_seconds: float = 0.0, factor: float = 1.0
+    strategy: Strategy, world: World, steps: int, *, forward_seconds: float = 0.0, factor: float = 1.0, costs: Costs = _FREE
 ) -> Seconds:
     """Mean length of a step over ``steps`` steps, which should be whole periods."""
-    spans = timeline(strategy, world, steps, forward_seconds=forward_seconds, factor=factor)
+    spans = timeline(strategy, world, steps, forward_seconds=forward_seconds, factor=factor, costs=costs)
     return Seconds(spans[-1].end / steps)
 
 
@@ -105,22 +156,3 @@ def explain(strategy: Strategy, world: World, steps: int, names: Mapping[int, st
     if strategy.updates_early:
         lines.append("with several micro-batches only the backward of the last one hides exchanges")
     return "\n".join(lines)
-
-
-def _exchanges(program: Program, start: float, times: list[float]) -> Iterable[tuple[float, Exchange]]:
-    """Exchanges with the time at which each may begin."""
-    for layer in sorted(program.ready, reverse=True):
-        for command in program.ready[layer]:
-            if isinstance(command, Exchange):
-                yield start + times[layer], command
-    for command in program.after:
-        if isinstance(command, Exchange):
-            yield start + times[0], command
-
-
-def _ended(commands: Commands) -> list[str]:
-    return [command.tag for command in commands if isinstance(command, Mean | Aggregate | Replay)]
-
-
-def _span(exchange: Exchange, ready: float, begin: float, end: float) -> ExchangeSpan:
-    return ExchangeSpan(tag=exchange.tag, layers=exchange.layers, ready=Seconds(ready), begin=Seconds(begin), end=Seconds(end))

@@ -20,6 +20,8 @@ class TransportConfig:
     """Settings of an endpoint; both ends of a link should have the same.
 
     ``window``: frames per peer on their way at once (so that the next one travels while the last is handled).
+    ``small``: more frames may be under way while all of a lane together have fewer bytes; two frames of 16 kB would leave a link
+    idle for most of the time in which their acknowledgement waits behind what goes the other way (``tcp`` only).
     ``chunk_bytes``: largest piece of a frame in one message. ``stripes``: connections per link, for links whose bandwidth
     times delay one connection can't carry (about 2.7 MB per round trip with Linux's default buffers).
     ``max_stripes``: up to how many the ``tcp`` transport may raise that number while goodput grows. ``credit``: bytes of one
@@ -31,6 +33,7 @@ class TransportConfig:
     """
 
     window: int = 2
+    small: int = 0
     chunk_bytes: int = _MAX_CHUNK
     stripes: int = 1
     max_stripes: int = 1
@@ -46,6 +49,7 @@ class TransportConfig:
     def __post_init__(self) -> None:
         for name, value, low, high in (
             ("window", self.window, 1, 64),
+            ("small", self.small, 0, 1 << 30),
             ("chunk_bytes", self.chunk_bytes, 1024, _MAX_CHUNK),
             ("stripes", self.stripes, 1, 64),
             ("max_stripes", self.max_stripes, 1, 64),

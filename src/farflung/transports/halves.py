@@ -28,6 +28,8 @@ LaneState = tuple[int, int]
 LANES = len(Urgency)
 #: Of ``TransportConfig.window``.
 _MAX_WINDOW = 64
+#: Frames under way, however small.
+_MOST_FRAMES = 48
 #: Chunks ahead of a missing one hold memory besides their bytes: credit is for so many bytes each, on average.
 _LEAST_EARLY, _MAX_SMALL = 512, 1024
 
@@ -47,6 +49,7 @@ class Chunk:
 class _OutLane(Generic[T]):
     uncut: deque[memoryview] = field(default_factory=deque)
     frames: deque[T] = field(default_factory=deque)
+    sizes: deque[int] = field(default_factory=deque)
     handled: int = 0
     next_number: int = 0
     unconfirmed: dict[int, Chunk] = field(default_factory=dict)
@@ -65,8 +68,8 @@ class Acknowledged(Generic[T]):
 class Outbox(Generic[T]):
     """Frames on their way to one peer; ``T`` is what the caller wants back when a frame was handled. Not thread-safe."""
 
-    def __init__(self, window: int, credit: int) -> None:
-        self.window, self.credit = window, credit
+    def __init__(self, window: int, credit: int, small: int = 0) -> None:
+        self.window, self.credit, self.small = window, credit, small
         self._lanes: list[_OutLane[T]] = [_OutLane() for _ in range(LANES)]
 
     @property
@@ -86,12 +89,14 @@ class Outbox(Generic[T]):
 
     def has_room(self, lane: int) -> bool:
         """Whether the window lets one more frame in."""
-        return len(self._lanes[lane].frames) < self.window
+        frames, sizes = self._lanes[lane].frames, self._lanes[lane].sizes
+        return len(frames) < self.window or (len(frames) < _MOST_FRAMES and sum(sizes) < self.small)
 
     def put(self, lane: int, buffers: Sequence[memoryview | bytes], token: T) -> None:
         """Queue one frame's buffers; they must not change any more."""
         self._lanes[lane].uncut.extend(memoryview(buffer) for buffer in buffers if len(buffer))
         self._lanes[lane].frames.append(token)
+        self._lanes[lane].sizes.append(sum(memoryview(buffer).nbytes for buffer in buffers))
 
     def waits(self) -> bool:
         """Whether ``take`` would give something."""
@@ -125,6 +130,7 @@ class Outbox(Generic[T]):
                 lane.bytes_unconfirmed -= lane.unconfirmed.pop(known).size
             while lane.handled < count:
                 handled.append((index, lane.handled, lane.frames.popleft()))
+                lane.sizes.popleft()
                 lane.handled += 1
         return Acknowledged(confirmed, handled)
 

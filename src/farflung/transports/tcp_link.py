@@ -99,7 +99,7 @@ class TcpLink:
         self.run = ""
         #: Where the peer is, for the texts of errors.
         self.address = "an unknown address"
-        self._outbox: Outbox[_Pending] = Outbox(config.window, config.credit)
+        self._outbox: Outbox[_Pending] = Outbox(config.window, config.credit, config.small)
         self._inbox = Inbox(config.limits, config.credit)
         self._probe = StripeProbe(config.stripes, max(config.stripes, config.max_stripes))
         self._peer_wants = 1

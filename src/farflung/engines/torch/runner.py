@@ -112,6 +112,12 @@ class TorchRunner:
         """The states ``names``, or all parameters and persistent buffers."""
         return self.state.export(names, copy=copy)
 
+    def exposed(self, names: Collection[str]) -> Mapping[str, Array]:
+        """The memory of states, where it is the host's and has no gaps."""
+        held = {name: self.state.tensor(name).detach() for name in names}
+        flat = {name: tensor.view(-1) for name, tensor in held.items() if tensor.is_contiguous()}
+        return {name: to_array(tensor) for name, tensor in flat.items() if tensor.device.type == "cpu"}
+
     # Forward
 
     def forward(self, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]) -> Forward:
