@@ -18,7 +18,7 @@ from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.runtime import probing
 from farflung.runtime.link_table import Freshness, LinkFigures, LinkTable
-from farflung.runtime.probing import Probe, Probing, probe_link
+from farflung.runtime.probing import Probe, Probing, _usual_rate, probe_link
 from farflung.telemetry import Span, SpanKind
 from farflung.transports.base import LinkStatistics, Urgency
 from farflung.units import Bytes, FlopsPerSecond
@@ -138,6 +138,39 @@ def test_a_shared_uplink_shows_in_the_stars() -> None:
     frames = list(world.probing.run([(name, name) for name in "abc"]))
     assert {frame.header["name"]: frame.header["rate"] for frame in frames if frame.kind == "uplink"} == dict.fromkeys("abc", 1e6)
     assert world.probing.table.uplink("b") == 1e6
+
+
+def test_what_was_disturbed_is_probed_again_and_the_best_stays() -> None:
+    """The first probe from a to b is slow and unsteady, the second late, the third as it should be; then nobody asks again."""
+    answers = [
+        Probe(alpha=0.02, beta=4e5, spread=0.4),
+        Probe(alpha=0.01, beta=9e5, spread=0.2),
+        Probe(alpha=0.03, beta=1e6, spread=0.01),
+    ]
+    asked: list[tuple[str, str]] = []
+
+    def send(name: str, frame: Frame) -> None:
+        asked.append((name, str(frame.header["peer"])))
+        found = answers.pop(0) if asked[-1] == ("a", "b") else Probe(alpha=0.01, beta=1e6)
+        probing.answer(name, str(frame.header["peer"]), found)
+
+    probing = Probing(send, LinkTable())
+    list(probing.run([("a", "1"), ("b", "2")]))
+    assert asked == [("a", "b"), ("b", "a"), ("a", "b"), ("a", "b")]
+    assert probing.table.get("a", "b") == LinkFigures(alpha=0.01, beta=1e6)
+
+
+def test_the_usual_rate_is_that_of_undisturbed_time() -> None:
+    """A link of 1 MB/s that carries half of it in every other second of ten."""
+    marks, sent = [(0.0, 0)], 0.0
+    for tick in range(1, 1001):
+        sent += 1e4 if tick // 100 % 2 else 0.5e4
+        marks.append((tick / 100, int(sent)))
+    rate, spread = _usual_rate(marks, 0.5)
+    assert rate == pytest.approx(1e6, rel=0.02)
+    assert spread > 0.3
+    steady = [(tick / 100, tick * 10_000) for tick in range(1000)]
+    assert _usual_rate(steady, 0.5) == (pytest.approx(1e6, rel=1e-3), pytest.approx(0.0, abs=1e-3))
 
 
 def test_who_cannot_be_reached_is_told_and_the_rest_is_measured() -> None:

@@ -31,7 +31,7 @@ def _probe(endpoint: TcpEndpoint, peer: str, address: str) -> None:
     try:
         endpoint.connect(peer, address)
         found = probe_link(endpoint, peer)
-        _tell(peer=peer, alpha=found.alpha, beta=found.beta)
+        _tell(peer=peer, alpha=found.alpha, beta=found.beta, spread=found.spread)
     except FarflungError as error:
         _tell(peer=peer, cause=str(error))
 

@@ -3,7 +3,9 @@
 A probe of one direction is made over the very link that training uses. First small frames: the quickest answer is the round
 trip, half of it alpha. Then frames one after another, each as long as the rate so far carries in a few round trips, until
 what is confirmed grows no faster than before: slow start is over then, and the link has found its number of connections. The
-usual rate of the last two thirds of that time is beta: payload bytes per second.
+usual rate of the last two thirds of that time is beta: payload bytes per second. Whatever disturbs a probe (a processor that
+serves others, another sender) makes it too low, hardly anything too high. So a rate is usual if a fifth of the time was faster,
+and where the fastest and the slowest fifth differ, the direction is probed again at the end, and its best figures stay.
 """
 
 from __future__ import annotations
@@ -33,20 +35,24 @@ _PINGS = 8
 _SECONDS, _ROUND_TRIPS, _MOST_SECONDS = 2.4, 30, 12.0
 #: A link whose last third carried more than this many times what its middle third did is still opening its window.
 _GROWTH = 1.03
-_LOOK, _LEAST_MARKS, _WINDOW_SECONDS = 0.02, 6, 0.4
+_LOOK, _LEAST_MARKS, _WINDOW_SECONDS = 0.01, 6, 0.8
 _FIRST, _LEAST, _MOST = 128 << 10, 32 << 10, 32 << 20
 _WINDOW = 2
 #: A device whose two links together carry less than this share of what they carry alone has a cap on all that it sends.
 _CAPPED = 0.8
+#: A probe whose windows differ by more than this share is repeated, so many times.
+_UNSTEADY, _REPEATS = 0.05, 2
 _PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a probe found: seconds one way, payload bytes per second."""
+    """What a probe found: seconds one way, payload bytes per second. ``spread``: between the slowest and the fastest fifth of the
+    time, as a share of the latter."""
 
     alpha: float
     beta: float
+    spread: float = 0.0
 
 
 def probe_link(endpoint: Endpoint, peer: str, now: Callable[[], float] = time.monotonic) -> Probe:
@@ -62,11 +68,12 @@ def probe_link(endpoint: Endpoint, peer: str, now: Callable[[], float] = time.mo
         endpoint.post(peer, Frame("probe"), Urgency.CONTROL).result()
         trips.append(now() - begin)
     round_trip = min(trips)
-    return Probe(alpha=round_trip / 2, beta=_goodput(endpoint, peer, round_trip, now))
+    beta, spread = _goodput(endpoint, peer, round_trip, now)
+    return Probe(alpha=round_trip / 2, beta=beta, spread=spread)
 
 
-def _goodput(endpoint: Endpoint, peer: str, round_trip: float, now: Callable[[], float]) -> float:
-    """Keep the link busy, and see how what is confirmed grows: bytes per second."""
+def _goodput(endpoint: Endpoint, peer: str, round_trip: float, now: Callable[[], float]) -> tuple[float, float]:
+    """Keep the link busy, and see how what is confirmed grows: bytes per second, and their spread."""
     size, body = _FIRST, memoryview(bytes(_MOST))
     begin = now()
     least = begin + min(_SECONDS + _ROUND_TRIPS * round_trip, _MOST_SECONDS)
@@ -84,13 +91,13 @@ def _goodput(endpoint: Endpoint, peer: str, round_trip: float, now: Callable[[],
             last = now()
             size = int(min(max(rate * (0.1 + 3 * round_trip), _LEAST, size / 2), _MOST, 2 * size))
         fine = _confirmed(endpoint, peer)
-        if fine or not marks or done > marks[-1][1]:  # whole frames only: a mark for each
+        if not marks or (fine or done) > marks[-1][1]:  # a mark when it was seen first, or windows would end anywhere
             marks.append((now(), fine or done))
     for future, _ in waiting:
         future.result()
     opened = marks[0][0] + (marks[-1][0] - marks[0][0]) / 3
     steady = [mark for mark in marks if mark[0] >= opened]
-    return _usual_rate(steady, _WINDOW_SECONDS + 4 * round_trip) if _confirmed(endpoint, peer) else _slope(steady)
+    return _usual_rate(steady, _WINDOW_SECONDS + 4 * round_trip) if _confirmed(endpoint, peer) else (_slope(steady), 0.0)
 
 
 def _grows(marks: Sequence[tuple[float, int]]) -> bool:
@@ -113,11 +120,11 @@ def _slope(marks: Sequence[tuple[float, int]]) -> float:
     return max((after - before) / max(end - begin, 1e-6), 1.0)
 
 
-def _usual_rate(marks: Sequence[tuple[float, int]], window: float) -> float:
-    """Bytes per second: the median over all windows of ``window`` seconds.
+def _usual_rate(marks: Sequence[tuple[float, int]], window: float) -> tuple[float, float]:
+    """Bytes per second of the fastest fifth of all windows of ``window`` seconds, and how far below the slowest fifth is.
 
-    BBR lets a connection run nearly empty for 0.2 s every ten, and a lost packet stalls it for a round trip: a mean over a few
-    seconds is several percent off then, the median is not.
+    A lost packet stalls a connection for a round trip, and processors serve others too: a mean over a few seconds is several
+    percent off then.
     """
     rates, end = [], 0
     for time_, count in marks:
@@ -127,7 +134,10 @@ def _usual_rate(marks: Sequence[tuple[float, int]], window: float) -> float:
             break
         rates.append((marks[end][1] - count) / (marks[end][0] - time_))
     whole = (marks[-1][1] - marks[0][1]) / max(marks[-1][0] - marks[0][0], 1e-6)
-    return max(statistics.median(rates) if rates else whole, 1.0)
+    if len(rates) < _LEAST_MARKS:
+        return max(whole, 1.0), 0.0
+    slow, *_, fast = statistics.quantiles(rates, n=5, method="inclusive")
+    return max(fast, 1.0), max(fast - slow, 0.0) / max(fast, 1.0)
 
 
 class Probing:
@@ -138,6 +148,9 @@ class Probing:
         self._one = threading.Lock()
         self._guard = threading.Lock()
         self._waiting: dict[tuple[str, str], Future[Probe]] = {}
+        #: Of the measurement that is going on: the best figures, and the spread of the newest probe.
+        self._found: dict[tuple[str, str], LinkFigures] = {}
+        self._spreads: dict[tuple[str, str], float] = {}
 
     def run(self, members: Sequence[tuple[str, str]]) -> Iterator[Frame]:
         """Measure all links between ``members`` (name and address); frames tell what was found.
@@ -147,9 +160,12 @@ class Probing:
         """
         if not self._one.acquire(blocking=False):
             raise FarflungError("the links are being measured already; wait until that is over")
+        self._found, self._spreads = {}, {}
         try:
             addresses = dict(members)
             yield from self._rounds(addresses)
+            for _ in range(_REPEATS):
+                yield from self._again(addresses)
             yield from self._stars(addresses)
         finally:
             self._one.release()
@@ -185,13 +201,34 @@ class Probing:
                 for (source, target), future in asked:
                     yield self._keep(source, target, future)
 
+    def _again(self, addresses: dict[str, str]) -> Iterator[Frame]:
+        """Probe once more what was unsteady, as many disjoint directions at once as there are."""
+        left = [way for way, spread in self._spreads.items() if spread > _UNSTEADY]
+        while left:
+            busy: set[str] = set()
+            ways = []
+            for way in left:
+                if not busy & set(way):
+                    ways.append(way)
+                    busy |= set(way)
+            left = [way for way in left if way not in ways]
+            asked = [(way, self._ask(*way, addresses)) for way in ways]
+            for (source, target), future in asked:
+                found = self._keep(source, target, future)
+                if found.kind == "link":
+                    yield found
+
     def _keep(self, source: str, target: str, future: Future[Probe]) -> Frame:
         try:
             found = future.result(_PATIENCE)
         except (FarflungError, TimeoutError) as error:
             return Frame("unreachable", {"from": source, "to": target, "cause": str(error) or "no answer in time"})
-        self.table.put(source, target, LinkFigures(alpha=found.alpha, beta=found.beta))
-        return Frame("link", {"from": source, "to": target, "alpha": found.alpha, "beta": found.beta})
+        before = self._found.get((source, target), found)
+        self._spreads[source, target] = found.spread
+        best = LinkFigures(alpha=min(found.alpha, before.alpha), beta=max(found.beta, before.beta))
+        self._found[source, target] = best
+        self.table.put(source, target, best)
+        return Frame("link", {"from": source, "to": target, "alpha": best.alpha, "beta": best.beta})
 
     def _stars(self, addresses: dict[str, str]) -> Iterator[Frame]:
         """Two ways at once from each device: do they share an up-link?"""
@@ -225,4 +262,5 @@ def read_probe(header: Mapping[str, Any]) -> Probe | FarflungError:
     """
     if "cause" in header:
         return ConnectionLost(text(header, "cause"))
-    return Probe(alpha=number(header, "alpha", low=0.0), beta=number(header, "beta", low=1.0))
+    spread = number(header, "spread", low=0.0) if "spread" in header else 0.0
+    return Probe(alpha=number(header, "alpha", low=0.0), beta=number(header, "beta", low=1.0), spread=spread)

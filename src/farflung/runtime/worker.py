@@ -297,7 +297,7 @@ class Worker:
         try:
             self._endpoint.connect(peer, str(frame.header.get("address")))
             found = probe_link(self._endpoint, peer)
-            answer: dict[str, Any] = {"alpha": found.alpha, "beta": found.beta}
+            answer: dict[str, Any] = {"alpha": found.alpha, "beta": found.beta, "spread": found.spread}
         except FarflungError as error:
             answer = {"cause": str(error)}
         with suppress(ConnectionLost):  # then the broker is gone, and nobody waits for the answer
