@@ -11,6 +11,7 @@ from farflung.bench.base import override
 from farflung.bench.catalog import BENCHMARKS
 from farflung.bench.processes import LocalCluster
 from farflung.errors import ConnectionLost
+from farflung.runtime.broker import Broker
 
 
 def run(name: str, *pairs: str) -> Any:
@@ -45,6 +46,18 @@ def test_compression_sends_fewer_bytes_on_the_slow_link() -> None:
     sent = report.figures["bytes_per_step"]
     assert sent["adatopk"] < sent["dense"] == sent["compute only"]
     assert report.passed is None
+
+
+def test_a_cluster_may_have_one_client_after_the_other(tmp_path: Path) -> None:
+    """Their name belongs to a key, so it is one key."""
+    broker = Broker(tmp_path / "broker", listen="127.0.0.1:0")
+    try:
+        cluster = LocalCluster(tmp_path, [])
+        cluster.ticket = str(broker.ticket("submit"))
+        for _ in range(2):
+            cluster.client().close()
+    finally:
+        broker.close()
 
 
 def test_a_worker_that_ends_early_is_named_with_its_last_words(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from farflung.runtime.bundle import Bundle
 from farflung.runtime.client import Client
 from farflung.runtime.membership import join
 from farflung.runtime.run_store import RunStore
-from farflung.security import Ticket
+from farflung.security import Ticket, new_key
 from farflung.telemetry import RunFolder
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
 
@@ -70,6 +70,7 @@ class LocalCluster:
         self._probe = probe
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, list[str]] = {}
+        self._key = new_key()  # one for all clients, to which their name belongs
         self.ticket = ""
 
     def __enter__(self) -> LocalCluster:
@@ -121,7 +122,7 @@ class LocalCluster:
 
     def client(self) -> Client:
         """One who may submit, once all workers have joined."""
-        client = Client(join(Ticket.parse(self.ticket), name=f"bench-{os.getpid()}", role="client"))
+        client = Client(join(Ticket.parse(self.ticket), name=f"bench-{os.getpid()}", role="client", key=self._key))
         try:
             self._wait_for_workers(client)
         except BaseException:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from farflung.job import JobSpec
 from farflung.job.spec import (
+    CheckpointSpec,
     CodecSpec,
     DataSpec,
     EvaluateSpec,
@@ -83,7 +84,9 @@ def demo_job(run: DemoRun, *, quick: bool) -> JobSpec:
         steps=run.steps,
         micro_batch_sizes=(rows,) * 4,
         workers=4,
-        on_loss="stop",  # nobody takes the place of a worker that has died
+        # a worker that a busy machine kept from speaking comes back by itself; one that has died ends the demo
+        on_loss="recover",
+        checkpoint=CheckpointSpec(recover_every=15),
         model=ModelSpec(
             recipe="gpt", args={"vocab": 256, "sequence": sequence, "layers": 4, "width": width, "heads": 4, "tied": False}
         ),
