@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chains import chain
 from farflung.cluster import Device, Topology
 from farflung.errors import InputError
-from farflung.graph.builder import GraphBuilder
 from farflung.job.spec import CodecSpec, JobSpec, PlanSpec, SyncSpec
 from farflung.plan import check_plan, estimate
 from farflung.planners.auto import Auto, AutoSettings
@@ -18,17 +18,6 @@ from farflung.planners.auto.quick import Quick
 from farflung.planners.auto.starts import device_orders, grids, nearest, steps
 from farflung.planners.finish import Problem
 from farflung.units import Bytes, FlopsPerSecond
-
-
-def chain(widths, rows=32):
-    builder = GraphBuilder("chain")
-    value = builder.input("x", "float32", (rows, widths[0]))
-    for i in range(len(widths) - 1):
-        value = builder.add(f"fc{i}", "Linear", value, in_features=widths[i], out_features=widths[i + 1])
-        value = builder.add(f"act{i}", "GELU", value)
-    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (rows, widths[-1])))
-    return builder.build()
-
 
 GRAPH = chain((32, 64, 16, 128, 32, 64, 16))
 JOB = JobSpec(micro_batch_sizes=(8, 8, 8, 8))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chains import chain, network
 from farflung.cluster import Device, Topology
 from farflung.errors import InputError, PlanError
 from farflung.graph.builder import GraphBuilder
@@ -21,27 +22,6 @@ from farflung.planners.finish import Problem, finish
 from farflung.units import Bytes, FlopsPerSecond
 
 NAMES = ("equal_number", "equal_compute", "random", "op_fence")
-
-
-def chain(widths, rows=32):
-    """Linear layers with the given widths, each followed by a GELU."""
-    builder = GraphBuilder("chain")
-    value = builder.input("x", "float32", (rows, widths[0]))
-    for i in range(len(widths) - 1):
-        value = builder.add(f"fc{i}", "Linear", value, in_features=widths[i], out_features=widths[i + 1])
-        value = builder.add(f"act{i}", "GELU", value)
-    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (rows, widths[-1])))
-    return builder.build()
-
-
-def network(seed, count, memory=1e9):
-    random = np.random.default_rng(seed)
-    devices = [
-        Device(name=f"d{i}", memory=Bytes(memory), speed=FlopsPerSecond(random.uniform(1e8, 2e9)), region=f"r{i % 2}")
-        for i in range(count)
-    ]
-    beta, alpha = random.choice([1e5, 1e6, 1e8], (count, count)), random.choice([1e-4, 1e-2], (count, count))
-    return Topology.from_matrices(np.minimum(alpha, alpha.T), np.minimum(beta, beta.T), devices)
 
 
 GRAPH = chain((32, 64, 16, 128, 32, 64, 16))

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from farflung.errors import WireError
 from farflung.graph.ir import TensorSpec, Use
 from farflung.job.groups import is_frozen
 from farflung.plan.model import CodecChoice, Replica
-from farflung.runtime.arrays import decode_array, encode_array
+from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.runtime.fields import whole
 from farflung.runtime.links import Links, Parcel
 from farflung.runtime.mailbox import Mailbox
@@ -186,7 +185,7 @@ class Exchange:
         head = {"run": self._setup.run, "step": step, "stage": stage, "bucket": number, "part": part}
         dense = sum(array.nbytes for array in sums if array is not None)
         parcel = Parcel(
-            make=lambda: _pack(kind, head, sums, codec), urgency=Urgency.BULK, step=step, pair=(stage, stage), dense=dense
+            make=lambda: pack_arrays(kind, head, sums, codec), urgency=Urgency.BULK, step=step, pair=(stage, stage), dense=dense
         )
         self._links.post(device, parcel)
 
@@ -196,37 +195,21 @@ class Exchange:
         return None if choice.name == "identity" else get_codec(choice.name, **dict(choice.params))
 
 
-def _pack(kind: str, head: Mapping[str, Any], sums: Sequence[Array | None], codec: Codec | None) -> Frame:
-    arrays: list[dict[str, Any] | None] = []
-    sections: list[memoryview | bytes] = []
-    for array in sums:
-        if array is None:
-            arrays.append(None)
-            continue
-        header, parts = encode_array(array, codec)
-        arrays.append(header | {"sections": len(parts)})
-        sections += parts
-    return Frame(kind, {**head, "arrays": arrays}, tuple(sections))
-
-
 def _unpack(bucket: Bucket, frame: Frame) -> Sums:
     """Shapes and element types are checked against the bucket before memory is taken."""
-    headers, at = frame.header.get("arrays"), 0
-    if not isinstance(headers, list) or len(headers) != len(bucket.uses):
-        raise WireError(f"a bucket of {len(bucket.uses)} gradients came without a list of as many arrays")
+    arrays = packed_arrays(frame, len(bucket.uses))
+    if len(arrays) != len(bucket.uses):
+        raise WireError(f"a bucket of {len(bucket.uses)} gradients came with {len(arrays)}")
     sums: Sums = []
-    for header, spec, use in zip(headers, bucket.specs, bucket.uses, strict=True):
-        if header is None:
+    for array, spec, use in zip(arrays, bucket.specs, bucket.uses, strict=True):
+        if array is None:
             sums.append(None)
             continue
-        if not isinstance(header, dict):
-            raise WireError(f"the gradient of {use.state!r} came without a header")
+        header, sections = array
         meta = ArrayMeta.from_header(header.get("array"))
         if meta.shape != spec.shape or meta.dtype != spec.dtype:
             raise WireError(
                 f"the gradient of {use.state!r} is {spec.dtype}{list(spec.shape)}, {meta.dtype}{list(meta.shape)} came"
             )
-        end = at + whole(header, "sections", low=1, high=len(frame.sections))
-        sums.append(decode_array(header, tuple(frame.sections[at:end]), max(spec.nbytes, 1)))
-        at = end
+        sums.append(decode_array(header, sections, max(spec.nbytes, 1)))
     return sums

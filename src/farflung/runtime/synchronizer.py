@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from farflung.codecs import get_codec
-from farflung.codecs.base import Codec
 from farflung.engines.base import Array, StageRunner
 from farflung.errors import TrainingError, WireError
 from farflung.plan.synchronization import strategy_of, world_of
-from farflung.runtime.arrays import decode_array, encode_array
+from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.runtime.averaging import Averager, Averaging, first_servers
 from farflung.runtime.fields import text, whole
 from farflung.runtime.links import Links, Parcel
@@ -292,7 +290,7 @@ class Synchronizer:
         live = codec is None and command.source in ("parameters", "gradient")
         arrays = [np.array(values[name]) if live else np.ascontiguousarray(values[name]) for name in names]
         devices = self._setup.plan.stages[member.stage].devices
-        frame = _pack({"run": self._setup.run, "stage": member.stage, "tag": command.tag}, arrays, codec)
+        frame = pack_arrays("sync", {"run": self._setup.run, "stage": member.stage, "tag": command.tag}, arrays, codec)
         own = arrays if codec is None else _unpack(frame, [array.nbytes for array in arrays])
         self._mailbox.put(("sync", member.stage, command.tag, self._setup.device), own)
         dense = sum(array.nbytes for array in arrays)
@@ -361,33 +359,10 @@ def _keep_variance(
             sums[name] = centre + (sums[name] - centre) * factor
 
 
-def _pack(head: Mapping[str, Any], arrays: Sequence[Array], codec: Codec | None) -> Frame:
-    headers: list[dict[str, Any]] = []
-    sections: list[memoryview | bytes] = []
-    for array in arrays:
-        header, parts = encode_array(array, codec)
-        headers.append(header | {"sections": len(parts)})
-        sections += parts
-    return Frame("sync", {**head, "arrays": headers}, tuple(sections))
-
-
 def _unpack(frame: Frame, limits: Sequence[int]) -> Arrays:
     """Sizes are checked before memory is taken: not more arrays, and none larger, than the stage has parameters."""
-    headers, at = frame.header.get("arrays"), 0
-    if not isinstance(headers, list) or len(headers) > len(limits):
-        raise WireError(f"an exchange has at most {len(limits)} arrays")
-    largest = max(limits)
-    if sum(_size(header) for header in headers) > sum(limits):
+    arrays = [array for array in packed_arrays(frame, len(limits)) if array is not None]
+    if sum(ArrayMeta.from_header(header.get("array")).memory_nbytes for header, _ in arrays) > sum(limits):
         raise WireError(f"an exchange has at most {sum(limits)} bytes")
-    found: Arrays = []
-    for header in headers:
-        end = at + whole(header, "sections", low=1, high=max(1, len(frame.sections)))
-        found.append(decode_array(header, tuple(frame.sections[at:end]), largest))
-        at = end
-    return found
-
-
-def _size(header: object) -> int:
-    if not isinstance(header, dict):
-        raise WireError("an array of an exchange came without a header")
-    return ArrayMeta.from_header(header.get("array")).memory_nbytes
+    largest = max(limits)
+    return [decode_array(header, sections, largest) for header, sections in arrays]
