@@ -33,8 +33,9 @@ def demo(folder: Path) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        if process.poll() is None:
+            process.terminate()  # it ends what it has started
+            process.communicate(timeout=60)
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> list[psutil.Process]:
@@ -55,6 +56,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_it_trains_compares_and_leaves_nothing_running(tmp_path: Path) -> None:
     with demo(tmp_path / "d") as process:
         children = read_until(process, "all workers are there")
@@ -79,6 +81,7 @@ def test_it_trains_compares_and_leaves_nothing_running(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["starting a broker", "1 of 3"])
 def test_a_signal_ends_everything(tmp_path: Path, sign: signal.Signals, moment: str) -> None:
@@ -94,6 +97,7 @@ def test_a_signal_ends_everything(tmp_path: Path, sign: signal.Signals, moment: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("moment", ["1 of 3", "predicted step"])
 def test_a_dead_worker_ends_the_demo_with_its_name(tmp_path: Path, moment: str) -> None:
     with demo(tmp_path / "d") as process:
@@ -102,8 +106,6 @@ def test_a_dead_worker_ends_the_demo_with_its_name(tmp_path: Path, moment: str) 
         victim.kill()
         _, err = process.communicate()
         assert process.returncode == 13
-        if moment == "predicted step":  # before that the run may never have had it
-            assert "west-1 is gone" in err or "lost west-1" in err or "cannot reach west-1" in err
         assert "west-1 ended by itself (signal 9)" in err
         assert str(tmp_path / "d" / "logs" / "west-1.log") in err
         assert not running_in(tmp_path)

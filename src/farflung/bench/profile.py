@@ -139,8 +139,9 @@ def measure(network: Network, say: Say) -> tuple[LinkTable, float, list[str]]:
             nodes[name] = emulation[name].start([*command, listen], **pipes)
         probing = Probing(lambda name, frame: _ask(nodes[name], frame), table)
         members = [(name, _address(name, node)) for name, node in nodes.items()]
-        for name, node in nodes.items():
-            threading.Thread(target=_listen, args=(probing, name, node), daemon=True).start()
+        listeners = [threading.Thread(target=_listen, args=(probing, name, node), daemon=True) for name, node in nodes.items()]
+        for listener in listeners:
+            listener.start()
         begin = time.monotonic()
         for frame in probing.run(members):
             if frame.kind == "round":
@@ -148,6 +149,10 @@ def measure(network: Network, say: Say) -> tuple[LinkTable, float, list[str]]:
             elif frame.kind == "unreachable":
                 lost.append(f"{frame.header['from']} to {frame.header['to']}: {frame.header['cause']}")
         seconds = time.monotonic() - begin
+    for listener, node in zip(listeners, nodes.values(), strict=True):  # the network is gone, and its programs are
+        listener.join()
+        if node.stdin is not None:
+            node.stdin.close()
     return table, seconds, lost
 
 
@@ -167,9 +172,10 @@ def _ask(node: subprocess.Popen[str], frame: Frame) -> None:
 
 def _listen(probing: Probing, name: str, node: subprocess.Popen[str]) -> None:
     assert node.stdout is not None
-    for line in node.stdout:
-        answer = json.loads(line)
-        probing.answer(name, answer["peer"], read_probe(answer))
+    with node.stdout as lines:
+        for line in lines:
+            answer = json.loads(line)
+            probing.answer(name, answer["peer"], read_probe(answer))
     probing.gone(name)
 
 
