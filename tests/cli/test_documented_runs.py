@@ -63,6 +63,7 @@ CLUSTER = (
 )
 #: Those that tests elsewhere run: with peft, with children of its own.
 ELSEWHERE = {
+    "farflung join farflung1-... --name attic-pc --data /data --service": "cli/test_member_commands.py",
     "farflung demo --folder NEW_FOLDER --steps N --quick": "cli/test_demo_whole.py",
     "farflung checkpoint export RUN out --transformers": "runtime/test_transformers_jobs.py",
     "farflung checkpoint export RUN out --adapters": "runtime/test_transformers_jobs.py",
@@ -95,7 +96,7 @@ def test_every_command_is_run_somewhere() -> None:
     assert {line for _, line in CASES} == {*OFFLINE, DRAWN, *OWNER, *CLUSTER, *ELSEWHERE}
     for name in ELSEWHERE.values():
         text = (DOCS.parent / "tests" / name).read_text(encoding="utf-8")
-        assert '"demo"' in text or '"export"' in text or "export(" in text or "farflung emulate" in text
+        assert '"demo"' in text or '"export"' in text or "export(" in text or "farflung emulate" in text or '"--service"' in text
 
 
 def block(page: str, language: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from farflung.data import CallerFeed, Loader, assign, bind, open_source
+from farflung.data import Loader, assign, bind, open_source
 from farflung.errors import DataError, InputError
 from farflung.graph.ir import TensorSpec
 from farflung.job.spec import DataSpec
@@ -82,7 +82,6 @@ def test_two_machines_load_matching_halves(text: tuple[DataSpec, Path]) -> None:
             seen += tokens["tokens"][:, 0].tolist()
     assert sorted(seen[:18]) == list(range(32, 32 + 90, 5))
     assert first.ledger(4).samples == 20
-    assert first.steps_per_epoch == 3
     assert first.fingerprint() == last.fingerprint()
 
 
@@ -136,26 +135,3 @@ def test_only_conversions_that_lose_nothing(tmp_path: Path, held: str, taken: st
             Loader(data, source, placeholders, (2,), 0)
         return
     assert Loader(data, source, placeholders, (2,), 0).batch(0, 0)["x"].dtype.name == taken
-
-
-def test_batches_of_the_caller() -> None:
-    placeholders = {"x": spec("float32", 2, 3), "y": spec("int64", 2)}
-    calls = []
-
-    def function(step: int, micro_batch: int) -> tuple[np.ndarray, np.ndarray]:
-        calls.append((step, micro_batch))
-        return np.zeros((4, 3), np.float32), np.zeros(4, np.int64)
-
-    feed = CallerFeed(function, placeholders)
-    assert list(feed.batch(3, 1)) == ["x", "y"]
-    assert list(feed.batch(3, 1, ["y"])) == ["y"]
-    assert calls == [(3, 1), (3, 1)]
-    with pytest.raises(DataError, match=r"step 0, micro-batch 0: input 'x' has 4 samples, micro_batch_sizes says 2"):
-        CallerFeed(function, placeholders, (2,)).batch(0, 0)
-    with pytest.raises(DataError, match="the batch of step 0, micro-batch 0 has 2 inputs, the model takes 1"):
-        CallerFeed(function, {"x": spec("float32", 2, 3)}).batch(0, 0)
-    with pytest.raises(DataError, match=r"input 'x' is float32 \[4, 3\], the model was captured with float32 \[2, 5\]"):
-        CallerFeed(function, placeholders | {"x": spec("float32", 2, 5)}).batch(0, 0)
-    with pytest.raises(DataError, match="input 'y' is int64"):
-        CallerFeed(function, placeholders | {"y": spec("int32", 2)}).batch(0, 0)
-    assert CallerFeed(lambda step, micro_batch: np.float32(3.0), {"x": spec("float32")}).batch(0, 0)["x"] == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import InputError
-from farflung.job import from_json, job_hash, load_job, make_job, to_json, training_hash
+from farflung.job import from_json, load_job, make_job, to_json, training_hash
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MINIMAL = '[model]\nrecipe = "gpt"\n[data]\nkind = "text"\npath = "corpus"\n'
@@ -71,7 +71,7 @@ def test_paths_of_workers_and_names_of_runs_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stepz = 3\n" + MINIMAL, "unknown key stepz: did you mean 'steps'? known are checkpoint, codec, data,"),
+        ("stepz = 3\n" + MINIMAL, "unknown key stepz: did you mean 'steps'? known are checkpoint, codec, "),
         (MINIMAL + "[optimizer]\nlearning = 1\n", "unknown key optimizer.learning: known are betas, clip_norm, eps, groups,"),
         (MINIMAL + "[optimizer]\nlr = -1\n", "optimizer.lr = -1: must be at least 0"),
         (MINIMAL + "[optimizer]\nclip_norm = 0\n", "optimizer.clip_norm = 0: must be more than 0"),
@@ -148,8 +148,6 @@ def test_json_round_trip_and_hashes() -> None:
     assert from_json(to_json(job)) == job
     longer = make_job({"steps": 4, "name": "other", "optimizer": {"groups": [{"match": "bias", "weight_decay": 0.0}]}})
     reseeded = make_job({"steps": 3, "seed": 1})
-    assert job_hash(job) == job_hash(from_json(to_json(job)))
-    assert job_hash(job) != job_hash(longer)
     assert training_hash(job) == training_hash(longer)
     assert training_hash(job) != training_hash(reseeded)
 

@@ -8,7 +8,7 @@ from farflung.checkpoint.export import export_file, export_transformers
 from farflung.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, check_resume
 from farflung.checkpoint.reader import CheckpointReader
 from farflung.checkpoint.safetensors import SafetensorsIndex, TensorEntry
-from farflung.checkpoint.store import CheckpointStore, encode_shard, locate, pack, shard_size
+from farflung.checkpoint.store import CheckpointStore, encode_shard, locate, pack
 from farflung.checkpoint.weights import Match, Weights, match_states
 
 __all__ = [
@@ -33,5 +33,4 @@ __all__ = [
     "locate",
     "match_states",
     "pack",
-    "shard_size",
 ]

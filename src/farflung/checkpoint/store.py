@@ -20,10 +20,10 @@ from typing import BinaryIO
 
 from farflung.checkpoint.blob import FileBlob
 from farflung.checkpoint.manifest import OPTIMIZER, Manifest, ShardRecord, TensorRecord
-from farflung.checkpoint.safetensors import Array, SafetensorsIndex, encode, encoded_size, spec_of
+from farflung.checkpoint.safetensors import Array, SafetensorsIndex, encode, spec_of
 from farflung.errors import CheckpointError, FarflungError
 
-__all__ = ["CheckpointStore", "encode_shard", "locate", "pack", "shard_size", "write_file"]
+__all__ = ["CheckpointStore", "encode_shard", "locate", "pack", "write_file"]
 
 _MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d{10})")
@@ -39,11 +39,6 @@ def pack(states: Mapping[str, Array], optimizer: Mapping[str, Array] | None = No
 def encode_shard(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
     """A shard's bytes in pieces, for ``store_shard`` on another machine."""
     return encode({name: spec_of(array) for name, array in tensors.items()}, tensors.__getitem__)
-
-
-def shard_size(tensors: Mapping[str, Array]) -> int:
-    """Bytes of ``encode_shard``."""
-    return encoded_size({name: spec_of(array) for name, array in tensors.items()})
 
 
 def locate(path: str | Path) -> tuple[CheckpointStore, int | None]:

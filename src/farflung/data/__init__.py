@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from farflung.data.base import Feed, Place, Source, assign, bind, compare_fingerprints
 from farflung.data.fit import check_fit, check_vocabulary, placeholders_of
-from farflung.data.load import CallerFeed, Loader
+from farflung.data.load import Loader
 from farflung.data.open import SOURCES, open_source, open_tokenizer
 from farflung.data.sampler import Ledger, Sampler
 from farflung.data.tokenizers import Tokenizer
 
 __all__ = [
     "SOURCES",
-    "CallerFeed",
     "Feed",
     "Ledger",
     "Loader",

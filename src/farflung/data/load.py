@@ -1,19 +1,18 @@
-"""Fills placeholders: from a source by the step number, or from the submitting process's own function."""
+"""Fills placeholders from a source by the step number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from farflung.data.base import Array, Source, bind
 from farflung.data.sampler import Ledger, Sampler
-from farflung.errors import DataError
 from farflung.graph.ir import TensorSpec
 from farflung.job.spec import DataSpec
 
-__all__ = ["CallerFeed", "Loader"]
+__all__ = ["Loader"]
 
 
 class Loader:
@@ -48,11 +47,6 @@ class Loader:
         found = self.source.batch(indices, tuple(dict.fromkeys(fields.values())))
         return {name: found[field].astype(_dtype(self._dtypes[name]), copy=False) for name, field in fields.items()}
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole steps before a sample comes again (at least 1); the limit of an evaluation without repeats."""
-        return max(1, self.source.size // sum(self._sizes))
-
     def ledger(self, steps: int) -> Ledger:
         """What ``steps`` committed steps have used."""
         return self.sampler.ledger(steps, self._sizes)
@@ -60,53 +54,6 @@ class Loader:
     def fingerprint(self) -> dict[str, str]:
         """Content hashes of what this machine reads (see ``compare_fingerprints``)."""
         return self.source.fingerprint(tuple(dict.fromkeys(self.fields.values())))
-
-
-class CallerFeed:
-    """Batches from ``function(step, micro_batch)``, which gives the model's inputs in call order.
-
-    The process that calls it is the data's home. ``sizes`` (if given): the first dimension that each micro-batch must have.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[int, int], Any],
-        placeholders: Mapping[str, TensorSpec],
-        sizes: Sequence[int] | None = None,
-    ) -> None:
-        self._function = function
-        self._placeholders = dict(placeholders)
-        self._sizes = None if sizes is None else tuple(sizes)
-
-    def batch(self, step: int, micro_batch: int, wanted: Collection[str] | None = None) -> dict[str, Array]:
-        """Placeholder -> array, checked against the graph's placeholders (the first dimension may differ per micro-batch).
-
-        Raises:
-            DataError: the function gives another number of inputs, or one of another shape or element type.
-        """
-        values = self._function(step, micro_batch)
-        if not isinstance(values, (tuple, list)):
-            values = (values,)
-        where = f"the batch of step {step}, micro-batch {micro_batch}"
-        if len(values) != len(self._placeholders):
-            raise DataError(
-                f"{where} has {len(values)} inputs, the model takes {len(self._placeholders)}: return them in call order"
-            )
-        found: dict[str, Array] = {}
-        for value, (name, spec) in zip(values, self._placeholders.items(), strict=True):
-            array = np.asarray(value)
-            if array.dtype.name != spec.dtype or array.shape[1:] != spec.shape[1:] or array.ndim != len(spec.shape):
-                raise DataError(
-                    f"{where}: input {name!r} is {array.dtype.name} {list(array.shape)}, the model was captured with "
-                    f"{spec.dtype} {list(spec.shape)}: only the first dimension may differ"
-                )
-            if self._sizes is not None and array.ndim and array.shape[0] != self._sizes[micro_batch]:
-                raise DataError(
-                    f"{where}: input {name!r} has {array.shape[0]} samples, micro_batch_sizes says {self._sizes[micro_batch]}"
-                )
-            if wanted is None or name in wanted:
-                found[name] = array
-        return found
 
 
 def _dtype(name: Any) -> np.dtype[Any]:

@@ -19,7 +19,7 @@ from farflung.job.check import check_job
 from farflung.job.explain import explain
 from farflung.job.spec import JobSpec
 
-__all__ = ["from_json", "job_hash", "load_job", "make_job", "to_json", "training_hash"]
+__all__ = ["from_json", "load_job", "make_job", "to_json", "training_hash"]
 
 #: Job documents are small; anything larger is refused before it is parsed.
 _MAX_BYTES = 1 << 20
@@ -92,11 +92,6 @@ def from_json(text: str) -> JobSpec:
     if len(text) > _MAX_BYTES:
         raise InputError(f"a job document has {len(text)} characters, at most {_MAX_BYTES} are read")
     return _parse(text, "job")
-
-
-def job_hash(job: JobSpec) -> str:
-    """SHA-256 of the whole job as 64 hexadecimal digits."""
-    return content_hash(to_json(job).encode())
 
 
 def training_hash(job: JobSpec) -> str:

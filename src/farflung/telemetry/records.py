@@ -46,11 +46,6 @@ class StepRecord:
         return self.samples / self.seconds if self.seconds > 0 else 0.0
 
     @property
-    def tokens_per_second(self) -> float:
-        """Tokens per second of this step (0 for a step without duration)."""
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
-
-    @property
     def total_bytes(self) -> int:
         """Bytes on all links in this step."""
         return sum(self.link_bytes.values())
