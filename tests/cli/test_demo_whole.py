@@ -44,7 +44,8 @@ def read_until(process: subprocess.Popen[str], text: str) -> list[psutil.Process
     for line in process.stdout:
         if text in line:
             return psutil.Process(process.pid).children(recursive=True)
-    raise AssertionError(f"the demo never said {text!r}")
+    assert process.stderr is not None
+    raise AssertionError(f"the demo never said {text!r}, but: {process.stderr.read()}")
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
