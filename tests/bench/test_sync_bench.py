@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farflung.bench.catalog import BENCHMARKS
 from farflung.bench.sync_network import SyncNetworkSettings, _report
+from farflung.bench.sync_network_plot import draw
 from farflung.errors import InputError
 
 
@@ -51,3 +53,12 @@ def test_a_model_that_is_not_known() -> None:
     chosen = BENCHMARKS.get("sync-network")
     with pytest.raises(InputError, match="unknown model 'vgg': known are gpt2, llama"):
         chosen.run(SyncNetworkSettings(models=("vgg",)), lambda text: None)
+
+
+def test_curves_are_drawn(tmp_path: Path) -> None:
+    runs = [item(name, 2.0 / x, x) | {"forward": 0.25} for name in ("asc_wfbp", "free_sets") for x in (0.5, 1.0)]
+    draw({"runs": runs}, tmp_path / "curves.svg")
+    text = (tmp_path / "curves.svg").read_text(encoding="utf-8")
+    assert "<svg" in text
+    with pytest.raises(InputError, match=r"a plot is written as .svg, .png or .pdf, not as 'curves.txt'"):
+        draw({"runs": runs}, tmp_path / "curves.txt")

@@ -128,3 +128,11 @@ def test_results_read_back() -> None:
 def test_damaged_results_are_named(text: str, match: str) -> None:
     with pytest.raises(DataError, match=match):
         RunResult.from_json(text)
+
+
+def test_how_far_replicas_were_apart_is_written_where_it_is_known() -> None:
+    apart = StepRecord(step=1, loss=2.0, seconds=1.0, elapsed=2.0, samples=4, divergence=0.125)
+    assert read_record(apart.to_line()) == apart
+    together = StepRecord(step=1, loss=2.0, seconds=1.0, elapsed=2.0, samples=4)
+    assert "divergence" not in together.fields()
+    assert read_record(together.to_line()) == together

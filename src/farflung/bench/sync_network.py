@@ -53,7 +53,8 @@ _FREE, _ASC, _LOCAL, _RUNS = "free_sets", "asc_wfbp", "local_sgd", "contiguous"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncNetworkSettings(Settings):
     """``link``: ``Mbit/s:round trip in ms`` of every link. ``ratios``: values of x. ``periods``: measured ones, of ``sync_every``
-    steps; one before does not count. ``merge``: ASC-WFBP merges layers to so many messages."""
+    steps; one before does not count. ``merge``: ASC-WFBP merges layers to so many messages.
+    ``plot``: a picture file to draw into."""
 
     models: tuple[str, ...] = tuple(MODELS)
     strategies: tuple[str, ...] = (_ASC, _LOCAL, "partial", _RUNS, _FREE)
@@ -65,6 +66,7 @@ class SyncNetworkSettings(Settings):
     sequence: int = 32
     rows: int = 2
     merge: int = 8
+    plot: str = ""
 
 
 class SyncNetwork:
@@ -95,7 +97,12 @@ class SyncNetwork:
             raise InputError(f"unknown model {unknown[0]!r}: known are {', '.join(MODELS)}")
         with favoured():  # what is measured is the product, not who else computes here
             found = [item for model in settings.models for item in _model(settings, model, say)]
-        return _report(settings, found)
+        report = _report(settings, found)
+        if settings.plot:
+            from farflung.bench.sync_network_plot import draw
+
+            draw(report.figures, Path(settings.plot))
+        return report
 
 
 def _model(settings: SyncNetworkSettings, model: str, say: Say) -> list[dict[str, Any]]:

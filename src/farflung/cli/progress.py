@@ -112,6 +112,8 @@ class RunView:
             parts.append(f"slowest stage {stage}{self._place(stage)}: computes {Seconds(last.busy_seconds[stage])}/step")
         if last.skipped:
             parts.append("step skipped: loss is not a number")
+        if last.divergence is not None:
+            parts.append(f"replicas {last.divergence:.1%} apart")
         return parts
 
     def render(self) -> RenderableType:

@@ -20,6 +20,9 @@ from farflung.units import Bytes, Seconds
 
 __all__ = ["check_sync", "named_sync", "strategy_of", "with_sync", "world_of"]
 
+#: A layer is too small for an exchange of its own below so much of the mean layer's bytes.
+_CRUMB = 0.05
+
 
 def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology, job: JobSpec, cost: OpCost) -> Plan:
     """``plan`` with the job's strategy and the layers of each stage; as it is where gradients are summed exactly.
@@ -40,7 +43,7 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
         share = _share(replace(plan, sync=sync), len(devices))
         rate = min(float(topology.beta[topology.index(a), topology.index(b)]) for a in stage.devices for b in stage.devices)
         found = []
-        for names, flops in _layers(graph, piece, job, cost):
+        for names, flops in _without_crumbs(graph, _layers(graph, piece, job, cost)):
             nbytes = sum(graph.state[name].spec.nbytes for name in names)
             found.append(SyncLayer(parameters=names, bp_seconds=flops / speed, comm_seconds=nbytes * share / rate))
         layers.append(tuple(found))
@@ -148,6 +151,22 @@ def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[t
             found[-1] = (found[-1][0], found[-1][1] + flops)
         else:
             before += flops
+    return found
+
+
+def _without_crumbs(graph: Graph, layers: list[tuple[tuple[str, ...], float]]) -> list[tuple[tuple[str, ...], float]]:
+    """``layers`` where those of a few bytes (norms) have joined the layer before them: an exchange of their own costs more.
+
+    Their gradients then wait for that layer's backward, which comes right after theirs.
+    """
+    sizes = [sum(graph.state[name].spec.nbytes for name in names) for names, _ in layers]
+    least = _CRUMB * sum(sizes) / max(len(sizes), 1)
+    found: list[tuple[tuple[str, ...], float]] = []
+    for (names, flops), size in zip(layers, sizes, strict=True):
+        if found and size < least:
+            found[-1] = ((*found[-1][0], *names), found[-1][1] + flops)
+        else:
+            found.append((names, flops))
     return found
 
 

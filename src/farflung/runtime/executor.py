@@ -28,6 +28,7 @@ from farflung.runtime.exchange import Exchange
 from farflung.runtime.links import Links, LinkUse
 from farflung.runtime.mailbox import Mailbox
 from farflung.runtime.planning import check_runnable
+from farflung.runtime.replica_states import is_replica_slot
 from farflung.runtime.setup import Phase, RunHooks, RunSetup, StepReport
 from farflung.runtime.side import Pass, evaluate, generate
 from farflung.runtime.synchronizer import Synchronizer
@@ -192,19 +193,24 @@ class Executor:
         return stage in self.setup.speaks_for and self.owner(state) == stage
 
     def _begin_states(self) -> None:
-        self._first_states()
+        slots = self._first_states()
         if self.sync is not None:
-            self.sync.open({index: self.base(index) for index in self.setup.own_stages}, self.step)
+            self.sync.open({index: self.base(index) for index in self.setup.own_stages}, self.step, slots)
         self.commits.loaded()
 
-    def _first_states(self) -> None:
+    def _first_states(self) -> dict[str, Array]:
+        """Load what the run begins with; what a checkpoint keeps of replicas that train alone is given back."""
+        replicas: dict[str, Array] = {}
         for index in self.setup.own_stages:
             runner = self.base(index)
             names = list(runner.subgraph.states)
             given = self.hooks.first_states(names) or {}
             runner.load(given)
             runner.initialize([name for name in names if name not in given])
-            runner.load_optimizer(self.hooks.first_optimizer(names))  # nothing there: afresh, after a rollback too
+            slots = self.hooks.first_optimizer(names)
+            replicas |= {key: value for key, value in slots.items() if is_replica_slot(key)}
+            runner.load_optimizer({key: value for key, value in slots.items() if key not in replicas})  # none: afresh
+        return replicas
 
     def _checkpoint(self) -> None:
         fault_point("checkpoint.before_shard", step=self.step, device=self.setup.device)
@@ -216,6 +222,8 @@ class Executor:
             states |= {name: value for name, value in runner.states(copy=False).items() if name in mine}
             slots = runner.optimizer_states(copy=False)
             optimizer |= {key: value for key, value in slots.items() if key.split("/", 1)[1] in mine}
+        if self.sync is not None:
+            optimizer |= self.sync.kept()
         self.hooks.on_checkpoint(self.step, self.committed, states, optimizer)
         self._kept_committed = self.committed
 

@@ -150,4 +150,5 @@ class Progress:
             dense_bytes=dense,
             busy_seconds=busy,
             skipped=leader.skipped,
+            divergence=max((report.divergence for report in reports if report.divergence is not None), default=None),
         )

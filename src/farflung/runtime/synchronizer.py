@@ -20,10 +20,11 @@ from farflung.engines.base import Array, StageRunner
 from farflung.errors import TrainingError, WireError
 from farflung.plan.synchronization import strategy_of, world_of
 from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
-from farflung.runtime.averaging import Averager, Averaging, first_servers
+from farflung.runtime.averaging import Averager, Averaging, Outcome, first_servers
 from farflung.runtime.fields import text, whole
 from farflung.runtime.links import Links, Parcel
 from farflung.runtime.mailbox import Mailbox
+from farflung.runtime.replica_states import Kept, kept_of, slots_of
 from farflung.runtime.setup import RunSetup
 from farflung.sync import Program, Sent, World
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Update
@@ -52,6 +53,8 @@ class _Member:
     first: tuple[int, ...] = ()
     #: tag -> what is averaged: flat arrays by parameter, and whether they are the engine's own memory
     rounds: dict[str, tuple[dict[str, Array], bool]] = field(default_factory=dict)
+    #: tag -> (parameters, group) of exchanges under way whose values are needed one by one
+    flying: dict[str, tuple[list[str], tuple[int, ...]]] = field(default_factory=dict)
 
     def names(self, layers: Sequence[int]) -> list[str]:
         return [name for layer in layers for name in self.layers[layer]]
@@ -100,21 +103,74 @@ class Synchronizer:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    def open(self, runners: Mapping[int, StageRunner], step: int) -> None:
-        """Before ``step``, the first one or that of a resumed run: all replicas hold the same parameters.
+    def open(self, runners: Mapping[int, StageRunner], step: int, slots: Mapping[str, Array] | None = None) -> None:
+        """Before ``step``, the first one or that of a resumed run: all replicas hold the first one's states.
 
-        The strategy counts steps from here: nothing that it would have begun before is under way.
+        ``slots``: what ``kept`` gave for a checkpoint. Without those of this replica the strategy counts steps from here: nothing
+        that it would have begun before is under way.
         """
         plan, self._origin = self._setup.plan, step
         assert plan.sync is not None
+        found = slots or {}
         for stage, runner in runners.items():
             layers = tuple(layer.parameters for layer in plan.sync.layers[stage])
             if not layers:
                 continue
+            names = {name for layer in layers for name in layer}
             world = world_of(plan, self._setup.graph, self._setup.job, stage, self._setup.number)
             member = self._members[stage] = _Member(stage, world, layers, runner)
             member.first = first_servers([int(layer.nbytes) for layer in world.layers], world.members)
-            self._all(member, self.strategy.init(world))
+            before = kept_of({key: value for key, value in found.items() if _of(key) in names}, world.members, world.rank)
+            if before is None:
+                self._all(member, self.strategy.init(world))
+            else:
+                self._go_on(member, before)
+
+    def _go_on(self, member: _Member, kept: Kept) -> None:
+        """Take up what a checkpoint holds of a replica."""
+        self._origin = kept.origin
+        kept.load(member.runner)
+        member.registers = {register: dict(arrays) for register, arrays in kept.registers.items()}
+        for tag, means in kept.means.items():
+            member.rounds[tag] = {name: array.reshape(-1) for name, array in means.items()}, False
+            self._mailbox.put(("averaged", member.stage, tag), Outcome(gap=0.0, norm=0.0))
+        devices = self._setup.plan.stages[member.stage].devices
+        for tag, held in kept.values.items():
+            for rank, arrays in held.items():
+                self._mailbox.put(("sync", member.stage, tag, devices[rank]), list(arrays.values()))
+            member.flying[tag] = list(next(iter(held.values()))), tuple(sorted(held))
+
+    def kept(self) -> dict[str, Array]:
+        """What the replicas here keep in a checkpoint, as optimizer slots; waits for exchanges that are under way.
+
+        Raises:
+            BaseException: what ended the run meanwhile.
+        """
+        alone = self.strategy.sent in (Sent.PARAMETERS, Sent.PSEUDO_GRADIENTS)
+        self._averager.settle()
+        found: dict[str, Array] = {}
+        for member in self._members.values():
+            names, world = member.names(member.world.every), member.world
+            kept = Kept(origin=self._origin, registers=member.registers)
+            if alone and world.rank:
+                kept.parameters = dict(member.runner.states(names, copy=False))
+                kept.optimizer = dict(member.runner.optimizer_states(copy=False))
+            specs = {name: self._setup.graph.state[name].spec.shape for name in names}
+            for tag, (arrays, _) in member.rounds.items():
+                kept.means[tag] = {name: array.reshape(specs[name]) for name, array in arrays.items()}
+            for tag, (sent, group) in member.flying.items():
+                kept.values[tag] = {rank: dict(zip(sent, self._seen(member, tag, rank), strict=True)) for rank in group}
+            found |= slots_of(kept, world.members, world.rank, names[0])
+        return found
+
+    def _seen(self, member: _Member, tag: str, rank: int) -> Arrays:
+        """What ``rank`` sent, which stays for whoever takes it."""
+        key = ("sync", member.stage, tag, self._setup.plan.stages[member.stage].devices[rank])
+        self._mailbox.wait_for(key, None)
+        seen = self._mailbox.seen([key])
+        assert seen is not None
+        arrays: Arrays = seen[0]
+        return arrays
 
     def begin(self, step: int, rates: Sequence[float]) -> None:
         """What each stage does in ``step``."""
@@ -287,9 +343,10 @@ class Synchronizer:
             self._average(member, command, names)
             return
         values = member.read(command.source, names)
-        live = codec is None and command.source in ("parameters", "gradient")
+        live = command.source in ("parameters", "gradient")  # codecs, too, may hand out what they were given
         arrays = [np.array(values[name]) if live else np.ascontiguousarray(values[name]) for name in names]
         devices = self._setup.plan.stages[member.stage].devices
+        member.flying[command.tag] = list(names), command.group
         frame = pack_arrays("sync", {"run": self._setup.run, "stage": member.stage, "tag": command.tag}, arrays, codec)
         own = arrays if codec is None else _unpack(frame, [array.nbytes for array in arrays])
         self._mailbox.put(("sync", member.stage, command.tag, self._setup.device), own)
@@ -302,6 +359,7 @@ class Synchronizer:
 
     def _arrived(self, member: _Member, tag: str, group: Sequence[int], names: Sequence[str]) -> list[dict[str, Array]]:
         devices = self._setup.plan.stages[member.stage].devices
+        member.flying.pop(tag, None)
         found = []
         for rank in group:
             arrays = self._mailbox.take(("sync", member.stage, tag, devices[rank]))
@@ -332,6 +390,10 @@ class Synchronizer:
         names = [name for layer in self._setup.plan.sync.layers[stage] for name in layer.parameters]
         limits = [self._setup.graph.state[name].spec.nbytes for name in names]
         self._mailbox.put(("sync", stage, text(header, "tag", limit=60), peer), _unpack(frame, limits))
+
+
+def _of(slot: str) -> str:
+    return slot.partition("/")[2]
 
 
 def _norm(values: Mapping[str, Array]) -> float:

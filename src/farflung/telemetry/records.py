@@ -24,7 +24,8 @@ class StepRecord:
     ``elapsed``: since training began (both on the wall clock of the broker). ``samples``, ``tokens``: in this step (tokens 0:
     the data has none). ``link_bytes``: payload bytes on each link in this step; ``dense_bytes``: what they would have been
     without a codec. ``busy_seconds``: computing time of each stage. ``predicted_seconds``: the plan's estimate of ``seconds``.
-    ``learning_rate``: of the default group. ``skipped``: the loss was not a number and nothing was applied.
+    ``learning_rate``: of the default group. ``skipped``: the loss was not a number and nothing was applied. ``divergence``: under
+    a sync strategy, the largest relative distance of a replica's parameters from the mean, in a step that averaged some.
     """
 
     step: int
@@ -39,6 +40,7 @@ class StepRecord:
     dense_bytes: Mapping[Link, int] = field(default_factory=dict)
     busy_seconds: Mapping[int, float] = field(default_factory=dict)
     skipped: bool = False
+    divergence: float | None = None
 
     @property
     def samples_per_second(self) -> float:
@@ -71,6 +73,7 @@ class StepRecord:
             "dense_bytes": _link_table(self.dense_bytes),
             "busy_seconds": {str(stage): seconds for stage, seconds in self.busy_seconds.items()},
             "skipped": self.skipped,
+            **({} if self.divergence is None else {"divergence": self.divergence}),
         }
 
     def to_line(self) -> str:
@@ -238,6 +241,7 @@ def read_record(line: str) -> Record | None:
         dense_bytes=_links(body, "dense_bytes"),
         busy_seconds={_stage(key): _number(table, key) for table in [_table(body, "busy_seconds")] for key in table},
         skipped=body.get("skipped") is True,
+        divergence=_optional(body, "divergence"),
     )
 
 

@@ -1,0 +1,107 @@
+"""What replicas under a sync strategy keep in checkpoints, so that a run goes on exactly: also in the middle of a period.
+
+A checkpoint's states are those of the first replica. Beside its optimizer slots stand slots of every replica, called
+``sync.<step that the strategy counts from>.<members>.<rank>.<what>``: registers of the strategy; parameters and optimizer slots
+of the other replicas, where these train alone; and exchanges that end in a later step than they began, as they arrived. A run
+with another number of members begins the strategy anew from the first replica's states.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from farflung.engines.base import Array, StageRunner
+
+__all__ = ["PREFIX", "Kept", "is_replica_slot", "kept_of", "slots_of"]
+
+PREFIX = "sync."
+_SLOT = re.compile(r"sync\.(\d{1,12})\.(\d{1,5})\.(\d{1,5})\.(mark|register|parameter|optimizer|mean|value)\.([^/]{0,200})/(.+)")
+#: What a tag's stroke is in a slot's name, which ends at the first one.
+_STROKE = "~"
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """What one replica of a stage keeps beside the first replica's states; ``origin``: the step that its strategy counts from.
+
+    ``means``: tag -> parameter -> mean that has arrived. ``values``: tag -> rank -> parameter -> what that member sent, where
+    members' values are needed one by one (parameters in the order in which they were sent).
+    """
+
+    origin: int
+    registers: dict[str, dict[str, Array]] = field(default_factory=dict)
+    parameters: dict[str, Array] = field(default_factory=dict)
+    optimizer: dict[str, Array] = field(default_factory=dict)
+    means: dict[str, dict[str, Array]] = field(default_factory=dict)
+    values: dict[str, dict[int, dict[str, Array]]] = field(default_factory=dict)
+
+    def load(self, runner: StageRunner) -> None:
+        """Give ``runner`` the parameters and optimizer slots of this replica, where they are its own."""
+        if self.parameters:
+            runner.load(self.parameters)
+            runner.load_optimizer(self.optimizer)
+
+
+def is_replica_slot(name: str) -> bool:
+    """Whether a checkpoint's optimizer slot ``<slot>/<parameter>`` is one of these."""
+    return name.startswith(PREFIX)
+
+
+def slots_of(kept: Kept, members: int, rank: int, mark: str) -> dict[str, Array]:
+    """``kept`` as slots of a checkpoint; ``mark``: any parameter, for a slot that says that this replica was here."""
+    head = f"{PREFIX}{kept.origin}.{members}.{rank}"
+    found: dict[str, Array] = {f"{head}.mark./{mark}": np.zeros(1, np.float32)}
+    found |= {f"{head}.parameter./{name}": array for name, array in kept.parameters.items()}
+    for key, array in kept.optimizer.items():
+        slot, _, name = key.partition("/")
+        found[f"{head}.optimizer.{slot}/{name}"] = array
+    for register, arrays in kept.registers.items():
+        found |= {f"{head}.register.{register}/{name}": array for name, array in arrays.items()}
+    for tag, means in kept.means.items():
+        found |= {f"{head}.mean.{_flat(tag)}/{name}": array for name, array in means.items()}
+    for tag, held in kept.values.items():
+        for member, arrays in held.items():
+            for place, (name, array) in enumerate(arrays.items()):
+                found[f"{head}.value.{member}:{place}:{_flat(tag)}/{name}"] = array
+    return found
+
+
+def kept_of(slots: Mapping[str, Array], members: int, rank: int) -> Kept | None:
+    """What ``slots_of`` made of replica ``rank``; None: the checkpoint holds nothing of it, or of another number of members."""
+    kept: Kept | None = None
+    values: dict[str, dict[int, dict[int, tuple[str, Array]]]] = {}
+    for key, array in slots.items():
+        match = _SLOT.fullmatch(key)
+        if match is None or (int(match[2]), int(match[3])) != (members, rank):
+            continue
+        kept = kept or Kept(origin=int(match[1]))
+        what, detail, name = match[4], match[5], match[6]
+        if what == "mark":
+            continue
+        if what == "register":
+            kept.registers.setdefault(detail, {})[name] = array
+        elif what == "parameter":
+            kept.parameters[name] = array
+        elif what == "optimizer":
+            kept.optimizer[f"{detail}/{name}"] = array
+        elif what == "mean":
+            kept.means.setdefault(_tag(detail), {})[name] = array
+        else:
+            member, place, tag = detail.split(":", 2)
+            values.setdefault(_tag(tag), {}).setdefault(int(member), {})[int(place)] = (name, array)
+    if kept is not None:
+        for tag, held in values.items():
+            kept.values[tag] = {member: dict(placed[place] for place in sorted(placed)) for member, placed in held.items()}
+    return kept
+
+
+def _flat(tag: str) -> str:
+    return tag.replace("/", _STROKE)
+
+
+def _tag(flat: str) -> str:
+    return flat.replace(_STROKE, "/")

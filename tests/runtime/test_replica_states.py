@@ -1,0 +1,79 @@
+"""A run under a strategy goes on exactly from a checkpoint, also in the middle of a period and with exchanges under way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inthreads import differing, other, run_threads
+from test_synchronizer import ELSEWHERE, SETTINGS, case_of
+
+from farflung.runtime.replica_states import Kept, kept_of, slots_of
+from farflung.sync import STRATEGIES
+
+#: Periods of three steps, and checkpoints after two: always in the middle.
+PERIODS = {name: given_ | {"sync_every": 3} for name, given_ in SETTINGS.items()}
+ADAM = {"name": "adamw", "lr": 1e-2}
+NAMES = sorted(set(STRATEGIES) - ELSEWHERE)
+
+
+@pytest.mark.parametrize("codec", ["identity", "int8"])
+@pytest.mark.parametrize("strategy", NAMES)
+def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(strategy: str, codec: str, tmp_path: Path) -> None:
+    chosen = PERIODS.get(strategy, {}) | {"codec": codec}
+    saves = {"every": 4, "at_end": False, "keep": 9}
+    case = case_of(strategy, chosen, grid=False, steps=8, optimizer=ADAM, checkpoint=saves)
+    whole = run_threads(other(case, root=tmp_path / "one"))
+    assert whole.store is not None
+    again = run_threads(other(case, root=tmp_path / "two", resume=whole.store.checkpoints.path(4)))
+    assert again.losses == whole.losses[4:]
+    for device in ("a", "c"):
+        assert differing(whole.held[device], again.held[device]) == [], device
+
+
+def test_pipelines_keep_what_each_of_their_stages_has(tmp_path: Path) -> None:
+    saves = {"every": 4, "at_end": False, "keep": 9}
+    case = case_of("streaming_diloco", PERIODS["streaming_diloco"], steps=8, optimizer=ADAM, checkpoint=saves)
+    whole = run_threads(other(case, root=tmp_path / "one"))
+    assert whole.store is not None
+    again = run_threads(other(case, root=tmp_path / "two", resume=whole.store.checkpoints.path(4)))
+    for device in "abcd":
+        assert differing(whole.held[device], again.held[device]) == [], device
+
+
+tags = st.sampled_from(["3", "7/0", "9/0-1"])
+numbers = st.integers(0, 9).map(lambda number: np.full(3, number, np.float32))
+arrays = st.dictionaries(st.sampled_from(["w", "a.b", "c"]), numbers, min_size=1)
+
+
+@given(
+    registers=st.dictionaries(st.sampled_from(["anchor", "gap"]), arrays),
+    means=st.dictionaries(tags, arrays),
+    values=st.dictionaries(tags, st.dictionaries(st.integers(0, 3), arrays, min_size=1)),
+    place=st.tuples(st.integers(0, 99), st.integers(2, 9), st.integers(0, 8)),
+)
+@settings(deadline=None, max_examples=50)
+def test_slots_are_read_back(registers: Any, means: Any, values: Any, place: tuple[int, int, int]) -> None:
+    origin, members, rank = place
+    kept = Kept(origin=origin, registers=registers, means=means, values=values, optimizer={"step/w": np.zeros(1)})
+    slots = slots_of(kept, members, rank, "w")
+    assert {key.partition("/")[2] for key in slots} <= {"w", "a.b", "c"}, "the parameter is what follows the first stroke"
+    found = kept_of(slots, members, rank)
+    assert found is not None
+    assert found.origin == origin
+    again = slots_of(found, members, rank, "w")
+    assert again.keys() == slots.keys()
+    assert all(again[key] is slots[key] for key in slots if ".mark." not in key)
+    for tag, held in values.items():
+        assert {member: list(sent) for member, sent in found.values[tag].items()} == {m: list(sent) for m, sent in held.items()}
+    assert kept_of(slots, members + 1, rank) is None
+
+
+def test_a_replica_that_keeps_nothing_still_counts_from_the_same_step() -> None:
+    found = kept_of(slots_of(Kept(origin=7), 2, 0, "w"), 2, 0)
+    assert found is not None
+    assert found.origin == 7
