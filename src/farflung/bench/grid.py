@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import numpy as np
 from farflung.bench.base import Check, Report, Say, Settings
 from farflung.cluster import Device, Topology
 from farflung.planners import Assignment, assign_grid
+from farflung.planners.grid import prove_grid
 from farflung.units import Bytes, FlopsPerSecond
 
 __all__ = ["DP_BYTES", "OPTIMA", "PP_BYTES", "Grid", "GridSettings", "cities", "lognormal"]
@@ -37,6 +39,7 @@ class GridSettings(Settings):
     """``seeds``: runs of the search on each case, ``case_seconds`` each. ``topologies``: irregular networks, ``seconds`` for each
     method. ``draws``: random assignments averaged. ``scales``: how many of the sizes 64, 1,024 and 10,240 (a part of the time
     that planning may take goes to the search, ``share``, the rest is for tables before and matchings after it).
+    ``proof_seconds``: that the certificate's solver may take for a case (0, or OR-tools not installed: no certificate).
     """
 
     seeds: int = 10
@@ -47,6 +50,7 @@ class GridSettings(Settings):
     seconds: float = 10.0
     scales: int = 3
     share: float = 0.8
+    proof_seconds: float = 120.0
 
 
 class Grid:
@@ -58,9 +62,8 @@ class Grid:
     def settings(self, quick: bool) -> GridSettings:
         """Quick: tenths of a second."""
         if quick:
-            return GridSettings(
-                quick=True, seeds=2, case_seconds=0.2, dtfm_seconds=0.2, draws=10, topologies=1, seconds=0.3, scales=2
-            )
+            short = GridSettings(quick=True, seeds=2, case_seconds=0.2, dtfm_seconds=0.2, draws=10, topologies=1, seconds=0.3)
+            return replace(short, scales=2, proof_seconds=0.0)
         return GridSettings()
 
     def run(self, settings: Settings, say: Say) -> Report:
@@ -108,7 +111,17 @@ def _case(name: str, settings: GridSettings, say: Say) -> dict[str, Any]:
     for method in others:
         one = _assign(topology, method, settings.dtfm_seconds, settings.seed)
         result |= {method: one.cost_seconds, f"{method}_evaluations": one.evaluations}
-    return result
+    return result | {"certificate": _certificate(topology, settings)}
+
+
+def _certificate(topology: Topology, settings: GridSettings) -> dict[str, Any] | None:
+    """The proven lower bound, where the solver is there."""
+    if settings.proof_seconds <= 0 or importlib.util.find_spec("ortools") is None:
+        return None
+    proof = prove_grid(
+        topology, dp=8, pp=8, dp_bytes=DP_BYTES, pp_bytes=PP_BYTES, seconds=1.0, proof_seconds=settings.proof_seconds
+    )
+    return {"lower_bound": proof.lower_bound_seconds, "optimal": proof.optimal, "solver_seconds": proof.seconds}
 
 
 def lognormal(count: int, seed: int) -> Topology:
@@ -180,6 +193,17 @@ def _scale(dp: int, pp: int, limit: float, settings: GridSettings, say: Say) -> 
 def _case_checks(cases: Mapping[str, Any], settings: GridSettings) -> list[Check]:
     checks = []
     for name, found in cases.items():
+        proof = found["certificate"]
+        if proof is not None:
+            checks.append(
+                Check(
+                    name=f"{name}, certificate",
+                    target="the search's cost proven optimal",
+                    measured=f"lower bound {proof['lower_bound']:.4f} s",
+                    passed=proof["optimal"],
+                    note=f"{proof['solver_seconds']:.1f} s of the solver, one thread",
+                )
+            )
         checks.append(
             Check(
                 name=f"{name}, search",
