@@ -37,6 +37,30 @@ def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, P
     return plan, job
 
 
+NAT = """
+[default]
+latency = "5 ms"
+bandwidth = "80 Mbit/s"
+"""
+DEVICE = '[[device]]\nname = "{0}"\nregion = "{0}"\nmemory = "4 GB"\nspeed = "1 TFLOP/s"\n{1}\n'
+
+
+def test_a_plan_shows_relays_and_refuses_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, far, near = tmp_path / "job.toml", tmp_path / "far.toml", tmp_path / "near.toml"
+    job.write_text(JOB)
+    near.write_text(NAT + DEVICE.format("a", "nat = true") + DEVICE.format("b", "nat = true"))
+    far.write_text(near.read_text() + DEVICE.format("r", ""))
+    base: list[str | Path] = ["plan", job, "--planner", "equal_number", "--topology"]
+    code, out, _ = run([*base, far], capsys)
+    assert code == 0
+    assert "a and b can't dial each other: what they exchange goes through r (10 MB/s, 10 ms there; 10 MB/s, 10 ms back)" in out
+    code, out, _ = run([*base, far, "--json"], capsys)
+    assert json.loads(out)["relays"][0]["relays"] == ["r"]
+    code, _, err = run([*base, near], capsys)
+    assert code == 5
+    assert "devices 'a' and 'b' can't reach each other" in err
+
+
 def test_table_json_trace_and_bill(planned: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, job = planned
     prices, trace = tmp_path / "prices.toml", tmp_path / "trace.json"

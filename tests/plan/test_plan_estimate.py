@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from farflung.cluster import Device, Topology
+from farflung.cluster import Device, Topology, with_relays
 from farflung.errors import PlanError
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import cut
@@ -227,3 +227,21 @@ def test_a_planner_shares_out_the_overhead():
     plan = get_planner("op_fence").plan(graph, net.with_devices(devices), job=JOB)
     counts = {stage.device: stage.stop - stage.start for stage in plan.stages}
     assert counts.get("d0", 0) < counts["d1"]
+
+
+def test_a_relayed_link_is_estimated_shown_and_refused_without_a_relay():
+    graph, direct = chain(), topology()
+    apart = [("d0", "d1")]
+    relayed, cut_off = with_relays(direct, apart), with_relays(direct, apart, able=[])
+    plan = plan_of(graph, JOB)
+    check_plan(plan, graph, relayed, JOB)
+    found, before = (estimate(graph, plan, one, JOB) for one in (relayed, direct))
+    assert [link.relay for link in found.links] == ["d2", ""]
+    assert found.links[0].forward_seconds == pytest.approx(before.links[0].forward_seconds + 0.01)
+    assert found.step_seconds > before.step_seconds
+    assert "d0 -> d1 through d2" in explain(found)
+    check_plan(plan_of(graph, JOB, ("d0", "d0", "d2")), graph, cut_off, JOB)
+    with pytest.raises(
+        PlanError, match=r"devices 'd0' and 'd1' can't reach each other: neither can dial the other .* leave one out"
+    ):
+        check_plan(plan, graph, cut_off, JOB)

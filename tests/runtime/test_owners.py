@@ -27,17 +27,26 @@ def other(two: Loopback) -> Iterator[Client]:
     client.close()
 
 
-def test_only_who_submitted_a_run_or_the_owner_may_stop_and_export_it(two: Loopback, other: Client) -> None:
+def test_only_who_submitted_a_run_or_the_owner_may_stop_export_and_watch_it(two: Loopback, other: Client) -> None:
     bundle, _ = two.submit(text_job(steps=1, workers=9))
-    for act in (lambda: other.stop(bundle.run), lambda: other.states(bundle.run, ["head.weight"])):
+    for act in (
+        lambda: other.stop(bundle.run),
+        lambda: other.states(bundle.run, ["head.weight"]),
+        lambda: list(other.watch(bundle.run)),
+    ):
         with pytest.raises(SecurityError, match=f"run '{bundle.run}' belongs to client-client: only who submitted it"):
             act()
     with pytest.raises(InputError, match=f"run '{bundle.run}' exists already"):
         other.send_weights(bundle.run, [b"x"])
     owner = Client(join(two.ticket("owner"), name="owner", role="client"))
     owner.stop(bundle.run)
+    assert [frame.kind for frame in owner.watch(bundle.run)] == ["job", "result"]
     owner.close()
-    assert [frame.kind for frame in other.watch(bundle.run)] == ["job", "result"], "everyone with a ticket may watch"
+    assert [frame.kind for frame in two.client.watch(bundle.run)] == ["job", "result"]
+    listed = next(one for one in other.status()["runs"] if one["run"] == bundle.run)  # type: ignore[attr-defined]
+    assert (listed["state"], listed["folder"], listed["loss"], listed["cause"]) == ("stopped", "", None, "")
+    listed = next(one for one in two.client.status()["runs"] if one["run"] == bundle.run)  # type: ignore[attr-defined]
+    assert listed["folder"]
 
 
 def test_a_run_is_resumed_by_its_own_submitter_only(two: Loopback, other: Client) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chain, network
-from farflung.cluster import Device, Topology
+from farflung.cluster import Device, Topology, with_relays
 from farflung.graph.builder import GraphBuilder
 from farflung.job.spec import CodecSpec, JobSpec, OptimizerSpec, PlanSpec
 from farflung.plan import Plan, Replica, Stage, check_plan, estimate, make_links
@@ -195,10 +195,14 @@ def fan(uplink):
     return builder.build(), Topology.from_matrices(np.zeros((3, 3)), np.full((3, 3), 1e5), devices)
 
 
-def test_links_share_an_uplink_fairly():
+@pytest.mark.parametrize("shares", ["up-link", "relay"])
+def test_links_share_an_uplink_and_a_hop_to_a_relay_fairly(shares):
     seconds = {}
     for rate in (None, BytesPerSecond(1e5)):
-        graph, topology = fan(rate)
+        graph, topology = fan(rate if shares == "up-link" else None)
+        if rate and shares == "relay":  # d1 is a neighbour of d0, and carries what d0 sends d2
+            topology = with_relays(topology, [("d0", "d2")])
+            assert topology.relay("d0", "d2") == "d1"
         job = JobSpec(micro_batch_sizes=(32,))
         cuts = [graph.position["left"], graph.position["right"]]
         bounds = [0, *cuts, len(graph.ops)]

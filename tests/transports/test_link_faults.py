@@ -39,6 +39,9 @@ class Host:
     def dial_link(self, link: TcpLink) -> bool:
         return False
 
+    def can_dial(self, link: TcpLink) -> bool:
+        return False
+
     def link_over(self, link: TcpLink, error: FarflungError, *, told: bool) -> None:
         """Nothing."""
 

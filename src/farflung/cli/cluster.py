@@ -95,6 +95,10 @@ def join(
     bandwidth: Annotated[str | None, typer.Option(help='What it may send to other workers in all, e.g. "20 Mbit/s".')] = None,
     service: Annotated[bool, typer.Option("--service", help="Write a systemd unit that does this, and stop there.")] = False,
     user: Annotated[bool, typer.Option("--user", help="With --service: a service of your own, without root.")] = False,
+    no_listen: Annotated[bool, typer.Option("--no-listen", help="Don't listen: dial the other workers only.")] = False,
+    no_relay: Annotated[
+        bool, typer.Option("--no-relay", help="Carry nothing between workers that can't dial each other.")
+    ] = False,
 ) -> None:
     """Join a broker as a worker and serve until Ctrl-C, which hands over what is being done; a second Ctrl-C ends at once."""
     from farflung.runtime import membership
@@ -110,10 +114,11 @@ def join(
         device=device,
         memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
         peak=None if peak is None else float(quantity(FlopsPerSecond, peak, "--peak")),
-        listen=listen,
+        listen="" if no_listen else listen,
         advertise=host(advertise, "--advertise"),
         data=data or Path.cwd(),
         any_path=any_path,
+        relay=not no_relay,
     )
     own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
@@ -151,11 +156,13 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
     from farflung.security.certificates import check_name
 
     check_name(own)
-    words = [str(keep_join_ticket(own, ticket)), "--name", own, "--device", options.device, "--listen", options.listen]
+    words = [str(keep_join_ticket(own, ticket)), "--name", own, "--device", options.device]
+    words += ["--listen", options.listen] if options.listen else ["--no-listen"]
     words += ["--data", str(options.data.resolve())]
     for option, value in {**given, "--advertise": options.advertise}.items():
         words += [] if value is None else [option, value]
     words += ["--any-path"] if options.any_path else []
+    words += [] if options.relay else ["--no-relay"]
     for line in write_unit(own, unit_text(own, words, options.data.resolve(), user=user), user=user):
         typer.echo(line)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ import typer
 
 from farflung.api.what_if import WHAT_IF, changed_topology
 from farflung.cli.options import quantity, to_write
-from farflung.cluster import Topology
+from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
 from farflung.job import load_job
 from farflung.plan import Plan
@@ -93,6 +93,7 @@ def plan(
         check_drawing(draw)
         to_write(draw)
     changed = {text: changed_topology(chosen, text) for text in what_if or ()}
+    chosen, changed = with_relays(chosen), {text: with_relays(other) for text, other in changed.items()}
     bundle = bundle_job(spec, base=job.parent, topology=chosen, say=lambda text: typer.echo(text, err=True))
     check_data(bundle, job.parent)
     planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=read_time(mtbf, "--mtbf"))
@@ -183,6 +184,8 @@ def _told(*words: Reasons | Tolerance | None) -> str:
 
 def _body(planned: Planned, others: Mapping[str, Planned], words: tuple[Reasons | None, Tolerance | None]) -> dict[str, object]:
     body: dict[str, object] = {"plan": json.loads(planned.plan_json), "estimate": planned.estimate.to_dict()}
+    if planned.relays:
+        body["relays"] = [asdict(use) for use in planned.relays]
     if others:
         body["what_if"] = {text: _brief(other) for text, other in others.items()}
     body |= {key: found.to_dict() for key, found in zip(("why", "faults"), words, strict=True) if found}

@@ -46,6 +46,8 @@ def profile(
                 line = f"round {header['number']} of {header['of']}: {pairs}"
             elif frame.kind == "unreachable":
                 line = f"{header['from']} does not reach {header['to']}: {header['cause']}"
+            elif frame.kind == "link" and header.get("relay"):
+                line = f"{header['from']} reaches {header['to']} through {header['relay']}"
             elif frame.kind == "topology":
                 document, caps = str(header["topology"]), dict(header["uplinks"])
             if line:
@@ -70,6 +72,9 @@ def _show(topology: Topology, caps: dict[str, float]) -> None:
             cells.append(Text("-") if i == j else _cell(topology, source, target))
         table.add_row(source, *cells)
     Console(width=max(Console().width, _WIDTH)).print(table)
+    for (a, b), relays in topology.via.items():
+        through = f"through {relays[0]}" if relays else "in no way: a worker that both can dial could relay"
+        typer.echo(f"{a} and {b} can't dial each other: they reach each other {through}")
     for name, rate in caps.items():
         typer.echo(f"{name} sends {BytesPerSecond(rate)} in all: its links share an up-link")
 

@@ -11,7 +11,7 @@ import typer
 from farflung.api.tolerance import FaultSettings, Tolerance, tolerance
 from farflung.cli.options import read_text, to_write, write_text
 from farflung.cli.planning import read_time, read_topology
-from farflung.cluster import Topology
+from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
 from farflung.job import load_job
@@ -49,7 +49,7 @@ def simulate(
     """Run a plan in virtual time: step time, what devices and links do, memory, cost."""
     folder = RunFolder(plan if plan.is_dir() else plan.parent)
     chosen = _plan(folder.plan if plan.is_dir() else plan)
-    network = read_topology(topology) if topology else _topology(folder)
+    network = with_relays(read_topology(topology) if topology else _topology(folder))
     if trace is not None:
         to_write(trace)
     graph, spec = _graph(folder, job, chosen)

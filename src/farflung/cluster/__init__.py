@@ -3,6 +3,17 @@
 from farflung.cluster.device import Device, Link
 from farflung.cluster.network import Change, Network
 from farflung.cluster.presets import preset_names
-from farflung.cluster.topology import Topology
+from farflung.cluster.relays import apart_by_nat, with_relays
+from farflung.cluster.topology import Topology, pair_of
 
-__all__ = ["Change", "Device", "Link", "Network", "Topology", "preset_names"]
+__all__ = [
+    "Change",
+    "Device",
+    "Link",
+    "Network",
+    "Topology",
+    "apart_by_nat",
+    "pair_of",
+    "preset_names",
+    "with_relays",
+]

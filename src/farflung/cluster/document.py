@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from farflung.cluster.device import Device
-from farflung.cluster.topology import Topology
+from farflung.cluster.topology import Topology, pair_of
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
@@ -24,6 +24,8 @@ def to_json(topology: Topology) -> str:
         blocks = topology.blocks
         alpha, beta = blocks.alpha, blocks.beta
         body |= {"version": 2, "group": blocks.group.tolist()}
+    if topology.via:
+        body["via"] = [[*pair, list(relays)] for pair, relays in sorted(topology.via.items())]
     body |= {"alpha": alpha.tolist(), "beta": np.where(np.isinf(beta), 0.0, beta).tolist()}
     return json.dumps(body, separators=(",", ":"))
 
@@ -42,6 +44,7 @@ def from_json(text: str) -> Topology:
         name = str(body["name"])
         version = body["version"]
         group = np.array(body["group"], dtype=np.int64) if version == 2 else None
+        via = {pair_of(str(a), str(b)): tuple(str(relay) for relay in relays) for a, b, relays in body.get("via", ())}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"not a topology in JSON ({type(error).__name__}: {error}); write it with Topology.to_json") from None
     if version not in (1, 2):
@@ -51,7 +54,7 @@ def from_json(text: str) -> Topology:
     beta[beta == 0] = np.inf
     if group is not None:
         return Topology.from_groups(devices, group, alpha, beta, name)
-    return Topology(devices=devices, alpha=alpha, beta=beta, name=name)
+    return Topology(devices=devices, alpha=alpha, beta=beta, name=name, via=via)
 
 
 def _entry(device: Device) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -16,12 +16,19 @@ from farflung.cluster.device import Device, Link
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
-__all__ = ["Matrix", "Topology"]
+__all__ = ["Matrix", "Pair", "Topology", "pair_of"]
 
 Matrix = npt.NDArray[np.float64]
+#: Two devices, the smaller name first.
+Pair = tuple[str, str]
 
 #: Links given by groups become dense arrays up to this many devices, and stay ``BlockMatrix`` beyond.
 _DENSE = 2048
+
+
+def pair_of(one: str, other: str) -> Pair:
+    """The pair of two devices, the smaller name first."""
+    return (one, other) if one < other else (other, one)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +39,8 @@ class Topology:
     Both are (n, n) float64 arrays that can't be written to; on the diagonal alpha is 0 and beta infinite. Where links were
     given by groups of devices (``from_groups``, files, presets) and there are more than 2,048 devices, both are a
     ``BlockMatrix``, which is indexed and calculated with like an array and dense only by ``np.asarray``.
+    ``via``: pairs that can't reach each other -> who relays for them, the one that is used first (empty: nobody can); their
+    alpha and beta are those through the relay (``cluster.relays``).
 
     Raises:
         InputError: a name is used twice, or a matrix has a wrong shape or an impossible value.
@@ -41,6 +50,7 @@ class Topology:
     alpha: Matrix
     beta: Matrix
     name: str = "topology"
+    via: Mapping[Pair, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -90,6 +100,8 @@ class Topology:
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Topology) or (self.name, self.devices) != (other.name, other.devices):
+            return False
+        if dict(self.via) != dict(other.via):
             return False
         rows = range(len(self.devices))
         return all(
@@ -164,6 +176,10 @@ class Topology:
         i, j = self.index(source), self.index(target)
         return Link(source=source, target=target, latency=Seconds(self.alpha[i, j]), bandwidth=BytesPerSecond(self.beta[i, j]))
 
+    def relay(self, source: str, target: str) -> str:
+        """Who relays between two devices (empty: nobody has to, or nobody can)."""
+        return next(iter(self.via.get(pair_of(source, target), ())), "")
+
     def seconds(self, source: str, target: str, nbytes: float) -> float:
         """``T_comm`` of a message of ``nbytes``; 0 on one device or for nothing."""
         i, j = self.index(source), self.index(target)
@@ -177,13 +193,19 @@ class Topology:
             blocks = self.blocks
             return Topology.from_groups(devices, blocks.group[rows], blocks.alpha, blocks.beta, self.name)
         grid = np.ix_(rows, rows)
-        return replace(self, devices=devices, alpha=self.alpha[grid], beta=self.beta[grid])
+        via = {pair: relays for pair, relays in self.via.items() if set(pair) <= set(names)}
+        return replace(self, devices=devices, alpha=self.alpha[grid], beta=self.beta[grid], via=via)
 
     def rename(self, names: Mapping[str, str]) -> Topology:
         """The same topology with devices renamed (old name -> new name)."""
         for name in names:
             self.index(name)
-        return replace(self, devices=tuple(replace(d, name=names.get(d.name, d.name)) for d in self.devices))
+        devices = tuple(replace(d, name=names.get(d.name, d.name)) for d in self.devices)
+        via = {
+            pair_of(*(names.get(name, name) for name in pair)): tuple(names.get(name, name) for name in relays)
+            for pair, relays in self.via.items()
+        }
+        return replace(self, devices=devices, via=via)
 
     def with_devices(self, devices: Sequence[Device]) -> Topology:
         """The same links under other device descriptions (for instance with fitted speed factors)."""

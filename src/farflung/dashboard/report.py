@@ -75,7 +75,9 @@ def _run_page(run: Run, traces: tuple[ProcessTrace, ...]) -> Page:
 
 def _run_tables(run: Run) -> list[tables.Table]:
     lost = tables.recoveries(run)
-    return [tables.stages(run), tables.links(run), *([lost] if lost else []), tables.evaluations(run)]
+    relays = tables.relays(run)
+    rare = [table for table in (relays, lost) if table]
+    return [tables.stages(run), tables.links(run), *rare, tables.evaluations(run)]
 
 
 def _compare_page(runs: Sequence[Run]) -> Page:

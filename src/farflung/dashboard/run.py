@@ -16,7 +16,7 @@ from farflung.graph import Graph
 from farflung.job import JobSpec
 from farflung.job import from_json as read_job
 from farflung.plan import Plan
-from farflung.telemetry import EvaluationRecord, RecoveryRecord, RunFolder, RunResult, StepRecord
+from farflung.telemetry import EvaluationRecord, RecoveryRecord, RelayedRecord, RunFolder, RunResult, StepRecord
 
 __all__ = ["Run", "load_run"]
 
@@ -39,6 +39,7 @@ class Run:
     evaluations: tuple[EvaluationRecord, ...] = ()
     recoveries: tuple[RecoveryRecord, ...] = ()
     result: RunResult | None = None
+    relayed: tuple[RelayedRecord, ...] = ()
 
     @cached_property
     def clock(self) -> tuple[float, ...]:
@@ -152,6 +153,7 @@ def load_run(folder: str | Path, label: str | None = None) -> Run:
         evaluations=tuple(record for record in records if isinstance(record, EvaluationRecord)),
         recoveries=tuple(record for record in records if isinstance(record, RecoveryRecord)),
         result=files.read_result(),
+        relayed=tuple(files.read_relayed()),
     )
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "links",
     "number",
     "recoveries",
+    "relays",
     "settings",
     "stages",
     "status",
@@ -119,6 +120,32 @@ def recoveries(run: Run) -> Table | None:
     return Table(title="Recoveries", head=head, rows=rows, text_columns=2)
 
 
+def relays(run: Run) -> Table | None:
+    """Who carried what between devices that can't dial each other (None: nobody had to)."""
+    used = set(run.plan.devices)
+    via = {} if run.topology is None else {pair: names for pair, names in run.topology.via.items() if set(pair) <= used}
+    carried: dict[tuple[str, str, str], int] = {}
+    for record in run.relayed:
+        way = (record.relay, record.source, record.target)
+        carried[way] = carried.get(way, 0) + record.nbytes
+    planned = [(names[0], *ends) for pair, names in sorted(via.items()) if names for ends in (pair, pair[::-1])]
+    ways = list(dict.fromkeys([*planned, *carried]))
+    if not ways:
+        return None
+    rows = tuple(_relay_row(run, way, carried.get(way)) for way in ways)
+    head = ("relay", "from", "to", "latency", "bandwidth", "carried")
+    note = "Carried: encrypted bytes with heartbeats, as the relay counted them; the two ends encrypt with each other."
+    return Table(title="Relays", head=head, rows=rows, text_columns=3, note=note)
+
+
+def _relay_row(run: Run, way: tuple[str, str, str], carried: int | None) -> tuple[str, ...]:
+    latency = bandwidth = NOTHING
+    if run.topology is not None and set(way[1:]) <= set(run.topology.names):
+        link = run.topology.link(*way[1:])
+        latency, bandwidth = str(Seconds(link.latency)), str(BytesPerSecond(link.bandwidth))
+    return (*way, latency, bandwidth, NOTHING if carried is None else str(Bytes(carried)))
+
+
 def links(run: Run) -> Table:
     """What went over each link, one row for each direction."""
     planned = [(link.source, link.target, link.activations, "activations") for link in run.plan.links]
@@ -137,6 +164,8 @@ def _link_row(run: Run, source: int, target: int, codec: CodecChoice, what: str)
         link = run.topology.link(*ends)
         latency, bandwidth = str(Seconds(link.latency)), str(BytesPerSecond(link.bandwidth))
     names = tuple(f"{stage} ({device})" for stage, device in zip((source, target), ends, strict=True))
+    if run.topology is not None and (relay := run.topology.relay(*ends)):
+        names = (names[0], f"{names[1]} through {relay}")
     if not run.steps:
         return (*names, what, str(codec), latency, bandwidth, NOTHING, NOTHING, NOTHING, NOTHING)
     sent, dense = run.link_median((source, target)), run.link_median((source, target), dense=True)

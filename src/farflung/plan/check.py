@@ -16,7 +16,7 @@ from farflung.plan.model import Plan
 from farflung.schedules import check_schedule, get_schedule
 from farflung.units import Bytes
 
-__all__ = ["check_memory", "check_plan", "check_replicas"]
+__all__ = ["check_memory", "check_plan", "check_reach", "check_replicas"]
 
 
 def check_plan(plan: Plan, graph: Graph, topology: Topology | None = None, job: JobSpec | None = None) -> tuple[SubGraph, ...]:
@@ -42,6 +42,8 @@ def check_plan(plan: Plan, graph: Graph, topology: Topology | None = None, job: 
     if at != len(graph.ops):
         raise PlanError(f"the stages end at position {at}, the graph has {len(graph.ops)}; the stages must tile it")
     _check_names(plan, topology)
+    if topology is not None:
+        check_reach(plan, topology)
     if job is not None and plan.micro_batch_sizes != job.micro_batch_sizes:
         ours, theirs = list(plan.micro_batch_sizes), list(job.micro_batch_sizes)
         raise PlanError(f"the plan has micro-batches of {ours} samples, the job {theirs}; plan again for this job")
@@ -59,6 +61,22 @@ def check_plan(plan: Plan, graph: Graph, topology: Topology | None = None, job: 
     orders = get_schedule(plan.schedule).actions(len(plan.stages), len(plan.micro_batch_sizes))
     check_schedule(orders, len(plan.micro_batch_sizes), needed)
     return pieces
+
+
+def check_reach(plan: Plan, topology: Topology) -> None:
+    """Every two devices of the plan have a way to each other, if need be through a relay.
+
+    Raises:
+        PlanError: two have none.
+    """
+    used = set(plan.devices)
+    for (a, b), relays in topology.via.items():
+        if not relays and {a, b} <= used:
+            raise PlanError(
+                f"devices {a!r} and {b!r} can't reach each other: neither can dial the other (NAT or a firewall), and no "
+                "other device that both can dial may relay for them; add one, forward a port of one of them (--advertise), or "
+                "leave one out"
+            )
 
 
 def check_replicas(plan: Plan, pieces: Sequence[SubGraph], job: JobSpec | None) -> None:

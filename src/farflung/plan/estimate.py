@@ -151,7 +151,10 @@ class DeviceEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEstimate:
-    """One pair of stages: bytes and seconds per micro-batch, dense and after the codec, forward and backward."""
+    """One pair of stages: bytes and seconds per micro-batch, dense and after the codec, forward and backward.
+
+    ``relay``: through whom the two devices reach each other (empty: directly). All seconds are those of that way.
+    """
 
     source: int
     target: int
@@ -166,6 +169,7 @@ class LinkEstimate:
     forward_seconds: float
     backward_seconds: float
     dense_seconds: float
+    relay: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +484,7 @@ def _link(plan: Plan, topology: Topology, flow: LinkTraffic) -> LinkEstimate:
         forward_seconds=topology.seconds(here, there, flow.forward_bytes),
         backward_seconds=topology.seconds(there, here, flow.backward_bytes),
         dense_seconds=topology.seconds(here, there, flow.forward_dense),
+        relay=topology.relay(here, there),
     )
 
 
@@ -517,5 +522,7 @@ def _bound(topology: Topology, timeline: StepTimeline) -> tuple[str, float]:
     device, link = timeline.critical_device, timeline.critical_link
     busy, text = timeline.device_busy[device], f"computing on {topology.names[device]}"
     if link is not None and timeline.link_busy[link] > busy:
-        busy, text = timeline.link_busy[link], f"the link {topology.names[link[0]]} -> {topology.names[link[1]]}"
+        ends = topology.names[link[0]], topology.names[link[1]]
+        through = f" (through {topology.relay(*ends)})" if topology.relay(*ends) else ""
+        busy, text = timeline.link_busy[link], f"the link {ends[0]} -> {ends[1]}{through}"
     return text, busy / timeline.seconds if timeline.seconds > 0 else 0.0

@@ -59,7 +59,7 @@ def link_rows(estimate: Estimate) -> Rows:
         rows.append(
             (
                 f"{link.source} -> {link.target}",
-                f"{link.source_device} -> {link.target_device}",
+                f"{link.source_device} -> {link.target_device}" + (f" through {link.relay}" if link.relay else ""),
                 link.activations if same else f"{link.activations} / {link.gradients}",
                 f"{Bytes(link.forward_dense_bytes)} / {Bytes(link.backward_dense_bytes)}",
                 f"{Bytes(link.forward_bytes)} / {Bytes(link.backward_bytes)}",

@@ -47,7 +47,7 @@ class Offer:
     """What a worker offers: memory in bytes, achieved speed in FLOP/s, device kind and its versions.
 
     ``factor``: lambda, the achieved share of the peak. ``overhead``: seconds that each operator costs beside its FLOPs.
-    ``host``: the same for all workers of one machine (empty: not known).
+    ``host``: the same for all workers of one machine (empty: not known). ``relay``: it may relay between members of its runs.
     """
 
     memory: float
@@ -58,6 +58,7 @@ class Offer:
     kind: str = "cpu"
     description: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    relay: bool = True
 
 
 # -- events ---------------------------------------------------------------------------------------------------------------

@@ -16,20 +16,30 @@ from typing import Any, BinaryIO
 
 from farflung import __version__
 from farflung.checkpoint.store import write_file
-from farflung.errors import InputError, SecurityError, VersionError
+from farflung.errors import FarflungError, InputError, SecurityError, VersionError
 from farflung.runtime.fields import text
 from farflung.runtime.journal import Journal
 from farflung.runtime.link_table import LinkTable
 from farflung.runtime.methods import Methods
 from farflung.runtime.network import reachable_host
 from farflung.runtime.planning import Judge
+from farflung.runtime.reaching import DIAL_SECONDS, Dial
 from farflung.runtime.restoring import restore
 from farflung.runtime.run_folders import RunFolders, UploadLimits
 from farflung.runtime.runs import Runs
 from farflung.runtime.sessions import Sessions
-from farflung.security import CertificateAuthority, NameBook, Ticket, TicketBook, certificate_fingerprint, key_fingerprint
+from farflung.security import (
+    CertificateAuthority,
+    Credentials,
+    NameBook,
+    Ticket,
+    TicketBook,
+    certificate_fingerprint,
+    key_fingerprint,
+)
 from farflung.security.files import make_private_folder
 from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.tcp_socket import TlsContexts, dial
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 
@@ -45,7 +55,7 @@ _CLIENT = "client-"
 _MAX_NAME = 63
 
 #: Raised when messages between broker, workers and clients change their meaning.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 def _nobody(line: str) -> None:
@@ -90,7 +100,7 @@ class Broker:
         self.tickets = TicketBook(self.home / "tickets.sqlite")
         self.names = NameBook(self.home / "names.sqlite")
         self._sessions = Sessions(say, self.names.advance)
-        self._runs = Runs(self._sessions.send, say, judge, LinkTable(self.home / "links.json"))
+        self._runs = Runs(self._sessions.send, say, judge, LinkTable(self.home / "links.json"), _dialler(self._credentials, say))
         self._methods = Methods(
             self._runs, self._sessions, RunFolders(self.home / "runs", self.names.ticket, limits), self.names.key
         )
@@ -200,6 +210,20 @@ def _check_version(header: Mapping[str, Any]) -> None:
             f"this broker is farflung {__version__} (protocol {PROTOCOL_VERSION}), the other side is farflung "
             f"{header.get('version')!s:.40} (protocol {header.get('protocol')!s:.40}); install the same version on both"
         )
+
+
+def _dialler(credentials: Credentials, say: Callable[[str], None]) -> Dial:
+    """Tries whether a worker can be dialled from here, and proves its name."""
+    contexts = TlsContexts(credentials)
+
+    def dial_worker(name: str, address: str) -> None:
+        try:
+            dial(name, address, contexts, DIAL_SECONDS).close()
+        except FarflungError as error:
+            say(f"worker {name} can't be dialled from here, and will dial its peers: {error}")
+            raise
+
+    return dial_worker
 
 
 def _granted_name(asked: str, role: str) -> str:

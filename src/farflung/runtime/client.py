@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from farflung import errors
 from farflung.engines.base import Array
@@ -15,6 +15,7 @@ from farflung.plan.model import Plan
 from farflung.runtime.arrays import encode_array
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.membership import Membership
+from farflung.runtime.relays import read_relays
 from farflung.runtime.setup import RunSetup, attempt_name
 from farflung.runtime.tensors import pieces_of, read_arrays
 from farflung.transports.base import Endpoint
@@ -42,6 +43,7 @@ class PlannedRun:
     predicted_seconds: float
     explanation: str
     attempt: int = 1
+    relays: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
 
     @classmethod
     def from_frame(cls, frame: Frame) -> PlannedRun:
@@ -54,6 +56,7 @@ class PlannedRun:
             predicted_seconds=float(header["predicted"]),
             explanation=str(header["explanation"]),
             attempt=int(header.get("attempt", 1)),
+            relays=read_relays(header),
         )
 
 
@@ -184,6 +187,11 @@ class Feeder:
                 readers.setdefault(device, []).extend(piece.placeholders)
         for device, address in planned.addresses.items():
             endpoint.connect(device, address)
+            relays = planned.relays.get(device, ())
+            for relay, place in relays:
+                endpoint.connect(relay, place)
+            if isinstance(endpoint, TcpEndpoint):
+                endpoint.relay_through(device, [relay for relay, _ in relays])
 
     def run(self) -> None:
         """Feed all steps; returns at the end, or when ``stop`` was called."""

@@ -89,7 +89,10 @@ def _address() -> Finding:
     if place.is_loopback:
         return Finding(what="address", found="no network", level="bad", remedy="connect this machine")
     if place.is_private:
-        remedy = "others outside can't dial it: forward the port (--advertise HOST), or let the others be reachable from here"
+        remedy = (
+            "others outside can't dial it: it dials them, and reaches its like through a worker that both can dial; "
+            "a forwarded port (--advertise HOST) is faster"
+        )
         return Finding(what="address", found=f"{host}, private: behind NAT, or a local network", level="hint", remedy=remedy)
     return Finding(what="address", found=host)
 

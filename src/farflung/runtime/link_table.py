@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from farflung.checkpoint.store import write_file
-from farflung.cluster import Device, Topology
+from farflung.cluster import Device, Topology, pair_of
 from farflung.cost import fit_link
 from farflung.errors import InputError
 from farflung.telemetry.events import SpanKind
@@ -34,11 +34,15 @@ _ALPHA, _BETA = 1e-3, 125e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFigures:
-    """One direction: seconds one way, payload bytes per second, and where they come from (``probe`` or ``training``)."""
+    """One direction: seconds one way, payload bytes per second, and where they come from (``probe`` or ``training``).
+
+    ``relay``: through whom it was measured (empty: directly).
+    """
 
     alpha: float
     beta: float
     source: str = "probe"
+    relay: str = ""
 
 
 class LinkTable:
@@ -85,9 +89,11 @@ class LinkTable:
         with self._lock:
             return self._links.get((source, target))
 
-    def topology(self, devices: Sequence[Device], name: str = "measured") -> Topology | None:
+    def topology(
+        self, devices: Sequence[Device], name: str = "measured", apart: Collection[tuple[str, str]] = ()
+    ) -> Topology | None:
         """The devices with what is known of their links and up-links; None if nothing is. Unmeasured ways count as 1 Gbit/s with
-        1 ms; no way is faster than its sender's up-link."""
+        1 ms; no way is faster than its sender's up-link. What was measured through a relay counts for pairs ``apart`` only."""
         count = len(devices)
         alpha, beta = np.full((count, count), _ALPHA), np.full((count, count), _BETA)
         with self._lock:
@@ -96,7 +102,7 @@ class LinkTable:
             for i, a in enumerate(devices):
                 for j, b in enumerate(devices):
                     figures = self._links.get((a.name, b.name))
-                    if figures is not None:
+                    if figures is not None and (not figures.relay or pair_of(a.name, b.name) in apart):
                         alpha[i, j], beta[i, j], found = figures.alpha, figures.beta, True
         if not found:
             return None
@@ -104,6 +110,15 @@ class LinkTable:
             beta[i] = beta[i] if cap is None else np.minimum(beta[i], cap)
         ends = [d if cap is None else replace(d, uplink=BytesPerSecond(cap)) for d, cap in zip(devices, caps, strict=True)]
         return Topology(devices=tuple(ends), alpha=alpha, beta=beta, name=name)
+
+    def relays(self, pairs: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
+        """Those of ``pairs`` whose both directions were measured through one relay, and which it was."""
+        with self._lock:
+            found = {
+                pair: {ways.relay if ways is not None else "" for ways in (self._links.get(pair), self._links.get(pair[::-1]))}
+                for pair in pairs
+            }
+        return {pair: relays.pop() for pair, relays in found.items() if len(relays) == 1 and "" not in relays}
 
     def uplink(self, name: str) -> float | None:
         """What ``name`` can send in all, if a cap was seen."""
@@ -119,7 +134,10 @@ class LinkTable:
             body = json.loads(path.read_text(encoding="utf-8"))
             for entry in body["links"]:
                 self._links[entry["from"], entry["to"]] = LinkFigures(
-                    alpha=float(entry["alpha"]), beta=float(entry["beta"]), source=str(entry["source"])
+                    alpha=float(entry["alpha"]),
+                    beta=float(entry["beta"]),
+                    source=str(entry["source"]),
+                    relay=str(entry.get("relay", "")),
                 )
             self._uplinks = {str(name): float(rate) for name, rate in body["uplinks"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -140,8 +158,10 @@ class Freshness:
         self._samples: dict[tuple[str, str], deque[tuple[int, float]]] = {}
         self._ends: dict[tuple[str, str], float] = {}
 
-    def take(self, worker: str, spans: Iterable[Span]) -> Mapping[tuple[str, str], LinkFigures]:
-        """Learn from the spans of ``worker``: the directions that have new figures."""
+    def take(
+        self, worker: str, spans: Iterable[Span], relay: Callable[[str], str] = lambda peer: ""
+    ) -> Mapping[tuple[str, str], LinkFigures]:
+        """Learn from the spans of ``worker``: the directions that have new figures. ``relay``: through whom a peer is reached."""
         touched = set()
         for span in spans:
             if span.what is not SpanKind.SEND or not span.peer:
@@ -153,6 +173,7 @@ class Freshness:
                 self._samples.setdefault(way, deque(maxlen=_SAMPLES)).append((span.nbytes, span.seconds))
                 touched.add(way)
         fresh = {way: figures for way in touched if (figures := self._fit(self._samples[way])) is not None}
+        fresh = {way: replace(figures, relay=relay(way[1])) for way, figures in fresh.items()}
         for (source, target), figures in fresh.items():
             self._table.put(source, target, figures)
         return fresh

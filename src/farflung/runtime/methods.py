@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from farflung import __version__
 from farflung.clock import MonotonicClock
+from farflung.cluster import Topology
+from farflung.cluster.topology import Matrix
 from farflung.errors import CheckpointError, ConnectionLost, FarflungError, InputError, SecurityError, WireError
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import RunFailed, StopRequested
 from farflung.protocol.members import Member
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.fields import text, texts, whole
-from farflung.runtime.planning import devices_of
+from farflung.runtime.planning import devices_of, linked
 from farflung.runtime.restoring import keep_bundle
 from farflung.runtime.run_folders import RunFolders
 from farflung.runtime.run_log import LogPosition
@@ -27,6 +31,11 @@ from farflung.transports.rpc import Call, RpcServer
 from farflung.wire.frames import Frame
 
 __all__ = ["Methods"]
+
+#: What the status of other people's runs does not tell.
+_PRIVATE: Mapping[str, Any] = {"cause": "", "loss": None, "folder": ""}
+#: What relays call the measuring of links, which belongs to no run.
+_PROFILE = "profile"
 
 
 class Methods:
@@ -150,13 +159,16 @@ class Methods:
             raise InputError(f"unknown source of states {source!r}: known are checkpoint, optimizer, weights")
 
     def status(self, call: Call, frame: Frame) -> Frame:
-        """Members and runs."""
+        """Members and runs; where a run's folder is, how well it learns and what went wrong is for its owner."""
+        assert call.caller is not None
+        mine = {live.run for live in self._runs.all() if self._folders.owns(live.run, call.caller)}
         with self._runs.changed:
             machine = self._runs.machine
             members = [self._member_status(member) for member in machine.members.values()]
             joining = [name for name in self._sessions.joining() if name not in machine.members]
             gone = [{"name": one.name, "generation": one.generation, "cause": one.cause} for one in machine.gone.values()]
-            runs = [self._run_status(live) for live in self._runs.all() if live.run in self._runs.machine.runs]
+            known = [live for live in self._runs.all() if live.run in machine.runs]
+            runs = [self._run_status(live) | ({} if live.run in mine else _PRIVATE) for live in known]
         return Frame("status", {"version": __version__, "members": members, "joining": joining, "gone": gone, "runs": runs})
 
     def _member_status(self, member: Member) -> dict[str, Any]:
@@ -205,8 +217,16 @@ class Methods:
             members = list(runs.machine.members.values())
         if len(members) < 2:
             raise InputError(f"links are measured between two workers or more, {len(members)} joined (farflung join brings more)")
-        yield from runs.probing.run([(member.name, member.address) for member in members])
-        measured = runs.links.topology(list(devices_of(members).values()))
+        devices = list(devices_of(members).values())
+        plain = linked(Topology.from_matrices(*_blank(len(devices)), devices), members, runs.reaching, None)
+        runs.relays.assign(_PROFILE, plain, plain.names)
+        runs.introduce(plain)
+        try:
+            yield from runs.probing.run([(one.name, one.address) for one in members], lambda a, b: runs.way(plain, a, b))
+        finally:
+            runs.relays.assign(_PROFILE, None, ())
+        found = runs.links.topology(devices, apart=plain.via)
+        measured = None if found is None else linked(found, members, runs.reaching, runs.links)
         if measured is None:
             raise ConnectionLost("no worker reaches another one: see docs/machines.md for the ports, and farflung doctor")
         caps = {member.name: cap for member in members if (cap := runs.links.uplink(member.name)) is not None}
@@ -246,6 +266,7 @@ class Methods:
         """Everything that was told of a run so far, then what comes, until it is over."""
         assert call.caller is not None
         live = self._runs.live(text(frame.header, "run", limit=200))
+        self._folders.check(live.run, call.caller, "watch it")
         gone = threading.Event()
         call.on_end(lambda: self._watcher_left(call.caller, live, gone))
         yield Frame("job", {"name": live.job.name, "steps": live.job.steps, "workers": live.job.workers or 0})
@@ -272,6 +293,11 @@ class Methods:
             event = RunFailed(run=live.run, cause=cause, kind="ConnectionLost")
             # this is gRPC's own thread, which serves all calls: it must not write files
             threading.Thread(target=self._runs.handle, args=(event,), name=f"orphan-{live.run}", daemon=True).start()
+
+
+def _blank(count: int) -> tuple[Matrix, Matrix]:
+    """Links that nobody has measured: all alike."""
+    return np.zeros((count, count)), np.ones((count, count))
 
 
 def _client(call: Call, what: str) -> Caller:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from farflung.cluster import Device, Topology
+from farflung.cluster import Device, Topology, with_relays
+from farflung.cluster.topology import Pair
 from farflung.errors import InputError, PlanError
 from farflung.graph.ir import Graph
 from farflung.job.spec import CodecSpec, JobSpec
@@ -16,10 +17,41 @@ from farflung.planners import Evaluate, Judged, Planner, get_planner
 from farflung.protocol.broker import Member
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.link_table import LinkTable
+from farflung.runtime.reaching import Reaching
 from farflung.schedules import get_schedule, splits
-from farflung.units import Bytes, FlopsPerSecond, Seconds
+from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
-__all__ = ["Judge", "Planned", "check_runnable", "cluster_of", "devices_of", "plan_run"]
+__all__ = ["Judge", "Planned", "RelayUse", "check_runnable", "cluster_of", "devices_of", "linked", "plan_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayUse:
+    """``pair`` reaches each other through ``relays[0]``; the others stand by. Seconds and bytes per second of both directions."""
+
+    pair: tuple[str, str]
+    relays: tuple[str, ...]
+    latency: tuple[Seconds, Seconds]
+    bandwidth: tuple[BytesPerSecond, BytesPerSecond]
+
+    @classmethod
+    def of(cls, topology: Topology, pair: tuple[str, str]) -> RelayUse:
+        """What ``topology`` says of ``pair``."""
+        ways = [topology.link(*ends) for ends in (pair, pair[::-1])]
+        return cls(
+            pair=pair,
+            relays=topology.via[pair],
+            latency=(ways[0].latency, ways[1].latency),
+            bandwidth=(ways[0].bandwidth, ways[1].bandwidth),
+        )
+
+    def __str__(self) -> str:
+        """For people, in one line."""
+        a, b = self.pair
+        ways = [f"{rate}, {late} {way}" for rate, late, way in zip(self.bandwidth, self.latency, ("there", "back"), strict=True)]
+        standing = f"; {', '.join(self.relays[1:])} standing by" if self.relays[1:] else ""
+        return (
+            f"{a} and {b} can't dial each other: what they exchange goes through {self.relays[0]} ({'; '.join(ways)}{standing})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +78,18 @@ class Planned:
     def explanation(self) -> str:
         """Stages, devices, links and the predicted step, as text; devices that the planner left out are named."""
         idle = [name for name in self.topology.names if name not in self.plan.devices]
-        text = explain(self.estimate) + self._dense_links()
+        text = explain(self.estimate) + self._dense_links() + "".join(f"\n{use}" for use in self.relays)
         if not idle:
             return text
         return f"{text}\nnot used: {', '.join(idle)} ({self._why_idle()})"
+
+    @property
+    def relays(self) -> tuple[RelayUse, ...]:
+        """The pairs of devices of the plan that reach each other through another one."""
+        used = set(self.plan.devices)
+        return tuple(
+            RelayUse.of(self.topology, pair) for pair, relays in sorted(self.topology.via.items()) if relays and set(pair) <= used
+        )
 
     def _why_idle(self) -> str:
         planner, used = self.plan.planner, len(self.plan.devices)
@@ -124,16 +164,36 @@ def devices_of(members: Sequence[Member]) -> dict[str, Device]:
     }
 
 
-def cluster_of(bundle: Bundle, members: Sequence[Member], links: LinkTable | None = None) -> Topology:
+def cluster_of(
+    bundle: Bundle, members: Sequence[Member], links: LinkTable | None = None, reaching: Reaching | None = None
+) -> Topology:
     """The joined workers as a topology: links from the submitted topology (by name), memory and speed as the workers measured.
 
     Without a submitted topology the links are those that were measured; what nobody measured counts as 1 Gbit/s with 1 ms.
+    Pairs that can't reach each other by what ``reaching`` finds out are linked through relays.
 
     Raises:
         InputError: a worker is not in the topology.
     """
+    apart = frozenset() if reaching is None else reaching.apart(members)
+    direct = _directly(bundle, members, links, apart)
+    if reaching is None:
+        return direct
+    return linked(direct, members, reaching, links if bundle.topology is None else None)
+
+
+def linked(topology: Topology, members: Sequence[Member], reaching: Reaching, links: LinkTable | None) -> Topology:
+    """``topology`` with NATs and relays as ``reaching`` found them. ``links``: what was measured of it, through relays too."""
+    apart, nats = reaching.apart(members), reaching.nats(members)
+    able = [member.name for member in members if member.offer.relay and not nats[member.name]]
+    known = {} if links is None else links.relays(apart)
+    named = topology.with_devices([replace(device, nat=nats[device.name]) for device in topology.devices])
+    return with_relays(named, apart, able, reaching.can_dial, known)
+
+
+def _directly(bundle: Bundle, members: Sequence[Member], links: LinkTable | None, apart: frozenset[Pair]) -> Topology:
     devices = devices_of(members)
-    measured = None if links is None else links.topology(list(devices.values()))
+    measured = None if links is None else links.topology(list(devices.values()), apart=apart)
     if bundle.topology is None and measured is not None:
         return measured
     if bundle.topology is None:

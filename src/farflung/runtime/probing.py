@@ -47,12 +47,13 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a probe found: seconds one way, payload bytes per second. ``spread``: between the slowest and the fastest fifth of the
-    time, as a share of the latter."""
+    """What a probe found: seconds one way, payload bytes per second; through which relay (empty: directly). ``spread``: between
+    the slowest and the fastest fifth of the time, as a share of the latter."""
 
     alpha: float
     beta: float
     spread: float = 0.0
+    relay: str = ""
 
 
 def probe_link(endpoint: Endpoint, peer: str, now: Callable[[], float] = time.monotonic) -> Probe:
@@ -140,19 +141,31 @@ def _usual_rate(marks: Sequence[tuple[float, int]], window: float) -> tuple[floa
     return max(fast, 1.0), max(fast - slow, 0.0) / max(fast, 1.0)
 
 
+#: What else a member (the first) must be told to reach another one: fields of a header.
+Extra = Callable[[str, str], Mapping[str, Any]]
+
+
+def _nothing(source: str, target: str) -> Mapping[str, Any]:
+    del source, target
+    return {}
+
+
 class Probing:
     """The broker's side: asks workers to probe, round by round; ``answer`` is called by their sessions."""
 
     def __init__(self, send: Callable[[str, Frame], None], table: LinkTable) -> None:
         self._send, self.table = send, table
         self._one = threading.Lock()
+        self._extra: Extra = _nothing
         self._guard = threading.Lock()
         self._waiting: dict[tuple[str, str], Future[Probe]] = {}
         #: Of the measurement that is going on: the best figures, and the spread of the newest probe.
         self._found: dict[tuple[str, str], LinkFigures] = {}
         self._spreads: dict[tuple[str, str], float] = {}
 
-    def run(self, members: Sequence[tuple[str, str]]) -> Iterator[Frame]:
+    def run(
+        self, members: Sequence[tuple[str, str]], extra: Callable[[str, str], Mapping[str, Any]] = _nothing
+    ) -> Iterator[Frame]:
         """Measure all links between ``members`` (name and address); frames tell what was found.
 
         Raises:
@@ -162,7 +175,7 @@ class Probing:
             raise FarflungError("the links are being measured already; wait until that is over")
         self._found, self._spreads = {}, {}
         try:
-            addresses = dict(members)
+            addresses, self._extra = dict(members), extra
             yield from self._rounds(addresses)
             for _ in range(_REPEATS):
                 yield from self._again(addresses)
@@ -225,10 +238,11 @@ class Probing:
             return Frame("unreachable", {"from": source, "to": target, "cause": str(error) or "no answer in time"})
         before = self._found.get((source, target), found)
         self._spreads[source, target] = found.spread
-        best = LinkFigures(alpha=min(found.alpha, before.alpha), beta=max(found.beta, before.beta))
+        best = LinkFigures(alpha=min(found.alpha, before.alpha), beta=max(found.beta, before.beta), relay=found.relay)
         self._found[source, target] = best
         self.table.put(source, target, best)
-        return Frame("link", {"from": source, "to": target, "alpha": best.alpha, "beta": best.beta})
+        through = {"relay": found.relay} if found.relay else {}
+        return Frame("link", {"from": source, "to": target, "alpha": best.alpha, "beta": best.beta, **through})
 
     def _stars(self, addresses: dict[str, str]) -> Iterator[Frame]:
         """Two ways at once from each device: do they share an up-link?"""
@@ -250,7 +264,7 @@ class Probing:
         future: Future[Probe] = Future()
         with self._guard:
             self._waiting[source, target] = future
-        self._send(source, Frame("probe", {"peer": target, "address": addresses[target]}))
+        self._send(source, Frame("probe", {"peer": target, "address": addresses[target], **self._extra(source, target)}))
         return future
 
 
@@ -263,4 +277,5 @@ def read_probe(header: Mapping[str, Any]) -> Probe | FarflungError:
     if "cause" in header:
         return ConnectionLost(text(header, "cause"))
     spread = number(header, "spread", low=0.0) if "spread" in header else 0.0
-    return Probe(alpha=number(header, "alpha", low=0.0), beta=number(header, "beta", low=1.0), spread=spread)
+    relay = text(header, "relay", limit=300) if "relay" in header else ""
+    return Probe(alpha=number(header, "alpha", low=0.0), beta=number(header, "beta", low=1.0), spread=spread, relay=relay)

@@ -71,14 +71,18 @@ class RunFolders:
             write_file(folder / _OWNER, [json.dumps(owner).encode()])
         return folder
 
+    def owns(self, run: str, caller: Caller) -> bool:
+        """Whether ``run`` is the caller's, or the caller owns the broker."""
+        return caller.role == "owner" or self._owner(self.path(run)).key == caller.key
+
     def check(self, run: str, caller: Caller, what: str) -> None:
         """See that ``run`` is the caller's, or that the caller owns the broker.
 
         Raises:
             SecurityError: neither.
         """
-        owner = self._owner(self.path(run))
-        if caller.role != "owner" and owner.key != caller.key:
+        if not self.owns(run, caller):
+            owner = self._owner(self.path(run))
             raise SecurityError(
                 f"run {run!r} belongs to {owner.name or 'nobody who is known'}: only who submitted it, with the same key "
                 f"(~/.farflung/member-key.pem), or the broker's owner, on the broker's machine, may {what}"

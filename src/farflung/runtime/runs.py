@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from farflung.clock import MonotonicClock
+from farflung.cluster import Topology, pair_of
+from farflung.cluster.relays import STANDING_BY
 from farflung.data import compare_fingerprints
 from farflung.errors import DataError, FarflungError, InputError
 from farflung.job import JobSpec
@@ -46,13 +48,15 @@ from farflung.runtime.measuring import Measuring
 from farflung.runtime.planning import Judge, Planned, check_runnable, cluster_of, plan_run
 from farflung.runtime.probing import Probing
 from farflung.runtime.progress import Progress
+from farflung.runtime.reaching import Dial, Reaching
+from farflung.runtime.relays import Relays, write_relays
 from farflung.runtime.resuming import Start
 from farflung.runtime.run_log import RunLog
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.setup import StepReport
-from farflung.telemetry.records import Record, RecoveryRecord, RunResult, StepRecord
+from farflung.telemetry.records import Record, RecoveryRecord, RelayedRecord, RunResult, StepRecord
 from farflung.telemetry.trace import Span
-from farflung.units import Seconds, counted
+from farflung.units import Bytes, Seconds, counted
 from farflung.wire.frames import Frame
 
 __all__ = ["LiveRun", "Runs"]
@@ -109,7 +113,10 @@ class LiveRun:
 class Runs:
     """All runs of a broker, the members that serve them, and ``changed``: the lock, and the bell for those who wait."""
 
-    def __init__(self, send: Send, say: Say, judge: Judge | None = None, links: LinkTable | None = None) -> None:
+    def __init__(
+        self, send: Send, say: Say, judge: Judge | None = None, links: LinkTable | None = None, dial: Dial | None = None
+    ) -> None:
+        """``dial``: tries whether a worker can be dialled from here (None: who has an address can)."""
         self._judge = judge
         self.machine = BrokerMachine()
         self.changed = threading.Condition(threading.RLock())
@@ -118,6 +125,8 @@ class Runs:
         self._measuring = Measuring(send, lambda name: name in self.machine.members)
         self.links = links or LinkTable()
         self.probing = Probing(send, self.links)
+        self.reaching = Reaching(send, dial)
+        self.relays = Relays(send, self._relayed)
         self._freshness = Freshness(self.links)
         #: Told what has to be known after the broker was killed.
         self.note: Callable[..., None] = _forget
@@ -165,6 +174,8 @@ class Runs:
         if isinstance(event, MemberLost):
             self._measuring.gone(event.name)
             self.probing.gone(event.name)
+            self.reaching.gone(event.name)
+            self.relays.gone(event.name)
         with self.changed:
             commands = self.machine.handle(event)
             slow = [action for command in commands if (action := self._apply(command)) is not None]
@@ -223,7 +234,10 @@ class Runs:
 
     def learn(self, name: str, spans: Sequence[Span]) -> None:
         """Keep the links' figures fresh from what the worker ``name`` sent in training."""
-        self._freshness.take(name, spans)
+        member = self.machine.members.get(name)
+        live = self._live.get(member.run or "") if member is not None else None
+        topology = live.planned.topology if live is not None and live.planned is not None else None
+        self._freshness.take(name, spans, lambda peer: topology.relay(name, peer) if topology is not None else "")
 
     def tell(self, live: LiveRun, frame: Frame) -> None:
         """Add a line to what watchers of the run see."""
@@ -273,7 +287,7 @@ class Runs:
         try:
             fresh = [member for member in members if member.name not in live.measured]
             self._measuring.measure(fresh, live.job.threads)  # the members' offers are changed by their answers
-            planned = plan_run(bundle, cluster_of(bundle, members, self.links), self._judge)
+            planned = plan_run(bundle, cluster_of(bundle, members, self.links, self.reaching), self._judge)
             check_runnable(planned.plan)
             with live.files:
                 if attempt < live.store.attempt:
@@ -312,12 +326,66 @@ class Runs:
                 live.planned, live.preparation, live.progress, live.start = planned, preparation, progress, start
                 live.attempt, live.first_step, live.committed = attempt, start.step, start.committed
                 live.measured = {member.name for member in members}
+                served = [*planned.plan.devices, *start.lenders]
+                self.relays.assign(live.run, planned.topology, served, self._for_submitter(live, planned))
                 self.tell(live, self._planned_frame(live, planned))
         self.handle(PlanMade(run=live.run, attempt=attempt, devices=planned.plan.devices))
 
     def _addresses(self, planned: Planned) -> dict[str, str]:
         members = self.machine.members
         return {name: members[name].address for name in planned.plan.devices if name in members}
+
+    def _ways(self, topology: Topology, name: str, peers: Mapping[str, str]) -> dict[str, Any]:
+        """What ``name`` is told to reach ``peers`` (name -> address): who can't be dialled has no address, and is waited for."""
+        members = self.machine.members
+        addresses, through = {}, {}
+        for peer, address in peers.items():
+            relays = topology.via.get(pair_of(name, peer), ())
+            addresses[peer] = address if self.reaching.can_dial(name, peer) else ""
+            if relays:
+                through[peer] = [(relay, members[relay].address) for relay in relays if relay in members]
+        return {"addresses": addresses, "relays": write_relays(through)}
+
+    def _introduce(self, name: str, ways: Mapping[str, Any], topology: Topology) -> None:
+        """Tell those whom ``name`` reaches through relays."""
+        address = self.machine.members[name].address if name in self.machine.members else ""
+        for peer in ways["relays"]:
+            self._send(peer, Frame("meet", self._ways(topology, peer, {name: address})))
+
+    def introduce(self, topology: Topology) -> None:
+        """Tell members that reach each other through relays about these, before one dials."""
+        with self.changed:
+            members = self.machine.members
+            for name in topology.names:
+                pairs = [pair for pair, relays in topology.via.items() if relays and name in pair and set(pair) <= set(members)]
+                peers = {peer: members[peer].address for pair in pairs for peer in pair if peer != name}
+                if peers:
+                    self._send(name, Frame("meet", self._ways(topology, name, peers)))
+
+    def way(self, topology: Topology, name: str, peer: str) -> dict[str, Any]:
+        """What ``name`` is told to reach ``peer``: ``address`` and ``relays``."""
+        with self.changed:
+            told = self._ways(topology, name, {peer: self.machine.members[peer].address})
+        return {"address": told["addresses"][peer], "relays": told["relays"]}
+
+    def _submitted_through(self, live: LiveRun, planned: Planned) -> dict[str, list[tuple[str, str]]]:
+        """The same for a submitter that is the data's home: it is nobody's peer, and dials like this broker."""
+        if live.job.data.kind != "caller":
+            return {}
+        closed = [name for name in planned.plan.devices if not self.reaching.dialable(name)]
+        able = [
+            (member.name, member.address)
+            for member in self.machine.members.values()
+            if member.offer.relay and self.reaching.dialable(member.name)
+        ]
+        return {
+            name: [(relay, place) for relay, place in able if self.reaching.can_dial(name, relay)][:STANDING_BY]
+            for name in closed
+        }
+
+    def _for_submitter(self, live: LiveRun, planned: Planned) -> list[tuple[str, str, str]]:
+        through = self._submitted_through(live, planned)
+        return [(relay, live.submitter, name) for name, relays in through.items() for relay, _ in relays]
 
     def _planned_frame(self, live: LiveRun, planned: Planned) -> Frame:
         header = {
@@ -327,6 +395,7 @@ class Runs:
             "explanation": planned.explanation,
             "first_step": live.first_step,
             "attempt": live.attempt,
+            "relays": write_relays(self._submitted_through(live, planned)),
         }
         return Frame("planned", header)
 
@@ -335,8 +404,12 @@ class Runs:
         assert live.preparation is not None
         others = {peer: address for peer, address in self._addresses(live.planned).items() if peer != name}
         assert live.start is not None
+        ways = self._ways(live.planned.topology, name, others)
+        through = self._submitted_through(live, live.planned).get(name)
+        if through:
+            ways["relays"][live.submitter] = [list(relay) for relay in through]
         frame, held = live.preparation, live.start.live_header(name)
-        own = {"device": name, "addresses": others} | ({} if held is None else {"live": held})
+        own = {"device": name, **ways} | ({} if held is None else {"live": held})
         self._send(name, Frame(frame.kind, {**frame.header, **own}, frame.sections))
         for other in self._live.values():
             if other is not live:
@@ -345,9 +418,11 @@ class Runs:
     def _lend(self, live: LiveRun, start: Start) -> None:
         """Tell those who hold something that others need, and have no part in the plan."""
         assert live.planned is not None
-        header = {"run": live.run, "attempt": start.attempt, "addresses": self._addresses(live.planned)}
+        header, topology = {"run": live.run, "attempt": start.attempt}, live.planned.topology
         for name in start.lenders - set(live.planned.plan.devices):
-            self._send(name, Frame("lend", {**header, "live": start.live_header(name)}))
+            ways = self._ways(topology, name, self._addresses(live.planned))
+            self._introduce(name, ways, topology)
+            self._send(name, Frame("lend", {**header, **ways, "live": start.live_header(name)}))
 
     def _held(self, live: LiveRun) -> dict[str, list[Holding]]:
         with self.changed:
@@ -427,6 +502,15 @@ class Runs:
             if self.machine.runs[live.run].lost:
                 self.handle(RunAdvanced(run=live.run))
 
+    def _relayed(self, run: str, record: RelayedRecord) -> None:
+        """A relay of ``run`` has told what it carried."""
+        live = self._live.get(run)
+        if live is None:
+            return  # links were measured, for no run
+        with live.files:
+            live.store.folder.append(record)
+        self._say(f"run {run}: {record.relay} relayed {Bytes(record.nbytes)} from {record.source} to {record.target}")
+
     def _finish(self, live: LiveRun, command: FinishRun) -> None:
         with live.files:
             latest = live.store.checkpoints.steps()
@@ -443,6 +527,7 @@ class Runs:
                 live.store.write_result(result)
         except FarflungError as error:
             self._say(f"run {live.run}: its result is not on disk: {error}")
+        self.relays.assign(live.run, None, ())
         self.note(live.run, "over", outcome=command.outcome, kind=command.kind)
         self.tell(live, Frame("result", {"result": result.to_json(), "kind": command.kind}))
         with self.changed:

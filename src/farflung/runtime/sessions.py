@@ -31,6 +31,7 @@ from farflung.protocol.members import Parting
 from farflung.runtime.fields import number, table, text, whole
 from farflung.runtime.holding import read_holdings
 from farflung.runtime.probing import read_probe
+from farflung.runtime.reaching import read_reached
 from farflung.runtime.reports import read_report, read_trace
 from farflung.runtime.runs import LiveRun, Runs
 from farflung.transports.rpc import Call
@@ -150,12 +151,13 @@ class Sessions:
         address, offer = text(hello.header, "address", limit=300), _offer(hello.header)
         session = self._enter(name)
         try:
+            runs.reaching.joined(name, address)
             runs.handle(MemberJoined(name=name, address=address, offer=offer, generation=session.generation))
             _hear_wishes(runs, name, hello.header)
         except FarflungError:
             self._leave(session)
             raise
-        self._say(f"worker {name} joined from {address}: {_describe(offer)}")
+        self._say(f"worker {name} joined from {address or 'where nobody can dial'}: {_describe(offer)}")
         reader = threading.Thread(target=self._read, args=(runs, session, frames), name=f"session-{name}", daemon=True)
         reader.start()
         call.on_end(lambda: session.outgoing.put(None))
@@ -239,7 +241,13 @@ def _take(runs: Runs, name: str, frame: Frame) -> None:
     if frame.kind == "probed":
         runs.probing.answer(name, text(frame.header, "peer", limit=100), read_probe(frame.header))
         return
+    if frame.kind == "reached":
+        runs.reaching.answer(name, read_reached(frame.header))
+        return
     run = text(frame.header, "run", limit=200)
+    if frame.kind == "relayed":
+        runs.relays.told(name, run, frame.header)
+        return
     if not runs.serves(name, run):
         return  # the run is over, or was never this worker's
     live = runs.live(run)
@@ -337,6 +345,7 @@ def _offer(header: Mapping[str, Any]) -> Offer:
         kind=text(raw, "kind", limit=20),
         description=text(raw, "description", limit=300),
         versions={str(key): str(value) for key, value in table(raw, "versions").items()},
+        relay=raw.get("relay") is not False,
     )
 
 

@@ -23,6 +23,7 @@ from farflung.runtime.executor import Executor
 from farflung.runtime.feeds import FileFeed
 from farflung.runtime.fields import table, text, texts, whole
 from farflung.runtime.holding import Live, Shelf
+from farflung.runtime.relays import read_relays
 from farflung.runtime.reports import write_report
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.setup import Phase, RunSetup, StepReport, attempt_name
@@ -67,6 +68,12 @@ class Host(Protocol):
     @property
     def shelf(self) -> Shelf:
         """What this worker holds of a run whose attempt has ended."""
+
+    def meet(self, addresses: Mapping[str, str], relays: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+        """Be told where peers are (empty: they dial), and through which relays (name and address) some are reached."""
+
+    def part(self, peers: Sequence[str]) -> None:
+        """A run with ``peers`` is over: relays are not kept busy."""
 
     def report(self, what: str, /, **fields: Any) -> None:
         """Tell the broker."""
@@ -239,7 +246,8 @@ class Work:
                 kind = f", {counted(link.connections, 'connection')} under {link.congestion}" if link.congestion else ""
                 broken = f", resumed {counted(link.resumed, 'time')}" if link.resumed else ""
                 sent = f"{Bytes(link.bytes_sent)} sent in {Seconds(link.busy_seconds)}, {Bytes(link.bytes_received)} received"
-                self._host.say(f"link to {peer}: {sent}{rate}{kind}{broken}")
+                through = f" through {link.relay}" if link.relay else ""
+                self._host.say(f"link to {peer}{through}: {sent}{rate}{kind}{broken}")
 
     def _failed(self, error: Exception) -> None:
         if self._told:
@@ -290,8 +298,9 @@ class Work:
         device = text(header, "device", limit=100)
         if device not in plan.devices:
             raise WireError(f"the plan has {', '.join(plan.devices)}, not {device!r}: this worker has no part in it")
-        for peer, address in table(header, "addresses").items():
-            host.endpoint.connect(peer, str(address))
+        addresses = {peer: str(address) for peer, address in table(header, "addresses").items()}
+        host.meet(addresses, read_relays(header))
+        for peer in addresses:
             with suppress(ConnectionLost):  # who needs the link hears of it
                 host.endpoint.post(peer, Frame("hello"), Urgency.CONTROL)  # a peer that can't dial this machine is dialled
         return RunSetup(
@@ -322,6 +331,8 @@ class Work:
                 self._host.shelf.put(self.run, *executor.copies.held(), held)
         if self._shaped is not None and self._shaped is not self._host.endpoint:
             self._shaped.close()
+        if executor is not None:
+            self._host.part([*executor.setup.peers, self._submitter])
         self._feed = self._bundle = None
         self._held.clear()
         self._host.over(self)

@@ -23,6 +23,7 @@ from farflung.runtime.holding import Live, Shelf, write_holdings
 from farflung.runtime.membership import Membership
 from farflung.runtime.network import congestion_control, host_id
 from farflung.runtime.probing import probe_link
+from farflung.runtime.relays import read_pairs, read_relays
 from farflung.runtime.reports import write_report
 from farflung.runtime.tensors import pieces_of, read_arrays
 from farflung.runtime.work import Work
@@ -55,7 +56,8 @@ class WorkerOptions:
 
     ``memory``: bytes that training may use (None: four fifths of what is free). ``listen``: where peers reach it.
     ``advertise``: the host that it tells its peers (default: the one by which it reaches the broker).
-    ``peak``: the device's FLOP/s by its datasheet (None: that of its best matrix product).
+    An empty ``listen``: it can't be dialled, and dials others. ``relay``: it carries traffic between members of its broker's
+    runs that can't dial each other. ``peak``: the device's FLOP/s by its datasheet (None: that of its best matrix product).
     ``data``: the folder that relative data paths start from; jobs read nothing else but Python's standard library, unless
     ``any_path`` lets them read whatever this process may read.
     """
@@ -67,6 +69,7 @@ class WorkerOptions:
     peak: float | None = None
     data: Path = field(default_factory=Path.cwd)
     any_path: bool = False
+    relay: bool = True
 
 
 class Worker:
@@ -98,6 +101,8 @@ class Worker:
         self._wishes: dict[str, Any] = {}
         #: Told what the owner said elsewhere, through the broker.
         self.on_owner: Callable[[Mapping[str, Any]], None] = _ignore
+        #: run -> the pairs that this worker relays for, and what it had carried before (the session's thread only)
+        self._relays: dict[str, tuple[set[tuple[str, str]], dict[tuple[str, str], int]]] = {}
         #: Whether the broker has let it in.
         self.welcomed = False
         self._offer = dict(offer) if offer is not None else self._measure()
@@ -125,7 +130,8 @@ class Worker:
                 return
             session = self._session = self._membership.client.session("session", depth=_REPORTS)
         with suppress(ConnectionLost):  # if it is over already, iterating tells why
-            session.send(Frame("hello", {"address": self._endpoint.address, "offer": self._offer, **self._wishes}))
+            offer = {**self._offer, "relay": self._options.relay and bool(self._endpoint.address)}
+            session.send(Frame("hello", {"address": self._endpoint.address, "offer": offer, **self._wishes}))
         self._heard = time.monotonic()
         beats = threading.Thread(target=self._beat, args=(session,), name="beats", daemon=True)
         beats.start()
@@ -207,9 +213,9 @@ class Worker:
             memory = 0.8 * free
         return {"memory": memory, "kind": kind, "description": report.name, "host": host_id(), **_speed(report)}
 
-    def _measure_again(self, threads: int) -> None:
+    def _measure_again(self, frame: Frame) -> None:
         """The broker plans a run for this worker, and has seen to it that no other worker of this machine measures now."""
-        self._engine.set_threads(threads)
+        self._engine.set_threads(int(frame.header.get("threads", 1)))
         with suppress(ConnectionLost, InputError):  # the broker goes on with the older figures
             report = self._engine.measure(self._options.device, self._options.peak)
             self.report("measured", **_speed(report))
@@ -226,17 +232,21 @@ class Worker:
                 self.on_owner(frame.header)
             case "fenced":
                 self._say(f"the broker has given this worker up: {frame.header.get('cause')}; it joins anew")
-            case "measure":
-                threads = int(frame.header.get("threads", 1))
-                threading.Thread(target=self._measure_again, args=(threads,), name="measure", daemon=True).start()
-            case "probe":
-                threading.Thread(target=self._probe, args=(frame,), name="probe", daemon=True).start()
+            case "measure" | "probe" | "reach":
+                self._find_out(frame)
+            case "relay" | "meet":
+                self._about_relays(frame)
             case "prepare":
                 self._take_up(frame)
             case "abort" | "lend" | "forget":
                 self._let_go(frame)
             case _:
                 self._obey_run(frame)
+
+    def _find_out(self, frame: Frame) -> None:
+        """What may take its time, and is answered with a report."""
+        act = {"measure": self._measure_again, "probe": self._probe, "reach": self._reach}[frame.kind]
+        threading.Thread(target=act, args=(frame,), name=frame.kind, daemon=True).start()
 
     def _obey_run(self, frame: Frame) -> None:
         work = self._current
@@ -286,8 +296,7 @@ class Worker:
         """Others go on with a run of which this worker holds something, and it has no part in their plan."""
         header = frame.header
         addresses = {str(peer): str(address) for peer, address in table(header, "addresses").items()}
-        for peer, address in addresses.items():
-            self._endpoint.connect(peer, address)
+        self.meet(addresses, read_relays(header))
         live = Live(table(header, "live"))
         self.shelf.settle(text(header, "run", limit=200), whole(header, "attempt", low=1), live, addresses)
 
@@ -295,13 +304,55 @@ class Worker:
         """Measure the way to a peer and tell the broker."""
         peer = str(frame.header.get("peer"))
         try:
-            self._endpoint.connect(peer, str(frame.header.get("address")))
+            self.meet({peer: str(frame.header.get("address"))}, read_relays(frame.header))
             found = probe_link(self._endpoint, peer)
-            answer: dict[str, Any] = {"alpha": found.alpha, "beta": found.beta, "spread": found.spread}
+            relay = self._endpoint.statistics()[peer].relay
+            answer: dict[str, Any] = {"alpha": found.alpha, "beta": found.beta, "spread": found.spread, "relay": relay}
         except FarflungError as error:
             answer = {"cause": str(error)}
         with suppress(ConnectionLost):  # then the broker is gone, and nobody waits for the answer
             self.report("probed", peer=peer, **answer)
+
+    def _reach(self, frame: Frame) -> None:
+        """Try to dial peers, all at once, and tell the broker which ones answered."""
+        peers, found = table(frame.header, "peers"), {}
+        seconds = min(number(frame.header, "seconds", low=0.1), 60.0)
+
+        def one(peer: str, address: str) -> None:
+            found[peer] = False
+            with suppress(FarflungError):
+                found[peer] = self._endpoint.reach(peer, address, seconds)
+
+        tries = [threading.Thread(target=one, args=(peer, str(place)), daemon=True) for peer, place in peers.items()]
+        for each in tries:
+            each.start()
+        for each in tries:
+            each.join()
+        with suppress(ConnectionLost):
+            self.report("reached", found=found)
+
+    def _about_relays(self, frame: Frame) -> None:
+        """Through whom peers are reached; or relay for a run, or no more (then the broker is told what was carried)."""
+        if frame.kind == "meet":
+            addresses = table(frame.header, "addresses")
+            self.meet({peer: str(address) for peer, address in addresses.items()}, read_relays(frame.header))
+            return
+        run, pairs = text(frame.header, "run", limit=200), read_pairs(frame.header)
+        known, before = self._relays.setdefault(run, (set(), dict(self._endpoint.relayed())))
+        self._endpoint.relay_for(run, pairs)
+        known |= set(pairs)
+        if pairs:
+            self._say(f"run {run}: relays between {', '.join(' and '.join(pair) for pair in pairs)}")
+            return
+        del self._relays[run]
+        now = {way: count - before.get(way, 0) for way, count in self._endpoint.relayed().items()}
+        mine = {way: count for way, count in now.items() if count and known & {way, way[::-1]}}
+        carried = [[*way, count] for way, count in mine.items()]
+        if carried:
+            told = ", ".join(f"{Bytes(count)} from {a} to {b}" for (a, b), count in mine.items())
+            self._say(f"run {run}: relayed {told}")
+        with suppress(ConnectionLost):
+            self.report("relayed", run=run, carried=carried)
 
     def _welcome(self, frame: Frame) -> None:
         self.welcomed = True
@@ -309,7 +360,7 @@ class Worker:
         offered = f"{Bytes(self._offer['memory'])}, {FlopsPerSecond(self._offer['speed'])}"
         self._say(
             f"{self._membership.name}: joined the broker at {self._membership.client.address} with {self._offer['kind']} "
-            f"({offered}); peers reach it at {self._endpoint.address}"
+            f"({offered}); {f'peers reach it at {at}' if (at := self._endpoint.address) else 'it dials its peers'}"
         )
         congestion = congestion_control()
         if congestion:
@@ -354,6 +405,20 @@ class Worker:
             work.join(_END_SECONDS if self._leaving.is_set() else 30.0)
 
     # -- for the work -------------------------------------------------------------------------------------------------
+
+    def meet(self, addresses: Mapping[str, str], relays: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+        """Be told where peers are (empty: they dial), and through which relays (name and address) some are reached."""
+        for peer in dict.fromkeys([*addresses, *relays]):
+            if peer in addresses:
+                self._endpoint.connect(peer, addresses[peer])
+            through = relays.get(peer, ())
+            for relay, place in through:
+                self._endpoint.connect(relay, place)
+            self._endpoint.relay_through(peer, [relay for relay, _ in through])
+
+    def part(self, peers: Sequence[str]) -> None:
+        """A run with ``peers`` is over: relays are not kept busy."""
+        self._endpoint.part(peers)
 
     def report(self, what: str, /, **fields: Any) -> None:
         """Tell the broker."""

@@ -150,15 +150,31 @@ class _Lowering:
         )
 
     def _caps(self) -> tuple[tuple[float, tuple[int, ...]], ...]:
-        """The up- and down-links that several links of the plan share, by the devices' own words."""
-        found = []
-        for number, name in enumerate(self.devices):
-            device = self.at.topology.device(name)
-            for rate, end in ((device.uplink, 0), (device.downlink, 1)):
-                members = tuple(link for pair, link in self.links.items() if pair[end] == number)
-                if rate is not None and len(members) > 1:
-                    found.append((float(rate), members))
-        return tuple(found)
+        """What several links of the plan share: the devices' up- and down-links by their own words, and hops through relays."""
+        topology = self.at.topology
+        ups: dict[str, list[int]] = {}
+        downs: dict[str, list[int]] = {}
+        hops: dict[tuple[str, str], list[int]] = {}
+        relayed: set[tuple[str, str]] = set()
+        for (i, j), link in self.links.items():
+            a, b = self.devices[i], self.devices[j]
+            relay = topology.relay(a, b)
+            for hop in ((a, relay), (relay, b)) if relay in topology.names else ((a, b),):
+                hops.setdefault(hop, []).append(link)
+                ups.setdefault(hop[0], []).append(link)
+                downs.setdefault(hop[1], []).append(link)
+                relayed |= {hop} if relay else set()
+        found = [
+            (float(rate), tuple(members))
+            for name in topology.names
+            for rate, members in (
+                (topology.device(name).uplink, ups.get(name, ())),
+                (topology.device(name).downlink, downs.get(name, ())),
+            )
+            if rate is not None and len(members) > 1
+        ]
+        shared = [hop for hop, members in hops.items() if hop in relayed and len(members) > 1]
+        return (*found, *((float(topology.link(*hop).bandwidth), tuple(hops[hop])) for hop in shared))
 
     def _flows(self) -> None:
         """Each value forward and each gradient back is a frame per micro-batch (nothing to send: nothing to wait for)."""

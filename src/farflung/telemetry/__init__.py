@@ -3,7 +3,16 @@
 from farflung.telemetry.events import Event, JsonLines, MemorySink, Sink, SpanKind, Telemetry, busy_seconds
 from farflung.telemetry.faults import FAULT_POINTS, Injector, fault_point, injecting
 from farflung.telemetry.folder import RunFolder
-from farflung.telemetry.records import EvaluationRecord, Record, RecoveryRecord, RunResult, StepRecord, committed, read_record
+from farflung.telemetry.records import (
+    EvaluationRecord,
+    Record,
+    RecoveryRecord,
+    RelayedRecord,
+    RunResult,
+    StepRecord,
+    committed,
+    read_record,
+)
 from farflung.telemetry.timeline import TimeShares, perfetto, time_shares
 from farflung.telemetry.trace import ClockOffset, ProcessTrace, Span, SpanRing, read_traces, write_spans
 
@@ -18,6 +27,7 @@ __all__ = [
     "ProcessTrace",
     "Record",
     "RecoveryRecord",
+    "RelayedRecord",
     "RunFolder",
     "RunResult",
     "Sink",

@@ -7,6 +7,7 @@
 | topology.json   | devices and links (``Topology.to_json``)                    | before the first step   |
 | plan.json       | the plan (``plan_to_json``)                                 | before the first step   |
 | metrics.jsonl   | a line per step, evaluation, recovery (``read_record``)       | as the run goes         |
+| relayed.jsonl   | what each relay carried (``RelayedRecord``), if there was one | when a relay ends       |
 | result.json     | how it ended (``RunResult``)                                | at the end              |
 | events/*.jsonl  | events and spans, a file for each process (``Telemetry``)   | as the run goes         |
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import DataError
-from farflung.telemetry.records import Record, RunResult, committed, read_record
+from farflung.telemetry.records import Record, RelayedRecord, RunResult, committed, read_record
 
 __all__ = ["RunFolder"]
 
@@ -66,17 +67,37 @@ class RunFolder:
         """The folder of the event files."""
         return self.root / "events"
 
-    def append(self, record: Record) -> None:
-        """Add a line to ``metrics.jsonl``.
+    @property
+    def relayed(self) -> Path:
+        """``relayed.jsonl``."""
+        return self.root / "relayed.jsonl"
+
+    def append(self, record: Record | RelayedRecord) -> None:
+        """Add a line to ``metrics.jsonl`` (of a relay: to ``relayed.jsonl``).
 
         Raises:
             DataError: the file can't be written.
         """
+        path = self.relayed if isinstance(record, RelayedRecord) else self.metrics
         try:
-            with self.metrics.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(record.to_line())
         except OSError as error:
-            raise DataError(f"cannot write {self.metrics}: {error.strerror}; free space or choose another folder") from None
+            raise DataError(f"cannot write {path}: {error.strerror}; free space or choose another folder") from None
+
+    def read_relayed(self) -> list[RelayedRecord]:
+        """What relays carried (nothing: there was none).
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        try:
+            lines = self.relayed.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"cannot read {self.relayed}: {error}") from None
+        return [RelayedRecord.from_line(line) for line in lines]
 
     def records(self) -> Iterator[Record]:
         """The records of ``metrics.jsonl`` in order. A last line without its end was cut off and is left out.

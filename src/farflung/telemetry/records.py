@@ -10,7 +10,17 @@ from typing import Any, Literal
 from farflung.errors import DataError
 from farflung.telemetry.events import Value, encode_line
 
-__all__ = ["EvaluationRecord", "Link", "Record", "RecoveryRecord", "RunResult", "StepRecord", "committed", "read_record"]
+__all__ = [
+    "EvaluationRecord",
+    "Link",
+    "Record",
+    "RecoveryRecord",
+    "RelayedRecord",
+    "RunResult",
+    "StepRecord",
+    "committed",
+    "read_record",
+]
 
 #: Stage that sends, stage that receives; gradients travel from the later stage to the earlier one.
 Link = tuple[int, int]
@@ -159,6 +169,31 @@ class RecoveryRecord:
 
 
 Record = StepRecord | EvaluationRecord | RecoveryRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayedRecord:
+    """``relay`` carried ``nbytes`` from ``source`` to ``target`` for this run: encrypted bytes, heartbeats included."""
+
+    relay: str
+    source: str
+    target: str
+    nbytes: int
+
+    def to_line(self) -> str:
+        """One line of ``relayed.jsonl``."""
+        return encode_line({"relay": self.relay, "from": self.source, "to": self.target, "bytes": self.nbytes})
+
+    @classmethod
+    def from_line(cls, line: str) -> RelayedRecord:
+        """Read what ``to_line`` wrote.
+
+        Raises:
+            DataError: it is something else.
+        """
+        body = _object(line, "line about a relay")
+        names = {key: str(body.get(name, "")) for key, name in (("relay", "relay"), ("source", "from"), ("target", "to"))}
+        return cls(**names, nbytes=_whole(body, "bytes"))
 
 
 def committed(records: Iterable[Record]) -> list[Record]:

@@ -28,7 +28,7 @@ from farflung.transports.breather import Breather
 from farflung.transports.pace import Deadlines
 from farflung.transports.tcp_socket import bbr_view, cut, explain_break, kernel_view, set_backlog, unconfirmed
 
-__all__ = ["Carried", "Connection", "MessageKind", "build_message", "read_message"]
+__all__ = ["Carried", "Connection", "MessageKind", "NeverBegan", "build_message", "read_message"]
 
 _HEAD = struct.Struct("<BBHIQ")
 _CRC = struct.Struct("<I")
@@ -47,6 +47,11 @@ class MessageKind(IntEnum):
     GOODBYE = 4
     FATAL = 5
     RETIRE = 6
+    RELAY = 7
+
+
+class NeverBegan(ConnectionResetError):
+    """A connection ended before its first byte: somebody looked whether this port answers."""
 
 
 class Carried(Protocol):
@@ -98,7 +103,7 @@ def _read_exactly(connection: socket.socket, count: int) -> memoryview:
     while len(data) < count:
         more = connection.recv(count - len(data))
         if not more:
-            raise ConnectionResetError("it ended the connection")
+            raise (ConnectionResetError if data else NeverBegan)("it ended the connection")
         data += more
     return memoryview(data)
 

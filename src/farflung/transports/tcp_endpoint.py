@@ -10,9 +10,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 
 from farflung.clock import MonotonicClock
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, VersionError, WireError
@@ -22,15 +23,15 @@ from farflung.transports.config import Insecure, TransportConfig
 from farflung.transports.grpc_status import lost
 from farflung.transports.meter import Meter
 from farflung.transports.pace import Cap
-from farflung.transports.tcp_connection import Connection, MessageKind, build_message, read_message
+from farflung.transports.tcp_connection import Connection, MessageKind, NeverBegan, build_message, read_message
 from farflung.transports.tcp_link import TcpLink
-from farflung.transports.tcp_socket import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, tune
+from farflung.transports.tcp_relaying import CALL, PROTOCOL, Relaying, RelayRequest
+from farflung.transports.tcp_socket import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, secure, tune
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value, unpack_value
 
 __all__ = ["TcpEndpoint"]
 
-PROTOCOL = 1
 _TICK = 0.1
 _GREETING_SECONDS = 10.0
 _MAX_GREETING = 64
@@ -54,7 +55,8 @@ class TcpEndpoint:
         on_lost: LossHandler | None = None,
     ) -> None:
         """``security.name`` is this endpoint's name. ``advertise`` is the host that peers reach it by (default: that of
-        ``listen``); the port is the real one. ``on_lost`` hears of peers that were sending and are gone.
+        ``listen``); the port is the real one. An empty ``listen``: it can't be dialled, and dials others. ``on_lost`` hears of
+        peers that were sending and are gone.
 
         Raises:
             InputError: ``listen`` can't be listened at.
@@ -74,15 +76,16 @@ class TcpEndpoint:
         self._closing = threading.Event()
         self._addresses: dict[str, str] = {}
         self._links: dict[str, TcpLink] = {}
+        #: What the last links that are over knew.
+        self._past: dict[str, LinkStatistics] = {}
         self._greeting = threading.Semaphore(_MAX_GREETING)
         self._unfinished, self._greeted = Unfinished(), Unfinished()
-        self._server = open_server(listen)
+        self._relaying = Relaying(self, self._tls, self._unfinished)
+        self._server = open_server(listen) if listen else None
         host = listen.rpartition(":")[0]
-        self._address = f"{advertise or host}:{self._server.getsockname()[1]}"
-        self._threads = [
-            threading.Thread(target=target, name=f"{name}-{self.name}", daemon=True)
-            for name, target in (("accept", self._accept), ("links", self._watch))
-        ]
+        self._address = f"{advertise or host}:{self._server.getsockname()[1]}" if self._server else ""
+        tasks = [("links", self._watch), *([("accept", self._accept)] if self._server else [])]
+        self._threads = [threading.Thread(target=task, name=f"{name}-{self.name}", daemon=True) for name, task in tasks]
         for thread in self._threads:
             thread.start()
 
@@ -91,8 +94,9 @@ class TcpEndpoint:
         return self._address
 
     def connect(self, peer: str, address: str) -> None:
+        """``address``: empty if the peer can't be dialled, and dials itself."""
         with self._lock:
-            moved = self._addresses.get(peer, address) != address
+            moved = bool(address) and self._addresses.get(peer, address) not in ("", address)
             self._addresses[peer] = address
             link = self._links.get(peer) if moved else None
         if link is not None:  # it was started again elsewhere: nobody will take up the old link
@@ -108,14 +112,17 @@ class TcpEndpoint:
     def statistics(self) -> Mapping[str, LinkStatistics]:
         seen = dict(self._meter.snapshot())
         with self._lock:
-            links = dict(self._links)
-        return seen | {peer: link.view(seen.get(peer, LinkStatistics())) for peer, link in links.items()}
+            links, past = dict(self._links), dict(self._past)
+        over = {peer: replace(seen[peer], relay=view.relay, rate=view.rate) for peer, view in past.items() if peer in seen}
+        return seen | over | {peer: link.view(seen.get(peer, LinkStatistics())) for peer, link in links.items()}
 
     def close(self) -> None:
         self._closing.set()
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        if self._server is not None:
+            with suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)
+            self._server.close()
+        self._relaying.desk.close()
         unfinished = [*self._unfinished.stop(), *self._greeted.stop()]
         with self._lock:
             links = list(self._links.values())
@@ -125,6 +132,44 @@ class TcpEndpoint:
         for thread in (*closers, *self._threads, *unfinished):
             if thread is not threading.current_thread():
                 thread.join()
+
+    def relay_through(self, peer: str, relays: Sequence[str]) -> None:
+        """``peer`` is reached through one of ``relays`` (the best first; none: directly), whose addresses ``connect`` told."""
+        self._relaying.use(peer, relays)
+
+    def part(self, peers: Iterable[str]) -> None:
+        """Close the links with those of ``peers`` that are reached through relays, and dial them no more."""
+        chosen = set(peers)
+        with self._lock:
+            links = [link for link in self._links.values() if link.peer in chosen and self._relaying.relays(link.peer)]
+        for peer in chosen:
+            self._relaying.use(peer, ())
+        closers = [threading.Thread(target=link.close, daemon=True) for link in links]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+
+    def relay_for(self, run: str, pairs: Iterable[tuple[str, str]]) -> None:
+        """Relay between the members of each of ``pairs``, as members of ``run`` (no pairs: no more)."""
+        self._relaying.desk.allow(run, pairs)
+
+    def relayed(self) -> Mapping[tuple[str, str], int]:
+        """Bytes that went through this endpoint from one member to another."""
+        return self._relaying.desk.forwarder.carried()
+
+    def reach(self, peer: str, address: str, seconds: float) -> bool:
+        """Whether ``peer`` can be dialled here, within about ``seconds``; the connection that shows it stays."""
+        self.connect(peer, address)
+        link = self._link(peer, incoming=False)
+        if link.connections and not link.relay:
+            return True
+        try:
+            return self._dial_directly(link, seconds)
+        except FarflungError as error:
+            if not link.connections:
+                link.fail(error, quiet=True)
+            return False
 
     def drop(self, peer: str, why: str) -> int:
         """Break all connections with ``peer`` (as a broken network would); the link takes up again. How many there were."""
@@ -139,7 +184,10 @@ class TcpEndpoint:
 
     def frame(self, peer: str, frame: Frame) -> None:
         """See ``LinkHost``."""
-        self._handler(peer, frame)
+        if frame.kind == CALL:
+            self._relaying.called(peer, frame)
+        else:
+            self._handler(peer, frame)
 
     def arrival(self, arrival: Arrival) -> None:
         """See ``LinkHost``."""
@@ -154,7 +202,9 @@ class TcpEndpoint:
 
     def link_over(self, link: TcpLink, error: FarflungError, *, told: bool) -> None:
         """See ``LinkHost``."""
+        view = link.view(LinkStatistics())
         with self._lock:
+            self._past[link.peer] = view
             if self._links.get(link.peer) is link:
                 del self._links[link.peer]
         if told and not self._closing.is_set():
@@ -164,32 +214,81 @@ class TcpEndpoint:
 
     def dial_link(self, link: TcpLink) -> bool:
         """See ``LinkHost``."""
+        if not self._relaying.relays(link.peer):
+            return self._dial_directly(link, float(self.config.connect_timeout))
+        link.address = "an address that only its relays know"
+        sock, relay = self._relaying.dial(link.peer)
+        place = f"the far side of {relay}"
+        try:
+            sock = secure(sock, link.peer, place, self._tls, self._unfinished)
+        except SecurityError as error:  # a relay that connects with somebody else: another one may do better
+            self._relaying.failed(link.peer, relay)
+            raise ConnectionLost(f"cannot reach {link.peer} through {relay}: {error}") from error
+        self._introduce(link, sock, place, relay)
+        return True
+
+    def can_dial(self, link: TcpLink) -> bool:
+        """See ``LinkHost``."""
+        return bool(self.address_of(link.peer) or self._relaying.relays(link.peer))
+
+    # -- for the relaying ---------------------------------------------------------------------------------------------
+
+    def address_of(self, peer: str) -> str:
+        """See ``RelayHost``."""
         with self._lock:
-            address = self._addresses.get(link.peer)
-        if address is None:
+            return self._addresses.get(peer, "")
+
+    def call(self, peer: str, frame: Frame) -> bool:
+        """See ``RelayHost``."""
+        with self._lock:
+            link = self._links.get(peer)
+        if link is None or link.over is not None or not link.connections:
+            return False
+        link.post(frame, Urgency.CONTROL, lambda future, size: None)
+        return True
+
+    def keep(self, peer: str) -> None:
+        """See ``RelayHost``."""
+        with suppress(ConnectionLost):  # its address is unknown, or this endpoint closes
+            self._link(peer, incoming=False).open()
+
+    def take_in(self, sock: socket.socket, relay: str) -> None:
+        """See ``RelayHost``."""
+        if self._greeting.acquire(timeout=_GREETING_SECONDS):
+            self._greet(sock, relay)
+        else:
+            sock.close()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _dial_directly(self, link: TcpLink, seconds: float) -> bool:
+        address = self.address_of(link.peer)
+        if not address:
             return False
         link.address = address
-        sock = dial(link.peer, address, self._tls, float(self.config.connect_timeout), self._unfinished)
+        sock = dial(link.peer, address, self._tls, seconds, self._unfinished)
+        self._introduce(link, sock, address)
+        return True
+
+    def _introduce(self, link: TcpLink, sock: socket.socket, place: str, relay: str = "") -> None:
+        """Exchange greetings on a new connection and give it to the link."""
         try:
-            with self._unfinished.guard(sock):
+            with self._unfinished.guard(sock, _GREETING_SECONDS):
                 sock.sendall(build_message(MessageKind.HELLO, [pack_value(self._hello(link))]))
                 answer = _read_hello(sock)
             if link.peer_id not in (None, answer["link"]):
-                raise lost(link.peer, address, "it was started again and has forgotten what was sent")
+                raise lost(link.peer, place, "it was started again and has forgotten what was sent")
             link.peer_id = answer["link"]
             sock.settimeout(None)
-            link.add(Connection(sock, link, dialed=True))
+            link.add(Connection(sock, link, dialed=True), relay)
         except OSError as error:
             sock.close()
-            raise lost(link.peer, address, explain_break(error)) from error
+            raise lost(link.peer, place, explain_break(error)) from error
         except FarflungError as error:
             sock.close()
             if isinstance(error, ConnectionLost):
                 link.fail(error)
             raise
-        return True
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _started(self, peer: str, future: Future[None], size: int) -> None:
         self._meter.begin(peer)
@@ -209,7 +308,7 @@ class TcpEndpoint:
             if not incoming and peer not in self._addresses:
                 raise ConnectionLost(f"cannot reach {peer}: its address is unknown; call connect({peer!r}, address) first")
             link = self._links[peer] = TcpLink(peer, self)
-            link.address = self._addresses.get(peer, link.address)
+            link.address = self._addresses.get(peer) or link.address
             return link
 
     def _hello(self, link: TcpLink) -> dict[str, object]:
@@ -217,9 +316,11 @@ class TcpEndpoint:
         return {"protocol": PROTOCOL, "name": self.name, "link": link.id, "to": link.peer, "knows": link.peer_id or ""}
 
     def _accept(self) -> None:
+        server = self._server
+        assert server is not None
         while not self._closing.is_set():
             try:
-                sock, _ = self._server.accept()
+                sock, _ = server.accept()
             except OSError:
                 if not self._closing.wait(0.05):
                     continue  # out of file descriptors, or the dialler has gone: the next one may do better
@@ -232,25 +333,30 @@ class TcpEndpoint:
                 self._greeting.release()
                 sock.close()
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _greet(self, sock: socket.socket, relay: str = "") -> None:
         try:
             sock.settimeout(_GREETING_SECONDS)
             tune(sock)
             if isinstance(self._tls, TlsContexts):
                 sock = self._tls.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            with self._greeted.guard(sock):
+            with self._greeted.guard(sock, _GREETING_SECONDS):
                 if isinstance(sock, ssl.SSLSocket):
                     sock.do_handshake()
-                self._take_in(sock)
+                self._take_in(sock, relay)
         except (OSError, FarflungError) as error:
-            self.log(f"a connection was refused: {explain_break(error) if isinstance(error, OSError) else error}")
+            if not isinstance(error, NeverBegan):
+                self.log(f"a connection was refused: {explain_break(error) if isinstance(error, OSError) else error}")
             sock.close()
         finally:
             self._greeting.release()
 
-    def _take_in(self, sock: socket.socket) -> None:
-        hello = _read_hello(sock)
+    def _take_in(self, sock: socket.socket, relay: str) -> None:
+        value = _read_greeting(sock)
+        hello = {"name": value.name} if isinstance(value, RelayRequest) else value
         name = caller_of(sock).name if isinstance(self._tls, TlsContexts) else hello["name"]
+        if isinstance(value, RelayRequest):
+            self._relaying.serve(sock, name, value)
+            return
         link = self._link(name, incoming=True)
         if hello["knows"] not in ("", link.id):  # the other end is what is old: it learns so, and begins anew
             sock.sendall(build_message(MessageKind.HELLO, [pack_value(self._hello(link))]))
@@ -262,7 +368,7 @@ class TcpEndpoint:
         link.peer_id = hello["link"]
         sock.sendall(build_message(MessageKind.HELLO, [pack_value(self._hello(link))]))
         sock.settimeout(None)
-        link.add(Connection(sock, link, dialed=False))
+        link.add(Connection(sock, link, dialed=False), relay)
 
     def _watch(self) -> None:
         """Every link's heartbeat; time in which this process did not run counts for nobody's silence."""
@@ -270,6 +376,9 @@ class TcpEndpoint:
         while not self._closing.wait(_TICK):
             now = time.monotonic()
             late, last = max(now - last - 5 * _TICK, 0.0), now
+            for book in (self._greeted, self._unfinished):
+                book.cut_late(now)
+            self._relaying.tick(now)
             with self._lock:
                 links = list(self._links.values())
             for link in links:
@@ -280,15 +389,24 @@ class TcpEndpoint:
 
 
 def _read_hello(sock: socket.socket) -> dict[str, str]:
+    value = _read_greeting(sock)
+    if isinstance(value, RelayRequest):
+        raise WireError("a connection must begin with a greeting")
+    return value
+
+
+def _read_greeting(sock: socket.socket) -> dict[str, str] | RelayRequest:
     kind, body = read_message(sock)
     value = unpack_value(bytes(body), 4)
-    if kind != MessageKind.HELLO or not isinstance(value, dict):
+    if kind not in (MessageKind.HELLO, MessageKind.RELAY) or not isinstance(value, dict):
         raise WireError("a connection must begin with a greeting")
     if value.get("protocol") != PROTOCOL:
         raise VersionError(
             f"the other side speaks version {value.get('protocol')!r:.20} of links, this one {PROTOCOL}; "
             "install the same farflung on both machines"
         )
+    if kind == MessageKind.RELAY:
+        return RelayRequest.read(value)
     name, link, knows = value.get("name"), value.get("link"), value.get("knows", "")
     if not (isinstance(name, str) and isinstance(link, str) and 0 < len(name) < 100 and 0 < len(link) < 100):
         raise SecurityError("a greeting must name its sender")

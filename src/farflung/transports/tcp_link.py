@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from farflung import errors
 from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.ids import new_id
 from farflung.transports.base import Arrival, LinkStatistics, Urgency
@@ -27,13 +26,13 @@ from farflung.transports.halves import Inbox, Outbox, read_states
 from farflung.transports.meter import frame_bytes
 from farflung.transports.pace import Cap, Deadlines, Rate, StripeProbe
 from farflung.transports.tcp_connection import Connection, MessageKind, build_message
+from farflung.transports.tcp_state import ERRORS_KEPT, named_error, read_failures, read_number
 from farflung.units import Seconds
 from farflung.wire.frames import Frame, encode_frame
 from farflung.wire.packed import pack_value, unpack_value
 
 __all__ = ["LinkHost", "TcpLink"]
 
-_ERRORS_KEPT = 8
 _TEXT = 1500
 _REFUSED_GRACE = 1.0
 #: Bytes per round trip that one connection carries for certain: buffers hold ten times as much, its thread may be slow.
@@ -69,6 +68,9 @@ class LinkHost(Protocol):
             FarflungError: it can't be reached.
         """
 
+    def can_dial(self, link: TcpLink) -> bool:
+        """Whether the peer can be dialled at all; else it dials."""
+
     def link_over(self, link: TcpLink, error: FarflungError, *, told: bool) -> None:
         """``link`` is no more; ``told``: those who wait for the peer's frames must hear of it."""
 
@@ -103,7 +105,7 @@ class TcpLink:
         self._inbox = Inbox(config.limits, config.credit)
         self._probe = StripeProbe(config.stripes, max(config.stripes, config.max_stripes))
         self._peer_wants = 1
-        self._errors: deque[tuple[int, int, str, str]] = deque(maxlen=_ERRORS_KEPT)
+        self._errors: deque[tuple[int, int, str, str]] = deque(maxlen=ERRORS_KEPT)
         self._handlers: dict[int, queue.SimpleQueue[Frame | None]] = {}
         self._leaving = self._peer_left = False
         self._received = False
@@ -207,7 +209,7 @@ class TcpLink:
             with self.changed:
                 self._peer_left = True
         elif kind == MessageKind.FATAL:
-            self.fail(_named_error(unpack_value(bytes(body), 4)))
+            self.fail(named_error(unpack_value(bytes(body), 4)))
 
     def _take_chunk(self, connection: Connection, place: tuple[int, int], body: memoryview) -> None:
         lane, number = place
@@ -261,19 +263,19 @@ class TcpLink:
         if not isinstance(body, dict):
             raise WireError("a link's state must be a map")
         states = read_states(body.get("states"))
-        failed = _failures(body.get("errors"))
+        failed = read_failures(body.get("errors"))
         with self.changed:
             if connection not in self.connections:
                 return
             connection.ready = True
-            connection.heartbeat = _number(body.get("beat"), 0.05, 60.0)
-            self._peer_wants = int(_number(body.get("wants"), 1, 64))
-            self._echo = (_number(body.get("time"), 0.0, 1e18), now)
+            connection.heartbeat = read_number(body.get("beat"), 0.05, 60.0)
+            self._peer_wants = int(read_number(body.get("wants"), 1, 64))
+            self._echo = (read_number(body.get("time"), 0.0, 1e18), now)
             echo = body.get("echo")
             if isinstance(echo, list) and len(echo) == 2:
-                self.rate.echoed(max(now - _number(echo[0], 0.0, 1e18) - _number(echo[1], 0.0, 1e18), 1e-5))
+                self.rate.echoed(max(now - read_number(echo[0], 0.0, 1e18) - read_number(echo[1], 0.0, 1e18), 1e-5))
             news = self._outbox.acknowledge(states)
-            arrived = int(_number(body.get("arrived"), 0, 1e18))
+            arrived = int(read_number(body.get("arrived"), 0, 1e18))
             fresh, self._arrived = max(arrived - self._arrived, 0), max(arrived, self._arrived)
             self._count(connection, news.nbytes, fresh, now)
             if news.nbytes and self._outbox.waits():
@@ -313,8 +315,13 @@ class TcpLink:
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def add(self, connection: Connection) -> None:
-        """Use ``connection`` from now on (it is closed if the link is over)."""
+    def open(self) -> None:
+        """Dial if there is no connection."""
+        with self.changed:
+            self._dial_if_needed()
+
+    def add(self, connection: Connection, relay: str = "") -> None:
+        """Use ``connection``, which goes through ``relay``, from now on (it is closed if the link is over)."""
         with self.changed:
             if self.over is not None or self._leaving:
                 connection.discard()
@@ -322,6 +329,9 @@ class TcpLink:
             if self.alone_since is not None and self._ever:
                 self._resumed += 1
                 self._host.log(f"link to {self.peer}: goes on after {time.monotonic() - self.alone_since:.1f} s")
+            if relay != self.relay and relay:
+                self._host.log(f"link to {self.peer}: goes through {relay}")
+            self.relay = relay
             self._ever = True
             if not self._congestion:
                 self._congestion = connection.congestion
@@ -384,7 +394,8 @@ class TcpLink:
             alone = self.alone_since
             if alone is None:
                 return
-            patience = self._config.resume if self.peer_id else self._config.connect_timeout
+            known = self.peer_id or not self._host.can_dial(self)  # who can't be dialled is waited for
+            patience = self._config.resume if known else self._config.connect_timeout
             refused = self.peer_id is not None and self._refused_since is not None and now - self._refused_since > _REFUSED_GRACE
             wanted = self._wanted()
         if wanted and (refused or now - alone > patience):
@@ -432,36 +443,50 @@ class TcpLink:
 
     def _dial(self) -> None:
         """Dial until there are enough connections, the link is over, or (with some there) the peer does not answer."""
-        while True:
-            with self.changed:
-                target = max(self._probe.wanted, min(self._peer_wants, self._config.max_stripes))
-                done = self.over is not None or self._leaving or self._peer_left or self._active() >= target
-                if done:
+        going = True
+        try:
+            while going:
+                with self.changed:
+                    going = self._dialing = not self._enough()
+                if going:
+                    known, failure = self._dial_once()
+                    with self.changed:
+                        going = self._dialing = not self._heed(known, failure)
+        finally:  # a defect must not leave the link without anybody who dials
+            if going:
+                with self.changed:
                     self._dialing = False
-                    return
-            known = True
-            try:
-                known = self._host.dial_link(self)
-            except ConnectionLost as error:
-                failure: FarflungError | None = error
-            except FarflungError as error:
-                self.fail(error)
-                failure = error
-            except Exception as defect:  # noqa: BLE001 - this thread's death would leave the link waiting for ever
-                failure = FarflungError(f"dialling {self.peer} failed inside: {type(defect).__name__}: {defect}")
-                self.fail(failure)
-            else:
-                failure = None
-            with self.changed:
-                if failure is not None:
-                    refused = "refused" in str(failure).lower()
-                    self._refused_since = (self._refused_since or time.monotonic()) if refused else None
-                    self._last_failure = failure
-                if (failure is not None or not known) and (self.connections or not known):
-                    self._dialing = False
-                    return
-                if failure is not None:
-                    self.changed.wait(self._config.redial)
+
+    def _enough(self) -> bool:
+        """Whether there is nothing to dial for (under the lock)."""
+        target = max(self._probe.wanted, min(self._peer_wants, self._config.max_stripes))
+        return self.over is not None or self._leaving or self._peer_left or self._active() >= target
+
+    def _dial_once(self) -> tuple[bool, FarflungError | None]:
+        """Whether the peer's place is known, and why it was not reached (None: it was)."""
+        try:
+            return self._host.dial_link(self), None
+        except ConnectionLost as error:
+            return True, error
+        except FarflungError as error:
+            self.fail(error)
+            return True, error
+        except Exception as defect:  # noqa: BLE001 - this thread's death would leave the link waiting for ever
+            failure = FarflungError(f"dialling {self.peer} failed inside: {type(defect).__name__}: {defect}")
+            self.fail(failure)
+            return True, failure
+
+    def _heed(self, known: bool, failure: FarflungError | None) -> bool:
+        """What a try tells (under the lock); whether it was the last one for now."""
+        if failure is not None:
+            refused = "refused" in str(failure).lower()
+            self._refused_since = (self._refused_since or time.monotonic()) if refused else None
+            self._last_failure = failure
+        if (failure is not None or not known) and (self.connections or not known):
+            return True
+        if failure is not None:
+            self.changed.wait(self._config.redial)
+        return False
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -550,32 +575,3 @@ class TcpLink:
 
 
 _GOODBYE_SECONDS = 1.0
-
-
-def _number(value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise WireError(f"a link's state has {value!r:.40} where a number from {low:g} to {high:g} belongs")
-    return float(value)
-
-
-def _failures(value: Any) -> dict[tuple[int, int], FarflungError]:
-    """Frame (lane, number) -> what its handler raised."""
-    if not isinstance(value, list) or len(value) > _ERRORS_KEPT:
-        raise WireError("a link's state has a malformed list of errors")
-    found = {}
-    for entry in value:
-        if not (isinstance(entry, list) and len(entry) == 4):
-            raise WireError("a link's state has a malformed error")
-        lane, number, kind, text = entry
-        if type(lane) is not int or type(number) is not int:
-            raise WireError("a link's state has an error of no frame")
-        found[lane, number] = _named_error([kind, text])
-    return found
-
-
-def _named_error(value: Any) -> FarflungError:
-    if not (isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)):
-        raise WireError("a peer's error must be a name and a text")
-    kind, text = value
-    made: type[FarflungError] = getattr(errors, kind) if kind in errors.__all__ else FarflungError
-    return made(text)

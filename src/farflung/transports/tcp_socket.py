@@ -8,12 +8,14 @@ short, so that an urgent chunk does not wait behind megabytes.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import socket
 import ssl
 import struct
 import termios
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ __all__ = [
     "dial",
     "kernel_view",
     "open_server",
+    "secure",
     "set_backlog",
     "tune",
     "unconfirmed",
@@ -45,6 +48,8 @@ _NOTSENT_LOWAT = 25
 _CC_INFO = 26
 #: BBR's window over the bandwidth-delay product, in 1/256: only PROBE_RTT has 1.
 _PROBE_RTT_GAIN = 256
+#: A handshake may take so many times what each of its parts may.
+_HANDSHAKES = 3
 
 
 class TlsContexts:
@@ -104,11 +109,13 @@ class Unfinished:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stopped = False
-        self._found: dict[socket.socket, threading.Thread] = {}
+        #: connection -> whose it is, and until when (monotonic seconds)
+        self._found: dict[socket.socket, tuple[threading.Thread, float]] = {}
 
     @contextmanager
-    def guard(self, connection: socket.socket) -> Iterator[None]:
-        """While this lasts, ``connection`` belongs to the calling thread, and ``stop`` cuts it.
+    def guard(self, connection: socket.socket, seconds: float = math.inf) -> Iterator[None]:
+        """While this lasts, ``connection`` belongs to the calling thread; ``stop`` cuts it, and ``cut_late`` after ``seconds``:
+        a socket's timeout begins anew with each byte, so a peer that trickles would never meet it.
 
         Raises:
             ConnectionAbortedError: ``stop`` came first.
@@ -116,7 +123,7 @@ class Unfinished:
         with self._lock:
             if self._stopped:
                 raise ConnectionAbortedError("this side was closed")
-            self._found[connection] = threading.current_thread()
+            self._found[connection] = (threading.current_thread(), time.monotonic() + seconds)
         try:
             yield
         finally:
@@ -130,13 +137,21 @@ class Unfinished:
                 cut(connection)
                 return
 
+    def cut_late(self, now: float) -> int:
+        """Cut those whose time is over at ``now``; how many there were."""
+        with self._lock:
+            late = [connection for connection, (_, until) in self._found.items() if now > until]
+            for connection in late:
+                cut(connection)
+            return len(late)
+
     def stop(self) -> list[threading.Thread]:
         """Cut what there is, and let nothing more begin; whose threads these were."""
         with self._lock:
             self._stopped = True
             for connection in self._found:
                 cut(connection)
-            return list(self._found.values())
+            return [thread for thread, _ in self._found.values()]
 
 
 def dial(
@@ -149,15 +164,33 @@ def dial(
         SecurityError: somebody else does.
     """
     host, port = split_address(address)
-    expected = tls_name(peer) if isinstance(security, TlsContexts) else ""
     unfinished = unfinished or Unfinished()
     found: socket.socket | None = None
     try:
         found = _connect(host, port, timeout, unfinished)
         tune(found)
+    except OSError as error:
+        _close(found)
+        cause = "no answer in time" if isinstance(error, TimeoutError) else (error.strerror or str(error))
+        raise lost(peer, address, cause) from error
+    return secure(found, peer, address, security, unfinished)
+
+
+def secure(
+    plain: socket.socket, peer: str, address: str, security: TlsContexts | Insecure, unfinished: Unfinished
+) -> socket.socket:
+    """TLS over ``plain`` (its timeout holds for each part of the handshake) with the member ``peer``, who proves its name.
+
+    Raises:
+        ConnectionLost: it says nothing in time, or breaks off.
+        SecurityError: somebody else is there.
+    """
+    found = plain
+    expected = tls_name(peer) if isinstance(security, TlsContexts) else ""
+    try:
         if isinstance(security, TlsContexts):
-            found = security.client.wrap_socket(found, server_hostname=expected, do_handshake_on_connect=False)
-            with unfinished.guard(found):
+            found = security.client.wrap_socket(plain, server_hostname=expected, do_handshake_on_connect=False)
+            with unfinished.guard(found, _HANDSHAKES * (plain.gettimeout() or math.inf)):
                 found.do_handshake()
             if expected.encode() not in _shown_names(found):  # TLS compares without regard to case
                 _close(found)

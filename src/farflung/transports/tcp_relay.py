@@ -1,0 +1,318 @@
+"""Connections between two members that cannot reach each other, through a third one that both can dial: the third one's side.
+
+The relay proves itself and its caller over TLS, as for any link. Then this TLS ends, on purpose, and both ends begin TLS with
+each other over the same sockets: the relay moves bytes that it can't read, and every byte is encrypted once. It keeps one piece
+of each direction at most; a slow way out holds the way in back by TCP's own window, so credit stays a matter of the two ends.
+
+A relay serves the pairs that it was told of (``Desk.allow``), which are members of one run, and so many connections of each.
+"""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from farflung.errors import ConnectionLost
+from farflung.transports.tcp_socket import cut, set_backlog
+
+__all__ = ["Desk", "Forwarder", "Pair", "Parked", "end_tls"]
+
+#: Two members, the smaller name first.
+Pair = tuple[str, str]
+
+_PIECE = 64 << 10
+_BACKLOG = 128 << 10
+_ROUNDS = 16
+_IDLE_SECONDS = 30.0
+_TICK = 1.0
+#: Connections at once: of a pair (both ends may dial sixteen), of all; those that wait for their other end.
+_MAX_OF_PAIR, _MAX_IN_ALL, _MAX_WAITING = 32, 256, 64
+
+
+def pair_of(one: str, other: str) -> Pair:
+    """The pair, the smaller name first."""
+    return (one, other) if one < other else (other, one)
+
+
+def end_tls(connection: socket.socket) -> socket.socket:
+    """The plain socket under ``connection``: both sides say that TLS ends here, and not a byte of what follows is lost.
+
+    Raises:
+        OSError: the other side broke off, or says nothing in time.
+    """
+    if not isinstance(connection, ssl.SSLSocket):
+        return connection
+    timeout = connection.gettimeout()
+    connection.unwrap()
+    plain = socket.socket(fileno=connection.detach())
+    plain.settimeout(timeout)
+    return plain
+
+
+@dataclass(slots=True, eq=False)
+class _Way:
+    """One direction: at most one piece that was read and is not yet sent."""
+
+    source: socket.socket
+    sink: socket.socket
+    names: tuple[str, str]
+    piece: memoryview = field(default_factory=lambda: memoryview(bytearray(_PIECE)))
+    begin: int = 0
+    end: int = 0
+    over: bool = False
+
+    @property
+    def full(self) -> bool:
+        """Whether something waits to be sent."""
+        return self.begin < self.end
+
+    def move(self) -> int:
+        """Move what can be moved now, up to a budget; how many bytes.
+
+        Raises:
+            OSError: a side broke off.
+        """
+        moved = 0
+        for _ in range(_ROUNDS):
+            try:
+                if not self.full:
+                    if self.over:
+                        break
+                    self.begin, self.end = 0, self.source.recv_into(self.piece)
+                    if not self.end:
+                        self.over = True
+                        self.sink.shutdown(socket.SHUT_WR)
+                        break
+                sent = self.sink.send(self.piece[self.begin : self.end])
+            except BlockingIOError:
+                break
+            self.begin += sent
+            moved += sent
+        return moved
+
+
+@dataclass(slots=True, eq=False)
+class _Splice:
+    """Two sockets that are one connection, and both ways between them."""
+
+    pair: Pair
+    sockets: tuple[socket.socket, socket.socket]
+    ways: tuple[_Way, _Way]
+    moved_at: float
+
+    def wants(self, which: int) -> int:
+        """Events of socket ``which`` that matter now."""
+        forth, back = self.ways[which], self.ways[1 - which]
+        reads = selectors.EVENT_READ if not (forth.full or forth.over) else 0
+        return reads | (selectors.EVENT_WRITE if back.full else 0)
+
+
+class Forwarder:
+    """One thread that moves the bytes of all spliced connections. ``carried``: bytes so far by (from, to)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._new: list[_Splice] = []
+        self._splices: set[_Splice] = set()
+        self._carried: dict[tuple[str, str], int] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+
+    def add(self, names: tuple[str, str], sockets: tuple[socket.socket, socket.socket]) -> None:
+        """Join the plain ``sockets`` of the members ``names``, until one side ends it (they are closed here)."""
+        near, far = sockets
+        for one in sockets:
+            one.setblocking(False)
+            set_backlog(one, _BACKLOG)
+        ways = (_Way(near, far, names), _Way(far, near, (names[1], names[0])))
+        splice = _Splice(pair_of(*names), sockets, ways, time.monotonic())
+        with self._lock:
+            if not self._closed:
+                self._new.append(splice)
+                self._splices.add(splice)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+                    self._thread.start()
+                self._wake()
+                return
+        for one in sockets:
+            one.close()
+
+    def count(self, pair: Pair | None = None) -> int:
+        """Connections now, of ``pair`` or in all."""
+        with self._lock:
+            return sum(pair in (None, splice.pair) for splice in self._splices)
+
+    def carried(self) -> Mapping[tuple[str, str], int]:
+        """Bytes so far, by (from, to)."""
+        with self._lock:
+            return dict(self._carried)
+
+    def cut(self, pairs: Iterable[Pair]) -> None:
+        """End the connections of ``pairs``."""
+        chosen = set(pairs)
+        with self._lock:
+            for splice in self._splices:
+                if splice.pair in chosen:
+                    for one in splice.sockets:
+                        cut(one)
+
+    def close(self) -> None:
+        """End all."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._wake()
+        if thread is not None:
+            thread.join()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            self._wake_out.send(b"!")
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as chosen:
+            chosen.register(self._wake_in, selectors.EVENT_READ)
+            swept = time.monotonic()
+            while not self._closed:
+                touched = {key.data[0] for key, _ in chosen.select(_TICK) if key.data is not None}
+                with suppress(BlockingIOError):
+                    self._wake_in.recv(4096)
+                with self._lock:
+                    touched |= set(self._new)
+                    self._new.clear()
+                now = time.monotonic()
+                if now - swept > _TICK:  # whose ends are both gone without a word
+                    swept = now
+                    touched |= {one for one in self._splices if now - one.moved_at > _IDLE_SECONDS}
+                for splice in touched:
+                    self._serve(chosen, splice, now)
+            for splice in list(self._splices):
+                self._end(chosen, splice)
+
+    def _serve(self, chosen: selectors.BaseSelector, splice: _Splice, now: float) -> None:
+        try:
+            for way in splice.ways:
+                moved = way.move()
+                if moved:
+                    splice.moved_at = now
+                    with self._lock:
+                        self._carried[way.names] = self._carried.get(way.names, 0) + moved
+        except OSError:
+            self._end(chosen, splice)
+            return
+        if all(way.over and not way.full for way in splice.ways) or now - splice.moved_at > _IDLE_SECONDS:
+            self._end(chosen, splice)
+            return
+        for which, one in enumerate(splice.sockets):
+            events, known = splice.wants(which), chosen.get_map().get(one)
+            if known is None and events:
+                chosen.register(one, events, (splice, which))
+            elif known is not None and not events:
+                chosen.unregister(one)
+            elif known is not None and events != known.events:
+                chosen.modify(one, events, (splice, which))
+
+    def _end(self, chosen: selectors.BaseSelector, splice: _Splice) -> None:
+        with self._lock:
+            self._splices.discard(splice)
+        for one in splice.sockets:
+            if chosen.get_map().get(one) is not None:
+                chosen.unregister(one)
+            one.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A caller whose other end was called and has not come yet."""
+
+    sock: socket.socket
+    caller: str
+    target: str
+    until: float
+
+
+class Desk:
+    """Who may be relayed, and who waits. ``forwarder`` moves what was joined. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.forwarder = Forwarder()
+        self._lock = threading.Lock()
+        self._allowed: dict[str, frozenset[Pair]] = {}
+        self._parked: dict[str, Parked] = {}
+        self._closed = False
+
+    def allow(self, run: str, pairs: Iterable[tuple[str, str]]) -> None:
+        """From now on relay for ``pairs`` of ``run``, and for no others of it."""
+        with self._lock:
+            before = self._allowed.get(run, frozenset())
+            self._allowed[run] = frozenset(pair_of(*pair) for pair in pairs)
+            if not self._allowed[run]:
+                del self._allowed[run]
+            others = frozenset(pair for known in self._allowed.values() for pair in known)
+        self.forwarder.cut(before - others)
+
+    def check(self, caller: str, target: str) -> None:
+        """Whether ``caller`` may be connected with ``target``.
+
+        Raises:
+            ConnectionLost: this relay knows of no run in which they are, or they have too many connections.
+        """
+        pair = pair_of(caller, target)
+        with self._lock:
+            known = any(pair in pairs for pairs in self._allowed.values())
+            waiting = len(self._parked)
+        if not known:
+            raise ConnectionLost(f"this relay was told of no run in which {caller} and {target} need it")
+        if self.forwarder.count(pair) >= _MAX_OF_PAIR or self.forwarder.count() >= _MAX_IN_ALL or waiting >= _MAX_WAITING:
+            raise ConnectionLost(f"this relay carries as many connections as it may ({_MAX_OF_PAIR} of a pair)")
+
+    def park(self, sock: socket.socket, caller: str, target: str, until: float) -> str:
+        """Keep ``sock`` until ``target`` comes with the token that is returned, or until ``until`` (monotonic seconds)."""
+        token = secrets.token_hex(16)
+        with self._lock:
+            if self._closed:
+                raise ConnectionLost("this relay is closing")
+            self._parked[token] = Parked(sock, caller, target, until)
+        return token
+
+    def claim(self, token: str, target: str) -> Parked:
+        """The caller that ``target`` was called for.
+
+        Raises:
+            ConnectionLost: nobody waits under that token for ``target`` (any more).
+        """
+        with self._lock:
+            found = self._parked.get(token)
+            if found is None or found.target != target:
+                raise ConnectionLost(f"nobody waits for {target} here any more")
+            return self._parked.pop(token)
+
+    def tick(self, now: float) -> None:
+        """Let go of callers whose other end did not come."""
+        with self._lock:
+            late = [token for token, parked in self._parked.items() if now > parked.until]
+            gone = [self._parked.pop(token) for token in late]
+        for parked in gone:
+            parked.sock.close()
+
+    def close(self) -> None:
+        """End everything."""
+        with self._lock:
+            self._closed = True
+            gone, self._parked = list(self._parked.values()), {}
+        for parked in gone:
+            parked.sock.close()
+        self.forwarder.close()
