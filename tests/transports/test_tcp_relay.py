@@ -125,12 +125,12 @@ def test_a_relay_serves_those_only_that_it_was_told_of(member: Member) -> None:
 def test_when_a_relay_dies_another_takes_its_place_and_the_transfer_goes_on(member: Member) -> None:
     with closing(Trio(member, "rs")) as trio:
         trio["a"].send("b", Frame("first"))
-        assert trio["a"].statistics()["b"].relay == "r"
+        first = trio["a"].statistics()["b"].relay
         future = trio["a"].post("b", Frame("x", {}, (_body(20_000_000),)))
-        trio.ends.pop("r").close()
+        trio.ends.pop(first).close()
         future.result(PATIENCE)
         assert bytes(trio.got["b"][1].sections[0]) == bytes(_body(20_000_000))
-        assert trio["a"].statistics()["b"].relay == "s"
+        assert {first, trio["a"].statistics()["b"].relay} == {"r", "s"}
         assert any("a connection ended" in line for line in trio.said)
         assert trio.lost == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from farflung.wire.frames import Frame
 __all__ = ["Methods"]
 
 #: What the status of other people's runs does not tell.
-_PRIVATE: Mapping[str, Any] = {"cause": "", "loss": None, "folder": ""}
+_PRIVATE: dict[str, Any] = {"cause": "", "loss": None, "folder": ""}
 #: What relays call the measuring of links, which belongs to no run.
 _PROFILE = "profile"
 

@@ -189,6 +189,7 @@ def secure(
     expected = tls_name(peer) if isinstance(security, TlsContexts) else ""
     try:
         if isinstance(security, TlsContexts):
+            plain.getpeername()  # as in a greeting: wrapping must not meet a connection that is gone
             found = security.client.wrap_socket(plain, server_hostname=expected, do_handshake_on_connect=False)
             with unfinished.guard(found, _HANDSHAKES * (plain.gettimeout() or math.inf)):
                 found.do_handshake()
