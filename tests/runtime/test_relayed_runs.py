@@ -74,8 +74,8 @@ def test_two_that_cannot_be_dialled_train_through_a_third(place: Path) -> None:
         topology = Topology.from_json(RunFolder(finished.folder).topology.read_text())
         assert topology.via == {("a", "b"): ("r",)}
         assert [device.nat for device in topology.devices] == ["nat of a", "nat of b", ""]
-        own.workers["r"].stop()
-        own._threads[2].join(PATIENCE)
+        while len(RunFolder(finished.folder).read_relayed()) < 2:
+            threading.Event().wait(0.01)  # the relay tells what it carried when the run is over
         carried = {(one.source, one.target): one.nbytes for one in RunFolder(finished.folder).read_relayed()}
         assert min(carried["a", "b"], carried["b", "a"]) > 1000
         run = load_run(finished.folder)
@@ -86,6 +86,10 @@ def test_two_that_cannot_be_dialled_train_through_a_third(place: Path) -> None:
         assert any("link to b through r: " in line for line in own.said["a"]), own.said
         assert any(line.startswith(f"run {finished.run}: relays between a and b") for line in own.said["r"])
         assert any(line.startswith(f"run {finished.run}: relayed ") for line in own.said["r"])
+        own.workers["r"].stop()
+        own._threads[2].join(PATIENCE)
+        while "r" in own._members():
+            continue
         end = own.run(text_job(steps=1, workers=2, plan={"planner": "equal_number"}))
         assert end.result.status == "failed"
         assert "devices 'a' and 'b' can't reach each other: neither can dial the other" in end.result.cause

@@ -11,7 +11,7 @@ import pytest
 
 from farflung.errors import FarflungError
 from farflung.transports import TransportConfig
-from farflung.transports.base import Arrival
+from farflung.transports.base import Arrival, Urgency
 from farflung.transports.pace import Cap
 from farflung.transports.tcp_connection import Connection, MessageKind, build_message
 from farflung.transports.tcp_link import TcpLink
@@ -19,7 +19,7 @@ from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value
 
 HOUR = 3600.0
-STATE = {"states": [[0, 0]] * 3, "errors": [], "time": 0.0, "echo": None, "beat": 0.5, "wants": 1, "arrived": 0}
+STATE = {"states": [[0, 0]] * len(Urgency), "errors": [], "time": 0.0, "echo": None, "beat": 0.5, "wants": 1, "arrived": 0}
 
 
 class Host:
