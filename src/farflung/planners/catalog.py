@@ -38,6 +38,26 @@ def _auto() -> Planner:
     return Auto()
 
 
+def _dtfm() -> Planner:
+    from farflung.planners.papers import GridPlanner
+
+    return GridPlanner("dtfm")
+
+
+def _kernighan_lin() -> Planner:
+    from farflung.planners.papers import GridPlanner
+
+    return GridPlanner("kernighan_lin")
+
+
+def _hybrid_ps() -> Planner:
+    from farflung.planners.papers import HybridPs
+
+    return HybridPs()
+
+
+#: These have replicas of their own; ``auto`` chooses the schedule too.
+_GRIDS = frozenset(("dtfm", "kernighan_lin", "hybrid_ps"))
 #: Planners by name; installed packages add theirs under the entry-point group ``farflung.planners``.
 PLANNERS: Registry[Planner] = Registry("planner", "planners")
 PLANNERS.add("auto", _auto)
@@ -45,6 +65,9 @@ PLANNERS.add("equal_number", _equal_number)
 PLANNERS.add("equal_compute", _equal_compute)
 PLANNERS.add("random", _random)
 PLANNERS.add("op_fence", _op_fence)
+PLANNERS.add("dtfm", _dtfm)
+PLANNERS.add("kernighan_lin", _kernighan_lin)
+PLANNERS.add("hybrid_ps", _hybrid_ps)
 
 
 def get_planner(name: str) -> Planner:
@@ -57,7 +80,9 @@ def get_planner(name: str) -> Planner:
     from farflung.planners.scheduled import Scheduling
 
     planner = PLANNERS.get(name)
-    return planner if name == "auto" else Replicating(Scheduling(planner))
+    if name == "auto":
+        return planner
+    return Scheduling(planner) if name in _GRIDS else Replicating(Scheduling(planner))
 
 
 def planner_names() -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan
 from farflung.planners.finish import Problem, settle
 
-__all__ = ["EqualCompute", "EqualNumber", "RandomCuts", "equal_compute_cuts", "equal_number_cuts", "place"]
+__all__ = ["EqualCompute", "EqualNumber", "RandomCuts", "balanced_cuts", "equal_compute_cuts", "equal_number_cuts", "place"]
 
 Vector = npt.NDArray[np.float64]
 
@@ -73,12 +73,15 @@ class EqualCompute:
 
 def equal_compute_cuts(problem: Problem) -> list[tuple[int, int, str]]:
     """The runs that ``EqualCompute`` places."""
-    graph, topology = problem.graph, problem.topology
-    runs = problem.runs
-    count = _count(topology, len(runs), problem.job)
+    count = _count(problem.topology, len(problem.runs), problem.job)
+    return place(problem.graph, balanced_cuts(problem, count), problem.topology.names)
+
+
+def balanced_cuts(problem: Problem, count: int) -> list[int]:
+    """Cuts into ``count`` pieces of equal FLOPs, where least crosses among equals."""
     work = problem.cost.forward_sum + problem.cost.backward_sum
-    cuts = _balanced(runs, [float(work[run.stop] - work[run.start]) for run in runs], count)
-    return place(graph, _cheapest(problem, cuts, work), topology.names)
+    cuts = _balanced(problem.runs, [float(work[run.stop] - work[run.start]) for run in problem.runs], count)
+    return _cheapest(problem, cuts, work)
 
 
 def _cheapest(problem: Problem, cuts: Sequence[int], work: Vector) -> list[int]:

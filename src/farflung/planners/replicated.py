@@ -27,7 +27,7 @@ from farflung.planners.finish import Problem
 from farflung.planners.grid import assign_grid
 from farflung.units import Bytes, FlopsPerSecond
 
-__all__ = ["Replicating", "shares"]
+__all__ = ["Replicating", "cut_bytes", "shares"]
 
 #: Evaluations that finding the groups may take (not seconds: the same job gives the same plan).
 _EVALUATIONS = 2000
@@ -125,7 +125,7 @@ def _groups(problem: Problem, wanted: int) -> list[list[int]]:
         part,
         dp=wanted,
         pp=stages,
-        pp_bytes=_cut_bytes(problem),
+        pp_bytes=cut_bytes(problem),
         dp_bytes=parameters / stages,
         seconds=None,
         evaluations=_EVALUATIONS,
@@ -134,7 +134,7 @@ def _groups(problem: Problem, wanted: int) -> list[list[int]]:
     return [[chosen[i] for i in group] for group in found.devices]  # members at one place are matched over links
 
 
-def _cut_bytes(problem: Problem) -> float:
+def cut_bytes(problem: Problem) -> float:
     """Bytes of values at a typical cut between module runs."""
     traffic = [float(problem.cost.crossing_forward[run.start]) for run in problem.runs[1:]]
     return float(np.median(traffic)) if traffic else 1.0

@@ -1,0 +1,92 @@
+"""``dtfm``, ``kernighan_lin`` and ``hybrid_ps`` as planners: grids and clusters become plans with replicas."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.cluster import Device, Topology
+from farflung.errors import PlanError
+from farflung.graph.builder import GraphBuilder
+from farflung.job.spec import JobSpec, PlanSpec
+from farflung.plan import Plan, check_plan, estimate
+from farflung.planners import get_planner
+from farflung.units import Bytes, FlopsPerSecond
+
+PAPERS = ("dtfm", "kernighan_lin", "hybrid_ps")
+
+
+def chain(widths, rows=32):
+    builder = GraphBuilder("chain")
+    value = builder.input("x", "float32", (rows, widths[0]))
+    for i in range(len(widths) - 1):
+        value = builder.add(f"fc{i}", "Linear", value, in_features=widths[i], out_features=widths[i + 1])
+        value = builder.add(f"act{i}", "GELU", value)
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (rows, widths[-1])))
+    return builder.build()
+
+
+GRAPH = chain((32, 64, 16, 128, 32, 64, 16))
+JOB = JobSpec(micro_batch_sizes=(8, 8, 8, 4))
+
+
+def network(seed, count, memory=1e9, unreliable=0):
+    random = np.random.default_rng(seed)
+    devices = [
+        Device(name=f"d{i}", memory=Bytes(memory), speed=FlopsPerSecond(random.uniform(1e8, 2e9)), reliable=i >= unreliable)
+        for i in range(count)
+    ]
+    beta, alpha = random.choice([1e5, 1e6, 1e8], (count, count)), random.choice([1e-4, 1e-2], (count, count))
+    return Topology.from_matrices(np.minimum(alpha, alpha.T), np.minimum(beta, beta.T), devices)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+@settings(deadline=None, max_examples=6)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 6), workers=st.none() | st.integers(1, 6))
+def test_plans_tile_fit_and_are_repeatable(name, seed, count, workers):
+    topology, job = network(seed, count), JOB.model_copy(update={"workers": workers, "seed": seed})
+    plan = get_planner(name).plan(GRAPH, topology, job=job)
+    check_plan(plan, GRAPH, topology, job)
+    assert estimate(GRAPH, plan, topology, job).feasible
+    assert plan.planner == name
+    assert len(plan.devices) <= min(count, workers or count)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert get_planner(name).plan(GRAPH, topology, job=job) == plan
+
+
+@pytest.mark.parametrize("name", ["dtfm", "kernighan_lin"])
+def test_grids_use_every_device_and_keep_the_shape_that_a_job_wants(name):
+    topology = Topology.preset("homogeneous-6")
+    free = get_planner(name).plan(GRAPH, topology, job=JOB)
+    assert len(free.devices) == 6
+    held = get_planner(name).plan(GRAPH, topology, job=JOB.model_copy(update={"plan": PlanSpec(replicas=2)}))
+    assert [len(stage.devices) for stage in held.stages] == [2, 2, 2]
+
+
+def test_hybrid_ps_gives_unreliable_devices_no_home():
+    topology = network(1, 5, unreliable=2)
+    plan = get_planner("hybrid_ps").plan(GRAPH, topology, job=JOB)
+    assert not {"d0", "d1"} & {stage.device for stage in plan.stages}
+    none = topology.with_devices([replace(device, reliable=False) for device in topology.devices])
+    with pytest.raises(PlanError, match="needs a reliable device for each stage, and none is"):
+        get_planner("hybrid_ps").plan(GRAPH, none, job=JOB)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_what_cannot_fit_names_the_lack(name):
+    with pytest.raises(PlanError, match=r"it lacks|no number of stages"):
+        get_planner(name).plan(GRAPH, network(1, 2, memory=1e4), job=JOB)
+
+
+def test_a_norm_with_running_statistics_has_no_replicas():
+    builder = GraphBuilder("norm")
+    value = builder.input("x", "float32", (8, 3, 8, 8))
+    for i, (here, there) in enumerate(((3, 4), (4, 4))):
+        value = builder.add(f"conv{i}", "Conv2d", value, in_channels=here, out_channels=there, kernel_size=3, padding=1)
+        value = builder.add(f"norm{i}", "BatchNorm2d", value, num_features=there)
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (8, 4, 8, 8)))
+    graph = builder.build()
+    for name in PAPERS:
+        assert not get_planner(name).plan(graph, Topology.preset("homogeneous-2"), job=JOB).replicated
