@@ -20,6 +20,7 @@ def _load(module: str, name: str) -> Any:
 
 
 for _module, _name in {
+    "auto": "AutoBench",
     "chain": "ChainBench",
     "chaos": "Chaos",
     "codecs": "Codecs",

@@ -116,7 +116,8 @@ class Search:
         from farflung.planners.catalog import get_planner, planner_names
 
         problem = self.problem
-        for name in planner_names():
+        chosen = self.settings.members
+        for name in planner_names() if chosen is None else chosen:
             if name == "auto":
                 continue
             try:

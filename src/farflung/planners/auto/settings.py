@@ -21,7 +21,8 @@ class AutoSettings:
     ``micro_batches``: whether the samples of a step may be divided otherwise than the job says, into micro-batches that are at
     most as large as the job's largest. ``replicas``: devices that share a stage, at most (None: as many as micro-batches; a job
     that asks for ``plan.replicas`` above 1 gets as many everywhere). ``exclude``: devices or regions that get nothing.
-    ``stages``: at most so many. ``start``: further plans to begin with, for instance the one that runs now.
+    ``stages``: at most so many. ``members``: planners to begin with (None: all). ``start``: further plans to begin with, for
+    instance the one that runs now.
     """
 
     evaluations: int = 48
@@ -33,6 +34,7 @@ class AutoSettings:
     replicas: int | None = None
     exclude: frozenset[str] = frozenset()
     stages: int | None = None
+    members: tuple[str, ...] | None = None
     start: tuple[Plan, ...] = ()
 
     def __post_init__(self) -> None:
