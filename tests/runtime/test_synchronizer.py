@@ -18,6 +18,7 @@ from farflung.engines.base import Array
 from farflung.errors import PlanError
 from farflung.plan.model import Plan
 from farflung.plan.synchronization import strategy_of, world_of
+from farflung.runtime.averaging import Averager, Outcome
 from farflung.sync import STRATEGIES, Sent, get_strategy
 from farflung.testing.replicas import Group, Task
 
@@ -217,6 +218,28 @@ def test_what_was_sent_is_what_the_sender_counts() -> None:
     assert differing(low.held["a"], low.held["c"]) == []
 
 
+def patient(strategy: str, settings: Mapping[str, Any], **more: Any) -> Case:
+    return case_of(strategy, grid=False, sync={"strategy": strategy, "settings": dict(settings), **more})
+
+
+def test_patience_changes_nothing_where_all_come_in_time() -> None:
+    hasty = patient("local_sgd", {"sync_every": 2}, patience=60.0)
+    one, two = run_threads(hasty), run_threads(case_of("local_sgd", {"sync_every": 2}, grid=False))
+    assert differing(one.states, two.states) == []
+    assert one.notes == []
+
+
+def test_who_was_missing_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Averager.wait
+
+    def without_c(self: Averager, stage: int, tag: str) -> Outcome:
+        return replace(wait(self, stage, tag), missing=frozenset({1} if tag == "1" else ()))
+
+    monkeypatch.setattr(Averager, "wait", without_c)
+    ran = run_threads(patient("local_sgd", {"sync_every": 2}, patience=60.0))
+    assert ran.notes == ["step 1: an exchange of stage 0 ended without c; the others' weights grew"]
+
+
 REFUSED: dict[str, tuple[Case, str]] = {
     "clip": (
         case_of("free_sets", {"sync_every": 2}, optimizer=SGD | {"clip_norm": 1.0}),
@@ -224,6 +247,11 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "scalars": (case_of("seed_and_scalar"), "workers can't evaluate a loss at moved parameters yet"),
     "setting": (case_of("local_sgd", {"often": 2}), "has no setting 'often'"),
+    "patience": (
+        patient("gossip", {}, patience=2.0),
+        "every member must decide alike who counts, and with this strategy or codec each decides alone",
+    ),
+    "quorum": (patient("ssgd", {}, patience=2.0, quorum=3), "sync.quorum = 3 in groups of 2: set it to at most 2"),
     "grid": (
         other(case_of("ssgd"), replicas={**GRID, 1: [("b", range(1)), ("d", range(1, 4))]}),
         "replica k of every stage must compute the same micro-batches",

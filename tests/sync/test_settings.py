@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nets import flat, gradient, group, start, task, world
 
 from farflung.errors import InputError
+from farflung.job.load import make_job
 from farflung.sync import Round, World, check_clipping, get_strategy, renormalized
 from farflung.sync.robust import RULES
 from farflung.testing.replicas import Task
@@ -223,3 +224,15 @@ def test_rounds_never_reopen_and_their_shares_add_up(events: list[tuple[str, int
         if found.closed:
             assert sum(found.shares().values()) == pytest.approx(1.0)
             assert before == found or not before.closed
+
+
+def test_deadlines_are_refused_where_every_replica_counts() -> None:
+    with pytest.raises(InputError, match=r"sync\.patience = 2 with strategy = 'exact': its result is that of one machine"):
+        make_job({"sync": {"patience": 2.0}})
+    with pytest.raises(InputError, match=r"sync\.settings\.sync_every means nothing with strategy = 'exact': remove it"):
+        make_job({"sync": {"settings": {"sync_every": 5}}})
+    shared = {"plan": {"replicas": 2}, "sync": {"strategy": "ssgd"}}
+    with pytest.raises(InputError, match=r"virtual_replicas = 2 orders the sums of strategy = 'exact' only, this is 'ssgd'"):
+        make_job(shared | {"micro_batch_sizes": [1, 1], "virtual_replicas": 2})
+    with pytest.raises(InputError, match=r"replicas that train alone can't leave out a step"):
+        make_job(shared | {"on_nan": "skip"})

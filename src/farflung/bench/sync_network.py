@@ -2,8 +2,9 @@
 
 A real broker and four real workers over TLS in the nodes of an emulated network (``bench.emulated``), and a device emulation
 (``bench.paced``): links stay as they are, devices get slower or faster from case to case, so that x takes its values. The
-exchange, its overlap with the backward, parameters and gradients are real; how long computing takes is not. Beside each
-measurement stands what the scheduler predicts from its layer times, latencies and modelled computing.
+exchange, its overlap with the backward, parameters and gradients are real; how long computing takes is not. First a run of S-SGD,
+whose exchange hides behind nothing, measures what a link carries while all members send and receive at once; from this rate, the
+layers, latencies and modelled computing the scheduler predicts, and its prediction stands beside each measurement.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ _FREE, _ASC, _LOCAL, _RUNS = "free_sets", "asc_wfbp", "local_sgd", "contiguous"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncNetworkSettings(Settings):
     """``link``: ``Mbit/s:round trip in ms`` of every link. ``ratios``: values of x. ``periods``: measured ones, of ``sync_every``
-    steps; one before does not count. ``merge``: ASC-WFBP merges layers to so many messages.
+    steps; one step before does not count. ``merge``: ASC-WFBP merges layers to so many messages.
     ``plot``: a picture file to draw into."""
 
     models: tuple[str, ...] = tuple(MODELS)
     strategies: tuple[str, ...] = (_ASC, _LOCAL, "partial", _RUNS, _FREE)
     ratios: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0, 5.0)
-    link: str = "4:10"
+    link: str = "2:10"
     members: int = 4
     sync_every: int = 5
-    periods: int = 2
+    periods: int = 1
     sequence: int = 32
     rows: int = 2
     merge: int = 8
@@ -112,20 +113,34 @@ def _model(settings: SyncNetworkSettings, model: str, say: Say) -> list[dict[str
     whole = [(0, len(base.graph.ops), blank.names[0])]
     (piece,) = cut(base.graph, [(0, len(base.graph.ops))])
     unit = pace_of(piece, EngineSettings(optimizer=base.job.optimizer), 1.0)
-    rate = float(blank.beta[0, 1]) * GOODPUT
     nbytes = sum(state.spec.nbytes for state in base.graph.parameters)
-    seconds = nbytes * 2 / settings.members / rate
     found = []
     with EmulatedCluster(blank, speeds=dict.fromkeys(blank.names, 1e9)) as cluster:
+        rate = _rate(settings, base, cluster, unit, nbytes)
+        seconds = nbytes * 2 / settings.members / rate
+        say(f"{model}: a link carries {rate * 8e-6 / float(blank.beta[0, 1] * 8e-6):.3f} of {settings.link} both ways")
         for ratio in settings.ratios:
             speed = unit.backward * settings.sync_every * ratio / seconds
             cluster.set_speeds(dict.fromkeys(blank.names, speed))
             for name in settings.strategies:
                 run = cluster.run(_variant(settings, base, _told(blank, speed, rate), name, nbytes), whole)
-                item = _item(settings, base, run, unit, speed) | {"model": model, "x": ratio, "strategy": name}
+                item = _item(settings, base, run, unit, speed) | {"model": model, "x": ratio, "strategy": name, "rate": rate}
                 say(f"{model}, x {ratio:g}, {name}: {item['seconds']:.3f} s per step, predicted {item['predicted']:.3f}")
                 found.append(item)
     return found
+
+
+def _rate(settings: SyncNetworkSettings, base: Bundle, cluster: EmulatedCluster, unit: Pace, nbytes: int) -> float:
+    """Payload bytes per second of a link while every member exchanges with every other: S-SGD's steps without their computing."""
+    blank = cluster.topology
+    guess = float(blank.beta[0, 1]) * GOODPUT
+    speed = (unit.forward + unit.backward) * guess / nbytes
+    cluster.set_speeds(dict.fromkeys(blank.names, speed))
+    run = cluster.run(
+        _variant(settings, base, _told(blank, speed, guess), "ssgd", nbytes), [(0, len(base.graph.ops), blank.names[0])]
+    )
+    computing = (unit.forward + unit.backward + unit.update) / speed + 2 * float(blank.alpha[0, 1])
+    return nbytes * 2 / settings.members / (median(step.seconds for step in run.steps[1:]) - computing)
 
 
 def _bundle(settings: SyncNetworkSettings, model: str, topology: Topology) -> Bundle:
@@ -150,9 +165,8 @@ def _variant(settings: SyncNetworkSettings, base: Bundle, topology: Topology, na
     given: dict[str, Any] = {} if name in _EVERY_STEP else {"sync_every": settings.sync_every}
     if name == _ASC:
         given = {"merge_bytes": nbytes / settings.merge}
-    steps = settings.periods * 2 if name in _EVERY_STEP else settings.periods * settings.sync_every
-    warm_up = 1 if name in _EVERY_STEP else settings.sync_every
-    changes = {"steps": warm_up + steps, "sync": SyncSpec(strategy=name, settings=given)}
+    steps = settings.periods * 3 if name in _EVERY_STEP else settings.periods * settings.sync_every
+    changes = {"steps": 1 + steps, "sync": SyncSpec(strategy=name, settings=given)}
     return replace(base, run=new_id("run"), job=base.job.model_copy(update=changes), topology=topology)
 
 
@@ -174,8 +188,7 @@ def _item(settings: SyncNetworkSettings, base: Bundle, run: Finished, unit: Pace
     steps = 4 * settings.sync_every
     forward = unit.forward / speed
     predicted = mean_step_seconds(strategy, world, steps, forward_seconds=forward, costs=costs)
-    warm_up = 1 if strategy.name in _EVERY_STEP else settings.sync_every
-    times = [step.seconds for step in run.steps[warm_up:]]
+    times = [step.seconds for step in run.steps[1:]]
     every = 1 if strategy.name in _EVERY_STEP else settings.sync_every
     periods = [fmean(times[at : at + every]) for at in range(0, len(times), every)]
     return {
@@ -187,7 +200,7 @@ def _item(settings: SyncNetworkSettings, base: Bundle, run: Finished, unit: Pace
         "backward": unit.backward / speed,
         "communication": sum(float(layer.comm_seconds) for layer in world.layers),
         "layers": len(world.layers),
-        "sent_bytes_per_step": fmean(step.total_bytes for step in run.steps[warm_up:]),
+        "sent_bytes_per_step": fmean(step.total_bytes for step in run.steps[1:]),
         "losses": [run.steps[0].loss, run.steps[-1].loss],
     }
 

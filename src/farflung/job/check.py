@@ -30,6 +30,11 @@ def _check_sync(job: JobSpec) -> None:
     if sync.strategy == "exact":
         if sync.settings:
             raise InputError(f"sync.settings.{min(sync.settings)} means nothing with strategy = 'exact': remove it")
+        if sync.patience:
+            raise InputError(
+                f"sync.patience = {sync.patience:g} with strategy = 'exact': its result is that of one machine, so every replica "
+                "counts; set it to 0, or choose another strategy"
+            )
         return
     if job.plan.replicas == 1:
         raise InputError(

@@ -132,9 +132,13 @@ class SyncSpec(_Section):
 
     ``strategy``: ``exact`` (gradients are summed in the job's order in every step; the result is that of one machine), or one of
     ``farflung.sync``, whose ``settings`` these are: then replicas are members of pipelines that train alone between exchanges.
+    ``patience``: seconds after which an exchange ends without members whose values have not come (0: all are waited for), but not
+    before ``quorum`` of them have; the weights of those that have come are divided by their sum.
     """
 
     strategy: str = "exact"
+    patience: Annotated[float, Field(ge=0.0)] = 0.0
+    quorum: Count = 1
     settings: dict[str, int | float | bool | str | list[list[int]]] = {}
 
 

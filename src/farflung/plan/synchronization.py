@@ -15,7 +15,7 @@ from farflung.graph.modules import module_runs
 from farflung.job.groups import is_frozen
 from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
-from farflung.sync import LayerInfo, Sent, Strategy, World, check_clipping, get_strategy, link_share
+from farflung.sync import LayerInfo, Sent, Strategy, World, adds_up, check_clipping, get_strategy, link_share
 from farflung.units import Bytes, Seconds
 
 __all__ = ["check_sync", "named_sync", "strategy_of", "with_sync", "world_of"]
@@ -117,6 +117,7 @@ def check_sync(plan: Plan, graph: Graph, job: JobSpec) -> None:
         if strategy.sent is Sent.SCALARS:
             raise InputError("workers can't evaluate a loss at moved parameters yet; it runs in farflung.testing.replicas only")
         check_clipping(strategy, job.optimizer.clip_norm)
+        _check_patience(strategy, plan, job)
         for stage in plan.stages:
             if plan.sync.layers[stage.index]:
                 strategy.check(world_of(plan, graph, job, stage.index))
@@ -152,6 +153,19 @@ def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[t
         else:
             before += flops
     return found
+
+
+def _check_patience(strategy: Strategy, plan: Plan, job: JobSpec) -> None:
+    if not job.sync.patience:
+        return
+    members = min(len(stage.devices) for stage in plan.stages)
+    if not adds_up(strategy):
+        raise InputError(
+            f"sync.patience = {job.sync.patience:g}: every member must decide alike who counts, and with this strategy or codec "
+            "each decides alone; set patience to 0, or a strategy that takes means, with codec = 'identity'"
+        )
+    if job.sync.quorum > members:
+        raise InputError(f"sync.quorum = {job.sync.quorum} in groups of {members}: set it to at most {members}")
 
 
 def _without_crumbs(graph: Graph, layers: list[tuple[tuple[str, ...], float]]) -> list[tuple[tuple[str, ...], float]]:

@@ -60,7 +60,7 @@ class Executor:
         self.courier = Courier(setup, self.mailbox, self.links)
         self.exchange = Exchange(setup, self.mailbox, self.links)
         #: How replicas agree, where the plan has a strategy for it.
-        self.sync = None if setup.plan.sync is None else Synchronizer(setup, self.mailbox, self.links)
+        self.sync = None if setup.plan.sync is None else Synchronizer(setup, self.mailbox, self.links, self._note)
         self.step = setup.first_step
         self._save = False
         #: Steps that the states are made of, now and in the newest checkpoint (or the first states, before there is one).
@@ -177,6 +177,9 @@ class Executor:
     def generate(self) -> None:
         """Text from the job's prompt, through the same stages."""
         generate(self)
+
+    def _note(self, text: str) -> None:
+        self.hooks.event("note", text=text)
 
     # -- states -------------------------------------------------------------------------------------------------------
 

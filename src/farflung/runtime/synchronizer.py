@@ -10,7 +10,7 @@ What differs from an ideal engine: lanes are ignored (a link carries frames in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,7 +83,9 @@ class _Member:
 class Synchronizer:
     """The strategy of a plan on one worker; ``runners``: of the own stages."""
 
-    def __init__(self, setup: RunSetup, mailbox: Mailbox, links: Links) -> None:
+    def __init__(self, setup: RunSetup, mailbox: Mailbox, links: Links, tell: Callable[[str], None] = lambda text: None) -> None:
+        """``tell``: takes lines for people."""
+        self._tell = tell
         assert setup.plan.sync is not None
         self._setup, self._mailbox, self._links = setup, mailbox, links
         self.strategy = strategy_of(setup.plan)
@@ -309,6 +311,8 @@ class Synchronizer:
                 weights=command.weights,
                 arrays=tuple(arrays[name] for name in names),
                 first=member.first[min(command.layers)],
+                patience=self._setup.job.sync.patience or None,
+                quorum=self._setup.job.sync.quorum,
             )
         )
 
@@ -316,6 +320,10 @@ class Synchronizer:
         """Wait for the mean, and put it where it belongs."""
         outcome = self._averager.wait(member.stage, command.tag)
         arrays, here = member.rounds.pop(command.tag)
+        if outcome.missing and member.world.rank == min(set(command.group) - outcome.missing, default=-1):
+            devices = self._setup.plan.stages[member.stage].devices
+            names = ", ".join(devices[rank] for rank in sorted(outcome.missing))
+            self._tell(f"step {self._step}: an exchange of stage {member.stage} ended without {names}; the others' weights grew")
         if command.into == "parameters":
             gap = float(np.sqrt(outcome.gap) / max(np.sqrt(outcome.norm), 1e-30))
             self.divergence = max(gap, self.divergence or 0.0)

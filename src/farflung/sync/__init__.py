@@ -1,6 +1,6 @@
 """Synchronization of replicas: what is exchanged when. Knows no tensors; engines run what it says."""
 
-from farflung.sync.base import LayerInfo, Register, Sent, Strategy, World, check_clipping, link_share
+from farflung.sync.base import LayerInfo, Register, Sent, Strategy, World, adds_up, check_clipping, link_share
 from farflung.sync.commands import Command, Commands, Program
 from farflung.sync.equations import (
     local_sgd_seconds,
@@ -28,6 +28,7 @@ __all__ = [
     "Sent",
     "Strategy",
     "World",
+    "adds_up",
     "check_clipping",
     "explain",
     "get_strategy",

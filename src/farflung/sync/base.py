@@ -22,6 +22,7 @@ __all__ = [
     "Sent",
     "Strategy",
     "World",
+    "adds_up",
     "check_clipping",
     "check_codec",
     "check_number",
@@ -145,13 +146,18 @@ class Strategy(Protocol):
         """What replica ``world.rank`` does in step ``step`` (from 0). A pure function."""
 
 
+def adds_up(strategy: Strategy) -> bool:
+    """Whether all that counts of members' values is their weighted mean, so that it can be added up on the way."""
+    return strategy.codec == "identity" and strategy.name not in ONE_BY_ONE
+
+
 def link_share(strategy: Strategy, members: int) -> float:
     """Bytes on a link between two members over the bytes of what is exchanged, before the codec.
 
     A mean is added up on the way by a server for each piece: a piece goes there and its mean comes back, so a link carries
     ``2 / members``. Where members' values are needed one by one, every member sends all to every other.
     """
-    return 2.0 / members if strategy.codec == "identity" and strategy.name not in ONE_BY_ONE else 1.0
+    return 2.0 / members if adds_up(strategy) else 1.0
 
 
 class AnyGroup:
