@@ -30,6 +30,7 @@ def make(request: pytest.FixtureRequest, member: Callable[..., Credentials]) -> 
 
     def build(name: str, handler: FrameHandler, limits: FrameLimits | None = None) -> Endpoint:
         config = TransportConfig(
+            window=2,
             stripes=stripes,
             chunk_bytes=2048 if stripes > 1 else 1 << 16,
             limits=limits or FrameLimits(),

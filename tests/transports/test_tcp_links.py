@@ -429,7 +429,7 @@ def test_breaking_off_leaves_encryption_on(member: Member, monkeypatch: pytest.M
 
 
 def test_memory_stays_bounded_while_the_way_to_a_peer_crawls(member: Member) -> None:
-    """Alive of 60 arrays: 8 in the queue, 2 in the window, one that waits for it, one whose post waits; a few that are done."""
+    """Alive of 60 arrays: 6 in the queue, 4 in the window, one that waits for it, one whose post waits; a few that are done."""
     count, held, most = 60, 12, 16
     posted = threading.Semaphore(0)
     beyond = threading.Event()

@@ -53,7 +53,7 @@ class PredictionSettings(Settings):
     """``trials`` on up to ``devices`` devices; ``compute``: seconds of a whole micro-batch on a typical device; ``transfer``:
     seconds of a block's value on a typical link."""
 
-    trials: int = 20
+    trials: int = 30
     devices: int = 5
     blocks: int = 4
     width: int = 32
@@ -61,7 +61,7 @@ class PredictionSettings(Settings):
     rows: int = 16
     compute: float = 0.2
     transfer: float = 0.04
-    steps: int = 3
+    steps: int = 5
     warm_up: int = 1
 
 

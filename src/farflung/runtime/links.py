@@ -29,7 +29,7 @@ Lane = tuple[str, Urgency]
 #: Stage that sends and stage that receives.
 StagePair = tuple[int, int]
 
-_QUEUE_FRAMES = 8
+_QUEUE_FRAMES = 6
 #: A frame that many small things share shall take a link so long, or its round trip: bytes at least, at most, and before the rate
 #: of the link is known.
 _TOGETHER_SECONDS, _TOGETHER = 0.04, (16 << 10, 1 << 20, 64 << 10)

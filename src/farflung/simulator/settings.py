@@ -59,8 +59,8 @@ class SimulationSettings:
     spans: bool = False
     seed: int = 0
     jitter: Jitter = field(default_factory=Jitter)
-    queue: int = 8
-    window: int = 2
+    queue: int = 6
+    window: int = 4
     frame_bytes: float = 300.0
     codecs: Mapping[str, CodecSpeed] = field(default_factory=lambda: CODEC_SPEEDS)
 

@@ -19,7 +19,8 @@ _HEARTBEAT, _RESUME, _REDIAL = Seconds(0.5), Seconds(20.0), Seconds(0.2)
 class TransportConfig:
     """Settings of an endpoint; both ends of a link should have the same.
 
-    ``window``: frames per peer on their way at once (so that the next one travels while the last is handled).
+    ``window``: frames per peer on their way at once (so that others travel while one is handled and its confirmation waits behind
+    what the peer sends: with 2 a link of 24 Mbit/s and 34 ms stood still for a fifth of the time).
     ``small``: more frames may be under way while all of a lane together have fewer bytes; two frames of 16 kB would leave a link
     idle for most of the time in which their acknowledgement waits behind what goes the other way (``tcp`` only).
     ``chunk_bytes``: largest piece of a frame in one message. ``stripes``: connections per link, for links whose bandwidth
@@ -32,7 +33,7 @@ class TransportConfig:
     the time in which the link drains its send buffer, else a busy slow link is taken for dead.
     """
 
-    window: int = 2
+    window: int = 4
     small: int = 0
     chunk_bytes: int = _MAX_CHUNK
     stripes: int = 1
