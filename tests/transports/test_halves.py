@@ -130,7 +130,7 @@ def test_credit_and_window_hold_the_sender() -> None:
         sizes.append(chunk.size)
     assert sizes == [100, 100, 50]
     assert not outbox.waits()
-    assert outbox.acknowledge([(0, 0), (1, 0), (0, 0)]).nbytes == 100
+    assert outbox.acknowledge([(0, 0), (1, 0), (0, 0), (0, 0)]).nbytes == 100
     assert outbox.waits()
     assert outbox.has_room(Urgency.VALUES)
     outbox.put(Urgency.VALUES, [b"x"], 1)
@@ -143,7 +143,7 @@ def test_a_peer_beyond_its_credit_is_refused() -> None:
     inbox.take(0, 1, memoryview(bytes(80)), 0.0)
     with pytest.raises(WireError, match="more than its credit of 100 bytes"):
         inbox.take(0, 2, memoryview(bytes(80)), 0.0)
-    with pytest.raises(WireError, match="lane 0 to 2"):
+    with pytest.raises(WireError, match="lane 0 to 3"):
         inbox.take(7, 0, memoryview(b""), 0.0)
 
 
@@ -172,9 +172,9 @@ def test_too_many_frames_ahead_are_refused() -> None:
 def test_confirmations_of_what_was_never_sent_are_refused() -> None:
     outbox: Outbox[int] = Outbox(window=2, credit=1000)
     with pytest.raises(WireError, match="never sent"):
-        outbox.acknowledge([(1, 0), (0, 0), (0, 0)])
+        outbox.acknowledge([(1, 0), (0, 0), (0, 0), (0, 0)])
     with pytest.raises(WireError, match="never sent"):
-        outbox.acknowledge([(0, 1), (0, 0), (0, 0)])
+        outbox.acknowledge([(0, 1), (0, 0), (0, 0), (0, 0)])
 
 
 @pytest.mark.parametrize("value", [None, [], [[0, 0]], [[0, 0], [0, -1], [0, 0]], [[0, 0], [0, True], [0, 0]], [[0], [0], [0]]])
@@ -201,5 +201,5 @@ def test_small_frames_may_be_many() -> None:
         taken += 1
     assert taken == 4, "the fourth began below 1000 bytes"
     outbox.take("a", 300)
-    outbox.acknowledge([(0, 0), (0, 0), (1, 1)])
+    outbox.acknowledge([(0, 0), (0, 0), (1, 1), (0, 0)])
     assert outbox.has_room(Urgency.BULK)
