@@ -61,7 +61,7 @@ class PredictionSettings(Settings):
     rows: int = 16
     compute: float = 0.2
     transfer: float = 0.04
-    steps: int = 5
+    steps: int = 4
     warm_up: int = 1
 
 
