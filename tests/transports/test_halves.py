@@ -203,3 +203,19 @@ def test_small_frames_may_be_many() -> None:
     outbox.take("a", 300)
     outbox.acknowledge([(0, 0), (0, 0), (1, 1), (0, 0)])
     assert outbox.has_room(Urgency.BULK)
+
+
+def test_what_is_here_and_not_handled_is_bounded_in_bytes_too() -> None:
+    def frame(size: int) -> memoryview:
+        return memoryview(b"".join(encode_frame(Frame("x", {}, (bytes(size),)))))
+
+    small = Inbox(FrameLimits(), credit=4000, window=2)
+    for number in range(60):
+        small.take(1, number, frame(10), 0.0)
+    inbox = Inbox(FrameLimits(), credit=4000, window=2)
+    for number in range(2):  # as many as the window has may be larger
+        inbox.take(1, number, frame(3900), 0.0)
+    inbox.handled(1)
+    inbox.take(1, 2, frame(3900), 0.0)
+    with pytest.raises(WireError, match=r"3 frames of \d+ bytes before the first was handled; its window is 2"):
+        inbox.take(1, 3, frame(3900), 0.0)

@@ -155,3 +155,57 @@ def test_a_defect_while_dialling_ends_the_link(bench: Bench, monkeypatch: pytest
     bench.link._dial()
     assert not bench.link._dialing
     assert str(bench.link.over) == "dialling b failed inside: UnicodeError: a host of no name"
+
+
+def test_whatever_ends_the_dialling_thread_the_next_one_may_dial(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(link: TcpLink) -> bool:
+        raise SystemExit
+
+    monkeypatch.setattr(bench.host, "dial_link", end)
+    bench.link._dialing = True
+    with pytest.raises(SystemExit):
+        bench.link._dial()
+    assert not bench.link._dialing
+
+
+def _waits(bench: Bench, since: float, seconds: float) -> bool:
+    """Whether a link that somebody needs is still waited for after so long."""
+    bench.link._received = True
+    bench.link.alone_since = since
+    bench.link.tick(since + seconds, 0.0)
+    return bench.link.over is None
+
+
+def test_who_can_not_be_dialled_is_waited_for_as_long_as_a_broken_link(bench: Bench) -> None:
+    assert _waits(bench, 100.0, 19.0)
+    assert not _waits(bench, 100.0, 21.0)
+    assert "cannot reach b" in str(bench.link.over)
+
+
+def test_who_can_be_dialled_and_never_answered_is_given_up_sooner(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.host, "can_dial", lambda link: True)
+    assert _waits(bench, 100.0, 9.0)
+    assert not _waits(bench, 100.0, 11.0)
+
+
+def test_time_in_which_this_process_slept_counts_for_no_link(bench: Bench) -> None:
+    connection = bench.connect()
+    now = time.monotonic()
+    connection.deadlines.heard(now - 1.0)
+    bench.link.tick(now + HOUR, HOUR)  # a closed laptop
+    assert not connection._closing
+    connection.break_off("next")
+    connection.thread.join(30.0)
+    bench.link._received = True
+    alone = bench.link.alone_since
+    assert alone is not None
+    bench.link.tick(alone + HOUR, HOUR)
+    assert bench.link.over is None
+    assert bench.link.alone_since == alone + HOUR
+
+
+def test_a_set_clock_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = bench.connect()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    bench.link.tick(time.monotonic(), 0.0)
+    assert not connection._closing

@@ -60,6 +60,22 @@ def test_silence_is_death_after_two_seconds_or_three_chunks() -> None:
     assert not deadlines.silent(14.0, 2.0)
 
 
+def test_small_messages_do_not_make_a_link_slow() -> None:
+    """Verdicts of 100 bytes over a round trip of 300 ms are not a rate of 300 bytes per second."""
+    rate, now = Rate(), 0.0
+    for _ in range(100):
+        rate.started(now)
+        now += 0.3
+        rate.confirmed(100, now, busy=False)
+    assert rate.bytes_per_second == 0.0
+    assert Deadlines.allowed(rate, 1, 0.5) == 2.0
+    for _ in range(8):  # what is really slow is found to be so
+        rate.started(now)
+        now += 2.0
+        rate.confirmed(8_000, now, busy=True)
+    assert rate.bytes_per_second == pytest.approx(4_000)
+
+
 def test_own_sleep_excuses_the_peer() -> None:
     deadlines = Deadlines(0.0, 0.0)
     deadlines.excuse(60.0)  # the laptop was closed for a minute

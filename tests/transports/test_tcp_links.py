@@ -6,6 +6,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -20,7 +21,7 @@ from farflung.security import Credentials
 from farflung.transports import Insecure, TransportConfig, Urgency, tcp_endpoint
 from farflung.transports.tcp_connection import MessageKind, build_message
 from farflung.transports.tcp_endpoint import TcpEndpoint
-from farflung.transports.tcp_socket import KernelView, kernel_view
+from farflung.transports.tcp_socket import KernelView, TlsContexts, dial, kernel_view
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value
@@ -52,6 +53,7 @@ class Router:
         self._pairs: list[tuple[socket.socket, socket.socket, threading.Event]] = []
         self._threads: list[threading.Thread] = []
         self.passed = 0
+        self._away = False
         #: Bytes by connection, in the order of their making.
         self.carried: list[int] = []
         #: While it is clear, nothing passes.
@@ -71,6 +73,9 @@ class Router:
         with suppress(OSError):
             while True:
                 near, _ = self._server.accept()
+                if self._away:
+                    near.close()
+                    continue
                 try:
                     far = socket.create_connection(self._target)
                 except OSError:  # the target is closed; the caller is not kept waiting
@@ -102,6 +107,10 @@ class Router:
             for one in (near, far):
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
+
+    def refuse(self, away: bool) -> None:
+        """Whether new connections end before a byte passes."""
+        self._away = away
 
     def freeze(self, data: object = None) -> None:
         """What exists stays open and carries nothing any more: a machine that vanished."""
@@ -329,6 +338,48 @@ def test_who_greets_nobody_keeps_nobody_out(member: Member, monkeypatch: pytest.
             a.post("b", Frame("x")).result(PATIENCE)
         for one in silent:
             one.close()
+
+
+def test_who_trickles_its_greeting_is_cut_off_in_the_end(member: Member) -> None:
+    """Each byte would keep a socket's own timeout from running out."""
+    said: list[str] = []
+    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as b:
+        b.say = said.append
+        host, _, port = b.address.rpartition(":")
+        with socket.create_connection((host, int(port))) as caller:
+            caller.settimeout(PATIENCE)
+            caller.sendall(b"\x16")
+            _until(lambda: len(b._greeted._found) == 1)
+            now = time.monotonic()
+            assert b._greeted.cut_late(now + tcp_endpoint._GREETING_SECONDS - 5) == 0
+            caller.sendall(b"\x03")
+            assert b._greeted.cut_late(now + tcp_endpoint._GREETING_SECONDS) == 1
+            with suppress(ConnectionResetError):
+                assert caller.recv(1) == b""
+        _until(lambda: bool(said))
+        assert said[0].startswith("a connection was refused: ")
+
+
+def test_a_look_at_the_port_is_not_worth_a_line(member: Member) -> None:
+    said: list[str] = []
+    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as b:
+        b.say = said.append
+        dial("b", b.address, TlsContexts(member("broker", role="broker")), 10.0).close()
+        _until(lambda: not b._greeted._found)
+    assert said == []
+
+
+def test_only_one_dials_after_an_outage_and_that_suffices(member: Member) -> None:
+    """b never learns where a is; while the network is away nobody answers, then a's next try does."""
+    with closing(Pair(member("a"), member("b"))) as pair:
+        pair.a.send("b", Frame("first"))
+        pair.router.refuse(True)
+        pair.router.cut()
+        _until(lambda: pair.a.statistics()["b"].connections == 0)
+        back = pair.b.post("a", Frame("late"))
+        pair.router.refuse(False)
+        back.result(PATIENCE)
+        assert pair.a.statistics()["b"].resumed == 1
 
 
 def test_a_certificate_that_differs_by_case_is_somebody_else_s(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:

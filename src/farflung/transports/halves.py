@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from farflung.errors import WireError
 from farflung.transports.base import Urgency
+from farflung.transports.meter import frame_bytes
 from farflung.wire.frames import Frame, FrameDecoder, FrameLimits
 
 __all__ = ["Acknowledged", "Chunk", "Inbox", "LaneState", "Outbox"]
@@ -189,6 +190,8 @@ class Outbox(Generic[T]):
 @dataclass(slots=True)
 class _InLane:
     decoder: FrameDecoder
+    #: sizes of the frames that are here and not yet handled
+    waiting: deque[int] = field(default_factory=deque)
     next_number: int = 0
     handled: int = 0
     complete: int = 0
@@ -199,10 +202,14 @@ class _InLane:
 
 
 class Inbox:
-    """Frames coming from one peer. Not thread-safe."""
+    """Frames coming from one peer. Not thread-safe.
 
-    def __init__(self, limits: FrameLimits, credit: int) -> None:
-        self._credit = credit
+    What a lane holds is bounded by ``credit`` bytes ahead of a missing chunk, and by as many of frames that nobody has handled
+    yet (or by ``window`` frames, where these are larger).
+    """
+
+    def __init__(self, limits: FrameLimits, credit: int, window: int = 2) -> None:
+        self._credit, self._window = credit, window
         #: Bytes of chunks that came, early ones too, none twice.
         self.arrived = 0
         self._lanes = [_InLane(FrameDecoder(limits)) for _ in range(LANES)]
@@ -241,13 +248,24 @@ class Inbox:
             for frame in held.decoder.feed(ready):
                 done.append((frame, held.since))
                 held.since = now
+        self._hold(held, done)
+        return done
+
+    def _hold(self, held: _InLane, done: list[tuple[Frame, float]]) -> None:
+        """Count frames that wait to be handled."""
         held.complete += len(done)
+        held.waiting.extend(frame_bytes(frame) for frame, _ in done)
+        if len(held.waiting) > self._window and sum(held.waiting) > self._credit:
+            raise WireError(
+                f"the peer sent {len(held.waiting)} frames of {sum(held.waiting)} bytes before the first was handled; "
+                f"its window is {self._window} frames, its credit {self._credit} bytes"
+            )
         if held.complete - held.handled > _MAX_WINDOW:
             raise WireError(f"the peer sent {held.complete - held.handled} frames ahead, more than any window allows")
-        return done
 
     def handled(self, lane: int) -> int:
         """One more frame of ``lane`` was handled; its number."""
+        self._lanes[lane].waiting.popleft()
         self._lanes[lane].handled += 1
         return self._lanes[lane].handled - 1
 

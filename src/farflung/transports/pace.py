@@ -18,7 +18,8 @@ class Rate:
     """Goodput of a link while it is busy (bytes confirmed per second) and its round trip.
 
     Only time with something on its way counts. A window ends after ``WINDOW`` seconds of it, and the estimate follows with
-    weight 1/2, so that it forgets an old rate within a second or two.
+    weight 1/2, so that it forgets an old rate within a second or two. Less than a chunk between two pauses says nothing: a message
+    of 100 bytes takes a round trip on any link, and a link taken for so slow would be given minutes to answer.
     """
 
     WINDOW = 0.25
@@ -36,6 +37,10 @@ class Rate:
             self._seconds += now - self._since
             self._bytes += nbytes
         self._since = now if busy else None
+        if self._bytes < _MIN_CHUNK:
+            if not busy:
+                self._bytes, self._seconds = 0, 0.0
+            return
         if self._seconds >= max(self.WINDOW, self.round_trip):
             found = self._bytes / self._seconds
             self.bytes_per_second = found if not self.bytes_per_second else (self.bytes_per_second + found) / 2

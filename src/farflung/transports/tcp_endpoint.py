@@ -6,6 +6,7 @@ kernel, chunks that change their connection, and one link for both directions, s
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import threading
@@ -35,6 +36,8 @@ __all__ = ["TcpEndpoint"]
 _TICK = 0.1
 _GREETING_SECONDS = 10.0
 _MAX_GREETING = 64
+#: A link that is taken up again is dialled anew after so long without an answer.
+_AGAIN_SECONDS = 1.0
 
 
 def _nobody(text: str) -> None:
@@ -266,7 +269,8 @@ class TcpEndpoint:
         if not address:
             return False
         link.address = address
-        sock = dial(link.peer, address, self._tls, seconds, self._unfinished)
+        again = max(_AGAIN_SECONDS, 4 * link.rate.round_trip) if link.peer_id else math.inf
+        sock = dial(link.peer, address, self._tls, seconds, self._unfinished, again)
         self._introduce(link, sock, address)
         return True
 

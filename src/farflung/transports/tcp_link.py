@@ -102,7 +102,7 @@ class TcpLink:
         #: Where the peer is, for the texts of errors.
         self.address = "an unknown address"
         self._outbox: Outbox[_Pending] = Outbox(config.window, config.credit, config.small)
-        self._inbox = Inbox(config.limits, config.credit)
+        self._inbox = Inbox(config.limits, config.credit, config.window)
         self._probe = StripeProbe(config.stripes, max(config.stripes, config.max_stripes))
         self._peer_wants = 1
         self._errors: deque[tuple[int, int, str, str]] = deque(maxlen=ERRORS_KEPT)
@@ -389,6 +389,8 @@ class TcpLink:
                 if connection.deadlines.silent(now, allowed):
                     self._patience = max(self._patience, connection.deadlines.broke())
                     connection.break_off(f"nothing heard for {allowed * connection.deadlines.patience:.1f} s")
+            if self.alone_since is not None and late > 0:
+                self.alone_since += late
             self._check_progress(now)
             self._fit_connections()  # not when one comes: why it was dialled is known a round trip later
             alone = self.alone_since
