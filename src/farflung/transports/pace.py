@@ -18,8 +18,8 @@ class Rate:
     """Goodput of a link while it is busy (bytes confirmed per second) and its round trip.
 
     Only time with something on its way counts. A window ends after ``WINDOW`` seconds of it, and the estimate follows with
-    weight 1/2, so that it forgets an old rate within a second or two. Less than a chunk between two pauses says nothing: a message
-    of 100 bytes takes a round trip on any link, and a link taken for so slow would be given minutes to answer.
+    weight 1/2, so that it forgets an old rate within a second or two. Less than a chunk between two pauses says nothing: a
+    message of 100 bytes takes a round trip on any link, and a link taken for so slow would be given minutes to answer.
     """
 
     WINDOW = 0.25
