@@ -33,8 +33,8 @@ def invoke(*arguments: str) -> Any:
 
 
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
-    first = "chain chaos codecs compression emulator exactness fusionllm fuzz grid loss memory overhead overlap pipeline planning"
-    names = f"{first} prediction profile simulator sync-network sync-schedule sync-strategies transport"
+    first = "auto chain chaos codecs compression emulator exactness fusionllm fuzz grid loss memory overhead overlap pipeline"
+    names = f"{first} planning prediction profile simulator sync-loss sync-network sync-schedule sync-strategies transport"
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(BENCHMARKS)

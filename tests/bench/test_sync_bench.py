@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from farflung.bench.base import override
 from farflung.bench.catalog import BENCHMARKS
+from farflung.bench.sync_loss import PixelNetwork, SyncLossSettings, step_seconds
 from farflung.bench.sync_network import SyncNetworkSettings, _report
 from farflung.bench.sync_network_plot import draw
 from farflung.errors import InputError
@@ -62,3 +66,47 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
     assert "<svg" in text
     with pytest.raises(InputError, match=r"a plot is written as .svg, .png or .pdf, not as 'curves.txt'"):
         draw({"runs": runs}, tmp_path / "curves.txt")
+
+
+def test_more_steps_in_the_same_time_end_lower(tmp_path: Path) -> None:
+    chosen = BENCHMARKS.get("sync-loss")
+    settings = override(chosen.settings(quick=True), ["asc_steps=8", f"plot={tmp_path / 'loss.svg'}"])
+    report: Any = chosen.run(settings, lambda text: None)
+    curves = report.figures["curves"]["text"]
+    steps = {name: points[-1]["steps"] for name, points in curves.items()}
+    assert steps["asc_wfbp"] == 8
+    assert steps["asc_wfbp"] < steps["local_sgd"] < steps["contiguous"] <= steps["free_sets"]
+    assert {points[-1]["seconds"] for points in curves.values()} == {8 * report.figures["step_seconds"]["asc_wfbp"]}
+    assert curves["free_sets"][-1]["loss"] < curves["asc_wfbp"][-1]["loss"]
+    assert "<svg" in (tmp_path / "loss.svg").read_text(encoding="utf-8")
+
+
+def test_measured_times_are_those_nearest_to_one(tmp_path: Path) -> None:
+    runs = [item("asc_wfbp", 3.0, 0.5), item("asc_wfbp", 2.0, 1.1), item("free_sets", 1.0, 1.1)]
+    file = tmp_path / "measured.json"
+    file.write_text(json.dumps({"figures": {"runs": runs}}), encoding="utf-8")
+    settings = SyncLossSettings(measured=str(file), strategies=("asc_wfbp", "free_sets"))
+    assert step_seconds(settings) == {"asc_wfbp": 2.0, "free_sets": 1.0}
+    with pytest.raises(InputError, match="has no run of local_sgd with gpt2: measure it, too"):
+        step_seconds(SyncLossSettings(measured=str(file), strategies=("local_sgd",)))
+    with pytest.raises(InputError, match="holds no figures of sync-network"):
+        step_seconds(SyncLossSettings(measured=str(tmp_path / "none.json")))
+
+
+def test_gradients_of_the_pixel_network_are_those_of_its_loss() -> None:
+    random = np.random.default_rng(0)
+    images = random.standard_normal((6, 5)), np.array([0, 1, 2, 0, 1, 2])
+    network = PixelNetwork(SyncLossSettings(width=4, samples=6), {"train": images, "test": images}, 0)
+    start = [layer.astype(np.float64) for layer in network.start()]
+    loss, grads = network.gradient(start, 0, 0)
+    for layer, grad in zip(start, grads, strict=True):
+        layer[0, 0] += 1e-6
+        assert (network.gradient(start, 0, 0)[0] - loss) / 1e-6 == pytest.approx(grad[0, 0], abs=1e-4)
+        layer[0, 0] -= 1e-6
+
+
+def test_what_sync_loss_can_not_read(tmp_path: Path) -> None:
+    chosen = BENCHMARKS.get("sync-loss")
+    for pair, text in ((f"text={tmp_path / 'none'}", "can't be read"), (f"images={tmp_path}", "has no folder per class")):
+        with pytest.raises(InputError, match=text):
+            chosen.run(override(chosen.settings(quick=True), [pair, "asc_steps=2"]), lambda text: None)

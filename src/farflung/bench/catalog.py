@@ -39,6 +39,7 @@ for _module, _name in {
     "prediction": "Prediction",
     "profile": "Profile",
     "simulator": "SimulatorBench",
+    "sync_loss": "SyncLoss",
     "sync_network": "SyncNetwork",
     "sync_schedule": "SyncSchedule",
     "transport": "Transport",

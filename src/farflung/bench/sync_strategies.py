@@ -24,7 +24,7 @@ from farflung.sync.timeline import mean_step_seconds
 from farflung.testing.replicas import Group, Layers, Task
 from farflung.units import Bytes, Seconds
 
-__all__ = ["ByteNetwork", "SyncStrategies", "SyncStrategiesSettings"]
+__all__ = ["ByteNetwork", "SyncStrategies", "SyncStrategiesSettings", "standard_text"]
 
 Array = npt.NDArray[Any]
 PARTIAL = frozenset({"partial", "dreamddp", "contiguous", "free_sets"})
@@ -80,11 +80,12 @@ class SyncStrategies:
 class ByteNetwork:
     """Predicts the next byte from ``context`` bytes: embedding, tanh layers with residuals, soft-max. All layers are matrices."""
 
-    def __init__(self, settings: SyncStrategiesSettings, text: bytes, seed: int) -> None:
+    def __init__(self, settings: SyncStrategiesSettings, text: bytes, seed: int, held: bytes = b"") -> None:
+        """``held``: text that is not trained on (empty: the last tenth of ``text``)."""
         self._settings, self._seed = settings, seed
         codes = np.frombuffer(text, np.uint8)
         cut = len(codes) * 9 // 10
-        self._train, self._held = codes[:cut], codes[cut:]
+        self._train, self._held = (codes, np.frombuffer(held, np.uint8)) if held else (codes[:cut], codes[cut:])
 
     def start(self) -> Layers:
         """First parameters."""
@@ -139,7 +140,7 @@ class ByteNetwork:
 
 def _measure(settings: SyncStrategiesSettings, name: str) -> dict[str, float]:
     """Figures of one strategy, means over seeds; ``loss`` is that of the mean of the replicas' parameters."""
-    text, losses, spreads = _text(), [], []
+    text, losses, spreads = standard_text(), [], []
     extra: Mapping[str, object] = {}
     if name in ROUNDS:
         extra = {"sync_every": settings.sync_every}
@@ -186,7 +187,7 @@ def _world(settings: SyncStrategiesSettings, start: Layers) -> World:
     return World(rank=0, members=settings.members, layers=layers)
 
 
-def _text(limit: int = 1_000_000) -> bytes:
+def standard_text(limit: int = 1_000_000) -> bytes:
     """Sources of the Python standard library, in order of their names."""
     found = b""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
