@@ -12,6 +12,7 @@ FarflungError
 |- ConnectionLost      a peer can't be reached any more
 |- CheckpointError     a checkpoint is incomplete, torn or belongs to something else
 |- DataError           data is missing or unreadable on the machine that needs it
+|- DiskFull            there is no space for a file
 |- EmulationError      this machine can't emulate a network, or the emulator ended
 |- TrainingError       training itself failed (loss is not a number, worker died)
 '- Stopped             the user asked for the end
@@ -27,6 +28,7 @@ __all__ = [
     "CodecError",
     "ConnectionLost",
     "DataError",
+    "DiskFull",
     "EmulationError",
     "FarflungError",
     "GraphError",
@@ -122,6 +124,12 @@ class EmulationError(FarflungError):
     """A network can't be emulated here (rights, kernel), or its router ended."""
 
     exit_code = 14
+
+
+class DiskFull(FarflungError):
+    """There is no space for a file; what was there before is whole."""
+
+    exit_code = 15
 
 
 class Stopped(FarflungError):

@@ -18,6 +18,7 @@ from farflung.runtime.client import Client
 from farflung.runtime.membership import join
 from farflung.runtime.owner import Wishes, WishesFile, known_workers
 from farflung.runtime.service import Service
+from farflung.runtime.sessions import Sessions
 from farflung.runtime.worker import WorkerOptions
 from farflung.security import new_key
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
@@ -130,10 +131,13 @@ def test_generations_go_on_in_the_next_life_of_the_broker(place: Path, tmp_path:
         assert cluster.broker._sessions._leases.generation("a") > first
 
 
-def test_a_worker_notices_that_its_broker_is_silent(place: Path, tmp_path: Path) -> None:
-    with Loopback(place, 1, folder=str(tmp_path)) as cluster:
-        worker = cluster.workers["a"]
-        worker._heard, worker._lease = time.monotonic() - 1e6, 0.1  # what the next look of its own thread finds
+def test_a_worker_notices_that_its_broker_is_silent(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sessions, "_commands", lambda self, session: iter(session.outgoing.get, None))  # without a beat
+    with Loopback(place, 0, folder=str(tmp_path)) as cluster:
+        leases = cluster.broker._sessions._leases
+        leases.length = Seconds(0.2)  # told to the worker
+        monkeypatch.setattr(leases, "expired", lambda now: [])
+        cluster.add("a")
         cluster._threads[0].join(60)
         assert not cluster._threads[0].is_alive()
         assert any("nothing was heard of the broker for" in line for line in cluster.said["a"])

@@ -7,6 +7,7 @@ is written beside its place, forced to disk and renamed; a process killed at any
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -21,7 +22,8 @@ from typing import BinaryIO
 from farflung.checkpoint.blob import FileBlob
 from farflung.checkpoint.manifest import OPTIMIZER, Manifest, ShardRecord, TensorRecord
 from farflung.checkpoint.safetensors import Array, SafetensorsIndex, encode, spec_of
-from farflung.errors import CheckpointError, FarflungError
+from farflung.errors import CheckpointError, DiskFull, FarflungError
+from farflung.telemetry.faults import fault_point
 
 __all__ = ["CheckpointStore", "encode_shard", "locate", "pack", "write_file"]
 
@@ -74,6 +76,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: the pieces are no whole file, or the folder can't be written.
+        DiskFull: there is no space.
         """
         if not _NAME.fullmatch(name):
             raise CheckpointError(f"shard name {name!r} is not allowed: use letters, digits, _ and -")
@@ -219,6 +222,7 @@ def _replacing(path: Path) -> Iterator[_Pending]:
     """A new file that takes the place of ``path`` when the block ends well, and leaves nothing when it doesn't."""
     temporary = path.parent / f".{path.name}-{secrets.token_hex(8)}.part"
     try:
+        fault_point("disk.before_write", file=path.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as stream:
             pending = _Pending(stream, temporary, path)
@@ -228,7 +232,8 @@ def _replacing(path: Path) -> Iterator[_Pending]:
         temporary.replace(pending.place)
         _sync(path.parent)
     except OSError as error:
-        raise CheckpointError(f"{path} can't be written: {error.strerror}; free space or choose another folder") from None
+        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else CheckpointError
+        raise kind(f"{path} can't be written: {error.strerror}; free space or choose another folder") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

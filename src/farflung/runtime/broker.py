@@ -104,7 +104,7 @@ class Broker:
         self._methods = Methods(
             self._runs, self._sessions, RunFolders(self.home / "runs", self.names.ticket, limits), self.names.key
         )
-        self._journal = Journal(self.home / "journal.sqlite")
+        self._journal = Journal(self.home / "journal.sqlite", say)
         self._runs.note = self._journal.note
         restore(self._journal, self.home / "runs", self._runs, say)
         self._server = RpcServer(self._credentials)

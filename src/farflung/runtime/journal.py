@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farflung.errors import DataError
+from farflung.errors import DataError, DiskFull
+from farflung.runtime.backlog import Backlog
+from farflung.telemetry.faults import fault_point
 
 __all__ = ["Journal", "KeptRun"]
 
@@ -44,14 +46,15 @@ class KeptRun:
 class Journal:
     """Notes events; ``runs`` are those that were there when it was opened, the oldest first. Any thread may call."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or begin the journal at ``path``.
+    def __init__(self, path: Path, warn: Callable[[str], None] = lambda line: None) -> None:
+        """Open or begin the journal at ``path``; ``warn`` is told when the disk is full.
 
         Raises:
             DataError: it can't be read or written.
         """
         self._path = path
         self._lock = threading.Lock()
+        self._backlog: Backlog[tuple[str, str, str]] = Backlog(self._insert, warn)
         try:
             self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._base.execute("PRAGMA journal_mode = WAL")
@@ -64,14 +67,23 @@ class Journal:
     def note(self, run: str, what: str, /, **body: Any) -> None:
         """Keep that ``what`` (``submitted``, ``planned``, ``over``) happened to ``run``; fields are those of ``KeptRun``.
 
+        While the disk is full, notes wait in memory.
+
         Raises:
-            DataError: the disk is full, or the journal is closed.
+            DataError: the journal is damaged or closed.
         """
+        self._backlog.put((run, what, json.dumps(body)))
+
+    def _insert(self, event: tuple[str, str, str]) -> None:
         try:
+            fault_point("disk.before_write", file=self._path.name)
             with self._lock:
-                self._base.execute("INSERT INTO events (run, kind, body) VALUES (?, ?, ?)", (run, what, json.dumps(body)))
-        except sqlite3.Error as error:
-            raise DataError(f"cannot write {self._path}: {error}; free space or choose another folder") from None
+                self._base.execute("INSERT INTO events (run, kind, body) VALUES (?, ?, ?)", event)
+        except (sqlite3.Error, OSError) as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_FULL if isinstance(error, OSError) else 0)
+            kind = DiskFull if code & 0xFF == sqlite3.SQLITE_FULL else DataError
+            told = error.strerror if isinstance(error, OSError) else error
+            raise kind(f"cannot write {self._path}: {told}; free space or choose another folder") from None
 
     def close(self) -> None:
         """Write nothing more."""

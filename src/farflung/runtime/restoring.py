@@ -19,6 +19,7 @@ from farflung.runtime.run_log import RunLog
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.runs import LiveRun, Runs, older_records
 from farflung.telemetry import RunFolder, RunResult, StepRecord
+from farflung.telemetry.faults import fault_point
 from farflung.units import counted
 from farflung.wire.frames import Frame, decode_frame, encode_frame
 
@@ -39,6 +40,8 @@ def keep_bundle(root: Path, bundle: Bundle) -> None:
 
 def restore(journal: Journal, folder: Path, runs: Runs, say: Callable[[str], None]) -> None:
     """Give ``runs`` what the ``journal`` and the runs' folders below ``folder`` say; before anybody is served."""
+    if journal.runs:
+        fault_point("broker.before_replay")
     for kept in journal.runs:
         root = folder / kept.run
         try:

@@ -41,6 +41,7 @@ from farflung.protocol.events import (
     StopRun,
 )
 from farflung.protocol.holdings import Holding
+from farflung.runtime.backlog import Backlog
 from farflung.runtime.bundle import Bundle, squeeze
 from farflung.runtime.copies import Rounds
 from farflung.runtime.link_table import Freshness, LinkTable
@@ -54,6 +55,7 @@ from farflung.runtime.resuming import Start
 from farflung.runtime.run_log import RunLog
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.setup import StepReport
+from farflung.telemetry.faults import fault_point
 from farflung.telemetry.records import Record, RecoveryRecord, RelayedRecord, RunResult, StepRecord
 from farflung.telemetry.trace import Span
 from farflung.units import Bytes, Seconds, counted
@@ -103,6 +105,13 @@ class LiveRun:
     measured: set[str] = field(default_factory=set)
     result: RunResult | None = None
     files: threading.Lock = field(default_factory=threading.Lock)
+    unwritten: Backlog[Record] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Records wait where the disk is full."""
+        self.unwritten = Backlog(
+            self.store.folder.append, lambda text: self.log.mark(Frame("note", {"text": f"warning: {text}"}))
+        )
 
     def go_on(self, attempts: int, elapsed: float, away: float, lost: str) -> None:
         """It had trained for ``elapsed`` seconds in ``attempts`` attempts when, ``away`` seconds ago, ``lost`` happened."""
@@ -284,6 +293,7 @@ class Runs:
         bundle = live.bundle
         if bundle is None:
             return  # the run was stopped meanwhile
+        fault_point("broker.before_plan", run=live.run)
         try:
             fresh = [member for member in members if member.name not in live.measured]
             self._measuring.measure(fresh, live.job.threads)  # the members' offers are changed by their answers
@@ -459,6 +469,7 @@ class Runs:
         live.lost = ""
 
         def begin() -> None:
+            fault_point("broker.before_start", run=live.run)
             if recovery is not None:
                 try:
                     self._record(live, recovery)
@@ -493,7 +504,7 @@ class Runs:
         )
 
     def _record(self, live: LiveRun, record: Record) -> None:
-        live.store.folder.append(record)
+        live.unwritten.put(record)
         live.log.record(record.to_line())
         with self.changed:
             self.changed.notify_all()

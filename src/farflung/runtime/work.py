@@ -14,7 +14,7 @@ from farflung.checkpoint import pack
 from farflung.data.base import Place
 from farflung.data.files import default_cache, inside, resolve
 from farflung.engines.base import Array, Engine
-from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
+from farflung.errors import CodecError, ConnectionLost, DiskFull, FarflungError, VersionError, WireError
 from farflung.plan.document import plan_from_json
 from farflung.runtime.borrowing import Borrowing
 from farflung.runtime.bundle import Bundle, unsqueeze
@@ -38,6 +38,8 @@ from farflung.wire.frames import Frame
 __all__ = ["Host", "Work"]
 
 _PATIENCE = 30.0
+#: For how long the last checkpoint waits for a full disk, and how often it is tried.
+_FULL_SECONDS, _FULL_AGAIN = 600.0, 2.0
 #: Checkpoints to recover from take at most one of so many seconds.
 _SHARE = 33.0
 
@@ -399,9 +401,37 @@ class Work:
     def on_checkpoint(self, step: int, committed: int, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         """Send this worker's share to the broker."""
         begin = time.monotonic()
-        self._host.upload(self.run, {"step": step, "committed": committed, "attempt": self.attempt}, pack(states, optimizer))
-        self._states_from = "checkpoint"
+        if self._upload({"step": step, "committed": committed, "attempt": self.attempt}, pack(states, optimizer)):
+            self._states_from = "checkpoint"
         self._saved.now(begin)
+
+    def _upload(self, place: Mapping[str, int], tensors: Mapping[str, Array]) -> bool:
+        """Whether it is kept. If the broker's disk is full, training goes on without this one; the last one is tried again.
+
+        Raises:
+            DiskFull: it was full for too long, or the job goes back to checkpoints by itself.
+            FarflungError: it is refused.
+        """
+        assert self._bundle is not None
+        job, until = self._bundle.job, 0.0
+        while True:
+            try:
+                self._host.upload(self.run, place, tensors)
+            except DiskFull as error:
+                now = time.monotonic()
+                if job.on_nan == "rollback" or (until and now >= until) or self._ended_by is not None:
+                    raise
+                last = place["step"] >= job.steps
+                if not until:
+                    then = "it is tried again until there is" if last else "training goes on"
+                    text = f"warning: the checkpoint after step {place['step']} is not kept: {error}; {then}"
+                    self.event("note", text=text)
+                if not last:
+                    return False
+                until = until or now + _FULL_SECONDS
+                self._stopping.wait(_FULL_AGAIN)
+            else:
+                return True
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Tell the broker."""

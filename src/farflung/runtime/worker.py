@@ -27,6 +27,7 @@ from farflung.runtime.relays import read_pairs, read_relays
 from farflung.runtime.reports import write_report
 from farflung.runtime.tensors import pieces_of, read_arrays
 from farflung.runtime.work import Work
+from farflung.telemetry.faults import fault_point
 from farflung.telemetry.trace import ClockOffset, estimate_offset
 from farflung.transports import TransportConfig
 from farflung.transports.base import Arrival, Endpoint
@@ -129,6 +130,7 @@ class Worker:
             if self._leaving.is_set():
                 return
             session = self._session = self._membership.client.session("session", depth=_REPORTS)
+        fault_point("worker.before_join", device=self._membership.name)
         with suppress(ConnectionLost):  # if it is over already, iterating tells why
             offer = {**self._offer, "relay": self._options.relay and bool(self._endpoint.address)}
             session.send(Frame("hello", {"address": self._endpoint.address, "offer": offer, **self._wishes}))
