@@ -9,7 +9,7 @@ from loopback import Loopback, captured, text_folder, text_job
 
 from farflung.bench.chaos import BROKER, differing_tensors, play
 from farflung.bench.processes import LocalCluster
-from farflung.telemetry import RunFolder
+from farflung.telemetry import RecoveryRecord, RunFolder
 from farflung.testing.chaos import Fault, judge
 
 STEPS = 160
@@ -30,6 +30,8 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     found = judge(list(RunFolder(root).records()), recoveries, steps=STEPS, samples=5)
     assert (found.lost, found.repeated) == (0, 0)
     assert differing_tensors(truth.folder, root) == []
+    away = [r for r in RunFolder(root).records() if isinstance(r, RecoveryRecord) and "the broker was killed" in r.cause]
+    assert [(r.replayed, r.source) for r in away] == [(0, "memory")], "no committed step is made again"
     assert "worker b is gone" in log
-    assert "goes on from its newest checkpoint with" in log
+    assert "goes on from what its workers hold, or its newest checkpoint, with" in log
     assert "lost was: the broker was killed, and was started again" in log

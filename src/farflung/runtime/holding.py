@@ -62,6 +62,12 @@ class Shelf:
         #: Requests that came before this worker was told whom to lend.
         self._parked: dict[str, tuple[Endpoint, str, Frame]] = {}
 
+    @property
+    def run(self) -> str:
+        """Of which run something is held (empty: of none)."""
+        with self._lock:
+            return self._run if self._held else ""
+
     def holdings(self, run: str) -> list[Holding]:
         """What is held of ``run``."""
         with self._lock:

@@ -18,7 +18,7 @@ from farflung.runtime.journal import Journal, KeptRun
 from farflung.runtime.run_log import RunLog
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.runs import LiveRun, Runs, older_records
-from farflung.telemetry import RunFolder, RunResult, StepRecord
+from farflung.telemetry import RecoveryRecord, RunFolder, RunResult, StepRecord
 from farflung.telemetry.faults import fault_point
 from farflung.units import counted
 from farflung.wire.frames import Frame, decode_frame, encode_frame
@@ -65,8 +65,10 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
         )
         return
     hoped = kept.devices if kept.attempts else 0
+    if hoped:
+        runs.take_up(live, hoped)
     needed = counted(hoped or live.job.workers or 1, "worker")
-    say(f"run {kept.run}: goes on from its newest checkpoint with {needed}, when so many are here")
+    say(f"run {kept.run}: goes on from what its workers hold, or its newest checkpoint, with {needed}, when so many are here")
     event = RunRestored(
         run=kept.run, workers=live.job.workers, recoveries=live.job.most_recoveries, attempts=kept.attempts, hoped=hoped
     )
@@ -103,8 +105,11 @@ def _live(kept: KeptRun, root: Path, bundle: Bundle | None) -> LiveRun:
     elapsed = 0.0
     for record in store.folder.records() if lines else ():
         if isinstance(record, StepRecord):
-            live.furthest = max(live.furthest, record.step + 1)
+            live.recorded = record.step + 1
+            live.furthest = max(live.furthest, live.recorded)
             elapsed = record.elapsed
+        elif isinstance(record, RecoveryRecord):
+            live.recorded = record.step
     if lines:
         away = max(time.time() - store.folder.metrics.stat().st_mtime, 0.0)
         live.go_on(kept.attempts, elapsed, away, "the broker was killed, and was started again")

@@ -93,6 +93,9 @@ class LiveRun:
     lost_at: float = 0.0
     #: Steps that were ever made, those that will be made again included.
     furthest: int = 0
+    #: When the broker was started again: the steps on record, and seconds of training before that.
+    recorded: int = 0
+    elapsed: float = 0.0
     #: The last attempt that began to train.
     begun: int = 0
     #: Where the attempt begins.
@@ -116,7 +119,18 @@ class LiveRun:
     def go_on(self, attempts: int, elapsed: float, away: float, lost: str) -> None:
         """It had trained for ``elapsed`` seconds in ``attempts`` attempts when, ``away`` seconds ago, ``lost`` happened."""
         now = MonotonicClock().now()
+        self.elapsed = elapsed
         self.begun, self.started, self.lost, self.lost_at = attempts, now - elapsed, lost, now - away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holds:
+    """What a worker that comes back still holds of ``run``, and its last reports; of plan number ``attempt``."""
+
+    run: str
+    attempt: int
+    held: list[Holding]
+    told: list[StepReport]
 
 
 class Runs:
@@ -223,6 +237,13 @@ class Runs:
         with self.changed:
             self._live[live.run] = live
         self.handle(event)
+
+    def take_up(self, live: LiveRun, workers: int) -> None:
+        """Steps that were committed by ``workers`` workers when the broker died, and are not on record, will be told by them."""
+        live.progress = Progress(live.job, workers, self._clock, lambda record: self._record(live, record), None, live.recorded)
+        live.progress.keep = False
+        live.progress.begin(live.elapsed)
+        live.first_step = live.recorded
 
     def prepared(self, run: str, name: str, fingerprints: Mapping[str, str]) -> None:
         """A worker is ready and holds data with these ``fingerprints``.
@@ -437,6 +458,15 @@ class Runs:
     def _held(self, live: LiveRun) -> dict[str, list[Holding]]:
         with self.changed:
             return {name: list(held) for name, held in live.held.items() if name in self.machine.members}
+
+    def returns(self, name: str, holds: Holds) -> bool:
+        """The worker ``name`` comes back and holds something; whether its run may go on from that."""
+        with self.changed:
+            live, run = self._live.get(holds.run), self.machine.runs.get(holds.run)
+            if live is None or run is None or run.state is not RunState.WAITING or holds.attempt != run.attempts:
+                return False
+        self.dropped(live, name, holds.held, holds.told)
+        return True
 
     def dropped(self, live: LiveRun, name: str, held: list[Holding], told: list[StepReport]) -> None:
         """The worker ``name`` has let go of an attempt; what it holds, and its last reports."""

@@ -72,7 +72,7 @@ class Service:
                 worker.close()
             if member is None:
                 return
-            worker = self._begin(Worker(member, self._options, self._say, worker.offer))
+            worker = self._begin(Worker(member, self._options, self._say, worker))
 
     def watch(self) -> None:
         """Look at the owner's wishes until the end, on the calling thread."""

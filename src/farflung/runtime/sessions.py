@@ -33,7 +33,8 @@ from farflung.runtime.holding import read_holdings
 from farflung.runtime.probing import read_probe
 from farflung.runtime.reaching import read_reached
 from farflung.runtime.reports import read_report, read_trace
-from farflung.runtime.runs import LiveRun, Runs
+from farflung.runtime.runs import Holds, LiveRun, Runs
+from farflung.runtime.setup import StepReport
 from farflung.transports.rpc import Call
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame
@@ -149,8 +150,11 @@ class Sessions:
         if hello is None or hello.kind != "hello":
             raise WireError("a worker's session must begin with hello")
         address, offer = text(hello.header, "address", limit=300), _offer(hello.header)
+        holds = _read_holds(table(hello.header, "holds")) if "holds" in hello.header else None
         session = self._enter(name)
         try:
+            if holds is not None and not runs.returns(name, holds):
+                session.outgoing.put(Frame("forget", {"run": holds.run}))
             runs.reaching.joined(name, address)
             runs.handle(MemberJoined(name=name, address=address, offer=offer, generation=session.generation))
             _hear_wishes(runs, name, hello.header)
@@ -268,10 +272,7 @@ def _report(runs: Runs, live: LiveRun, name: str, frame: Frame) -> None:
         case "prepared" | "ended" | "failed":
             _report_state(runs, live, frame, (name, attempt))
         case "dropped":
-            told = header.get("told")
-            if not isinstance(told, list) or len(told) > _MAX_TOLD or not all(isinstance(one, dict) for one in told):
-                raise WireError(f"bad message: 'told' must be a list of at most {_MAX_TOLD} reports, got {told!r:.60}")
-            runs.dropped(live, name, read_holdings(header.get("held")), [read_report(one) for one in told])
+            runs.dropped(live, name, read_holdings(header.get("held")), _read_told(header.get("told")))
             runs.handle(RunDropped(run=live.run, name=name, attempt=attempt))
         case "step" if live.progress is not None:
             live.progress.report(read_report(header))
@@ -307,6 +308,21 @@ def _report_state(runs: Runs, live: LiveRun, frame: Frame, who: tuple[str, int])
         lost, kind = header.get("lost_peer") is True, _kind(header)
         cause = text(header, "cause")
         runs.handle(RunFailed(run=run, name=name, cause=cause, kind=kind, lost_peer=lost, attempt=attempt))
+
+
+def _read_holds(header: Mapping[str, Any]) -> Holds:
+    return Holds(
+        run=text(header, "run", limit=200),
+        attempt=whole(header, "attempt", low=1),
+        held=read_holdings(header.get("held")),
+        told=_read_told(header.get("told")),
+    )
+
+
+def _read_told(told: object) -> list[StepReport]:
+    if not isinstance(told, list) or len(told) > _MAX_TOLD or not all(isinstance(one, dict) for one in told):
+        raise WireError(f"bad message: 'told' must be a list of at most {_MAX_TOLD} reports, got {told!r:.60}")
+    return [read_report(one) for one in told]
 
 
 def _hear_wishes(runs: Runs, name: str, header: Mapping[str, Any]) -> None:

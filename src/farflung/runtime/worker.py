@@ -77,9 +77,11 @@ class Worker:
     """Serves one broker until ``stop``; ``say`` tells a person what goes on. Also the host of the run that it works on."""
 
     def __init__(
-        self, membership: Membership, options: WorkerOptions, say: Callable[[str], None], offer: Mapping[str, Any] | None = None
+        self, membership: Membership, options: WorkerOptions, say: Callable[[str], None], before: Worker | None = None
     ) -> None:
-        """Measure the device (unless ``offer`` says what it can) and begin to listen for peers.
+        """Measure the device and begin to listen for peers.
+
+        ``before``: this worker in its last session, whose broker went away: what that one held and had measured is this one's.
 
         Raises:
             InputError: the device is not there, or the address can't be listened at.
@@ -90,9 +92,9 @@ class Worker:
         self._engine: Engine = _engine()
         self._current: Work | None = None
         #: The work that was taken up last, whether it has ended or not.
-        self._last: Work | None = None
+        self._last: Work | None = None if before is None else before._last
         #: What it holds of a run whose attempt has ended.
-        self.shelf = Shelf()
+        self.shelf: Shelf = Shelf() if before is None else before.shelf
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._session: RpcSession | None = None
@@ -106,7 +108,7 @@ class Worker:
         self._relays: dict[str, tuple[set[tuple[str, str]], dict[tuple[str, str], int]]] = {}
         #: Whether the broker has let it in.
         self.welcomed = False
-        self._offer = dict(offer) if offer is not None else self._measure()
+        self._offer: dict[str, Any] = self._measure() if before is None else dict(before._offer)
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._offer["memory"]))))
         self._endpoint = TcpEndpoint(
             membership.credentials,
@@ -133,7 +135,8 @@ class Worker:
         fault_point("worker.before_join", device=self._membership.name)
         with suppress(ConnectionLost):  # if it is over already, iterating tells why
             offer = {**self._offer, "relay": self._options.relay and bool(self._endpoint.address)}
-            session.send(Frame("hello", {"address": self._endpoint.address, "offer": offer, **self._wishes}))
+            hello = {"address": self._endpoint.address, "offer": offer, **self._wishes, **self._holds()}
+            session.send(Frame("hello", hello))
         self._heard = time.monotonic()
         beats = threading.Thread(target=self._beat, args=(session,), name="beats", daemon=True)
         beats.start()
@@ -293,6 +296,14 @@ class Worker:
             told = [write_report(report) for report in work.told()] if work.attempt == attempt else []
         with suppress(ConnectionLost):  # then nobody waits for it
             self.report("dropped", run=run, attempt=attempt, held=write_holdings(self.shelf.holdings(run)), told=told)
+
+    def _holds(self) -> dict[str, Any]:
+        """For the hello: what was kept of a run whose broker went away."""
+        run, work = self.shelf.run, self._last
+        if not run or work is None or work.run != run:
+            return {}
+        told = [write_report(report) for report in work.told()]
+        return {"holds": {"run": run, "attempt": work.attempt, "held": write_holdings(self.shelf.holdings(run)), "told": told}}
 
     def _lend(self, frame: Frame) -> None:
         """Others go on with a run of which this worker holds something, and it has no part in their plan."""
@@ -459,11 +470,6 @@ class Worker:
     def membership(self) -> Membership:
         """As whom it has joined."""
         return self._membership
-
-    @property
-    def offer(self) -> Mapping[str, Any]:
-        """What its device can do."""
-        return self._offer
 
     @property
     def device(self) -> str:
