@@ -18,12 +18,13 @@ from farflung.protocol.events import RunFailed, StopRequested
 from farflung.protocol.members import Member
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.fields import text, texts, whole
+from farflung.runtime.live_run import LiveRun, new_run
 from farflung.runtime.planning import devices_of, linked
 from farflung.runtime.restoring import keep_bundle
 from farflung.runtime.run_folders import RunFolders
 from farflung.runtime.run_log import LogPosition
 from farflung.runtime.run_store import RunStore
-from farflung.runtime.runs import LiveRun, Runs, new_run
+from farflung.runtime.runs import Runs
 from farflung.runtime.sessions import Sessions
 from farflung.runtime.tensors import write_arrays
 from farflung.security import Caller

@@ -15,9 +15,10 @@ from farflung.job import from_json as job_from_json
 from farflung.protocol.events import RunRestored, WaitedEnough
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.journal import Journal, KeptRun
+from farflung.runtime.live_run import LiveRun, older_records
 from farflung.runtime.run_log import RunLog
 from farflung.runtime.run_store import RunStore
-from farflung.runtime.runs import LiveRun, Runs, older_records
+from farflung.runtime.runs import Runs
 from farflung.telemetry import RecoveryRecord, RunFolder, RunResult, StepRecord
 from farflung.telemetry.faults import fault_point
 from farflung.units import counted

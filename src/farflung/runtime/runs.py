@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from farflung.clock import MonotonicClock
 from farflung.cluster import Topology, pair_of
 from farflung.cluster.relays import STANDING_BY
 from farflung.data import compare_fingerprints
-from farflung.errors import DataError, FarflungError, InputError
-from farflung.job import JobSpec
+from farflung.errors import FarflungError, InputError
 from farflung.protocol.broker import BrokerMachine, Member, RunState
 from farflung.protocol.events import (
     AbortRun,
@@ -41,10 +37,10 @@ from farflung.protocol.events import (
     StopRun,
 )
 from farflung.protocol.holdings import Holding
-from farflung.runtime.backlog import Backlog
 from farflung.runtime.bundle import Bundle, squeeze
 from farflung.runtime.copies import Rounds
 from farflung.runtime.link_table import Freshness, LinkTable
+from farflung.runtime.live_run import Holds, LiveRun, first_source
 from farflung.runtime.measuring import Measuring
 from farflung.runtime.planning import Judge, Planned, check_runnable, cluster_of, plan_run
 from farflung.runtime.probing import Probing
@@ -52,8 +48,6 @@ from farflung.runtime.progress import Progress
 from farflung.runtime.reaching import Dial, Reaching
 from farflung.runtime.relays import Relays, write_relays
 from farflung.runtime.resuming import Start
-from farflung.runtime.run_log import RunLog
-from farflung.runtime.run_store import RunStore
 from farflung.runtime.setup import StepReport
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.records import Record, RecoveryRecord, RelayedRecord, RunResult, StepRecord
@@ -61,76 +55,11 @@ from farflung.telemetry.trace import Span
 from farflung.units import Bytes, Seconds, counted
 from farflung.wire.frames import Frame
 
-__all__ = ["LiveRun", "Runs"]
+__all__ = ["Runs"]
 
 #: Puts a frame into a member's session; never waits.
 Send = Callable[[str, Frame], None]
 Say = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class LiveRun:
-    """What the broker holds of a run in memory. ``bundle`` (large) goes when the run is over; ``files`` guards its store."""
-
-    run: str
-    job: JobSpec
-    store: RunStore
-    log: RunLog
-    submitter: str
-    bundle: Bundle | None
-    first_step: int = 0
-    committed: int = 0
-    planned: Planned | None = None
-    preparation: Frame | None = None
-    progress: Progress | None = None
-    fingerprints: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    sample: str = ""
-    started: float | None = None
-    #: The number of the plan under which it runs (0: it has none yet).
-    attempt: int = 0
-    #: What ended the last attempt (empty: nothing did), and when.
-    lost: str = ""
-    lost_at: float = 0.0
-    #: Steps that were ever made, those that will be made again included.
-    furthest: int = 0
-    #: When the broker was started again: the steps on record, and seconds of training before that.
-    recorded: int = 0
-    elapsed: float = 0.0
-    #: The last attempt that began to train.
-    begun: int = 0
-    #: Where the attempt begins.
-    start: Start | None = None
-    #: What workers said they hold since the last loss, and the reports of steps that only they may know of.
-    held: dict[str, list[Holding]] = field(default_factory=dict)
-    told: list[StepReport] = field(default_factory=list)
-    #: Whether the process that submitted it has watched it.
-    attended: bool = False
-    measured: set[str] = field(default_factory=set)
-    result: RunResult | None = None
-    files: threading.Lock = field(default_factory=threading.Lock)
-    unwritten: Backlog[Record] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Records wait where the disk is full."""
-        self.unwritten = Backlog(
-            self.store.folder.append, lambda text: self.log.mark(Frame("note", {"text": f"warning: {text}"}))
-        )
-
-    def go_on(self, attempts: int, elapsed: float, away: float, lost: str) -> None:
-        """It had trained for ``elapsed`` seconds in ``attempts`` attempts when, ``away`` seconds ago, ``lost`` happened."""
-        now = MonotonicClock().now()
-        self.elapsed = elapsed
-        self.begun, self.started, self.lost, self.lost_at = attempts, now - elapsed, lost, now - away
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holds:
-    """What a worker that comes back still holds of ``run``, and its last reports; of plan number ``attempt``."""
-
-    run: str
-    attempt: int
-    held: list[Holding]
-    told: list[StepReport]
 
 
 class Runs:
@@ -325,7 +254,7 @@ class Runs:
                     return  # somebody has gone, and a newer plan is made
                 newest = live.store.begin(attempt)
                 live.store.write_plan(planned.plan, planned.topology.to_json())
-            start = Start.of(attempt, newest, _first_source(live)).or_live(self._held(live), bundle.graph, planned.plan)
+            start = Start.of(attempt, newest, first_source(live)).or_live(self._held(live), bundle.graph, planned.plan)
             self.note(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
             protection = planned.protection(live.job)
             if protection.guards:
@@ -548,8 +477,7 @@ class Runs:
         live = self._live.get(run)
         if live is None:
             return  # links were measured, for no run
-        with live.files:
-            live.store.folder.append(record)
+        live.unwritten.put(record)
         self._say(f"run {run}: {record.relay} relayed {Bytes(record.nbytes)} from {record.source} to {record.target}")
 
     def _finish(self, live: LiveRun, command: FinishRun) -> None:
@@ -593,31 +521,6 @@ def _order(command: StopRun | HandOver | AbortRun, attempt: int) -> Frame:
 
 def _forget(run: str, what: str, /, **body: Any) -> None:
     del run, what, body
-
-
-def older_records(store: RunStore) -> Callable[[int, int], list[str]]:
-    """Reads records ``first`` to ``end`` back from the run's metrics file."""
-
-    def read(first: int, end: int) -> list[str]:
-        try:
-            with store.folder.metrics.open(encoding="utf-8", errors="replace") as file:
-                return list(islice(file, first, end))
-        except OSError as error:
-            raise DataError(f"cannot read {store.folder.metrics}: {error.strerror}") from None
-
-    return read
-
-
-def new_run(bundle: Bundle, root: Path, submitter: str) -> LiveRun:
-    """A run that was just handed in; its folder is ``root``."""
-    store = RunStore(root)
-    log = RunLog(older_records(store))
-    return LiveRun(run=bundle.run, job=bundle.job, store=store, log=log, submitter=submitter, bundle=bundle)
-
-
-def _first_source(live: LiveRun) -> str:
-    source = "file" if live.job.weights.source == "file" else "init"
-    return "weights" if live.store.weights.exists() else source
 
 
 def _preparation(bundle: Bundle, live: LiveRun, planned: Planned, start: Start) -> Frame:

@@ -30,10 +30,11 @@ from farflung.protocol.leases import Leases
 from farflung.protocol.members import Parting
 from farflung.runtime.fields import number, table, text, whole
 from farflung.runtime.holding import read_holdings
+from farflung.runtime.live_run import Holds, LiveRun
 from farflung.runtime.probing import read_probe
 from farflung.runtime.reaching import read_reached
 from farflung.runtime.reports import read_report, read_trace
-from farflung.runtime.runs import Holds, LiveRun, Runs
+from farflung.runtime.runs import Runs
 from farflung.runtime.setup import StepReport
 from farflung.transports.rpc import Call
 from farflung.units import Bytes, FlopsPerSecond, Seconds
