@@ -1,18 +1,28 @@
-"""``chaos``: workers and the broker are killed while a run goes on; is anything lost, and how long does it stand still?"""
+"""``chaos``: workers and the broker are killed while a run goes on; is anything lost, and how long does it stand still?
+
+The same job in three cases, which differ in what protects it: ``replicas`` (two of each stage: data parallel x pipeline),
+``copies`` (a pipeline whose stages are copied to other workers) and ``checkpoint`` (a pipeline without copies). Each is compared
+with one undisturbed run, because plans change no bit. Then the same pipeline with and without protection, in turns, nobody
+killed.
+"""
 
 from __future__ import annotations
 
+import re
+import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from farflung.api.submission import bundle_job
 from farflung.bench.base import Check, Report, Say, Settings
 from farflung.bench.processes import LocalCluster
-from farflung.errors import TrainingError
+from farflung.errors import InputError, TrainingError
+from farflung.ids import new_id
 from farflung.job import JobSpec, make_job
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.client import Client
@@ -25,65 +35,148 @@ __all__ = ["BROKER", "Chaos", "ChaosSettings", "differing_tensors", "play"]
 BROKER = "broker"
 
 
+#: What protects the run of each case: settings of the job.
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "replicas": {"plan": {"planner": "equal_compute", "replicas": 2}},
+    "copies": {},
+    "checkpoint": {"copies": 0},
+}
+_LINK = re.compile(r"link to \S+: ([0-9.]+) (\w?)B sent")
+_SCALE = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosSettings(Settings):
-    """``kills`` over ``steps`` steps, each of a worker or of the broker; a checkpoint every ``every`` steps."""
+    """``kills`` over all ``cases``, each of a worker or of the broker, every ``spacing`` steps.
+
+    ``every``: steps between checkpoints. ``copy_every``: steps between copies. ``calm_steps``: of each run that measures what the
+    protection costs (0: none).
+    """
 
     workers: int = 4
-    kills: int = 10
-    steps: int = 400
-    every: int = 10
+    kills: int = 30
+    cases: tuple[str, ...] = tuple(CASES)
+    spacing: int = 200
+    every: int = 50
+    copy_every: int = 10
+    calm_steps: int = 150
     width: int = 64
     layers: int = 4
     broker: bool = True
 
 
 class Chaos:
-    """The same job twice on processes of this machine: undisturbed, and under kills."""
+    """The same job on processes of this machine: undisturbed, and under kills in each case."""
 
     name = "chaos"
-    summary = "workers and broker killed at random: recovery times, samples lost, weights against the undisturbed run"
+    summary = "workers and broker killed at random: recovery by what protects the run, samples lost, weights, cost undisturbed"
 
     def settings(self, quick: bool) -> ChaosSettings:
-        """Quick: two workers, two kills."""
-        return ChaosSettings(quick=True, workers=2, kills=2, steps=400, every=5, width=16, layers=2) if quick else ChaosSettings()
+        """Quick: two workers, two kills, one case."""
+        small = {"workers": 2, "kills": 2, "cases": ("copies",), "spacing": 200, "every": 5, "calm_steps": 0}
+        return ChaosSettings(quick=True, width=16, layers=2, **small) if quick else ChaosSettings()  # type: ignore[arg-type]
 
     def run(self, settings: Settings, say: Say) -> Report:
         """Measure."""
         assert isinstance(settings, ChaosSettings)
+        unknown = [case for case in settings.cases if case not in CASES]
+        if unknown or not settings.cases:
+            raise InputError(f"unknown case {unknown[0] if unknown else ''!r}: known are {', '.join(CASES)}")
         names = [f"worker-{index}" for index in range(settings.workers)]
         with tempfile.TemporaryDirectory(prefix="farflung-chaos-") as place:
             folder = Path(place)
             (folder / "corpus").mkdir()
             (folder / "corpus" / "text.txt").write_text("".join(f"def f{i}(x):\n    return x + {i * i}\n" for i in range(400)))
-            bundle = bundle_job(_job(settings), base=folder)
+            bundle = bundle_job(_job(settings, settings.spacing * _share(settings)), base=folder)
             with LocalCluster(folder / "calm", names, data=folder) as calm:
                 truth, calm_seconds, _ = play(calm, bundle, (), say)
-            victims = [*names, *([BROKER] if settings.broker else [])]
-            faults = draw_faults(settings.seed, settings.kills, settings.steps, victims)
-            with LocalCluster(folder / "chaos", names, data=folder) as wild:
-                found, seconds, recoveries = play(wild, bundle, faults, say)
-            samples = sum(bundle.job.micro_batch_sizes)
-            report = judge(list(RunFolder(found).records()), recoveries, steps=settings.steps, samples=samples)
-            differing = differing_tensors(truth, found)
-        return _report(settings, report, differing, (calm_seconds, seconds))
+            outcomes = [_disturbed(settings, bundle, case, (folder, truth), say) for case in settings.cases]
+            cost = _cost(settings, bundle, folder, names, say) if settings.calm_steps else {}
+        return _report(settings, outcomes, calm_seconds, cost)
 
 
-def _job(settings: ChaosSettings) -> JobSpec:
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """One case under kills."""
+
+    case: str
+    found: ChaosReport
+    differing: list[str]
+    seconds: float
+
+
+def _share(settings: ChaosSettings) -> int:
+    """Kills of one case."""
+    return -(-settings.kills // len(settings.cases))
+
+
+def _job(settings: ChaosSettings, steps: int) -> JobSpec:
     args = {"vocab": 256, "sequence": 32, "layers": settings.layers, "width": settings.width, "heads": 2}
     return make_job(
         {
             "name": "chaos",
             "seed": settings.seed,
-            "steps": settings.steps,
-            "micro_batch_sizes": [2, 2],
+            "steps": steps,
+            "micro_batch_sizes": [2, 2, 2, 2],
             "model": {"recipe": "gpt", "args": args},
             "data": {"kind": "text", "path": "corpus", "tokenizer": "bytes", "sequence": 32},
             "optimizer": {"name": "adamw", "lr": 1e-3},
             "plan": {"planner": "equal_compute"},
             "checkpoint": {"every": settings.every},
+            "copy_every": settings.copy_every,
         }
     )
+
+
+def _as(bundle: Bundle, **changes: Any) -> Bundle:
+    """The same graphs under a job with other settings."""
+    document = bundle.job.model_dump(mode="json", exclude_unset=True)
+    for key, value in changes.items():
+        document[key] = {**document.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return replace(bundle, run=new_id("run"), job=make_job(document))
+
+
+def _disturbed(settings: ChaosSettings, bundle: Bundle, case: str, where: tuple[Path, Path], say: Say) -> _Outcome:
+    folder, truth = where
+    names = [f"worker-{index}" for index in range(settings.workers)]
+    job = bundle.job
+    faults = draw_faults(settings.seed, _share(settings), job.steps, [*names, *([BROKER] if settings.broker else [])])
+    say(f"case {case}: {len(faults)} kills over {job.steps} steps")
+    with LocalCluster(folder / case, names, data=folder) as wild:
+        found, seconds, recoveries = play(wild, _as(bundle, **CASES[case]), faults, say)
+    report = judge(list(RunFolder(found).records()), recoveries, steps=job.steps, samples=sum(job.micro_batch_sizes))
+    return _Outcome(case=case, found=report, differing=differing_tensors(truth, found), seconds=seconds)
+
+
+def _cost(settings: ChaosSettings, bundle: Bundle, folder: Path, names: Sequence[str], say: Say) -> dict[str, Any]:
+    """Step time and bytes on links of the pipeline with protection and without, in turns; checkpoints are left out of both.
+
+    Protected as by default: the cadence of copies is the plan's.
+    """
+    plain = {"steps": settings.calm_steps, "checkpoint": {"every": 0, "at_end": False, "recover_every": 0.0}, "copy_every": None}
+    kinds = {"protected": plain, "bare": {**plain, "on_loss": "stop"}}
+    steps: dict[str, list[float]] = {kind: [] for kind in kinds}
+    sent: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for turn in range(2):
+        for kind, changes in kinds.items():
+            with LocalCluster(folder / f"{kind}-{turn}", names, data=folder) as calm:
+                root, _, _ = play(calm, _as(bundle, **changes), (), say)
+                calm.close()
+                sent[kind].append(sum(_bytes(calm.log(name)) for name in names))
+            records = [record for record in RunFolder(root).committed() if isinstance(record, StepRecord)]
+            steps[kind] += [record.seconds for record in records[len(records) // 10 :]]
+    medians = {kind: statistics.median(values) for kind, values in steps.items()}
+    return {
+        "step_seconds": medians,
+        "link_bytes": {kind: statistics.median(values) for kind, values in sent.items()},
+        "step_ratio": medians["protected"] / medians["bare"],
+        "bytes_ratio": statistics.median(sent["protected"]) / statistics.median(sent["bare"]),
+    }
+
+
+def _bytes(log: str) -> float:
+    """What a worker said that it sent on its links (three digits)."""
+    return sum(float(value) * _SCALE[prefix] for value, prefix in _LINK.findall(log))
 
 
 def play(cluster: LocalCluster, bundle: Bundle, faults: tuple[Fault, ...], say: Say) -> tuple[Path, float, list[Recovery]]:
@@ -106,34 +199,45 @@ def play(cluster: LocalCluster, bundle: Bundle, faults: tuple[Fault, ...], say: 
 def _hunt(cluster: LocalCluster, client: Client, run: str, faults: tuple[Fault, ...], say: Say) -> Iterator[Recovery]:
     """Follow the run; when a fault's step is on record, kill, start again, and time the first step after the recovery.
 
-    A worker that has no part in the current plan would not be missed: one that has dies in its place.
+    A worker that has no part in the current plan would not be missed: one that has dies in its place. It waits until half of the
+    workers would be left, or there would soon be nobody to recover.
     """
     left, helpers = list(faults), list[threading.Thread]()
     devices: list[str] = []
     fault: Fault | None = None
-    killed, recovered = 0.0, False
+    killed, source = 0.0, ""
     for frame in client.watch(run):
         if frame.kind == "planned":
             devices = list(frame.header["addresses"])
         record = read_record(str(frame.header["line"])) if frame.kind == "record" else None
-        recovered = recovered or isinstance(record, RecoveryRecord)
+        source = record.source if isinstance(record, RecoveryRecord) else source
         if not isinstance(record, StepRecord):
             continue
-        if fault is not None and recovered:
+        if fault is not None and source:
             took = time.monotonic() - killed
-            say(f"{fault.victim} killed after step {fault.after_step}: {took:.2f} s")
-            yield Recovery(fault=fault, seconds=took)
+            say(f"{fault.victim} killed after step {fault.after_step}: {took:.2f} s, from {source}")
+            yield Recovery(fault=fault, seconds=took, source=source)
             fault = None
-        if fault is None and left and record.step >= left[0].after_step:
+        if fault is None and left and record.step >= left[0].after_step and _may_die(left[0].victim, cluster, client):
             fault = left.pop(0)
             if fault.victim not in (*devices, BROKER):
                 fault = replace(fault, victim=devices[fault.after_step % len(devices)])
-            killed, recovered = time.monotonic(), False
+            killed, source = time.monotonic(), ""
             cluster.kill(fault.victim)
             helpers.append(threading.Thread(target=cluster.restart, args=(fault.victim,)))
             helpers[-1].start()
     for helper in helpers:
         helper.join()
+
+
+def _may_die(victim: str, cluster: LocalCluster, client: Client) -> bool:
+    """Whether half of the workers are left without one more."""
+    if victim == BROKER:
+        return True
+    members = client.status()["members"]
+    assert isinstance(members, list)
+    here = {str(member["name"]) for member in members if member.get("state") != "gone"} & set(cluster.names)
+    return 2 * (len(here) - 1) >= len(cluster.names)
 
 
 def differing_tensors(truth: Path, found: Path) -> list[str]:
@@ -147,45 +251,67 @@ def differing_tensors(truth: Path, found: Path) -> list[str]:
     return [name for name in names if name not in one or one[name].tobytes() != two[name].tobytes()]
 
 
-def _report(settings: ChaosSettings, found: ChaosReport, differing: list[str], seconds: tuple[float, float]) -> Report:
+def _report(settings: ChaosSettings, outcomes: Sequence[_Outcome], calm_seconds: float, cost: Mapping[str, Any]) -> Report:
     workers = [f"worker-{index}" for index in range(settings.workers)]
-    rows = [
-        (
-            who,
-            sum(one.fault.victim in victims for one in found.recoveries),
-            *(found.percentile(p, victims) for p in (0.5, 0.95, 1.0)),
-        )
-        for who, victims in (("workers", workers), (BROKER, [BROKER]))
-    ]
+    rows: list[tuple[object, ...]] = []
+    table: dict[str, dict[str, Any]] = {}
+    recoveries = [one for outcome in outcomes for one in outcome.found.recoveries]
+    for who, chosen in _groups(recoveries, workers):
+        found = replace(outcomes[0].found, recoveries=tuple(chosen))
+        row = (who, len(chosen), *(found.percentile(p) for p in (0.5, 0.95, 1.0)))
+        rows.append(row)
+        table[who] = dict(zip(("count", "p50", "p95", "max"), row[1:], strict=True))
+    differing = [name for outcome in outcomes for name in outcome.differing]
+    wrong = sum(outcome.found.lost + outcome.found.repeated for outcome in outcomes)
     figures = {
-        "faults": [{"step": r.fault.after_step, "victim": r.fault.victim, "seconds": r.seconds} for r in found.recoveries],
-        "recovery_seconds": {row[0]: dict(zip(("count", "p50", "p95", "max"), row[1:], strict=True)) for row in rows},
-        "pauses_seconds": list(found.pauses),
-        "steps_replayed": found.replayed,
-        "samples_lost": found.lost,
-        "samples_repeated": found.repeated,
+        "faults": [
+            {"case": o.case, "step": r.fault.after_step, "victim": r.fault.victim, "seconds": r.seconds, "source": r.source}
+            for o in outcomes
+            for r in o.found.recoveries
+        ],
+        "recovery_seconds": table,
+        "pauses_seconds": {outcome.case: list(outcome.found.pauses) for outcome in outcomes},
+        "steps_replayed": {outcome.case: outcome.found.replayed for outcome in outcomes},
+        "samples_lost": sum(outcome.found.lost for outcome in outcomes),
+        "samples_repeated": sum(outcome.found.repeated for outcome in outcomes),
         "tensors_differing": differing,
-        "seconds_undisturbed": seconds[0],
-        "seconds_under_kills": seconds[1],
+        "seconds_undisturbed": calm_seconds,
+        "seconds_under_kills": {outcome.case: outcome.seconds for outcome in outcomes},
+        "protection": dict(cost),
     }
-    checks = (
-        Check(
-            name="weights and optimizer against the undisturbed run",
-            target="bit-equal",
-            measured=f"{len(differing)} tensors differ",
-            passed=not differing,
-        ),
-        Check(
-            name="samples lost or counted twice",
-            target="0",
-            measured=str(found.lost + found.repeated),
-            passed=found.lost + found.repeated == 0,
-        ),
-        Check(
-            name="kills survived",
-            target=str(settings.kills),
-            measured=str(len(found.recoveries)),
-            passed=len(found.recoveries) == settings.kills,
-        ),
+    kills = _share(settings) * len(outcomes)
+    exact = (
+        ("weights and optimizer against the undisturbed run", "bit-equal", f"{len(differing)} tensors differ", not differing),
+        ("samples lost or counted twice", "0", str(wrong), wrong == 0),
+        ("kills survived", str(kills), str(len(recoveries)), len(recoveries) == kills),
     )
-    return Report(figures=figures, columns=("killed", "times", "p50 s", "p95 s", "max s"), rows=rows, checks=checks)
+    checks = [Check(name=name, target=target, measured=seen, passed=good) for name, target, seen, good in exact]
+    return Report(
+        figures=figures, columns=("killed", "times", "p50 s", "p95 s", "max s"), rows=rows, checks=[*checks, *_paces(table, cost)]
+    )
+
+
+def _groups(recoveries: Sequence[Recovery], workers: Sequence[str]) -> Iterator[tuple[str, list[Recovery]]]:
+    """Recoveries after the death of a worker by what the run went on from, and those after the broker's."""
+    for source in ("memory", "copies", "checkpoint", "start"):
+        chosen = [one for one in recoveries if one.fault.victim in workers and one.source == source]
+        if chosen:
+            yield f"worker, from {source}", chosen
+    yield BROKER, [one for one in recoveries if one.fault.victim == BROKER]
+
+
+def _paces(table: Mapping[str, Mapping[str, Any]], cost: Mapping[str, Any]) -> Iterator[Check]:
+    """Times against their targets."""
+    memory = table.get("worker, from memory", {}).get("p50")
+    if memory is not None:
+        step = cost["step_seconds"]["protected"] if cost else 0.0
+        yield Check(
+            name="SIGKILL to the next step, a live replica has the stage: median",
+            target="2 s plus one step",
+            measured=f"{memory:.2f} s",
+            passed=memory <= 2.0 + step,
+        )
+    if cost:
+        for name, key, limit in (("step time", "step_ratio", 1.03), ("bytes on links", "bytes_ratio", 1.10)):
+            measured, target = f"{cost[key] - 1.0:+.1%}", f"under {limit - 1.0:.0%}"
+            yield Check(name=f"cost of the protection: {name}", target=target, measured=measured, passed=cost[key] < limit)

@@ -28,6 +28,7 @@ from farflung.errors import InputError
 from farflung.job.spec import JobSpec
 from farflung.plan.estimate import Estimate
 from farflung.plan.model import Plan
+from farflung.plan.protection import protect
 from farflung.units import Seconds, counted
 
 __all__ = [
@@ -59,6 +60,8 @@ class Survival:
     ``goes_on``: deaths at once, the largest machines first, after which the others have memory for the model, and are as many as
     the job asks for: beyond them a run waits for machines. 0 where the job ends on a loss. ``checkpointed``: whether the
     weights of the newest checkpoint outlive everything but the broker's disk.
+    ``guarded``: deaths at once, whoever dies, after which every stage's states still lie on a machine, be it as copies that
+    are up to two rounds of ``round_seconds`` old (0 seconds: the plan makes no copies).
     """
 
     copies: int
@@ -67,6 +70,8 @@ class Survival:
     goes_on: int
     checkpointed: bool
     on_loss: str
+    guarded: int = 0
+    round_seconds: float = 0.0
 
     @property
     def text(self) -> str:
@@ -80,6 +85,9 @@ class Survival:
             memory = f"a death may take the newest states of a stage with it ({single})"
         else:
             memory = f"any {counted(self.in_memory, 'death')} at once leave a copy of every stage's newest states"
+        if self.guarded > self.in_memory:
+            age = Seconds(2 * self.round_seconds)
+            memory += f"; any {counted(self.guarded, 'death')} at once leave copies of it that are at most {age} old"
         if self.on_loss == "stop":
             return f'{memory}; the run ends on the first (on_loss = "stop")'
         state = "the newest checkpoint, on the broker's disk, outlives all"
@@ -102,7 +110,10 @@ def survival(plan: Plan, topology: Topology, job: JobSpec, estimate: Estimate) -
     goes_on = 0
     while recovers and goes_on + 1 <= len(left) - least and sum(left[goes_on + 1 :]) >= need:
         goes_on += 1
+    kept = protect(plan, topology, job, estimate)
     return Survival(
+        guarded=kept.tolerates(plan) if kept.guards else 0,
+        round_seconds=kept.seconds,
         copies=copies,
         weakest=tuple(i for i, count in enumerate(counts) if count == copies),
         in_memory=copies - 1 if plan.sync is None else 0,

@@ -102,7 +102,8 @@ def _paced(protection: Protection, plan: Plan, topology: Topology, job: JobSpec,
     inside = max(states.values()) / _MEMORY_RATE
     least = [1.0, total / (_BYTES * sent) if sent else 1.0, inside / (_TIME * step)]
     least += [size / (_LINK * step * _beta(topology, device, guard)) for device, guard, size in copies]
-    failures = job.mtbf_hours * 3600.0 / len(plan.devices)
+    known = {device.name: device.mtbf for device in topology.devices}
+    failures = 1.0 / sum(1.0 / (known[name] or job.mtbf_hours * 3600.0) for name in plan.devices)
     every = job.copy_every or math.ceil(max(*least, math.sqrt(2.0 * inside * failures) / step))
     return Protection(
         guards=protection.guards,

@@ -27,10 +27,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """A fault, and the seconds from it until the next step was on record."""
+    """A fault, and the seconds from it until the next step was on record; ``source``: what the run went on from."""
 
     fault: Fault
     seconds: float
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
