@@ -34,7 +34,8 @@ def invoke(*arguments: str) -> Any:
 
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
     first = "auto chain chaos codecs compression emulator exactness fusionllm fuzz grid loss memory overhead overlap pipeline"
-    names = f"{first} planning prediction profile simulator sync-loss sync-network sync-schedule sync-strategies transport"
+    names = f"{first} planning prediction profile simulator sync-loss sync-network sync-schedule sync-strategies"
+    names = f"{names} trace-cost transport"
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(BENCHMARKS)
@@ -208,6 +209,15 @@ def test_the_simulator_handles_as_many_events_as_the_plan_has() -> None:
     actions, frames, verdicts, updates = 2 * micro_batches * stages, 2 * micro_batches * (stages - 1), stages - 1, stages
     assert report.figures["events"] == steps * (actions + frames + verdicts + updates)
     assert set(report.figures["codec_bytes_per_second"]) == {"fp16", "bf16", "int8", "topk"}
+
+
+def test_a_span_s_cost_is_counted() -> None:
+    report = run("trace-cost")
+    costs = report.figures["microseconds"]
+    assert set(costs) == {"note", "pack", "broker"}
+    assert report.figures["wire_bytes"] == 37
+    assert 100 < report.figures["memory_bytes"] < 1000
+    assert report.figures["share"] == pytest.approx(12 * (costs["note"] + costs["pack"]) * 1e-6 / 0.02)
 
 
 def test_sync_strategies_compare_with_ssgd() -> None:

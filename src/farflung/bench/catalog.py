@@ -42,6 +42,7 @@ for _module, _name in {
     "sync_loss": "SyncLoss",
     "sync_network": "SyncNetwork",
     "sync_schedule": "SyncSchedule",
+    "trace_cost": "TraceCost",
     "transport": "Transport",
     "sync_strategies": "SyncStrategies",
 }.items():
