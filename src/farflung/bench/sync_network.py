@@ -81,7 +81,7 @@ class SyncNetwork:
         if quick:
             few = (_ASC, _LOCAL, _FREE)
             one = SyncNetworkSettings(quick=True, models=("gpt2",), strategies=few, ratios=(1.0,), members=2)
-            return replace(one, sync_every=3, periods=1)
+            return replace(one, sync_every=3, link="20:10")
         return SyncNetworkSettings()
 
     def run(self, settings: Settings, say: Say) -> Report:
