@@ -78,3 +78,26 @@ def test_deaths_are_a_number_of_the_plan_and_of_the_simulation(tmp_path: Path, c
     assert "--mtbf: cannot read 'soon' as Seconds" in err
     code, _, err = run([*given, "--mtbf", "0"], capsys)
     assert "--mtbf must be more than 0, got '0'" in err
+
+
+def test_limits_hold_for_any_planner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, plan = tmp_path / "job.toml", tmp_path / "plan.json"
+    job.write_text(JOB)
+    base: list[str | Path] = ["plan", job, "--topology", "local4-two-regions", "--planner", "equal_number", "--json"]
+    code, out, _ = run([*base, "--exclude", "west", "--data", "east-1"], capsys)
+    assert code == 0
+    stages = json.loads(out)["plan"]["stages"]
+    assert {stages[0]["device"], stages[-1]["device"]} == {"east-1"}
+    plan.write_text(out)
+    again = run([*base, "--running", plan], capsys)[1]
+    assert json.loads(again)["plan"] == json.loads(out)["plan"]  # four devices over slow links are not worth a move
+    job.write_text(JOB + '[limits]\nexclude = ["west-0"]\nstages = 2\n')
+    found = json.loads(run(base, capsys)[1])["plan"]["stages"]
+    assert len(found) == 2
+    assert "west-0" not in {stage["device"] for stage in found}
+    code, _, err = run([*base, "--exclude", "north"], capsys)
+    assert code == 2
+    assert "limits.exclude: topology 'local4-two-regions' has no device and no region 'north'; known are east, west" in err
+    code, _, err = run([*base, "--unreliable", "never"], capsys)
+    assert code == 2
+    assert "limits.unreliable" in err

@@ -134,6 +134,6 @@ def test_plan_compares_what_could_be(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(body["plan"]["stages"]) == 1
     assert set(body["what_if"]) == {"remove east", "add 1 like west-0"}
     assert body["what_if"]["remove east"]["devices"] == ["west-1"]
-    code, _, err = run(["plan", job, "--topology", "homogeneous-2", "--planner", "equal_number", "--stages", "1"], capsys)
+    code, _, err = run(["plan", job, "--topology", "homogeneous-2", "--planner", "equal_number", "--seconds", "1"], capsys)
     assert code == 2
-    assert "--exclude, --stages and --seconds are for the planner auto: add --planner auto" in err
+    assert "--seconds is for the planner auto: add --planner auto" in err

@@ -6,7 +6,8 @@ from farflung.cluster import Topology
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import Plan
-from farflung.planners import Evaluate, Judged, Planner, get_planner
+from farflung.planners import Constrained, Evaluate, Planner, get_planner
+from farflung.planners.constraints import check_limits
 from farflung.simulator import PriceTable, Simulation, SimulationSettings, Simulator
 from farflung.simulator import simulate as simulate_plan
 
@@ -22,13 +23,12 @@ def plan(graph: Graph, topology: Topology, *, planner: str | Planner = "auto", j
     """Plan ``graph`` on ``topology`` with a planner, by name or as it is; those that compare plans do so by simulation.
 
     Raises:
-        InputError: no planner has that name.
+        InputError: no planner has that name, or a limit of the job names no device.
         PlanError: no plan fits; the text says which device lacks how much.
     """
-    chosen = get_planner(planner) if isinstance(planner, str) else planner
-    if isinstance(chosen, Judged):
-        chosen = chosen.judged_by(judge(graph, topology, job))
-    return chosen.plan(graph, topology, job=job)
+    chosen = Constrained(get_planner(planner) if isinstance(planner, str) else planner)
+    check_limits(topology, (job or JobSpec()).limits)
+    return chosen.judged_by(judge(graph, topology, job)).plan(graph, topology, job=job)
 
 
 def simulate(

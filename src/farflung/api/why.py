@@ -19,7 +19,7 @@ from farflung.errors import FarflungError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Estimate, Plan
-from farflung.planners import Judged, Planner, get_planner, planner_names
+from farflung.planners import Constrained, get_planner, planner_names
 from farflung.simulator import Simulation, Simulator
 from farflung.units import FlopsPerSecond, Seconds
 
@@ -226,9 +226,7 @@ def _alternatives(case: Case, clock: Clock, until: float) -> tuple[tuple[Alterna
         if clock.now() > until:
             skipped.append(name)
             continue
-        planner: Planner = get_planner(name)
-        if isinstance(planner, Judged):
-            planner = planner.judged_by(evaluate)
+        planner = Constrained(get_planner(name), evaluate, advise=False)
         try:
             plan = planner.plan(case.graph, case.topology, job=case.job)
             judged = evaluate(plan)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.api.what_if import WHAT_IF, changed_topology
-from farflung.cli.options import quantity, to_write
+from farflung.cli.options import quantity, read_text, to_write
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
-from farflung.job import load_job
+from farflung.job import load_job, make_job
+from farflung.job.spec import JobSpec
 from farflung.plan import Plan
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.planning import Planned, plan_run
@@ -58,6 +59,25 @@ def read_time(text: str | None, option: str) -> float | None:
     return float(seconds)
 
 
+def with_limits(spec: JobSpec, limits: Mapping[str, object]) -> JobSpec:
+    """``spec`` with some of its limits replaced, as if they stood in the job file.
+
+    Raises:
+        InputError: a value is not allowed.
+    """
+    return make_job(spec.model_dump() | {"limits": spec.limits.model_dump() | dict(limits)}) if limits else spec
+
+
+def plan_text(text: str) -> str:
+    """The plan document in ``text``, which may be one under the key ``plan`` (``farflung plan --json``)."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return text
+    inner = body.get("plan") if isinstance(body, dict) else None
+    return json.dumps(inner) if isinstance(inner, dict) else text
+
+
 def plan(
     job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     topology: Annotated[str, typer.Option(help="Topology file (TOML) or preset.")],
@@ -70,8 +90,11 @@ def plan(
     what_if: Annotated[list[str] | None, typer.Option("--what-if", help=WHAT_IF)] = None,
     evaluations: Annotated[int, typer.Option(min=0, help="Planner auto: plans that it judges.")] = 64,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="Planner auto: stop after so long instead.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Planner auto: a device or region that gets nothing.")] = None,
-    stages: Annotated[int | None, typer.Option(min=1, help="Planner auto: at most so many stages.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="A device or region that gets nothing.")] = None,
+    stages: Annotated[int | None, typer.Option(min=1, help="At most so many stages.")] = None,
+    unreliable: Annotated[str | None, typer.Option(help="Unreliable devices: any, avoid, or backed by a reliable copy.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="A device or region where the data must stay.")] = None,
+    running: Annotated[Path | None, typer.Option(help="The plan that runs now: what moves must be worth it.")] = None,
     mtbf: Annotated[
         str | None, typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: the file\'s).')
     ] = None,
@@ -79,14 +102,19 @@ def plan(
     """Plan a job for described machines and predict its step time by simulation."""
     from farflung.api.submission import bundle_job, check_data
     from farflung.planners.auto import AutoSettings
+    from farflung.planners.constraints import check_limits
 
     spec = load_job(job)
     if planner is not None:
         spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"planner": planner})})
     chosen = read_topology(topology)
-    auto = AutoSettings(evaluations=evaluations, seconds=seconds, exclude=frozenset(exclude or ()), stages=stages)
-    if spec.plan.planner != "auto" and (exclude or stages or seconds):
-        raise InputError("--exclude, --stages and --seconds are for the planner auto: add --planner auto")
+    limits = {"exclude": exclude, "stages": stages, "unreliable": unreliable, "data": data}
+    spec = with_limits(spec, {key: value for key, value in limits.items() if value is not None})
+    check_limits(chosen, spec.limits)
+    auto = AutoSettings(evaluations=evaluations, seconds=seconds, stages=spec.limits.stages, replicas=spec.limits.replicas)
+    if spec.plan.planner != "auto" and seconds:
+        raise InputError("--seconds is for the planner auto: add --planner auto")
+    now = None if running is None else Plan.from_json(plan_text(read_text(running, "plan")))
     if draw is not None:
         from farflung.dashboard.drawing import check_drawing
 
@@ -96,7 +124,7 @@ def plan(
     chosen, changed = with_relays(chosen), {text: with_relays(other) for text, other in changed.items()}
     bundle = bundle_job(spec, base=job.parent, topology=chosen, say=lambda text: typer.echo(text, err=True))
     check_data(bundle, job.parent)
-    planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=read_time(mtbf, "--mtbf"))
+    planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=read_time(mtbf, "--mtbf"), running=now)
     planned = planning.plan(chosen)
     others = {text: planning.plan(other) for text, other in changed.items()}
     why = planning.reasons(planned) if explain else None
@@ -122,14 +150,18 @@ class _Planning:
     topology: Topology
     auto: AutoSettings
     mtbf: float | None = None
+    running: Plan | None = None
 
     def plan(self, topology: Topology, start: tuple[Plan, ...] = ()) -> Planned:
         """The plan for ``topology``; ``start``: plans that the planner auto begins with."""
         from farflung.api.planning import judge
+        from farflung.planners import Constrained, get_planner
         from farflung.planners.auto import Auto
 
-        named = self.bundle.job.plan.planner == "auto"
-        return plan_run(self.bundle, topology, judge, Auto(replace(self.auto, start=start)) if named else None)
+        name = self.bundle.job.plan.planner
+        running = (self.running,) if self.running else ()
+        planner = Auto(replace(self.auto, start=(*running, *start))) if name == "auto" else get_planner(name)
+        return plan_run(self.bundle, topology, judge, Constrained(planner, running=self.running))
 
     def reasons(self, planned: Planned) -> Reasons:
         """Why the plan is as it is."""

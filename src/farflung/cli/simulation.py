@@ -10,7 +10,7 @@ import typer
 
 from farflung.api.tolerance import FaultSettings, Tolerance, tolerance
 from farflung.cli.options import read_text, to_write, write_text
-from farflung.cli.planning import read_time, read_topology
+from farflung.cli.planning import plan_text, read_time, read_topology
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
@@ -111,14 +111,7 @@ def describe(found: Simulation) -> str:
 
 def _plan(path: Path) -> Plan:
     """A plan document, or one under the key ``plan``."""
-    text = read_text(path, "plan")
-    try:
-        body = json.loads(text)
-    except ValueError:
-        body = None
-    if isinstance(body, dict) and isinstance(body.get("plan"), dict):
-        text = json.dumps(body["plan"])
-    return Plan.from_json(text)
+    return Plan.from_json(plan_text(read_text(path, "plan")))
 
 
 def _topology(folder: RunFolder) -> Topology:

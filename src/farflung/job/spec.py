@@ -18,11 +18,13 @@ __all__ = [
     "GenerateSpec",
     "GroupSpec",
     "JobSpec",
+    "LimitSpec",
     "ModelSpec",
     "OptimizerSpec",
     "PlanSpec",
     "ScheduleSpec",
     "SyncSpec",
+    "TrafficSpec",
     "WeightsSpec",
 ]
 
@@ -127,6 +129,32 @@ class PlanSpec(_Section):
     replicas: Count = 1
 
 
+class TrafficSpec(_Section):
+    """What a gigabyte costs that goes from region ``source`` to region ``target`` (``*``: any other region)."""
+
+    source: str = "*"
+    target: str = "*"
+    gigabyte: Annotated[float, Field(ge=0.0)]
+
+
+class LimitSpec(_Section):
+    """What a plan must keep to, whichever planner makes it (``planners.constraints``); memory is kept to anyway.
+
+    ``exclude``: devices or regions that get nothing. ``stages``, ``replicas`` (of a stage): at most. ``unreliable``: devices
+    marked as unreliable are used as others are (``any``), not at all (``avoid``), or only beside a copy of the same stage on a
+    reliable device (``backed``). ``data``: the devices or regions that own the data; stages that read inputs or labels run there
+    (empty: anywhere). ``prices`` of traffic, and ``traffic``: what that of one step may cost at most.
+    """
+
+    exclude: tuple[str, ...] = ()
+    stages: Count | None = None
+    replicas: Count | None = None
+    unreliable: Literal["any", "avoid", "backed"] = "any"
+    data: tuple[str, ...] = ()
+    prices: tuple[TrafficSpec, ...] = ()
+    traffic: Annotated[float, Field(ge=0.0)] | None = None
+
+
 class SyncSpec(_Section):
     """How the replicas of a stage agree, where a plan has some.
 
@@ -222,6 +250,7 @@ class JobSpec(_Section):
     schedule: ScheduleSpec = ScheduleSpec()
     codec: CodecSpec = CodecSpec()
     plan: PlanSpec = PlanSpec()
+    limits: LimitSpec = LimitSpec()
     sync: SyncSpec = SyncSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     evaluate: EvaluateSpec = EvaluateSpec()

@@ -13,7 +13,7 @@ from farflung.job.spec import CodecSpec, JobSpec
 from farflung.plan import Estimate, Plan, check_memory, check_plan, estimate, explain
 from farflung.plan.document import plan_to_json
 from farflung.plan.protection import Protection, protect
-from farflung.planners import Evaluate, Judged, Planner, get_planner
+from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
 from farflung.protocol.broker import Member
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.link_table import LinkTable
@@ -125,6 +125,8 @@ def plan_run(bundle: Bundle, topology: Topology, judge: Judge | None = None, pla
         PlanError: nothing fits; the text says which device lacks how much.
     """
     planner = planner or get_planner(bundle.job.plan.planner)
+    if not isinstance(planner, Constrained):
+        planner = Constrained(planner, advise=False)
     evaluate = judge(bundle.graph, topology, bundle.job) if judge else None
     if evaluate is not None and isinstance(planner, Judged):
         planner = planner.judged_by(evaluate)
