@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chain
+from farflung.api.planning import judge
 from farflung.cluster import Device, Topology
 from farflung.errors import InputError
 from farflung.job.spec import CodecSpec, JobSpec, PlanSpec, SyncSpec
@@ -37,7 +38,7 @@ def layout(where, groups, job=JOB, schedule="1f1b"):
 
 
 def test_fast_links_and_slow_devices_get_replicas():
-    auto = Auto(AutoSettings(evaluations=24))
+    auto = Auto(AutoSettings(evaluations=24, members=("op_fence", "equal_compute")))
     topology = equal(4)
     plan = auto.plan(GRAPH, topology, job=JOB)
     check_plan(plan, GRAPH, topology, JOB)
@@ -144,3 +145,55 @@ def test_of_very_many_devices_whole_regions_are_looked_at():
 def test_settings_are_checked():
     with pytest.raises(InputError, match="room for at least 1 replica, got 0"):
         replace(AutoSettings(), replicas=0)
+
+
+def random_layout(data, count):
+    """A layout with cuts and groups by chance, whatever it costs."""
+    positions = list(range(1, len(GRAPH.ops) - 1))
+    pp = data.draw(st.integers(1, min(3, count)))
+    cuts = sorted(data.draw(st.sets(st.sampled_from(positions), min_size=pp - 1, max_size=pp - 1)))
+    order = data.draw(st.permutations(range(count)))
+    dp = data.draw(st.integers(1, min(len(JOB.micro_batch_sizes), count // pp)))
+    groups = tuple(tuple(order[s * dp : s * dp + dp]) for s in range(pp))
+    return Layout(groups, (0, *cuts, len(GRAPH.ops)), data.draw(st.sampled_from(["1f1b", "gpipe"])), JOB.micro_batch_sizes)
+
+
+def uneven(seed, count):
+    random = np.random.default_rng(seed)
+    devices = [Device(name=f"d{i}", memory=Bytes(1e9), speed=FlopsPerSecond(random.uniform(1e8, 2e9))) for i in range(count)]
+    return Topology.from_matrices(random.uniform(1e-4, 1e-2, (count, count)), random.uniform(1e5, 1e8, (count, count)), devices)
+
+
+@settings(deadline=None, max_examples=15)
+@given(data=st.data(), seed=st.integers(0, 10**6), count=st.integers(1, 5))
+def test_every_operator_is_placed_once_and_new_labels_cost_the_same(data, seed, count):
+    topology = uneven(seed, count)
+    plan = context(topology).plan(random_layout(data, count))
+    assert [position for a, b in plan.bounds for position in range(a, b)] == list(range(len(GRAPH.ops)))
+    shuffled = topology.select(data.draw(st.permutations(topology.names)))
+    renamed = {name: f"other-{i}" for i, name in enumerate(shuffled.names)}
+    stages = tuple(
+        replace(
+            stage,
+            device=renamed[stage.device],
+            replicas=tuple(replace(replica, device=renamed[replica.device]) for replica in stage.replicas),
+        )
+        for stage in plan.stages
+    )
+    cost = judge(GRAPH, topology, JOB)(plan).step_seconds
+    again = judge(GRAPH, shuffled.rename(renamed), JOB)(replace(plan, stages=stages)).step_seconds
+    assert again == pytest.approx(cost, rel=1e-12)
+
+
+@settings(deadline=None, max_examples=15)
+@given(data=st.data(), seed=st.integers(0, 10**6), count=st.integers(2, 5))
+def test_a_faster_link_never_makes_a_plan_with_replicas_worse(data, seed, count):
+    topology = uneven(seed, count)
+    plan = context(topology).plan(random_layout(data, count))
+    i, j = data.draw(st.permutations(range(count)))[:2]
+    beta, alpha = np.array(topology.beta), np.array(topology.alpha)
+    beta[i, j] *= data.draw(st.floats(1.0, 100.0))
+    alpha[i, j] *= data.draw(st.floats(0.0, 1.0))
+    faster = replace(topology, alpha=alpha, beta=beta)
+    before, after = (judge(GRAPH, each, JOB)(plan).step_seconds for each in (topology, faster))
+    assert after <= before * (1 + 1e-9)

@@ -65,6 +65,13 @@ def test_grids_use_every_device_and_keep_the_shape_that_a_job_wants(name):
     assert [len(stage.devices) for stage in held.stages] == [2, 2, 2]
 
 
+def test_hybrid_ps_has_clusters_of_its_own_size():
+    with pytest.raises(
+        PlanError, match=r"plan.replicas = 2, but hybrid_ps makes stages of as many devices as their clusters have"
+    ):
+        get_planner("hybrid_ps").plan(GRAPH, network(1, 4), job=JOB.model_copy(update={"plan": PlanSpec(replicas=2)}))
+
+
 def test_hybrid_ps_gives_unreliable_devices_no_home():
     topology = network(1, 5, unreliable=2)
     plan = get_planner("hybrid_ps").plan(GRAPH, topology, job=JOB)

@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 
 from farflung.cluster import Topology
-from farflung.errors import PlanError
+from farflung.errors import InputError, PlanError
 from farflung.graph.builder import GraphBuilder
-from farflung.job.spec import JobSpec
+from farflung.job.check import check_decided, check_job
+from farflung.job.spec import JobSpec, OpenSpec, PlanSpec
 from farflung.planners import get_planner
-from farflung.runtime.planning import check_runnable
+from farflung.planners.auto import Auto, AutoSettings
+from farflung.runtime.bundle import Bundle
+from farflung.runtime.planning import check_runnable, plan_run
+from farflung.units import FlopsPerSecond
 
 
 def a_plan():
@@ -30,3 +34,37 @@ def test_a_schedule_with_weight_actions_is_refused():
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-3", "interleaved-2"])
 def test_the_others_are_not(schedule):
     check_runnable(replace(a_plan(), schedule=schedule))
+
+
+def an_open_job(**kwargs):
+    plan = PlanSpec(planner="auto")
+    return JobSpec(micro_batch_sizes=(4,), plan=plan, open=OpenSpec(micro_batches=True), **kwargs)
+
+
+def test_what_a_job_leaves_open_is_decided_by_the_plan_and_told():
+    builder = GraphBuilder("chain")
+    value = builder.input("x", "float32", (4, 64))
+    for i in range(6):
+        value = builder.add(f"fc{i}", "Linear", value, in_features=64, out_features=64)
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (4, 64)))
+    job = an_open_job()
+    bundle = Bundle(run="run-1", job=job, graphs={4: builder.build()})
+    topology = Topology.preset("homogeneous-2")
+    fast = topology.with_devices([replace(device, speed=FlopsPerSecond(1e6)) for device in topology.devices])
+    planned = plan_run(bundle, fast, None, Auto(AutoSettings(evaluations=12)))
+    assert planned.decided is not None
+    assert sum(planned.decided.micro_batch_sizes) == 4
+    assert len(planned.decided.micro_batch_sizes) > 1
+    assert planned.plan.micro_batch_sizes == planned.decided.micro_batch_sizes
+    assert not planned.decided.open.anything
+    check_decided(planned.decided)
+    assert f"instead of [open]: micro_batch_sizes = {list(planned.decided.micro_batch_sizes)}" in planned.explanation
+
+
+def test_a_job_that_leaves_something_open_does_not_run():
+    with pytest.raises(InputError, match=r"leaves \[open\] to the planner, and a run needs it decided: run farflung plan with"):
+        check_decided(an_open_job())
+    with pytest.raises(
+        InputError, match=r"\[open\] leaves something to the planner auto, this job's is 'op_fence': set plan.planner"
+    ):
+        check_job(JobSpec(open=OpenSpec(micro_batches=True)))

@@ -16,6 +16,7 @@ from farflung.cli.progress import show_run
 from farflung.cli.report import report_here
 from farflung.errors import ConnectionLost, FarflungError, InputError, Stopped, TrainingError
 from farflung.job import load_job
+from farflung.job.check import check_decided
 from farflung.runtime.client import Client
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, counted
 
@@ -50,6 +51,7 @@ def submit(
     from farflung.api.submission import bundle_job, check_data, send_weights
 
     spec = load_job(job)
+    check_decided(spec)
     chosen = None if topology is None else read_topology(topology)
     patience = quantity(Seconds, retry, "--retry")
     client = open_client(ticket, home)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from farflung.errors import InputError
 from farflung.job.patterns import compile_pattern
-from farflung.job.spec import CodecSpec, DataSpec, JobSpec, OptimizerSpec
+from farflung.job.spec import CodecSpec, DataSpec, JobSpec, OpenSpec, OptimizerSpec, SyncSpec
 
-__all__ = ["check_job"]
+__all__ = ["check_decided", "check_job", "decided"]
 
 
 def check_job(job: JobSpec) -> None:
@@ -23,6 +23,36 @@ def check_job(job: JobSpec) -> None:
     _check_weights(job)
     _check_codec(job.codec)
     _check_sync(job)
+    _check_open(job)
+
+
+def _check_open(job: JobSpec) -> None:
+    if job.open.anything and job.plan.planner != "auto":
+        raise InputError(
+            f"[open] leaves something to the planner auto, this job's is {job.plan.planner!r}: set plan.planner = 'auto', "
+            "or remove [open]"
+        )
+
+
+def decided(job: JobSpec, sizes: tuple[int, ...], sync: SyncSpec) -> JobSpec:
+    """``job`` with what a plan decided of what it left open: micro-batches of ``sizes``, and a strategy."""
+    virtual = job.virtual_replicas
+    changed: dict[str, object] = {"open": OpenSpec(), "sync": sync}
+    changed |= {"micro_batch_sizes": sizes, "virtual_replicas": None if virtual is None else min(virtual, len(sizes))}
+    return job.model_copy(update=changed)
+
+
+def check_decided(job: JobSpec) -> None:
+    """Whether a job can run: nothing is open.
+
+    Raises:
+        InputError: something is; the text says how to decide it.
+    """
+    if job.open.anything:
+        raise InputError(
+            "the job leaves [open] to the planner, and a run needs it decided: run farflung plan with --topology, put what it "
+            "decides into the job, and remove [open]"
+        )
 
 
 def _check_sync(job: JobSpec) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "JobSpec",
     "LimitSpec",
     "ModelSpec",
+    "OpenSpec",
     "OptimizerSpec",
     "PlanSpec",
     "ScheduleSpec",
@@ -170,6 +171,22 @@ class SyncSpec(_Section):
     settings: dict[str, int | float | bool | str | list[list[int]]] = {}
 
 
+class OpenSpec(_Section):
+    """What the planner ``auto`` may decide though it changes results; a job that runs has decided it.
+
+    ``micro_batches``: the samples of a step may be divided otherwise, into micro-batches that are at most as large as the job's
+    largest. ``strategies``: of ``farflung.sync``, with their default settings, that replicas may use beside ``sync.strategy``.
+    """
+
+    micro_batches: bool = False
+    strategies: tuple[str, ...] = ()
+
+    @property
+    def anything(self) -> bool:
+        """Whether something is to be decided."""
+        return self.micro_batches or bool(self.strategies)
+
+
 class WeightsSpec(_Section):
     """Where the first weights come from.
 
@@ -252,6 +269,7 @@ class JobSpec(_Section):
     plan: PlanSpec = PlanSpec()
     limits: LimitSpec = LimitSpec()
     sync: SyncSpec = SyncSpec()
+    open: OpenSpec = OpenSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
     generate: GenerateSpec = GenerateSpec()

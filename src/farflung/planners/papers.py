@@ -182,6 +182,11 @@ class HybridPs(_Placing):
     def plan(self, graph: Graph, topology: Topology, *, job: JobSpec | None = None) -> Plan:
         """See ``Planner.plan``; deterministic. The text models no memory: a stage is taken to need ever more until it fits."""
         problem = Problem.of(graph, topology, job)
+        if problem.job.plan.replicas > 1:
+            raise PlanError(
+                f"plan.replicas = {problem.job.plan.replicas}, but hybrid_ps makes stages of as many devices as their clusters "
+                "have: set it to 1, or take another planner"
+            )
         why: PlanError | None = None
         for factor in _MORE:
             try:

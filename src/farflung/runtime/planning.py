@@ -9,7 +9,8 @@ from farflung.cluster import Device, Topology, with_relays
 from farflung.cluster.topology import Pair
 from farflung.errors import InputError, PlanError
 from farflung.graph.ir import Graph
-from farflung.job.spec import CodecSpec, JobSpec
+from farflung.job.check import decided
+from farflung.job.spec import CodecSpec, JobSpec, SyncSpec
 from farflung.plan import Estimate, Plan, check_memory, check_plan, estimate, explain
 from farflung.plan.document import plan_to_json
 from farflung.plan.protection import Protection, protect
@@ -64,6 +65,8 @@ class Planned:
     codec: CodecSpec
     #: What the job asks for.
     workers: int | None = None
+    #: The job with what it left open (None: it leaves nothing open).
+    decided: JobSpec | None = None
 
     @property
     def plan_json(self) -> str:
@@ -78,7 +81,7 @@ class Planned:
     def explanation(self) -> str:
         """Stages, devices, links and the predicted step, as text; devices that the planner left out are named."""
         idle = [name for name in self.topology.names if name not in self.plan.devices]
-        text = explain(self.estimate) + self._dense_links() + "".join(f"\n{use}" for use in self.relays)
+        text = explain(self.estimate) + self._decisions() + self._dense_links() + "".join(f"\n{use}" for use in self.relays)
         if not idle:
             return text
         return f"{text}\nnot used: {', '.join(idle)} ({self._why_idle()})"
@@ -90,6 +93,16 @@ class Planned:
         return tuple(
             RelayUse.of(self.topology, pair) for pair, relays in sorted(self.topology.via.items()) if relays and set(pair) <= used
         )
+
+    def _decisions(self) -> str:
+        """What the planner decided of what the job left open, as lines for the job file."""
+        job = self.decided
+        if job is None:
+            return ""
+        lines = [f"micro_batch_sizes = {list(job.micro_batch_sizes)}"]
+        if job.sync.strategy != "exact":
+            lines.append(f'[sync] strategy = "{job.sync.strategy}", [plan] replicas = {len(self.plan.stages[0].devices)}')
+        return "\ndecided, to be put into the job instead of [open]: " + "; ".join(lines)
 
     def _why_idle(self) -> str:
         planner, used = self.plan.planner, len(self.plan.devices)
@@ -131,10 +144,20 @@ def plan_run(bundle: Bundle, topology: Topology, judge: Judge | None = None, pla
     if evaluate is not None and isinstance(planner, Judged):
         planner = planner.judged_by(evaluate)
     plan = planner.plan(bundle.graph, topology, job=bundle.job)
-    pieces = check_plan(plan, bundle.graph, topology, bundle.job)
+    job = _decided(bundle.job, plan)
+    pieces = check_plan(plan, bundle.graph, topology, job)
     predicted = evaluate(plan) if evaluate else estimate(bundle.graph, plan, topology, bundle.job, subgraphs=pieces)
     check_memory(predicted)
-    return Planned(plan=plan, topology=topology, estimate=predicted, codec=bundle.job.codec, workers=bundle.job.workers)
+    chosen = job if bundle.job.open.anything else None
+    return Planned(plan=plan, topology=topology, estimate=predicted, codec=job.codec, workers=job.workers, decided=chosen)
+
+
+def _decided(job: JobSpec, plan: Plan) -> JobSpec:
+    """The job with what it left open as the plan has it."""
+    if not job.open.anything:
+        return job
+    name = "exact" if plan.sync is None else plan.sync.strategy
+    return decided(job, plan.micro_batch_sizes, job.sync if name == job.sync.strategy else SyncSpec(strategy=name))
 
 
 def check_runnable(plan: Plan) -> None:

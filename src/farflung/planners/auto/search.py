@@ -17,6 +17,7 @@ from heapq import nsmallest
 from farflung.clock import Clock
 from farflung.errors import PlanError
 from farflung.ids import derive_seed
+from farflung.job.spec import SyncSpec
 from farflung.plan import Estimate, Plan, estimate
 from farflung.planners.auto.layout import Context, Layout, divisions
 from farflung.planners.auto.moves import Moves
@@ -48,6 +49,12 @@ class Search:
     """One search. ``best``: the best trial so far; ``failure``: why nothing fits, if nothing does."""
 
     def __init__(self, problem: Problem, settings: AutoSettings, evaluate: Evaluate | None, clock: Clock) -> None:
+        left = problem.job.open
+        settings = replace(
+            settings,
+            micro_batches=settings.micro_batches or left.micro_batches,
+            syncs=(*settings.syncs, *(SyncSpec(strategy=name) for name in left.strategies)),
+        )
         self.whole, self.settings, self.clock = problem, settings, clock
         self.best: Trial | None = None
         self.failure: PlanError | None = None
@@ -134,6 +141,8 @@ class Search:
 
     def _admit(self, plan: Plan, planner: str) -> None:
         if self.settings.stages is not None and len(plan.stages) > self.settings.stages:
+            return
+        if max(len(stage.devices) for stage in plan.stages) > self.wide:
             return
         trial = self._judge(plan, planner)
         if trial.seconds < float("inf") and set(plan.devices) <= set(self.problem.topology.names):
