@@ -37,7 +37,7 @@ def test_links_are_doubled_and_regions_removed():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("shrink all", r"--what-if 'shrink all' is not understood; A change to compare with: \"add 2 like NAME\""),
+        ("shrink all", r"--what-if 'shrink all' is not understood; write \"add 2 like NAME\""),
         ("double east mars", "'mars' is no device and no region; known are east, west, east-0"),
         ("add 2 like mars", "has no device 'mars'"),
     ],

@@ -373,7 +373,7 @@ def test_rights_follow_the_role(cluster: Loopback, captured: Bundle) -> None:
 
 def test_the_feeding_process_is_missed(cluster: Loopback) -> None:
     """A run whose data come from the submitter ends when the submitter goes."""
-    feeder = Client(join(cluster.ticket("submit"), name="feeder", role="client"))
+    feeder = Client(join(cluster.ticket("submit"), name="feeder", role="client", key=cluster.key))
     bundle = small_bundle(new_id("run"), workers=3)
     feeder.submit(bundle)
     frames = feeder.watch(bundle.run)

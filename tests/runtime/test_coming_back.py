@@ -9,6 +9,7 @@ import pytest
 from loopback import Loopback
 
 from farflung.errors import SecurityError
+from farflung.runtime.broker import PROTOCOL_VERSION
 from farflung.runtime.membership import join
 from farflung.security import Credentials, make_request, new_key
 from farflung.wire.frames import Frame
@@ -40,7 +41,7 @@ def test_the_broker_has_the_last_word(tmp_path: Path) -> None:
     with Loopback(tmp_path, 0) as cluster:
         ticket = cluster.ticket("join")
         member = join(ticket, name="attic", role="worker", key=key, kept=kept)
-        stolen = {"request": make_request("attic", new_key()), "protocol": 5, "version": "0"}
+        stolen = {"request": make_request("attic", new_key()), "protocol": PROTOCOL_VERSION, "version": "0"}
         with pytest.raises(SecurityError, match="a certificate is renewed for its own key only"):
             member.client.call("renew", Frame("renew", stolen))
         cluster.broker.names.free("attic")

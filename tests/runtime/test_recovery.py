@@ -30,7 +30,7 @@ def at(point: str, step: int, device: str, act: Callable[[], None]) -> Injector:
     done: list[str] = []
 
     def inject(name: str, facts: Mapping[str, int | str]) -> None:
-        if (name, facts["step"], facts.get("device", device)) == (point, step, device) and not done:
+        if (name, facts.get("step"), facts.get("device", device)) == (point, step, device) and not done:
             done.append(name)
             act()
 

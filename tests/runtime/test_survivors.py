@@ -71,7 +71,7 @@ def one_after_the_other(cluster: Loopback, *steps: tuple[int, str]) -> Injector:
     left = list(steps)
 
     def inject(name: str, facts: Mapping[str, int | str]) -> None:
-        if left and name == "worker.before_forward" and (facts["step"], facts["device"]) == left[0]:
+        if left and name == "worker.before_forward" and (facts.get("step"), facts.get("device")) == left[0]:
             vanish(cluster, left.pop(0)[1])
 
     return inject
@@ -94,11 +94,11 @@ def test_a_death_while_the_next_plan_is_prepared_loses_nothing_either(
         gone: list[str] = []
 
         def inject(name: str, facts: Mapping[str, int | str]) -> None:
-            if name == "worker.before_forward" and (facts["step"], facts["device"]) == (5, "d") and not gone:
+            if name == "worker.before_forward" and (facts.get("step"), facts.get("device")) == (5, "d") and not gone:
                 gone.append("d")
                 vanish(cluster, "d")
-            elif name == "worker.begins" and facts["step"] == 5 and gone == ["d"]:
-                gone.append(str(facts["device"]))
+            elif name == "worker.begins" and facts.get("step") == 5 and gone == ["d"]:
+                gone.append(str(facts.get("device")))
                 vanish(cluster, gone[-1])
 
         with injecting(inject):
