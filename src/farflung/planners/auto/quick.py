@@ -19,7 +19,7 @@ from farflung.plan import wire_factor_of
 from farflung.plan.estimate import UPDATE_FLOPS
 from farflung.planners.auto.layout import Context, Layout
 from farflung.planners.finish import Problem
-from farflung.schedules import Exchange, PipelineTimes, TimedEdge, Transfer, get_schedule, in_flight, time_schedule
+from farflung.schedules import Exchange, PipelineTimes, TimedEdge, Transfer, as_ready, get_schedule, in_flight, time_schedule
 from farflung.schedules.base import Action
 from farflung.sync import get_strategy
 
@@ -101,7 +101,8 @@ class Quick:
         if bound > limit:
             return bound
         try:
-            return time_schedule([unit.order for unit in units], times).seconds
+            free = as_ready(get_schedule(layout.schedule))
+            return time_schedule([unit.order for unit in units], times, free=free).seconds
         except PlanError:
             return _INFINITE
 
