@@ -26,17 +26,28 @@ def _joined(pieces: list[memoryview]) -> memoryview:
 class World:
     """An outbox and an inbox with three roads between them, on which anything may happen."""
 
-    def __init__(self, frames: list[tuple[Urgency, int]], seed: int, chunk: int) -> None:
+    def __init__(self, frames: list[tuple[Urgency, int]], seed: int, chunk: int, small: int) -> None:
         self.chance = random.Random(seed)
         self.chunk = chunk
-        self.outbox: Outbox[int] = Outbox(window=64, credit=4000)
-        self.inbox = Inbox(FrameLimits(), credit=4000)
+        self.outbox: Outbox[int] = Outbox(window=2, credit=4000, small=small)
+        self.inbox = Inbox(FrameLimits(), credit=4000, window=2)
+        self.left = list(enumerate(frames))
         self.got: dict[int, list[int]] = {lane: [] for lane in Urgency}
         self.handled: list[int] = []
         self.roads: dict[Hashable, list[tuple[int, int, memoryview]]] = {"a": [], "b": [], "c": []}
         self.news: list[list[tuple[int, int]]] = []
-        for number, (lane, size) in enumerate(frames):
-            _put(self.outbox, lane, number, size)
+
+    def put(self) -> None:
+        """All that the window lets in; in each lane in order."""
+        full: set[Urgency] = set()
+        left = []
+        for number, (lane, size) in self.left:
+            if lane in full or not self.outbox.has_room(lane):
+                full.add(lane)
+                left.append((number, (lane, size)))
+            else:
+                _put(self.outbox, lane, number, size)
+        self.left = left
 
     def happen(self) -> None:
         road = self.chance.choice(list(self.roads))
@@ -44,6 +55,7 @@ class World:
         self.chance.choice(deeds)(road)
 
     def load(self, road: Hashable) -> None:
+        self.put()
         sent = self.outbox.take(road, self.chunk)
         if sent is not None:
             self.roads[road].append((sent.lane, sent.number, _joined(sent.pieces)))
@@ -74,7 +86,7 @@ class World:
         for road in self.roads:
             self.outbox.release(road)
             self.roads[road].clear()
-        while self.outbox.waits():
+        while self.left or self.outbox.waits():
             self.load("a")
             self.arrive("a")
             self.news = self.news[-1:]
@@ -85,11 +97,12 @@ class World:
     st.lists(st.tuples(st.sampled_from(list(Urgency)), st.integers(0, 3000)), min_size=1, max_size=12),
     st.integers(0, 2**32),
     st.integers(64, 1500),
+    st.integers(0, 4000),
 )
 def test_every_frame_arrives_once_and_in_order_whatever_connections_do(
-    frames: list[tuple[Urgency, int]], seed: int, chunk: int
+    frames: list[tuple[Urgency, int]], seed: int, chunk: int, small: int
 ) -> None:
-    world = World(frames, seed, chunk)
+    world = World(frames, seed, chunk, small)
     for _ in range(400):
         world.happen()
     world.calm()
@@ -218,4 +231,18 @@ def test_what_is_here_and_not_handled_is_bounded_in_bytes_too() -> None:
     inbox.handled(1)
     inbox.take(1, 2, frame(3900), 0.0)
     with pytest.raises(WireError, match=r"3 frames of \d+ bytes before the first was handled; its window is 2"):
-        inbox.take(1, 3, frame(3900), 0.0)
+        inbox.take(1, 3, frame(10), 0.0)
+
+
+def test_a_large_frame_may_follow_small_ones() -> None:
+    outbox: Outbox[int] = Outbox(window=2, credit=4000, small=2000)
+    inbox = Inbox(FrameLimits(), credit=4000, window=2)
+    number = 0
+    for size in (200, 200, 200, 6000):
+        assert outbox.has_room(Urgency.VALUES)
+        _put(outbox, Urgency.VALUES, number, size)
+    while (chunk := outbox.take("a", 1000)) is not None:
+        inbox.take(chunk.lane, chunk.number, _joined(chunk.pieces), 0.0)
+        outbox.acknowledge(inbox.states())
+    assert inbox.states()[Urgency.VALUES][1] == 0
+    assert not inbox.midway

@@ -50,7 +50,7 @@ class TransportConfig:
     def __post_init__(self) -> None:
         for name, value, low, high in (
             ("window", self.window, 1, 64),
-            ("small", self.small, 0, 1 << 30),
+            ("small", self.small, 0, self.credit),
             ("chunk_bytes", self.chunk_bytes, 1024, _MAX_CHUNK),
             ("stripes", self.stripes, 1, 64),
             ("max_stripes", self.max_stripes, 1, 64),

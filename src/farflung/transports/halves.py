@@ -205,7 +205,7 @@ class Inbox:
     """Frames coming from one peer. Not thread-safe.
 
     What a lane holds is bounded by ``credit`` bytes ahead of a missing chunk, and by as many of frames that nobody has handled
-    yet (or by ``window`` frames, where these are larger).
+    yet and one frame more (or by ``window`` frames, where these are larger).
     """
 
     def __init__(self, limits: FrameLimits, credit: int, window: int = 2) -> None:
@@ -255,7 +255,8 @@ class Inbox:
         """Count frames that wait to be handled."""
         held.complete += len(done)
         held.waiting.extend(frame_bytes(frame) for frame, _ in done)
-        if len(held.waiting) > self._window and sum(held.waiting) > self._credit:
+        # a sender may begin any frame while all before it are few or small: the last one's size is not judged
+        if len(held.waiting) > self._window and sum(held.waiting) - held.waiting[-1] > self._credit:
             raise WireError(
                 f"the peer sent {len(held.waiting)} frames of {sum(held.waiting)} bytes before the first was handled; "
                 f"its window is {self._window} frames, its credit {self._credit} bytes"
