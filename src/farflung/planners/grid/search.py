@@ -3,10 +3,15 @@
 Source: our own. Where a neighbourhood of swaps can be priced at once (``swaps``), each step draws one swap with Boltzmann's
 probability (the smallest of cost minus temperature times Gumbel noise), so no step is lost to rejection; stages are put in
 the best order from time to time (Held-Karp). Each cycle cools and begins at the best found so far. Where devices form few
-regions, constructed starts and a search over counts come first, which are independent of the number of devices.
+regions, constructed starts and a search over counts come first, which are independent of the number of devices. Where the ways
+to part the devices into stages are few, all of them are looked at instead, each in its best order.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from math import comb, prod
 
 import numpy as np
 
@@ -26,6 +31,8 @@ _CYCLE = 1000
 _HOT, _COLD = 0.01, 0.0005
 _TIES = 0.05
 _REORDER = 20
+#: Up to so many ways to part devices into stages are all looked at.
+_ALL = 400
 
 
 def search(problem: GridProblem, budget: Budget, random: np.random.Generator) -> Indices:
@@ -41,6 +48,8 @@ def search(problem: GridProblem, budget: Budget, random: np.random.Generator) ->
     rows = min(priced, key=lambda entry: entry[0])[1]
     if problem.pp == 1 or not budget.left():
         return rows
+    if problem.dp <= SUBSETS and _partitions(problem.dp, problem.pp) <= _ALL:
+        return _best_of_all(problem, rows, budget)
     if problem.dp <= SUBSETS and problem.dp * problem.pp <= _DENSE:
         return _anneal(problem, rows, budget, random)
     return _climb(problem, rows, budget, random)
@@ -49,6 +58,35 @@ def search(problem: GridProblem, budget: Budget, random: np.random.Generator) ->
 def _cost(problem: GridProblem, rows: Indices) -> float:
     groups = data_parallel_seconds(problem, counts_of(problem, rows))
     return float(groups.max() + pipeline_seconds(problem, rows).sum())
+
+
+def _partitions(dp: int, pp: int) -> int:
+    """In how many ways ``dp * pp`` devices form ``pp`` unordered stages."""
+    return prod(comb(dp * left - 1, dp - 1) for left in range(1, pp + 1))
+
+
+def _stages(left: tuple[int, ...], dp: int) -> Iterator[tuple[int, ...]]:
+    """All of these ways, each as one tuple of devices, stage after stage."""
+    if not left:
+        yield ()
+        return
+    for others in combinations(left[1:], dp - 1):
+        rest = tuple(device for device in left[1:] if device not in others)
+        for tail in _stages(rest, dp):
+            yield (left[0], *others, *tail)
+
+
+def _best_of_all(problem: GridProblem, rows: Indices, budget: Budget) -> Indices:
+    swaps = Swaps(problem)
+    best_cost, best = _reordered(swaps, rows.ravel())
+    for stages in _stages(tuple(range(swaps.n)), problem.dp):
+        if not budget.left():
+            break
+        budget.spend()
+        cost, flat = _reordered(swaps, np.array(stages))
+        if cost < best_cost:
+            best_cost, best = cost, flat
+    return best.reshape(problem.pp, problem.dp)
 
 
 def _anneal(problem: GridProblem, rows: Indices, budget: Budget, random: np.random.Generator) -> Indices:
