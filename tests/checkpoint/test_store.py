@@ -229,6 +229,16 @@ def test_retention_keeps_the_newest_whole_ones(store: CheckpointStore) -> None:
         store.prune(0)
 
 
+def test_retention_keeps_milestones(store: CheckpointStore) -> None:
+    for step in range(1, 9):
+        write(store, step)
+    assert store.prune(2, for_ever=3) == (1, 2, 4, 5)
+    assert store.steps() == (3, 6, 7, 8)
+    write(store, 9)
+    assert store.prune(1, every=4, for_ever=3) == (7, 8)
+    assert store.steps() == (3, 6, 9), "the newest, and the milestones"
+
+
 def test_a_renamed_folder_is_noticed(store: CheckpointStore) -> None:
     write(store, 1)
     store.path(1).rename(store.path(7))

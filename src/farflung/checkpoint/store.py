@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +25,7 @@ from farflung.checkpoint.safetensors import Array, SafetensorsIndex, encode, spe
 from farflung.errors import CheckpointError, DiskFull, FarflungError
 from farflung.telemetry.faults import fault_point
 
-__all__ = ["CheckpointStore", "encode_shard", "locate", "pack", "write_file"]
+__all__ = ["CheckpointStore", "encode_shard", "kept_steps", "locate", "pack", "write_file"]
 
 _MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d{10})")
@@ -157,19 +157,18 @@ class CheckpointStore:
                 raise CheckpointError(f"{file} holds other tensors than the manifest says: use an older checkpoint")
         return manifest
 
-    def prune(self, keep: int, every: int = 0) -> tuple[int, ...]:
+    def prune(self, keep: int, every: int = 0, for_ever: int = 0) -> tuple[int, ...]:
         """Delete all but the newest ``keep`` (at least 1) whole checkpoints, and torn ones that are older; returns the steps.
 
         ``every``: older checkpoints between multiples of it were written to recover from only, and go (0: there are none).
-        Whole means here: the manifest is sound and every shard has its size. What is newer than the newest whole one stays.
+        ``for_ever``: those at multiples of it stay (0: none does). Whole means here: the manifest is sound and every shard has
+        its size. What is newer than the newest whole one stays.
         """
-        if keep < 1:
-            raise ValueError(f"at least one checkpoint must be kept, got keep={keep}")
         folders = dict(self._folders())
         whole = [step for step in sorted(folders) if self._looks_whole(step)]
         if not whole:
             return ()
-        kept = set([step for step in whole if not every or step % every == 0 or step == whole[-1]][-keep:])
+        kept = kept_steps(whole, keep, every, for_ever)
         gone = [step for step in sorted(folders) if step < whole[-1] and step not in kept]
         for step in gone:
             _remove(folders[step])
@@ -195,6 +194,18 @@ class CheckpointStore:
             return []
         found = ((_STEP.fullmatch(folder.name), folder) for folder in self.folder.iterdir() if folder.is_dir())
         return sorted((int(match[1]), folder) for match, folder in found if match is not None)
+
+
+def kept_steps(whole: Sequence[int], keep: int, every: int = 0, for_ever: int = 0) -> set[int]:
+    """Which of the steps ``whole`` (ascending) stay; see ``CheckpointStore.prune``.
+
+    Raises:
+        ValueError: none would.
+    """
+    if keep < 1:
+        raise ValueError(f"at least one checkpoint must be kept, got keep={keep}")
+    newest = [step for step in whole if not every or step % every == 0 or step == whole[-1]][-keep:]
+    return {*newest, *(step for step in whole if for_ever and step % for_ever == 0)}
 
 
 def write_file(path: Path, pieces: Iterable[bytes | bytearray | memoryview]) -> None:

@@ -203,6 +203,8 @@ class WeightsSpec(_Section):
 class CheckpointSpec(_Section):
     """When checkpoints are written and how many are kept; ``resume`` names the run or folder to go on from.
 
+    ``keep``: how many of the newest stay; those at multiples of ``keep_every`` steps stay for good (0: none does).
+
     ``recover_every``: seconds after which one more is written, to recover from (0: none); the pause between them grows with what
     they take.
     """
@@ -210,6 +212,7 @@ class CheckpointSpec(_Section):
     every: Annotated[int, Field(ge=0)] = 0
     recover_every: Annotated[float, Field(ge=0.0)] = 60.0
     keep: Count = 2
+    keep_every: Annotated[int, Field(ge=0)] = 0
     at_end: bool = True
     resume: str = ""
 

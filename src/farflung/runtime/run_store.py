@@ -174,7 +174,8 @@ class RunStore:
         fault_point("checkpoint.before_manifest", step=step)
         self.checkpoints.write_manifest(manifest, [name for name in expected if name in read])
         fault_point("checkpoint.after_manifest", step=step)
-        self.checkpoints.prune(bundle.job.checkpoint.keep, bundle.job.checkpoint.every)
+        wanted = bundle.job.checkpoint
+        self.checkpoints.prune(wanted.keep, wanted.every, wanted.keep_every)
         del self._shards[self.attempt, step]
         self._newest = step
         return True
