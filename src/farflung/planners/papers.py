@@ -1,12 +1,12 @@
 """The papers' planners whose stages are groups of devices: ``dtfm``, ``kernighan_lin`` and ``hybrid_ps``.
 
 DT-FM (SPEC section 2) places equal stages on a grid of D_dp x D_pp devices by its genetic search; the grid's shape is given.
-Here each shape that uses all devices is placed with few evaluations, the one whose plan has the shortest step (by the judge, or
-the estimate) with many; a job with ``plan.replicas`` above 1 has said D_dp. Hybrid-PS (SPEC section 4) clusters devices into
+Here each shape that uses all devices is placed with few evaluations, and the one of least cost (1) whose plan fits with many; a
+job with ``plan.replicas`` above 1 has said D_dp. Hybrid-PS (SPEC section 4) clusters devices into
 stages; layers go to stages by power. Its servers and clients share a stage's micro-batches here as replicas, by speed (the text
 cuts a mini-batch among them in the same proportion), the fastest server is the stage's home. What differs in all of them: a
 micro-batch is the smallest share, so a stage has as many devices as micro-batches at most (the fastest stay), and a stage that
-updates a state in its forward has one device. Cost: ``assign_grid``'s and ``plan_hybrid_ps``'s, and one estimate for each shape.
+updates a state in its forward has one device. Cost: ``assign_grid``'s and ``plan_hybrid_ps``'s, and a few estimates.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from farflung.plan.synchronization import with_sync
 from farflung.planners.base import Evaluate
 from farflung.planners.equal import balanced_cuts
 from farflung.planners.finish import Problem, draft_stages
-from farflung.planners.grid import assign_grid
+from farflung.planners.grid import Assignment, assign_grid
 from farflung.planners.hybrid_ps import HybridPsWork, plan_hybrid_ps
 from farflung.planners.replicated import cut_bytes, shares
 
@@ -37,7 +37,7 @@ __all__ = ["GridPlanner", "HybridPs", "placed_plan"]
 Groups = Sequence[Sequence[int]]
 
 #: Evaluations of ``assign_grid`` for each shape, and for the best one (the first hundred are its random population).
-_SHAPES, _BEST = 24, 140
+_SHAPES, _BEST = 8, 120
 #: Activations beside the parameters of a stage, as factors that ``hybrid_ps`` tries.
 _MORE = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 
@@ -107,46 +107,45 @@ class GridPlanner(_Placing):
         self.name: str = method
 
     def judged_by(self, evaluate: Evaluate) -> GridPlanner:
-        """The same planner; shapes of the grid are compared by ``evaluate``."""
+        """The same planner (it has a cost of its own, so the judge only sees what it made)."""
         return GridPlanner(self._method, evaluate)
 
     def plan(self, graph: Graph, topology: Topology, *, job: JobSpec | None = None) -> Plan:
         """See ``Planner.plan``; the same job gives the same plan."""
         problem = Problem.of(graph, topology, job)
         shapes = _shapes(problem)
-        plans: dict[tuple[int, int], Plan] = {}
+        if len(shapes) > 1:
+            costs = {shape: self._assigned(problem, shape, _SHAPES).cost_seconds for shape in shapes}
+            shapes = sorted(shapes, key=lambda shape: (costs[shape], shape))
         why: PlanError | None = None
         for shape in shapes:
             try:
-                plans[shape] = self._grid(problem, shape, _SHAPES if len(shapes) > 1 else _BEST)
+                return self._best(problem, [self._grid(problem, shape)])
             except PlanError as error:
-                why = error
-        if not plans:
-            raise why or PlanError("no grid of stages and replicas has a place for each device; change plan.replicas or workers")
-        best = self._best(problem, list(plans.values()))
-        if len(shapes) == 1:
-            return best
-        shape = next(shape for shape, plan in plans.items() if plan is best)
-        return self._best(problem, [best, self._grid(problem, shape, _BEST)])
+                why = why or error
+        raise why or PlanError("no grid of stages and replicas has a place for each device; change plan.replicas or workers")
 
-    def _grid(self, problem: Problem, shape: tuple[int, int], evaluations: int) -> Plan:
+    def _assigned(self, problem: Problem, shape: tuple[int, int], evaluations: int) -> Assignment:
+        """A micro-batch group of the paper is what one pipeline computes in a step."""
         dp, pp = shape
         topology = problem.topology
-        chosen = _fastest(topology, dp * pp)
         parameters = sum(state.spec.nbytes for state in problem.graph.parameters if state.trainable)
-        found = assign_grid(
-            topology.select([topology.names[i] for i in chosen]),
+        return assign_grid(
+            topology.select([topology.names[i] for i in _fastest(topology, dp * pp)]),
             dp=dp,
             pp=pp,
-            pp_bytes=cut_bytes(problem),
+            pp_bytes=cut_bytes(problem) * problem.job.micro_batches / dp,
             dp_bytes=parameters / pp,
             method=self._method,
             seconds=None,
             evaluations=evaluations,
             seed=problem.job.seed,
         )
-        groups = [[chosen[i] for i in group] for group in found.devices]
-        cuts = [0, *balanced_cuts(problem, pp), len(problem.graph.ops)]
+
+    def _grid(self, problem: Problem, shape: tuple[int, int]) -> Plan:
+        chosen = _fastest(problem.topology, shape[0] * shape[1])
+        groups = [[chosen[i] for i in group] for group in self._assigned(problem, shape, _BEST).devices]
+        cuts = [0, *balanced_cuts(problem, shape[1]), len(problem.graph.ops)]
         return placed_plan(problem, groups, cuts, self.name)
 
 

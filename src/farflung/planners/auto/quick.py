@@ -26,6 +26,7 @@ from farflung.sync import get_strategy
 __all__ = ["Quick"]
 
 _INFINITE = float("inf")
+_LONG = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Quick:
         if not self._fits(units, problem.job):
             return _INFINITE
         times = self._times(layout, problem, units)
-        bound = _bound(times)
+        bound = _bound(times, [unit.stage for unit in units])
         if bound > limit:
             return bound
         try:
@@ -302,19 +303,49 @@ class Quick:
         return Transfer(float(self.topology.alpha[source, target]), nbytes / float(self.topology.beta[source, target]))
 
 
-def _bound(times: PipelineTimes) -> float:
-    """No step is shorter: what the busiest device computes, or the busiest link carries, for all of its micro-batches."""
+def _bound(times: PipelineTimes, stages: Sequence[int]) -> float:
+    """No step is shorter: a device waits for its first micro-batch, computes all of its own, and its last gradient goes home.
+
+    ``stages``: of each unit. Ways before and after count where a device has one unit; a link is busy as long as it carries.
+    """
+    least = min(times.scale)
+    first, back = _ways(times, stages, least)
     busy: dict[int, float] = {}
+    alone: dict[int, float] = {}
     for number, device in enumerate(times.device):
-        load = sum(times.scale[m] for m in times.share[number])
+        load = sum(times.scale[times.share[number].start : times.share[number].stop])
         seconds = load * (times.forward[number] + times.backward[number]) + times.update[number]
+        alone[device] = 0.0 if device in busy else first[stages[number]] + back[stages[number]] - times.update[number]
         busy[device] = busy.get(device, 0.0) + seconds
-    most = max(busy.values())
+    most = max(busy[device] + max(0.0, alone[device]) for device in busy)
     for edge in times.edges:
         here, there = times.share[edge.source], times.share[edge.target]
         load = sum(times.scale[max(here.start, there.start) : min(here.stop, there.stop)])
         most = max(most, load * max(edge.forward.wire, edge.backward.wire if edge.backward else 0.0))
     return most
+
+
+def _ways(times: PipelineTimes, stages: Sequence[int], scale: float) -> tuple[list[float], list[float]]:
+    """Seconds from the beginning to each stage, and from it back, for the smallest micro-batch on the fastest ways."""
+    count = max(stages) + 1
+    own = [[_LONG, _LONG] for _ in range(count)]
+    for number, stage in enumerate(stages):
+        own[stage] = [
+            min(own[stage][0], times.forward[number]),
+            min(own[stage][1], times.backward[number] - times.weight[number]),
+        ]
+    into = [[_LONG, _LONG] for _ in range(count)]
+    for edge in times.edges:
+        back = 0.0 if edge.backward is None else edge.backward.latency + scale * edge.backward.wire
+        target = into[stages[edge.target]]
+        target[0] = min(target[0], edge.forward.latency + scale * edge.forward.wire)
+        target[1] = min(target[1], back)
+    first, home = [0.0], [0.0]
+    for stage in range(1, count):
+        known = into[stage][0] < _LONG
+        first.append(first[-1] + scale * own[stage - 1][0] + into[stage][0] if known else 0.0)
+        home.append(home[-1] + scale * own[stage - 1][1] + into[stage][1] if known else 0.0)
+    return first, home
 
 
 def _period(job: JobSpec) -> int:

@@ -11,6 +11,7 @@ planners', and one evaluation and some thirty quick prices for each of the budge
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from heapq import nsmallest
 
@@ -39,6 +40,10 @@ _VAIN = 200
 _MOST_DEVICES = 256
 #: Grids that are tried at first on one order of devices, and how many of the best on the others.
 _BEST_GRIDS = 8
+#: Grids that are priced above so many times the best price are not simulated.
+_HOPELESS = 4.0
+#: Planners that take long on more devices than that.
+_SLOW, _FEW = frozenset(("dtfm", "kernighan_lin")), 64
 #: Layouts of each kind that wait for the judge.
 _WAITING = 64
 
@@ -125,7 +130,7 @@ class Search:
         problem = self.problem
         chosen = self.settings.members
         for name in planner_names() if chosen is None else chosen:
-            if name == "auto":
+            if name == "auto" or (chosen is None and name in _SLOW and len(problem.topology) > _FEW):
                 continue
             try:
                 plan = get_planner(name).plan(problem.graph, problem.topology, job=self.whole.job)
@@ -134,19 +139,24 @@ class Search:
                     self.failure = error
                 continue
             self._admit(plan, name)
+        for ratio in self.settings.ratios:  # devices that a dense plan leaves out may be worth their links with a codec
+            codec = problem.job.codec.model_copy(update={"name": "adatopk", "ratio": ratio})
+            with suppress(PlanError):
+                coded = self.whole.job.model_copy(update={"codec": codec})
+                self._admit(get_planner("op_fence").plan(problem.graph, problem.topology, job=coded), "op_fence", ratio)
         names = set(self.whole.topology.names)
         for plan in self.settings.start:
             if names >= set(plan.devices) and plan.graph_hash == problem.graph.hash:
                 self._admit(plan, "start")
 
-    def _admit(self, plan: Plan, planner: str) -> None:
+    def _admit(self, plan: Plan, planner: str, ratio: float = 0.0) -> None:
         if self.settings.stages is not None and len(plan.stages) > self.settings.stages:
             return
         if max(len(stage.devices) for stage in plan.stages) > self.wide:
             return
         trial = self._judge(plan, planner)
         if trial.seconds < float("inf") and set(plan.devices) <= set(self.problem.topology.names):
-            layout = self.context.layout_of(plan)
+            layout = replace(self.context.layout_of(plan), ratio=ratio)
             self._price(layout)
             self.judged.append((trial.seconds, len(self.judged), layout))
 
@@ -164,13 +174,14 @@ class Search:
         for layout, shape in zip(found, shape_of, strict=True):
             repeats[shape] = repeats.get(shape, 0) + 1
             best = nsmallest(_BEST_GRIDS, tried.values())
-            if repeats[shape] > 4 and best and tried.get(shape, float("inf")) > best[-1]:
+            if repeats[shape] > 2 and best and tried.get(shape, float("inf")) > best[-1]:
                 continue
             if len(layout.groups) > (self.settings.stages or 1 << 30) or self._late():
                 continue
             cut = self.context.divide(layout, (float("inf"),) if len(layout.groups) > 16 else (1.0, float("inf")))
             if cut is not None:
-                tried[shape] = min(tried.get(shape, float("inf")), self._price(cut))
+                least = min(tried.values(), default=float("inf"))
+                tried[shape] = min(tried.get(shape, float("inf")), self._price(cut, _HOPELESS * least))
 
     def _late(self) -> bool:
         return self.deadline is not None and self.clock.now() >= self.deadline
