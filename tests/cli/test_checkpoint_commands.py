@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,30 @@ def test_list_by_name_and_by_folder(broker: Path, capsys: pytest.CaptureFixture[
     assert "2 states, 1 optimizer tensor, 2 shards" in out
     code, out, _ = run(["checkpoint", "list", broker / "runs/run-1", "--json"], capsys)
     assert [row["ledger"] for row in json.loads(out)] == [{"steps": 2, "samples": 16}, {"steps": 4, "samples": 32}]
+
+
+def test_push_and_pull(broker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("obstore")
+    url, out = (tmp_path / "bucket").as_uri() + "/run-1", tmp_path / "back"
+    code, said, _ = run(["checkpoint", "push", "run-1", url], capsys)
+    assert code == 0
+    assert re.fullmatch(rf"step 4: at {url} \(\d+ B sent\)\n", said), said
+    assert run(["checkpoint", "push", "run-1", url], capsys)[1] == f"step 4: at {url} (0 B sent)\n"
+    assert run(["checkpoint", "push", "run-1", url, "--step", "2"], capsys)[0] == 0
+    code, said, _ = run(["checkpoint", "pull", url, out], capsys)
+    assert code == 0
+    assert re.fullmatch(rf"step 4: whole, \d+ B in {out}\n", said), said
+    assert run(["checkpoint", "verify", out], capsys)[1].startswith("step 4: whole")
+    assert run(["checkpoint", "pull", url, out, "--step", "2"], capsys)[0] == 0
+    listed = json.loads(run(["checkpoint", "list", out, "--json"], capsys)[1])
+    assert [row["ledger"]["samples"] for row in listed] == [16, 32]
+    code, _, error = run(["checkpoint", "pull", url, out, "--step", "3"], capsys)
+    assert code == 11
+    assert "has no whole checkpoint of step 3: there are 2, 4" in error
+    (tmp_path / "empty/checkpoints").mkdir(parents=True)
+    code, _, error = run(["checkpoint", "push", tmp_path / "empty", url], capsys)
+    assert code == 11
+    assert "holds no whole checkpoint" in error
 
 
 def test_list_shows_damage(broker: Path, capsys: pytest.CaptureFixture[str]) -> None:

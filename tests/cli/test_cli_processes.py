@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,8 @@ class Cluster:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.programs: list[Program] = []
-        self.broker = self.start("broker", "broker", "--listen", "127.0.0.1:0")
+        mirror = ("--mirror", (place / "mirror").as_uri()) if find_spec("obstore") else ()
+        self.broker = self.start("broker", "broker", "--listen", "127.0.0.1:0", *mirror)
         self.ticket = self.broker.until(r"farflung join (\S+)\n")[1]
         self.workers: dict[str, Program] = {}
 
@@ -174,6 +176,9 @@ def test_from_broker_to_checkpoint(tmp_path: Path) -> None:
         made.broker.until("worker a is gone: it left")
         made.broker.kill(signal.SIGINT)
         assert "broker: closing" in made.broker.ends_cleanly(0, SOON)
+        if find_spec("obstore"):
+            made.start("pull", "checkpoint", "pull", f"{(tmp_path / 'mirror').as_uri()}/{folder.name}", "back").ends_cleanly(0)
+            assert CheckpointReader.from_folder(tmp_path / "back/checkpoints").manifest.step == 4
         assert not kept.exists(), "a ticket that leads nowhere"
         assert (
             "farflung: the broker said goodbye: it was ended; when it is started again, join again with its ticket"

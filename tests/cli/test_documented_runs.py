@@ -68,6 +68,9 @@ ELSEWHERE = {
     "farflung checkpoint export RUN out --transformers": "runtime/test_transformers_jobs.py",
     "farflung checkpoint export RUN out --adapters": "runtime/test_transformers_jobs.py",
     "farflung checkpoint export RUN out.safetensors": "cli/test_checkpoint_commands.py",
+    "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/test_checkpoint_commands.py",
+    "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/test_checkpoint_commands.py",
+    "farflung broker --mirror s3://bucket/runs": "cli/test_cli_processes.py",
     "farflung emulate two-laptops -- python3 -c 'print(\"I am {node} at {address}\")'": "emulation/test_emulation_page.py",
     "farflung emulate machines.toml --cluster --counters -- farflung submit job.toml --topology machines.toml": (
         "emulation/test_emulation_page.py"
@@ -96,7 +99,8 @@ def test_every_command_is_run_somewhere() -> None:
     assert {line for _, line in CASES} == {*OFFLINE, DRAWN, *OWNER, *CLUSTER, *ELSEWHERE}
     for name in ELSEWHERE.values():
         text = (DOCS.parent / "tests" / name).read_text(encoding="utf-8")
-        assert '"demo"' in text or '"export"' in text or "export(" in text or "farflung emulate" in text or '"--service"' in text
+        known = ('"demo"', '"export"', "export(", "farflung emulate", '"--service"', '"--mirror"')
+        assert any(word in text for word in known), name
 
 
 def block(page: str, language: str) -> str:

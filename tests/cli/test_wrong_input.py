@@ -63,6 +63,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("profile --save .", ". can't be written: Is a directory; choose another file"),
         ("submit job.toml --retry soon", "--retry: cannot read 'soon' as Seconds; write e.g."),
         ("broker --home b --valid forever", "--valid: cannot read 'forever' as Seconds"),
+        (
+            "broker --home b --listen 127.0.0.1:0 --mirror bucket",
+            "'bucket' is no URL of an object store; write e.g. s3://bucket/folder",
+        ),
         ("broker --home b --run-limit -5", "--run-limit: Bytes must be finite and not negative, got '-5'"),
         ("broker --home b --listen 127.0.0.1:70700", "write host:port with a port up to 65535, e.g. 0.0.0.0:7070"),
         (

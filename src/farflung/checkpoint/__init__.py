@@ -6,6 +6,7 @@ from farflung.checkpoint.adapters import Adapters, export_adapters
 from farflung.checkpoint.blob import Blob, FetchedBlob, FileBlob
 from farflung.checkpoint.export import export_file, export_transformers
 from farflung.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, check_resume
+from farflung.checkpoint.objects import ObjectCheckpoints
 from farflung.checkpoint.reader import CheckpointReader
 from farflung.checkpoint.safetensors import SafetensorsIndex, TensorEntry
 from farflung.checkpoint.store import CheckpointStore, encode_shard, locate, pack
@@ -20,6 +21,7 @@ __all__ = [
     "FileBlob",
     "Manifest",
     "Match",
+    "ObjectCheckpoints",
     "SafetensorsIndex",
     "ShardRecord",
     "TensorEntry",

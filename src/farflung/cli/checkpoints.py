@@ -13,6 +13,7 @@ from farflung.checkpoint import (
     CheckpointReader,
     CheckpointStore,
     Manifest,
+    ObjectCheckpoints,
     export_adapters,
     export_file,
     export_transformers,
@@ -108,6 +109,34 @@ def verify(run: RunArgument, step: StepOption = None, folder: HomeOption = None)
             typer.echo(f"step {number}: whole, {_size(manifest)} in {counted(len(manifest.shards), 'shard')}")
     if failed:
         raise CheckpointError(f"damaged: {counted(len(failed), 'checkpoint')} of {len(steps)}; use one that is whole")
+
+
+@checkpoints.command()
+def push(
+    run: RunArgument,
+    url: Annotated[str, typer.Argument(help="Where to, e.g. s3://bucket/folder/run.")],
+    step: StepOption = None,
+    folder: HomeOption = None,
+) -> None:
+    """Copy a checkpoint to an object store: shards first, the manifest last; what is there already is not sent again."""
+    store, chosen = _find(run, folder, step)
+    manifest = store.latest() if chosen is None else store.verify(chosen)
+    if manifest is None:
+        raise CheckpointError(f"{store.folder} holds no whole checkpoint: there is nothing to copy")
+    there = ObjectCheckpoints(url)
+    sent = there.push(store, manifest.step)
+    typer.echo(f"step {manifest.step}: at {there.url} ({Bytes(sent)} sent)")
+
+
+@checkpoints.command()
+def pull(
+    url: Annotated[str, typer.Argument(help="Where from, e.g. s3://bucket/folder/run.")],
+    out: Annotated[Path, typer.Argument(help="A folder; checkpoint.resume = its path goes on from there.")],
+    step: StepOption = None,
+) -> None:
+    """Copy a checkpoint (the newest whole one) from an object store; every byte is compared with its hashes."""
+    manifest = ObjectCheckpoints(url).pull(CheckpointStore(out / "checkpoints"), step)
+    typer.echo(f"step {manifest.step}: whole, {_size(manifest)} in {out}")
 
 
 @checkpoints.command()

@@ -46,6 +46,7 @@ def broker(
     valid: Annotated[str, typer.Option(help="How long the printed tickets are valid.")] = "24 h",
     run_limit: Annotated[str, typer.Option(help="Bytes that are kept of one run at most.")] = "256 GB",
     ticket_limit: Annotated[str, typer.Option(help="Bytes that are kept of all runs of one ticket at most.")] = "1 TB",
+    mirror: Annotated[str | None, typer.Option(help="Copy checkpoints to an object store, e.g. s3://bucket/folder.")] = None,
 ) -> None:
     """Start a broker and print the tickets to join it and to submit jobs."""
     from farflung.api.planning import judge
@@ -62,6 +63,8 @@ def broker(
     served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=_log, judge=judge, limits=limits)
     own = None
     try:
+        if mirror is not None:
+            served.mirror(mirror)
         submit = served.ticket("submit", validity)
         own = served.ticket("owner", validity)
         keep_ticket(own, place)

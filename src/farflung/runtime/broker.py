@@ -21,6 +21,7 @@ from farflung.runtime.fields import text
 from farflung.runtime.journal import Journal
 from farflung.runtime.link_table import LinkTable
 from farflung.runtime.methods import Methods
+from farflung.runtime.mirroring import Mirror
 from farflung.runtime.network import reachable_host
 from farflung.runtime.planning import Judge
 from farflung.runtime.reaching import DIAL_SECONDS, Dial
@@ -85,7 +86,7 @@ class Broker:
             SecurityError: the files of ``home`` are damaged.
         """
         self.home = home
-        self._lock = _own(home)
+        self._lock, self._say = _own(home), say
         try:
             self._open(listen, advertise, say, judge, limits or UploadLimits())
         except BaseException:  # whatever went wrong, the folder is free again
@@ -129,9 +130,19 @@ class Broker:
         fingerprint = certificate_fingerprint(self._credentials.certificate)
         return self.tickets.issue(scope, addresses=[self.address], fingerprint=fingerprint, now=time.time(), validity=validity)
 
+    def mirror(self, url: str) -> None:
+        """Copy checkpoints to the object store ``url`` from now on.
+
+        Raises:
+            InputError: it can't be opened.
+        """
+        self._methods.mirror = Mirror(url, self._say)
+
     def close(self) -> None:
         """End all runs and sessions; workers see their broker go."""
         self._runs.close()
+        if self._methods.mirror is not None:
+            self._methods.mirror.close()
         self._methods.close()
         self._sessions.close()
         self._server.close()

@@ -19,6 +19,7 @@ from farflung.protocol.members import Member
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.fields import text, texts, whole
 from farflung.runtime.live_run import LiveRun, new_run
+from farflung.runtime.mirroring import Mirror
 from farflung.runtime.planning import devices_of, linked
 from farflung.runtime.restoring import keep_bundle
 from farflung.runtime.run_folders import RunFolders
@@ -45,6 +46,8 @@ class Methods:
     def __init__(self, runs: Runs, sessions: Sessions, folders: RunFolders, owner: Callable[[str], str]) -> None:
         """``owner`` tells the fingerprint of the key that a name belongs to."""
         self._runs, self._sessions, self._owner = runs, sessions, owner
+        #: Copies checkpoints elsewhere, where the broker's owner wants that.
+        self.mirror: Mirror | None = None
         self._folders = folders
         self._closed = False
         self._clock = MonotonicClock()
@@ -140,6 +143,8 @@ class Methods:
             whole_now = live.store.complete(step, bundle, planned.plan)
         if whole_now:
             self._runs.tell(live, Frame("checkpoint", {"step": step}))
+            if self.mirror is not None:
+                self.mirror.put(run, live.store.checkpoints, step, live.job.checkpoint)
 
     def states(self, call: Call, frame: Frame) -> Iterator[Frame]:
         """Tensors of a run by name: from its newest checkpoint, its optimizer, or the weights that were sent with it."""
