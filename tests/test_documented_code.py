@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 from farflung.cluster import Network, Topology
+from farflung.job import make_job
+from farflung.plan.synchronization import check_fits
+from farflung.sync import get_strategy
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -24,6 +28,7 @@ COVERED = {
     ("docs/jobs.md", "toml"): (1, "test_job_page.py"),
     ("docs/machines.md", "toml"): (1, "test_job_page.py"),
     ("docs/sync.md", "python"): (1, "test_documented_code.py"),
+    ("docs/sync.md", "toml"): (1, "test_documented_code.py"),
 }
 
 
@@ -87,3 +92,9 @@ def test_the_emulated_network_of_the_page() -> None:
     network = Network.from_text(links + rest.format("home") + others + timeline)
     assert network.topology.names == ("attic-pc", "cloud-pc", "office-pc")
     assert len(network.timeline) == timeline.count("[[change]]")
+
+
+def test_the_fine_tuning_of_the_page_is_a_job() -> None:
+    job = make_job(tomllib.loads(blocks("docs/sync.md", "toml")[0]) | {"micro_batch_sizes": [1, 1]})
+    check_fits(get_strategy(job.sync.strategy, **job.sync.settings), job)
+    assert f"scale = {job.sync.settings['scale']}" in blocks("docs/sync.md", "toml")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,14 @@ def test_replicas_over_tls_equal_one_worker(three: Loopback) -> None:
     found = weights(several)
     for name, value in weights(one).items():
         assert value.tobytes() == found[name].tobytes(), name
+
+
+def test_fine_tuning_by_a_number_of_each_replica_over_tls(two: Loopback) -> None:
+    settings = {"bits": 8, "scale": 0.01}
+    end = ran(two, plan={"replicas": 2}, sync={"strategy": "seed_and_scalar", "settings": settings}, optimizer={"lr": 1e-4})
+    assert all(np.isfinite(value).all() for value in weights(end).values())
+    lines = [json.loads(line) for line in (end.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["link_bytes"] for line in lines if line["kind"] == "step"] == [{"0->0": 2}] * 3, "one byte each way"
 
 
 def test_a_strategy_over_tls(two: Loopback) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from inthreads import Case, Ran, differing, hand_plan, job_of, other, run_threads
+from inthreads import Case, Ran, differing, hand_plan, job_of, other, random_batches, run_threads
 from test_replicas import knot
 from torch import nn
 
@@ -36,8 +36,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "streaming_diloco": {"sync_every": 2, "fragments": 2, "overlap": 1},
     "co2": {"sync_every": 2},
 }
-#: Those that workers can't run yet, and those for which two members are too few.
-ELSEWHERE = {"seed_and_scalar", "robust"}
+#: Those for which two members are too few.
+ELSEWHERE = {"robust"}
 
 
 def case_of(strategy: str, settings: Mapping[str, Any] | None = None, grid: bool = True, **changes: Any) -> Case:
@@ -79,13 +79,22 @@ def test_rounds_of_one_step_are_synchronous_sgd(strategy: str) -> None:
     close(run_threads(case_of("ssgd")), run_threads(case_of(strategy, SAME[strategy])))
 
 
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "sgd", "lr": 0.02},
+    "momentum": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "nesterov": True},
+    "adamw": {"name": "adamw", "lr": 3e-3},
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - ELSEWHERE))
-def test_every_strategy_trains_and_ends_in_agreement(strategy: str) -> None:
-    case = case_of(strategy, SETTINGS.get(strategy), steps=5, optimizer={"name": "adamw", "lr": 1e-2})
-    ran = run_threads(case)
-    assert len(ran.losses) == 5
+def test_every_strategy_trains_with_every_optimizer_and_ends_in_agreement(strategy: str, optimizer: str) -> None:
+    sizes = [4] * 4
+    case = case_of(strategy, SETTINGS.get(strategy), steps=8, micro_batch_sizes=sizes, optimizer=OPTIMIZERS[optimizer])
+    ran = run_threads(other(case, batch=lambda step, index: random_batches(sizes)(0, index)))
+    assert len(ran.losses) == 8
     assert all(np.isfinite(loss) for loss in ran.losses)
-    assert ran.losses[-1] < ran.losses[0] + 0.5
+    assert np.mean(ran.losses[-2:]) < np.mean(ran.losses[:2]), "the same samples in every step: what is learnt shows"
     for one, two in (("a", "c"), ("b", "d")):
         assert ran.held[one].keys() == ran.held[two].keys()
         assert_agreed(strategy, ran.held[one], ran.held[two])
@@ -94,6 +103,23 @@ def test_every_strategy_trains_and_ends_in_agreement(strategy: str) -> None:
 def assert_agreed(strategy: str, one: Mapping[str, Array], two: Mapping[str, Array]) -> None:
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-6, atol=1e-7, err_msg=f"{strategy} {name}")
+
+
+@pytest.mark.parametrize("grid", [True, False], ids=["2 x 2", "2 x 1"])
+def test_seed_and_scalar_keeps_replicas_equal_bit_for_bit_and_no_cut_of_the_model_changes_it(grid: bool) -> None:
+    settings = {"scale": 0.01, "bits": 8}
+    ran = run_threads(case_of("seed_and_scalar", settings, grid=grid, steps=4, optimizer={"name": "adamw", "lr": 1e-2}))
+    for one, two in (("a", "c"), ("b", "d"))[: 2 if grid else 1]:
+        assert differing(ran.held[one], ran.held[two]) == []
+    whole = run_threads(case_of("seed_and_scalar", settings, grid=False, steps=4, optimizer={"name": "adamw", "lr": 1e-2}))
+    assert differing(ran.states, whole.states) == []
+    assert ran.losses == whole.losses
+
+
+def test_seed_and_scalar_sends_a_number_of_each_replica_and_nothing_else_between_them() -> None:
+    ran = run_threads(case_of("seed_and_scalar", {"bits": 8}, grid=False))
+    sent = [sum(report.sent.values()) for report in ran.reports]
+    assert sent == [1, 1, 1]
 
 
 def test_robust_rules_take_three_members() -> None:
@@ -135,6 +161,7 @@ SPECIFIED: dict[str, dict[str, Any]] = {
     "streaming_diloco": {"sync_every": 3, "fragments": 2, "overlap": 1, "codec": "identity"},
     "co2": {"sync_every": 2, "clip": 0.5},
     "gossip": {},
+    "seed_and_scalar": {"scale": 0.05, "bits": 32},
 }
 
 
@@ -184,7 +211,12 @@ def test_workers_do_what_the_specification_in_numpy_does(strategy: str) -> None:
         return np.concatenate([values[name].reshape(-1) for name in held])
 
     first = {name: value.detach().numpy() for name, value in module.named_parameters()}
-    task = Task(start=[joined(first, held) for held in names], gradient=gradient, optimizer=case.job.optimizer)
+    task = Task(
+        start=[joined(first, held) for held in names],
+        gradient=gradient,
+        optimizer=case.job.optimizer,
+        names=[[(name, int(np.prod(shapes[name]))) for name in held] for held in names],
+    )
     group = Group(strategy_of(plan), world, task)
     group.run(case.job.steps)
     averaged = get_strategy(strategy).sent in (Sent.PARAMETERS, Sent.PSEUDO_GRADIENTS)
@@ -245,7 +277,15 @@ REFUSED: dict[str, tuple[Case, str]] = {
         case_of("free_sets", {"sync_every": 2}, optimizer=SGD | {"clip_norm": 1.0}),
         "updates a layer before all gradients are known",
     ),
-    "scalars": (case_of("seed_and_scalar"), "workers can't evaluate a loss at moved parameters yet"),
+    "clip scalars": (
+        case_of("seed_and_scalar", optimizer=SGD | {"clip_norm": 1.0}),
+        "clip_norm = 1: seed_and_scalar estimates gradients from one number of each replica, so there is no norm to clip by",
+    ),
+    "codec between stages": (
+        case_of("seed_and_scalar", codec={"name": "int8"}),
+        "codec.name = 'int8': seed_and_scalar compares two losses that lie close together, and a codec between stages would blur",
+    ),
+    "patience for scalars": (patient("seed_and_scalar", {}, patience=2.0), "each decides alone; set patience to 0"),
     "setting": (case_of("local_sgd", {"often": 2}), "has no setting 'often'"),
     "patience": (
         patient("gossip", {}, patience=2.0),

@@ -45,7 +45,7 @@ REMEDY = ", and this codec leaves out or blurs most of them; set 'identity', 'fp
         ("robust", {"rule": "krum"}, "unknown rule 'krum': known are trimmed_mean, geometric_median, flag"),
         ("robust", {"faulty": 0}, "faulty = 0: must be a whole number, 1 or more"),
         ("seed_and_scalar", {"bits": 4}, "bits = 4: a number is sent in 8, 16 or 32 bits"),
-        ("seed_and_scalar", {"lr": -1.0}, "lr = -1.0: must be a number, above 0"),
+        ("seed_and_scalar", {"scale": 0.0}, "scale = 0.0: must be a number, above 0"),
         (
             "seed_and_scalar",
             {"codec": "int8"},

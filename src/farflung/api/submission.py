@@ -17,6 +17,7 @@ from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.job.groups import is_frozen
 from farflung.plan.compression import PLANNED
+from farflung.plan.synchronization import check_fits
 from farflung.planners import get_planner
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.client import Client
@@ -53,7 +54,7 @@ def bundle_job(
         raise InputError(f"codec.name = {job.codec.name!r} is unknown: known are {known}")
     get_planner(job.plan.planner)
     if job.sync.strategy != "exact":
-        get_strategy(job.sync.strategy, **job.sync.settings)
+        check_fits(get_strategy(job.sync.strategy, **job.sync.settings), job)
     if job.model is None:
         raise InputError("the job has no [model]: name a recipe, e.g. recipe = 'gpt', or your own 'model.py:make'")
     recipe = load_recipe(job.model.recipe, job.model.args, base=base)

@@ -144,12 +144,12 @@ def _measure(settings: SyncStrategiesSettings, name: str) -> dict[str, float]:
     extra: Mapping[str, object] = {}
     if name in ROUNDS:
         extra = {"sync_every": settings.sync_every}
-    if name == "seed_and_scalar":
-        extra = {"lr": settings.zeroth_lr}
     for seed in range(settings.seed, settings.seed + settings.seeds):
         network = ByteNetwork(settings, text, seed)
         start = network.start()
         optimizer = OptimizerSpec(name="adamw" if settings.optimizer == "adamw" else "sgd", lr=settings.lr)
+        if name == "seed_and_scalar":
+            optimizer = OptimizerSpec(name="sgd", lr=settings.zeroth_lr)
         task = Task(start=start, gradient=network.gradient, optimizer=optimizer)
         group = Group(get_strategy(name, **extra), _world(settings, start), task)
         group.run(settings.steps)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from farflung.errors import InputError
 
-__all__ = ["MAX_SEED", "check_seed", "derive", "fractions", "keyed", "words"]
+__all__ = ["MAX_SEED", "check_seed", "derive", "fractions", "keyed", "signs", "words"]
 
 C = TypeVar("C")
 Words = NDArray[np.uint64]
@@ -46,6 +46,13 @@ def fractions(seed: int, count: int, block: int) -> Iterator[NDArray[np.float32]
         size = min(block, count - first)
         parts = words(seed, first // 4, -(-size // 4)).astype("<u8", copy=False).view("<u2")[:size]
         yield parts * np.float32(2.0**-16)
+
+
+def signs(seed: int, count: int) -> NDArray[np.int8]:
+    """``count`` numbers that are 1 or -1: bit j mod 64 of word j // 64 of the seed, 1 is minus."""
+    bits = np.unpackbits(words(seed, 0, -(-count // 64)).astype("<u8", copy=False).view(np.uint8), bitorder="little")[:count]
+    found: NDArray[np.int8] = 1 - 2 * bits.astype(np.int8)
+    return found
 
 
 def derive(seed: int, *key: int | str) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from farflung.codecs.base import Array
-from farflung.codecs.keys import words
+from farflung.codecs.keys import signs
 
 __all__ = ["rotate", "unrotate"]
 
@@ -23,19 +23,19 @@ _RUN = 1 << 16
 def rotate(flat: Array, chunk: int, seed: int) -> Array:
     """A rotated copy of 1-D ``flat`` (float32 or float64) in chunks of ``chunk``, a power of two."""
     result = flat.copy()
-    signs = _signs(chunk, seed).astype(flat.dtype)
+    turned = signs(seed, chunk).astype(flat.dtype)
     for part in _runs(result, chunk):
-        np.multiply(part, signs, out=part)
+        np.multiply(part, turned, out=part)
         _transform(part)
     return result
 
 
 def unrotate(flat: Array, chunk: int, seed: int) -> Array:
     """The inverse of ``rotate``, in place."""
-    signs = _signs(chunk, seed).astype(flat.dtype)
+    turned = signs(seed, chunk).astype(flat.dtype)
     for part in _runs(flat, chunk):
         _transform(part)
-        np.multiply(part, signs, out=part)
+        np.multiply(part, turned, out=part)
     return flat
 
 
@@ -44,12 +44,6 @@ def _runs(flat: Array, chunk: int) -> list[Array]:
     rows = flat[: flat.size // chunk * chunk].reshape(-1, chunk)
     step = max(1, _RUN // chunk)
     return [rows[first : first + step] for first in range(0, len(rows), step)]
-
-
-def _signs(chunk: int, seed: int) -> Array:
-    bits = np.unpackbits(words(seed, 0, -(-chunk // 64)).astype("<u8").view(np.uint8), bitorder="little")[:chunk]
-    signs: Array = 1 - 2 * bits.astype(np.int8)
-    return signs
 
 
 def _transform(rows: Array) -> None:

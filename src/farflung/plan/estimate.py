@@ -379,6 +379,8 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     forward_calls = float(cost.forward_calls[list(sub.positions)].sum())
     backward_calls = float(cost.backward_calls_sum[stage.stop] - cost.backward_calls_sum[stage.start])
     backward_calls += forward_calls if stage.recompute else 0.0
+    if item.sync is not None and get_strategy(item.sync.strategy, **dict(item.sync.settings)).sent is Sent.SCALARS:
+        backward, backward_calls = forward, forward_calls  # a second forward takes its place
     owned = [graph.state[name] for name in sub.states]
     trained = [state.spec.numel for state in owned if state.trainable]
     update = sum(trained) * UPDATE_FLOPS[job.optimizer.name]

@@ -18,7 +18,7 @@ from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
 from farflung.sync import LayerInfo, Sent, Strategy, World, adds_up, check_clipping, get_strategy, link_share
 from farflung.units import Bytes, Seconds
 
-__all__ = ["check_sync", "named_sync", "strategy_of", "with_sync", "world_of"]
+__all__ = ["check_fits", "check_sync", "named_sync", "strategy_of", "with_sync", "world_of"]
 
 #: A layer is too small for an exchange of its own below so much of the mean layer's bytes.
 _CRUMB = 0.05
@@ -114,15 +114,27 @@ def check_sync(plan: Plan, graph: Graph, job: JobSpec) -> None:
         raise PlanError(f"the plan has layers of {len(plan.sync.layers)} stages to synchronize and {len(plan.stages)} stages")
     try:
         strategy = strategy_of(plan)
-        if strategy.sent is Sent.SCALARS:
-            raise InputError("workers can't evaluate a loss at moved parameters yet; it runs in farflung.testing.replicas only")
-        check_clipping(strategy, job.optimizer.clip_norm)
+        check_fits(strategy, job)
         _check_patience(strategy, plan, job)
         for stage in plan.stages:
             if plan.sync.layers[stage.index]:
                 strategy.check(world_of(plan, graph, job, stage.index))
     except InputError as error:
         raise PlanError(f"sync.strategy = {plan.sync.strategy!r} can't be used: {error}") from None
+
+
+def check_fits(strategy: Strategy, job: JobSpec) -> None:
+    """Whether a strategy can work with the rest of a job, whatever its plan.
+
+    Raises:
+        InputError: it can't; the text says what to change.
+    """
+    check_clipping(strategy, job.optimizer.clip_norm)
+    if strategy.sent is Sent.SCALARS and job.codec.name != "identity":
+        raise InputError(
+            f"codec.name = {job.codec.name!r}: {strategy.name} compares two losses that lie close together, and a codec between "
+            "stages would blur both; set 'identity'"
+        )
 
 
 def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[tuple[tuple[str, ...], float]]:

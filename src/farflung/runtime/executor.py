@@ -27,15 +27,18 @@ from farflung.runtime.copies import Copies
 from farflung.runtime.exchange import Exchange
 from farflung.runtime.links import Links, LinkUse
 from farflung.runtime.mailbox import Mailbox
+from farflung.runtime.meter import StepMeter
 from farflung.runtime.planning import check_runnable
 from farflung.runtime.replica_states import is_replica_slot
 from farflung.runtime.setup import Phase, RunHooks, RunSetup, StepReport
 from farflung.runtime.side import Pass, evaluate, generate
+from farflung.runtime.slopes import Slopes
 from farflung.runtime.synchronizer import Synchronizer
 from farflung.runtime.values import Courier
 from farflung.runtime.verdicts import Verdicts
 from farflung.schedules import Progress, as_ready, get_schedule
 from farflung.schedules.base import Action, ActionKind
+from farflung.sync.zeroth import SeedAndScalar
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.trace import SpanRing
@@ -61,6 +64,9 @@ class Executor:
         self.exchange = Exchange(setup, self.mailbox, self.links)
         #: How replicas agree, where the plan has a strategy for it.
         self.sync = None if setup.plan.sync is None else Synchronizer(setup, self.mailbox, self.links, self._note)
+        strategy = None if self.sync is None else self.sync.strategy
+        #: What takes the place of a backward, where the strategy has none.
+        self.slopes = Slopes(self, strategy) if isinstance(strategy, SeedAndScalar) else None
         self.step = setup.first_step
         self._save = False
         #: Steps that the states are made of, now and in the newest checkpoint (or the first states, before there is one).
@@ -105,6 +111,8 @@ class Executor:
                 base = base or runner
                 self.runners[index][rows] = runner
         self._begin_states()
+        if self.slopes is not None:
+            self.slopes.open(self._cuts)
 
     def run(self) -> None:
         """All steps, with evaluations and checkpoints where the job wants them.
@@ -161,6 +169,8 @@ class Executor:
             self.exchange.receive(peer, frame)
         elif frame.kind in ("sync", "pieces") and self.sync is not None:
             self.sync.receive(peer, frame)
+        elif frame.kind == "slope" and self.slopes is not None:
+            self.slopes.receive(peer, frame)
         elif frame.kind in ("copy", "copied"):
             self.copies.receive(peer, frame)
         else:
@@ -234,33 +244,19 @@ class Executor:
 
     def _train_step(self, step: int) -> bool:
         """Run one step; True when it shall be the last."""
-        meter = _Meter()
+        meter = StepMeter()
         setup = self.setup
-        losses: dict[int, float] = {}
         if self.sync is not None:
             self.sync.begin(step, rates(setup.job, step))
         self.commits.begin(self._carried() if setup.job.on_nan == "skip" or self.commits.keeps else {})
-        todo = self._todo()
-        while not all(progress.done for progress in todo.values()):
-            begin = self.trace.now()
-            with meter.waiting():
-                action = self._next_action(step, todo)
-            facts = {"stage": action.stage, "micro_batch": action.micro_batch, "step": step}
-            self.trace.note(SpanKind.WAIT, f"for {action.kind.value}", begin, **facts)
-            with meter.computing(action.stage):
-                if action.kind is ActionKind.FORWARD:
-                    self._forward(step, action, losses)
-                else:
-                    self._backward(step, action)
-            todo[action.stage].take(action)
-            if action.kind is ActionKind.FORWARD and action.stage == setup.loss_stage:
-                self._verdicts.tell(step, losses)
+        losses = self._pipeline(step, meter) if self.slopes is None else self._probe(self.slopes, step, meter)
         begin = self.trace.now()
         with meter.waiting():
             losses = self._verdicts.gather(step, losses)
             if self.sync is None:
                 self.exchange.finish(step, {index: self.base(index) for index in setup.own_stages})
-            self._exchange_uses(step)
+            if self.slopes is None:
+                self._exchange_uses(step)
             verdict = self.mailbox.take(("verdict", step))
             norm, scale = self._norm(step)
         action_on_nan = self._judge(verdict, norm)
@@ -281,6 +277,35 @@ class Executor:
         self._save = bool(verdict.get("save"))
         fault_point("worker.after_update", step=step, device=self.setup.device)
         return bool(verdict["stop"])
+
+    def _pipeline(self, step: int, meter: StepMeter) -> dict[int, float]:
+        """All forwards and backwards here; the losses that are made here."""
+        losses: dict[int, float] = {}
+        todo = self._todo()
+        while not all(progress.done for progress in todo.values()):
+            begin = self.trace.now()
+            with meter.waiting():
+                action = self._next_action(step, todo)
+            facts = {"stage": action.stage, "micro_batch": action.micro_batch, "step": step}
+            self.trace.note(SpanKind.WAIT, f"for {action.kind.value}", begin, **facts)
+            with meter.computing(action.stage):
+                if action.kind is ActionKind.FORWARD:
+                    self._forward(step, action, losses)
+                else:
+                    self._backward(step, action)
+            todo[action.stage].take(action)
+            if action.kind is ActionKind.FORWARD and action.stage == self.setup.loss_stage:
+                self._verdicts.tell(step, losses)
+        return losses
+
+    def _probe(self, slopes: Slopes, step: int, meter: StepMeter) -> dict[int, float]:
+        """Two forwards in place of a backward; the losses that are made here."""
+        assert self.sync is not None
+        losses = slopes.measure(step, meter)
+        self._verdicts.tell(step, losses)
+        with meter.waiting():
+            self.sync.slopes = slopes.gather(step)
+        return losses
 
     def _finish_step(self, step: int, scale: Array | None, action_on_nan: str | None) -> None:
         """The second phase: all are ready."""
@@ -508,7 +533,7 @@ class Executor:
     def _report(
         self,
         step: int,
-        meter: _Meter,
+        meter: StepMeter,
         losses: Mapping[int, float],
         verdict: Mapping[str, Any],
         norm: float | None,
@@ -554,32 +579,3 @@ class Executor:
             return sum(losses) / len(losses)
         sizes = job.micro_batch_sizes
         return sum(size * loss for size, loss in zip(sizes, losses, strict=True)) / sum(sizes)
-
-
-class _Meter:
-    """Wall-clock seconds of one step, split into compute (by stage) and waiting."""
-
-    def __init__(self) -> None:
-        self.begin = time.perf_counter()
-        self.busy: dict[int, float] = {}
-        self.wait = 0.0
-        self._mark = 0.0
-        self._stage: int | None = None
-
-    def waiting(self) -> _Meter:
-        self._stage = None
-        return self
-
-    def computing(self, stage: int) -> _Meter:
-        self._stage = stage
-        return self
-
-    def __enter__(self) -> None:
-        self._mark = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        spent = time.perf_counter() - self._mark
-        if self._stage is None:
-            self.wait += spent
-        else:
-            self.busy[self._stage] = self.busy.get(self._stage, 0.0) + spent

@@ -28,6 +28,8 @@ class Phase(StrEnum):
     """What a forward is for."""
 
     TRAIN = "train"
+    #: The second forward of a step without a backward (``runtime.slopes``).
+    PROBE = "probe"
     EVAL = "eval"
     GENERATE = "generate"
 

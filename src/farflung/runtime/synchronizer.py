@@ -17,7 +17,7 @@ import numpy as np
 
 from farflung.codecs import get_codec
 from farflung.engines.base import Array, StageRunner
-from farflung.errors import TrainingError, WireError
+from farflung.errors import WireError
 from farflung.plan.synchronization import strategy_of, world_of
 from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.runtime.averaging import Averager, Averaging, Outcome, first_servers
@@ -26,8 +26,9 @@ from farflung.runtime.links import Links, Parcel
 from farflung.runtime.mailbox import Mailbox
 from farflung.runtime.replica_states import Kept, kept_of, slots_of
 from farflung.runtime.setup import RunSetup
+from farflung.runtime.slopes import replayed
 from farflung.sync import Program, Sent, World
-from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Update
+from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
 from farflung.sync.robust import RULES
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import ArrayMeta
@@ -102,6 +103,8 @@ class Synchronizer:
         self._averager = Averager(setup.run, sum(sizes), mailbox, links)
         #: Largest relative distance of a member's parameters from the mean, in the last step that averaged some.
         self.divergence: float | None = None
+        #: What each replica measured in this step, by rank, where the strategy exchanges that.
+        self.slopes: Mapping[int, float] = {}
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -182,6 +185,16 @@ class Synchronizer:
             member.program = self.strategy.step(step - self._origin, member.world)
             member.begun.clear()
 
+    @property
+    def probes(self) -> dict[int, tuple[Probe, tuple[str, ...]]]:
+        """What each stage here measures in this step, and the parameters that are moved for it."""
+        found = {}
+        for member in self._members.values():
+            for command in member.program.after:
+                if isinstance(command, Probe):
+                    found[member.stage] = command, tuple(member.names(command.layers))
+        return found
+
     def watch(self, stage: int, runner: StageRunner) -> None:
         """Before the last backward of a step: layers that the strategy takes early are taken as their gradients get complete."""
         member = self._members.get(stage)
@@ -248,20 +261,12 @@ class Synchronizer:
                 self._mean(member, command, names)
             case Aggregate():
                 self._aggregate(member, command, names)
-            case Clip():
-                values = member.read(command.register, names)
-                norm = _norm(values)
-                if norm > command.max_norm:
-                    member.write(command.register, _scaled(values, command.max_norm / norm))
-            case Damp():
-                values = member.read(command.register, names)
-                norm, gap = _norm(values), _norm(member.read(command.gap, names))
-                if norm > 0:
-                    member.write(command.register, _scaled(values, 1.0 / (1.0 + gap / norm)))
-            case _:
-                raise TrainingError(
-                    f"strategy {self.strategy.name!r} asks for {type(command).__name__}, which workers can't do yet"
-                )
+            case Clip() | Damp():
+                _rescale(member, command, names)
+            case Replay():
+                member.write("gradient", replayed(command, self.slopes, member.read("parameters", names)))
+            case Probe():
+                pass  # measured and sent before the verdict on the step
 
     def _axpy(self, member: _Member, command: Axpy, names: Sequence[str]) -> None:
         x = member.read(command.x, names)
@@ -402,6 +407,17 @@ class Synchronizer:
 
 def _of(slot: str) -> str:
     return slot.partition("/")[2]
+
+
+def _rescale(member: _Member, command: Clip | Damp, names: Sequence[str]) -> None:
+    values = member.read(command.register, names)
+    norm = _norm(values)
+    if isinstance(command, Clip):
+        factor = min(1.0, command.max_norm / norm) if norm > 0 else 1.0
+    else:
+        factor = 1.0 / (1.0 + _norm(member.read(command.gap, names)) / norm) if norm > 0 else 1.0
+    if factor != 1.0:
+        member.write(command.register, _scaled(values, factor))
 
 
 def _norm(values: Mapping[str, Array]) -> float:

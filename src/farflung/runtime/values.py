@@ -55,7 +55,7 @@ class Courier:
         """Send the value of ``edge`` to its reading stage, or its gradient back to the stage that made it."""
         key = self.key(phase, step, micro_batch, edge, gradient=gradient)
         source, target = (edge.target, edge.source) if gradient else (edge.source, edge.target)
-        peer = self._setup.places[target][micro_batch] if phase is Phase.TRAIN else self._setup.home(target)
+        peer = self._setup.places[target][micro_batch] if phase in (Phase.TRAIN, Phase.PROBE) else self._setup.home(target)
         if peer == self._setup.device:
             self._mailbox.put(key, array)
             return
@@ -111,7 +111,7 @@ class Courier:
         if _KINDS.fullmatch(frame.kind) is None:
             raise WireError(
                 f"unknown frame {frame.kind!r:.40}: known are value, data, part, total, norms, losses, "
-                "verdict, prepared, copy, copied, eval-done-N, token-N"
+                "verdict, prepared, slope, copy, copied, eval-done-N, token-N"
             )
         if frame.kind in ("value", "data"):
             key = _key(frame)

@@ -148,15 +148,18 @@ class Strategy(Protocol):
 
 def adds_up(strategy: Strategy) -> bool:
     """Whether all that counts of members' values is their weighted mean, so that it can be added up on the way."""
-    return strategy.codec == "identity" and strategy.name not in ONE_BY_ONE
+    return strategy.codec == "identity" and strategy.name not in ONE_BY_ONE and strategy.sent is not Sent.SCALARS
 
 
 def link_share(strategy: Strategy, members: int) -> float:
     """Bytes on a link between two members over the bytes of what is exchanged, before the codec.
 
     A mean is added up on the way by a server for each piece: a piece goes there and its mean comes back, so a link carries
-    ``2 / members``. Where members' values are needed one by one, every member sends all to every other.
+    ``2 / members``. Where members' values are needed one by one, every member sends all to every other. Single numbers
+    count as nothing.
     """
+    if strategy.sent is Sent.SCALARS:
+        return 0.0
     return 2.0 / members if adds_up(strategy) else 1.0
 
 
@@ -223,6 +226,11 @@ def check_clipping(strategy: Strategy, max_norm: float | None, *, by_previous_st
     Raises:
         InputError: the strategy updates layers earlier, and the previous step's norm was not asked for.
     """
+    if max_norm is not None and strategy.sent is Sent.SCALARS:
+        raise InputError(
+            f"clip_norm = {max_norm:g}: {strategy.name} estimates gradients from one number of each replica, so there is no norm "
+            "to clip by; remove clip_norm, or lower lr"
+        )
     if max_norm is not None and strategy.updates_early and not by_previous_step:
         raise InputError(
             f"clip_norm = {max_norm:g}: {strategy.name} updates a layer before all gradients are known; remove clip_norm, "

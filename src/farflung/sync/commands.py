@@ -116,7 +116,8 @@ class Probe:
     """Measure ``(loss(w + scale z) - loss(w - scale z)) / (2 scale)`` with z drawn from ``seed``, and send the number to
     ``group``.
 
-    z is standard normal, over the parameters of ``layers``; parameters are as before afterwards. ``bits``: of the number sent.
+    z has a random sign for each number of the parameters of ``layers``; parameters are as before afterwards, bit for bit.
+    ``bits``: of the number sent.
     """
 
     tag: str
@@ -129,14 +130,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Wait for probe ``tag``; for each member that is present, ``parameters -= rate x weight x its number x z(its seed)``."""
+    """Wait for probe ``tag``; ``gradient`` of ``layers`` becomes the sum of ``weight x number x z(seed)`` over the members that
+    are present, in order. Several of one tag take different layers."""
 
     tag: str
     layers: tuple[int, ...]
     group: tuple[int, ...]
     seeds: tuple[int, ...]
     weights: tuple[float, ...]
-    rate: float
 
 
 Command = Update | Axpy | Exchange | Mean | Aggregate | Clip | Damp | Probe | Replay

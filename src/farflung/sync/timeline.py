@@ -72,14 +72,15 @@ def timeline(
 ) -> list[StepSpan]:
     """The first ``steps`` steps of replica ``world.rank``.
 
-    ``forward_seconds``: of one step. ``factor``: bytes after the codec over bytes before it.
+    ``forward_seconds``: of one forward of all samples; a step without a backward has two. ``factor``: bytes after the codec over
+    bytes before it.
     """
     link = _Link(world, factor, costs)
     found: list[StepSpan] = []
     now = 0.0
     for step in range(steps):
         program = strategy.step(step, world)
-        start, link.spans = now + forward_seconds, []
+        start, link.spans = now + forward_seconds * (1 if program.backward else 2), []
         done = link.backward(program, start)
         end = link.carry_out(program, done + costs.control)
         found.append(

@@ -12,31 +12,38 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from farflung.codecs import decode_payload, get_codec
+from farflung.codecs.keys import derive, signs
 from farflung.job.spec import OptimizerSpec
 from farflung.sync import Strategy, World, renormalized
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
 from farflung.sync.robust import RULES
+from farflung.sync.zeroth import narrow
 
 __all__ = ["Group", "Inner", "Replica", "Task"]
 
 Array = npt.NDArray[Any]
 Layers = list[Array]
-NARROW = {8: ml_dtypes.float8_e5m2, 16: np.float16, 32: np.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What is trained. ``start``: parameters, one array per layer. ``gradient(parameters, step, member)`` gives loss and
-    gradients."""
+    gradients. ``names``: for each layer the (name, size) of the parameters that lie in it one after the other, by which
+    directions are drawn (none: a layer is one parameter with its number as name)."""
 
     start: Sequence[Array]
     gradient: Callable[[Sequence[Array], int, int], tuple[float, Layers]]
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    names: Sequence[Sequence[tuple[str, int]]] = ()
+
+    def direction(self, seed: int, layer: int) -> Array:
+        """The signs of a layer, one after the other."""
+        parts = self.names[layer] if self.names else [(str(layer), self.start[layer].size)]
+        return np.concatenate([signs(derive(seed, name), size) for name, size in parts])
 
 
 class Inner:
@@ -253,26 +260,26 @@ class Group:
             replica.registers[command.register][layer] = replica.registers[command.register][layer] * factor
 
     def _probe(self, replica: Replica, command: Probe) -> None:
-        direction = _direction(replica, command.seed, command.layers)
         ends = []
         for sign in (command.scale, -command.scale):
-            moved = [array + sign * z for array, z in zip(replica.parameters, direction, strict=True)]
+            moved = list(replica.parameters)
+            for layer in command.layers:
+                moved[layer] = moved[layer] + self._signs(replica, command.seed, layer) * moved[layer].dtype.type(sign)
             ends.append(self.task.gradient(moved, self._step, replica.world.rank)[0])
-        number = np.asarray([(ends[0] - ends[1]) / (2 * command.scale)]).astype(NARROW[command.bits])
+        number = narrow((ends[0] - ends[1]) / (2 * command.scale), command.bits)
         replica.sent_bytes += command.bits / 8
         self._post(command.tag, command.group, replica.world.rank, [number.astype(np.float64)])
 
     def _replay(self, replica: Replica, command: Replay) -> None:
         values = self._posts[command.tag].values
-        for rank, share in renormalized(command.group, command.weights, values).items():
-            seed = command.seeds[command.group.index(rank)]
-            rate = command.rate * share * float(values[rank][0][0])
-            for layer, z in enumerate(_direction(replica, seed, command.layers)):
-                replica.parameters[layer] = replica.parameters[layer] - rate * z
+        shares = renormalized(command.group, command.weights, values)
+        for layer in command.layers:
+            total = np.zeros_like(replica.parameters[layer])
+            for rank, share in shares.items():
+                factor = total.dtype.type(share * float(values[rank][0][0]))
+                total += self._signs(replica, command.seeds[command.group.index(rank)], layer) * factor
+            replica.registers["gradient"][layer] = total
 
-
-def _direction(replica: Replica, seed: int, layers: Sequence[int]) -> Layers:
-    random = np.random.default_rng(seed)
-    shapes = {layer: replica.parameters[layer] for layer in layers}
-    drawn = {layer: random.standard_normal(array.shape).astype(array.dtype) for layer, array in shapes.items()}
-    return [drawn.get(layer, np.zeros_like(array)) for layer, array in enumerate(replica.parameters)]
+    def _signs(self, replica: Replica, seed: int, layer: int) -> Array:
+        like = replica.parameters[layer]
+        return self.task.direction(seed, layer).astype(like.dtype).reshape(like.shape)

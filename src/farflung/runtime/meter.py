@@ -1,0 +1,38 @@
+"""Where the wall-clock time of one step goes."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["StepMeter"]
+
+
+class StepMeter:
+    """Wall-clock seconds of one step, split into compute (by stage) and waiting."""
+
+    def __init__(self) -> None:
+        self.begin = time.perf_counter()
+        self.busy: dict[int, float] = {}
+        self.wait = 0.0
+        self._mark = 0.0
+        self._stage: int | None = None
+
+    def waiting(self) -> StepMeter:
+        """Counts what its ``with`` takes as waiting."""
+        self._stage = None
+        return self
+
+    def computing(self, stage: int) -> StepMeter:
+        """Counts what its ``with`` takes as compute of ``stage``."""
+        self._stage = stage
+        return self
+
+    def __enter__(self) -> None:
+        self._mark = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        spent = time.perf_counter() - self._mark
+        if self._stage is None:
+            self.wait += spent
+        else:
+            self.busy[self._stage] = self.busy.get(self._stage, 0.0) + spent
