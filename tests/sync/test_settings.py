@@ -63,6 +63,15 @@ REMEDY = ", and this codec leaves out or blurs most of them; set 'identity', 'fp
         ),
         ("ssgd", {"codec": ""}, "codec = '': write a codec's name, e.g. 'identity'"),
         ("free_sets", {"sync_every": 2, "sets": ((0,),)}, "1 sets with sync_every = 2: give one set for each step of a period"),
+        ("free_sets", {"adapt": 1.0}, "adapt = 1.0: must be a number, at least 0 and below 1"),
+        (
+            "free_sets",
+            {"adapt": 0.1, "codec": "int8"},
+            (
+                "adapt = 0.1 chooses sets from measured exchanges that are added up on the way: remove sets, and set "
+                "codec = 'identity'; or set adapt to 0"
+            ),
+        ),
         (
             "free_sets",
             {"sync_every": 1, "sets": ((0,),), "fill": True},

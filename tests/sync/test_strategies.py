@@ -388,7 +388,7 @@ def test_the_inner_optimizers_are_torchs(on: Any) -> None:
         (
             "dreamddp",
             {"method": "free"},
-            "strategy 'dreamddp' has no setting 'method': known are sync_every, fill, sets, tied, codec",
+            "strategy 'dreamddp' has no setting 'method': known are sync_every, fill, adapt, sets, tied, codec",
         ),
     ],
 )

@@ -91,11 +91,14 @@ def _count(nbytes: int, members: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a round left: squares of the distance of the own values from the mean, and of the mean; ranks that were missing."""
+    """What a round left: squares of the distance of the own values from the mean, and of the mean; ranks that were missing;
+    when it began and ended here, seconds of the averager's clock."""
 
     gap: float
     norm: float
     missing: frozenset[int] = frozenset()
+    begin: float = 0.0
+    end: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,7 @@ class _Going:
     waiting: list[int]
     sums: dict[int, _Sum]
     left: set[int]
+    begin: float = 0.0
     out: dict[int, int] = field(default_factory=dict)
     gap: float = 0.0
     norm: float = 0.0
@@ -179,6 +183,7 @@ class Averager:
             waiting=[number for number, piece in enumerate(pieces) if piece.server != spec.rank],
             sums={number: _Sum(fresh) for number, piece in enumerate(pieces) if piece.server == spec.rank},
             left=set(range(len(pieces))),
+            begin=self._clock.now(),
         )
         key = (spec.stage, spec.tag)
         with self._lock:
@@ -341,7 +346,9 @@ class Averager:
             self._over[key] = None
             if len(self._over) > _REMEMBERED:
                 del self._over[next(iter(self._over))]
-            outcome = Outcome(gap=going.gap, norm=going.norm, missing=frozenset(going.missing))
+            outcome = Outcome(
+                gap=going.gap, norm=going.norm, missing=frozenset(going.missing), begin=going.begin, end=self._clock.now()
+            )
             self._mailbox.put(("averaged", *key), outcome)
 
     def _pump(self) -> None:

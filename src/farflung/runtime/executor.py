@@ -393,6 +393,8 @@ class Executor:
             self.sync.watch(action.stage, runner)
         weight = job.weight(action.micro_batch) / self.setup.part
         result = runner.backward(MicroBatch(step, action.micro_batch), gradients, weight)
+        if self.sync is not None and action.micro_batch + 1 == self._end(action.stage):
+            self.sync.watched(action.stage)
         self.trace.note(SpanKind.COMPUTE, "B", begin, stage=action.stage, micro_batch=action.micro_batch, step=step)
         for edge in piece.sends_gradients:
             self.courier.send(Phase.TRAIN, step, action.micro_batch, edge, result[edge.value], gradient=True)

@@ -29,10 +29,12 @@ class Kept:
     """What one replica of a stage keeps beside the first replica's states; ``origin``: the step that its strategy counts from.
 
     ``means``: tag -> parameter -> mean that has arrived. ``values``: tag -> rank -> parameter -> what that member sent, where
-    members' values are needed one by one (parameters in the order in which they were sent).
+    members' values are needed one by one (parameters in the order in which they were sent). ``times``: of the layers, where the
+    strategy counts with others than the plan's (``sync.adapting``).
     """
 
     origin: int
+    times: Array | None = None
     registers: dict[str, dict[str, Array]] = field(default_factory=dict)
     parameters: dict[str, Array] = field(default_factory=dict)
     optimizer: dict[str, Array] = field(default_factory=dict)
@@ -54,7 +56,7 @@ def is_replica_slot(name: str) -> bool:
 def slots_of(kept: Kept, members: int, rank: int, mark: str) -> dict[str, Array]:
     """``kept`` as slots of a checkpoint; ``mark``: any parameter, for a slot that says that this replica was here."""
     head = f"{PREFIX}{kept.origin}.{members}.{rank}"
-    found: dict[str, Array] = {f"{head}.mark./{mark}": np.zeros(1, np.float32)}
+    found: dict[str, Array] = {f"{head}.mark./{mark}": np.zeros(1, np.float32) if kept.times is None else kept.times}
     found |= {f"{head}.parameter./{name}": array for name, array in kept.parameters.items()}
     for key, array in kept.optimizer.items():
         slot, _, name = key.partition("/")
@@ -81,6 +83,7 @@ def kept_of(slots: Mapping[str, Array], members: int, rank: int) -> Kept | None:
         kept = kept or Kept(origin=int(match[1]))
         what, detail, name = match[4], match[5], match[6]
         if what == "mark":
+            kept.times = array if array.size > 1 else None
             continue
         if what == "register":
             kept.registers.setdefault(detail, {})[name] = array

@@ -16,19 +16,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from farflung.codecs import get_codec
+from farflung.codecs.base import Codec
 from farflung.engines.base import Array, StageRunner
 from farflung.errors import WireError
 from farflung.plan.synchronization import strategy_of, world_of
 from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.runtime.averaging import Averager, Averaging, Outcome, first_servers
 from farflung.runtime.fields import text, whole
+from farflung.runtime.layer_times import LayerTimes
 from farflung.runtime.links import Links, Parcel
 from farflung.runtime.mailbox import Mailbox
 from farflung.runtime.replica_states import Kept, kept_of, slots_of
 from farflung.runtime.setup import RunSetup
 from farflung.runtime.slopes import replayed
 from farflung.sync import Program, Sent, World
+from farflung.sync.adapting import adapted, period_seconds, times_of, with_times
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
+from farflung.sync.local import PartialLocalSgd
 from farflung.sync.robust import RULES
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import ArrayMeta
@@ -37,6 +41,8 @@ from farflung.wire.frames import Frame
 __all__ = ["Synchronizer"]
 
 Arrays = list[Array]
+#: What the tags of exchanges begin with that carry times of layers.
+_TIMES = "times/"
 
 
 @dataclass(slots=True)
@@ -56,6 +62,8 @@ class _Member:
     rounds: dict[str, tuple[dict[str, Array], bool]] = field(default_factory=dict)
     #: tag -> (parameters, group) of exchanges under way whose values are needed one by one
     flying: dict[str, tuple[list[str], tuple[int, ...]]] = field(default_factory=dict)
+    #: What layers take here, where the strategy follows that.
+    times: LayerTimes | None = None
 
     def names(self, layers: Sequence[int]) -> list[str]:
         return [name for layer in layers for name in self.layers[layer]]
@@ -125,6 +133,8 @@ class Synchronizer:
             world = world_of(plan, self._setup.graph, self._setup.job, stage, self._setup.number)
             member = self._members[stage] = _Member(stage, world, layers, runner)
             member.first = first_servers([int(layer.nbytes) for layer in world.layers], world.members)
+            if isinstance(self.strategy, PartialLocalSgd) and self.strategy.adapt:
+                member.times = LayerTimes(world)
             before = kept_of({key: value for key, value in found.items() if _of(key) in names}, world.members, world.rank)
             if before is None:
                 self._all(member, self.strategy.init(world))
@@ -135,6 +145,8 @@ class Synchronizer:
         """Take up what a checkpoint holds of a replica."""
         self._origin = kept.origin
         kept.load(member.runner)
+        if kept.times is not None:
+            member.world = with_times(member.world, kept.times)
         member.registers = {register: dict(arrays) for register, arrays in kept.registers.items()}
         for tag, means in kept.means.items():
             member.rounds[tag] = {name: array.reshape(-1) for name, array in means.items()}, False
@@ -157,6 +169,7 @@ class Synchronizer:
         for member in self._members.values():
             names, world = member.names(member.world.every), member.world
             kept = Kept(origin=self._origin, registers=member.registers)
+            kept.times = None if member.times is None else times_of(world)
             if alone and world.rank:
                 kept.parameters = dict(member.runner.states(names, copy=False))
                 kept.optimizer = dict(member.runner.optimizer_states(copy=False))
@@ -200,9 +213,24 @@ class Synchronizer:
         member = self._members.get(stage)
         if member is None or not member.program.ready:
             return
-        layers = sorted(member.program.ready, reverse=True)
+        layers = sorted(member.program.ready if member.times is None else member.world.every, reverse=True)
         groups = [self._needed(member, layer) for layer in layers]
-        runner.watch(groups, lambda index: self._early(member, layers[index]))
+        runner.watch(groups, lambda index: self._ready(member, layers[index]))
+        if member.times is not None:
+            member.times.begins()
+
+    def watched(self, stage: int) -> None:
+        """After that backward."""
+        member = self._members.get(stage)
+        if member is not None and member.times is not None:
+            member.times.ends()
+
+    def _ready(self, member: _Member, layer: int) -> None:
+        at = 0.0 if member.times is None else member.times.now()
+        if layer in member.program.ready:
+            self._early(member, layer)
+        if member.times is not None:
+            member.times.ready(layer, at)
 
     def finish(self, scale: Array | None) -> None:
         """After all backwards: what is left of the step, update and means included."""
@@ -214,7 +242,32 @@ class Synchronizer:
             self._all(member, member.program.after)
         for member in self._members.values():
             member.runner.discard()  # gradients that no update took
+            if member.times is not None:
+                self._adapt(member, member.times)
         self._averager.step = self._step + 1
+
+    def _adapt(self, member: _Member, times: LayerTimes) -> None:
+        """At a period's end tell the others what layers took in it, and follow what all told at the end of the one before."""
+        strategy = self.strategy
+        assert isinstance(strategy, PartialLocalSgd)
+        times.step_over()
+        if (self._step + 1 - self._origin) % strategy.sync_every:
+            return
+        devices, names = self._setup.plan.stages[member.stage].devices, member.names(member.world.every)
+        for tag in [tag for tag in member.flying if tag.startswith(_TIMES)]:
+            del member.flying[tag]
+            told = [self._mailbox.take(("sync", member.stage, tag, device)) for device in devices]
+            world = adapted(strategy, member.world, [np.concatenate([array.reshape(-1) for array in arrays]) for arrays in told])
+            if world != member.world:
+                member.world = world
+                if world.rank == 0:
+                    sets = "; ".join(", ".join(map(str, strategy.layers_of(step, world))) for step in range(strategy.sync_every))
+                    seconds = period_seconds(strategy, world)
+                    text = f"step {self._step + 1}: measured times ask for other sets of layers in stage {member.stage}: {sets}"
+                    self._tell(f"{text}; the backwards of a period take {seconds}")
+        tag = f"{_TIMES}{self._step}"
+        member.flying[tag] = names[:1], member.world.group
+        self._share(member, tag, member.world.group, [times.take()])
 
     def agree(self, tag: str) -> None:
         """At the end of training: the mean of what the replicas hold becomes everybody's parameters."""
@@ -233,7 +286,7 @@ class Synchronizer:
     def _needed(self, member: _Member, layer: int) -> frozenset[str]:
         """The parameters whose gradients the commands of ``layer`` use."""
         layers = {layer}
-        for command in member.program.ready[layer]:
+        for command in member.program.ready.get(layer, ()):
             layers |= set(command.layers)
         return frozenset(member.names(sorted(layers)))
 
@@ -325,6 +378,8 @@ class Synchronizer:
         """Wait for the mean, and put it where it belongs."""
         outcome = self._averager.wait(member.stage, command.tag)
         arrays, here = member.rounds.pop(command.tag)
+        if member.times is not None:
+            member.times.exchanged(sum(array.nbytes for array in arrays.values()), outcome.begin, outcome.end)
         if outcome.missing and member.world.rank == min(set(command.group) - outcome.missing, default=-1):
             devices = self._setup.plan.stages[member.stage].devices
             names = ", ".join(devices[rank] for rank in sorted(outcome.missing))
@@ -358,13 +413,17 @@ class Synchronizer:
         values = member.read(command.source, names)
         live = command.source in ("parameters", "gradient")  # codecs, too, may hand out what they were given
         arrays = [np.array(values[name]) if live else np.ascontiguousarray(values[name]) for name in names]
-        devices = self._setup.plan.stages[member.stage].devices
         member.flying[command.tag] = list(names), command.group
-        frame = pack_arrays("sync", {"run": self._setup.run, "stage": member.stage, "tag": command.tag}, arrays, codec)
+        self._share(member, command.tag, command.group, arrays, codec)
+
+    def _share(self, member: _Member, tag: str, group: Sequence[int], arrays: Arrays, codec: Codec | None = None) -> None:
+        """Send ``arrays`` to the others of ``group``, and put what they will read where theirs will come."""
+        devices = self._setup.plan.stages[member.stage].devices
+        frame = pack_arrays("sync", {"run": self._setup.run, "stage": member.stage, "tag": tag}, arrays, codec)
         own = arrays if codec is None else _unpack(frame, [array.nbytes for array in arrays])
-        self._mailbox.put(("sync", member.stage, command.tag, self._setup.device), own)
+        self._mailbox.put(("sync", member.stage, tag, self._setup.device), own)
         dense = sum(array.nbytes for array in arrays)
-        for rank in command.group:
+        for rank in group:
             if devices[rank] != self._setup.device:
                 pair = (member.stage, member.stage)
                 parcel = Parcel(make=lambda: frame, urgency=Urgency.BULK, step=self._step, pair=pair, dense=dense, waits=False)
@@ -401,7 +460,8 @@ class Synchronizer:
             self._averager.receive(stage, stages[stage].devices.index(peer), frame)
             return
         names = [name for layer in self._setup.plan.sync.layers[stage] for name in layer.parameters]
-        limits = [self._setup.graph.state[name].spec.nbytes for name in names]
+        least = 8 * len(self._setup.plan.sync.layers[stage])  # times of layers are that large
+        limits = [max(self._setup.graph.state[name].spec.nbytes, least) for name in names]
         self._mailbox.put(("sync", stage, text(header, "tag", limit=60), peer), _unpack(frame, limits))
 
 

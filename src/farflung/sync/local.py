@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from farflung.errors import InputError
-from farflung.sync.base import AnyGroup, LayerInfo, Register, Sent, World, check_codec, check_steps
+from farflung.sync.base import AnyGroup, LayerInfo, Register, Sent, World, check_codec, check_number, check_steps
 from farflung.sync.commands import Command, Exchange, Mean, Program, Update
 from farflung.sync.equations import set_of_step, synchronizes
 from farflung.sync.partial import METHODS, PartialSchedule, partial_sync_schedule
@@ -49,11 +49,13 @@ class PartialLocalSgd(AnyGroup):
 
     ``method`` chooses the sets from the layers' times (``partial_sync_schedule``); ``sets`` gives them instead, one for each step
     of a period, some may be empty. ``fill``: bubble filling, equation (12). ``tied``: groups of layers that share a parameter.
+    ``adapt``: sets are chosen anew from measured times where that shortens a period by more than this part (0: never).
     """
 
     sync_every: int = 5
     method: str = "free"
     fill: bool = False
+    adapt: float = 0.0
     sets: Sets = ()
     tied: Sets = ()
     codec: str = "identity"
@@ -69,6 +71,12 @@ class PartialLocalSgd(AnyGroup):
             raise InputError(f"unknown method {self.method!r}: known are {', '.join(METHODS)}")
         if self.sets and len(self.sets) != self.sync_every:
             raise InputError(f"{len(self.sets)} sets with sync_every = {self.sync_every}: give one set for each step of a period")
+        check_number("adapt", self.adapt, below=1.0)
+        if self.adapt and (self.sets or self.codec != "identity"):
+            raise InputError(
+                f"adapt = {self.adapt:g} chooses sets from measured exchanges that are added up on the way: remove sets, and set "
+                "codec = 'identity'; or set adapt to 0"
+            )
         if self.sets and self.fill:
             raise InputError("fill = true adds to sets that a method has chosen: remove sets, or write the layers into them")
 
