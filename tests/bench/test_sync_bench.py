@@ -16,6 +16,7 @@ from farflung.bench.sync_loss import PixelNetwork, SyncLossSettings, step_second
 from farflung.bench.sync_network import SyncNetworkSettings, _report
 from farflung.bench.sync_network_plot import draw
 from farflung.errors import InputError
+from farflung.job.spec import JobSpec
 
 
 def item(strategy: str, seconds: float, x: float = 1.0, predicted: float = 1.0) -> dict[str, Any]:
@@ -110,3 +111,15 @@ def test_what_sync_loss_can_not_read(tmp_path: Path) -> None:
     for pair, text in ((f"text={tmp_path / 'none'}", "can't be read"), (f"images={tmp_path}", "has no folder per class")):
         with pytest.raises(InputError, match=text):
             chosen.run(override(chosen.settings(quick=True), [pair, "asc_steps=2"]), lambda text: None)
+
+
+def test_extra_memory_is_counted_against_a_worker_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def peaks(folder: Path, job: JobSpec, members: int) -> tuple[list[int], int]:
+        assert (job.plan.replicas, job.micro_batches, job.sync.strategy != "exact") == (members, members, members > 1)
+        return [1000] if members == 1 else [1030, 1050], 500
+
+    monkeypatch.setattr("farflung.bench.sync_memory._peaks", peaks)
+    chosen = BENCHMARKS.get("sync-memory")
+    report: Any = chosen.run(chosen.settings(quick=False), lambda text: None)
+    assert report.figures["extra_percent"] == pytest.approx(8.0)
+    assert report.passed is False

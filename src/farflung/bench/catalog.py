@@ -40,6 +40,7 @@ for _module, _name in {
     "profile": "Profile",
     "simulator": "SimulatorBench",
     "sync_loss": "SyncLoss",
+    "sync_memory": "SyncMemory",
     "sync_network": "SyncNetwork",
     "sync_schedule": "SyncSchedule",
     "trace_cost": "TraceCost",
