@@ -62,6 +62,12 @@ def test_a_run_is_one_short_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert max(map(len, lines)) < 160
 
 
+def test_what_is_slow_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(RUNS[2], "slow", ["attic", "attic -> desk"])
+    _, out, _ = status(monkeypatch, capsys)
+    assert ["loss 2.5000  slow: attic, attic -> desk" in line for line in out.splitlines()[3:]] == [False, False, True]
+
+
 def test_one_run_is_shown_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = status(monkeypatch, capsys, "run-2")
     assert out.splitlines()[1] == CAUSE

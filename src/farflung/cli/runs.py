@@ -143,7 +143,8 @@ def _queue(run: Mapping[str, Any]) -> str:
 
 def _line(run: Mapping[str, Any]) -> str:
     loss = "" if run["loss"] is None else f"  loss {run['loss']:.4f}"
-    return f"{run['run']:14} {run['job']:16} {run['state']:10} step {run['step']}/{run['steps']}{loss}"
+    slow = f"  slow: {', '.join(run['slow'])}" if run.get("slow") else ""
+    return f"{run['run']:14} {run['job']:16} {run['state']:10} step {run['step']}/{run['steps']}{loss}{slow}"
 
 
 def _short(cause: str | None) -> str:

@@ -208,6 +208,7 @@ class Methods:
             "ahead": self._runs.machine.ahead(live.run),
             "needs": run.needs,
             "recoveries": max(live.attempt - 1, 0),
+            "slow": self._runs.watching.slow(live.run) if run.state is RunState.RUNNING else [],
             "devices": list(run.devices),
             "step": last.step + 1 if last else live.first_step,
             "steps": live.job.steps,

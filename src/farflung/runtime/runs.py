@@ -49,6 +49,7 @@ from farflung.runtime.reaching import Dial, Reaching
 from farflung.runtime.relays import Relays, write_relays
 from farflung.runtime.resuming import Start
 from farflung.runtime.setup import StepReport
+from farflung.runtime.watching import Watching
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.records import Record, RecoveryRecord, RelayedRecord, RunResult, StepRecord
 from farflung.telemetry.trace import Span
@@ -80,6 +81,7 @@ class Runs:
         self.reaching = Reaching(send, dial)
         self.relays = Relays(send, self._relayed)
         self._freshness = Freshness(self.links)
+        self.watching = Watching(self._told_of)
         #: Told what has to be known after the broker was killed.
         self.note: Callable[..., None] = _forget
         self._live: dict[str, LiveRun] = {}
@@ -125,6 +127,7 @@ class Runs:
         """
         if isinstance(event, MemberLost):
             self._measuring.gone(event.name)
+            self.watching.gone(event.name)
             self.probing.gone(event.name)
             self.reaching.gone(event.name)
             self.relays.gone(event.name)
@@ -196,7 +199,13 @@ class Runs:
         member = self.machine.members.get(name)
         live = self._live.get(member.run or "") if member is not None else None
         topology = live.planned.topology if live is not None and live.planned is not None else None
+        if live is not None:
+            self.watching.spans(live.run, live.attempt, name, spans)
         self._freshness.take(name, spans, lambda peer: topology.relay(name, peer) if topology is not None else "")
+
+    def _told_of(self, run: str, text: str) -> None:
+        self._say(f"run {run}: {text}")
+        self.tell(self.live(run), Frame("note", {"text": text}))
 
     def tell(self, live: LiveRun, frame: Frame) -> None:
         """Add a line to what watchers of the run see."""

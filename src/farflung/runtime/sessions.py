@@ -118,8 +118,16 @@ class Sessions:
         """Give up the members whose lease has run out; to be called every half second."""
         with self._lock:
             silent = [self._sessions[name] for name, _ in self._leases.expired(now) if name in self._sessions]
+            silences = {name: float(self._leases.silence(name, now)) for name in self._sessions}
+        self._tell_silence(runs, silences)
         for session in silent:
             self._over(runs, session, f"nothing was heard of it for {self._leases.length}: it is frozen, or cut off")
+
+    def _tell_silence(self, runs: Runs, silences: Mapping[str, float]) -> None:
+        for name, seconds in silences.items():
+            member = runs.machine.members.get(name)
+            if member is not None and member.run is not None:
+                runs.watching.silence(member.run, name, seconds, float(self._leases.length))
 
     def watch(self, runs: Runs) -> None:
         """Look after the leases until ``close``, on the calling thread."""
@@ -276,7 +284,9 @@ def _report(runs: Runs, live: LiveRun, name: str, frame: Frame) -> None:
             runs.dropped(live, name, read_holdings(header.get("held")), _read_told(header.get("told")))
             runs.handle(RunDropped(run=live.run, name=name, attempt=attempt))
         case "step" if live.progress is not None:
-            live.progress.report(read_report(header))
+            report = read_report(header)
+            live.progress.report(report)
+            runs.watching.step(live.run, live.attempt, name, report.busy)
         case "evaluation" if live.progress is not None:
             outputs = table(header, "outputs")
             step = whole(header, "step", high=live.job.steps)

@@ -1,0 +1,121 @@
+"""Slow devices and links are named by comparison with themselves; silence is told apart from slowness."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.protocol.rhythm import Rhythm
+
+
+def steps(rhythm: Rhythm, seconds: float, count: int, name: str = "b", seed: int = 0) -> list[str]:
+    chance = random.Random(seed)
+    said = [rhythm.step(name, seconds * chance.uniform(0.8, 1.25)) for _ in range(count)]
+    return [text for text in said if text]
+
+
+def test_a_device_that_becomes_slow_is_named_once_and_again_when_it_is_well() -> None:
+    rhythm = Rhythm()
+    assert steps(rhythm, 0.1, 40) == []
+    (told,) = steps(rhythm, 0.4, 40)
+    assert told.startswith("worker b is slow: it computes for ")
+    assert told.endswith(" times as long as before; it is alive")
+    assert rhythm.slow == (("b",), ())
+    (well,) = steps(rhythm, 0.1, 20)
+    assert well.startswith("worker b computes as fast as before again")
+    assert rhythm.slow == ((), ())
+
+
+def test_one_slow_step_and_uneven_shares_are_no_finding() -> None:
+    rhythm = Rhythm()
+    assert steps(rhythm, 0.1, 30, "a") == steps(rhythm, 0.9, 30, "b") == []
+    assert rhythm.step("a", 5.0) == ""
+    assert steps(rhythm, 0.1, 30, "a") == []
+
+
+def test_a_new_plan_begins_afresh() -> None:
+    rhythm = Rhythm()
+    steps(rhythm, 0.1, 30)
+    rhythm.begin()
+    assert steps(rhythm, 0.5, 30) == [], "it has five times the work now"
+
+
+def test_a_link_is_compared_by_frames_of_one_size() -> None:
+    rhythm = Rhythm()
+    said = [rhythm.sent("a", "b", 0.01 * size, 1000 * size) for _ in range(30) for size in (1, 100)]
+    assert set(said) == {""}
+    said = [rhythm.sent("a", "b", 0.05, 1000) for _ in range(8)]
+    (told,) = [text for text in said if text]
+    assert told == "the link from a to b is slow: 50 ms for what took 10 ms before (5.0 times as long)"
+    assert rhythm.slow == ((), (("a", "b"),))
+    said = [rhythm.sent("a", "b", 0.01, 1000) for _ in range(8)]
+    assert [text for text in said if text] == ["the link from a to b is as fast as before again"]
+
+
+def test_a_link_of_a_slow_device_is_not_blamed() -> None:
+    rhythm = Rhythm()
+    for _ in range(30):
+        assert rhythm.sent("a", "b", 0.05, 1000) == rhythm.step("b", 0.1) == ""
+    assert any(rhythm.step("b", 0.5) for _ in range(5))
+    assert {rhythm.sent("a", "b", 0.5, 1000) for _ in range(20)} == {""}
+    for link in (("a", "c"), ("c", "b")):
+        assert {rhythm.sent(*link, 0.05, 1000) for _ in range(30)} == {""}
+    assert any(rhythm.sent("a", "c", 0.5, 1000) for _ in range(5))
+    assert rhythm.slow == (("b",), (("a", "c"),))
+    assert any(rhythm.step("a", value) for value in (0.1,) * 30 + (0.5,) * 5)
+    assert rhythm.slow == (("a", "b"), ()), "its end is slow, which may be why"
+
+
+def test_what_nobody_would_want_to_hear_of() -> None:
+    rhythm = Rhythm()
+    assert steps(rhythm, 0.001, 30) == steps(rhythm, 0.01, 30) == []
+
+
+@given(st.integers(0, 2**32), st.floats(0.05, 60.0), st.floats(3.0, 50.0), st.sampled_from(["a", "b", "c"]))
+@settings(max_examples=60, deadline=None)
+def test_exactly_the_slow_device_is_named_and_soon(seed: int, usual: float, factor: float, victim: str) -> None:
+    rhythm, chance = Rhythm(), random.Random(seed)
+    usuals = {name: usual * chance.uniform(1.0, 20.0) for name in "abc"}
+
+    def rounds(count: int, slow: str = "") -> list[str]:
+        times = {name: value * (factor if name == slow else 1.0) for name, value in usuals.items()}
+        said = [rhythm.step(name, times[name] * chance.uniform(0.85, 1.15)) for _ in range(count) for name in "abc"]
+        return [text for text in said if text]
+
+    assert rounds(chance.randint(20, 100)) == []
+    (told,) = rounds(5, victim)
+    assert told.startswith(f"worker {victim} is slow: ")
+    assert rounds(chance.randint(0, 100), victim) == []
+    assert rhythm.slow == ((victim,), ())
+    (told,) = rounds(5)
+    assert told.startswith(f"worker {victim} computes as fast as before again")
+    assert rounds(20) == []
+
+
+@given(st.lists(st.floats(0.0, 0.99), max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_whoever_speaks_again_is_told_to_have_been_slow(silences: list[float]) -> None:
+    rhythm, lease, silent = Rhythm(), 5.0, False
+    for share in silences:
+        told = rhythm.silence("b", share * lease, lease)
+        if share > 0.5 and not silent:
+            assert told.endswith("slow, or dead; it is given up after 5.00 s")
+        elif share <= 0.5 and silent:
+            assert told.endswith("it was slow, not dead")
+        else:
+            assert told == ""
+        silent = share > 0.5
+
+
+def test_silence_is_told_before_the_lease_runs_out_and_slow_is_not_dead() -> None:
+    rhythm = Rhythm()
+    assert rhythm.silence("b", 1.0, 5.0) == ""
+    told = rhythm.silence("b", 2.75, 5.0)
+    assert told == "nothing was heard of worker b for 2.75 s: slow, or dead; it is given up after 5.00 s"
+    assert rhythm.silence("b", 3.5, 5.0) == ""
+    assert rhythm.silence("b", 0.1, 5.0) == "worker b is heard again after 3.50 s or more: it was slow, not dead"
+    rhythm.silence("b", 4.0, 5.0)
+    rhythm.gone("b")
+    assert rhythm.silence("b", 0.1, 5.0) == "", "who was dead is another one when it comes back"

@@ -1,0 +1,59 @@
+"""What watchers of a run are told of its rhythm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loopback import Loopback, text_job
+
+from farflung.runtime.watching import Watching
+from farflung.telemetry import StepRecord
+from farflung.telemetry.events import SpanKind
+from farflung.telemetry.trace import Span
+
+
+def send(seconds: float) -> Span:
+    return Span(what=SpanKind.SEND, name="send", start=0.0, seconds=seconds, peer="b", nbytes=4000)
+
+
+def test_each_run_has_its_rhythm() -> None:
+    told: list[tuple[str, str]] = []
+    watching = Watching(lambda run, text: told.append((run, text)))
+    for attempt, busy in ((1, 0.1), (2, 0.5)):
+        for _ in range(30):
+            watching.step("r", attempt, "a", busy)
+    assert told == [], "another plan gives other work"
+    watching.spans("r", 2, "a", [send(0.01)] * 30)
+    watching.spans("s", 1, "a", [send(0.1)] * 30)
+    assert told == []
+    watching.spans("r", 2, "a", [send(0.1)] * 8)
+    assert [run for run, _ in told] == ["r"]
+    assert watching.slow("r") == ["a -> b"]
+    assert watching.slow("s") == watching.slow("never") == []
+    watching.silence("r", "a", 3.0, 5.0)
+    watching.silence("never", "a", 3.0, 5.0)
+    assert told[-1][1].startswith("nothing was heard of worker a for 3.00 s")
+    watching.gone("a")
+    watching.silence("r", "a", 0.0, 5.0)
+    assert len(told) == 2
+    for number in range(40):
+        watching.step(f"run-{number}", 1, "a", 0.1)
+    assert watching.slow("r") == [], "old runs are forgotten"
+
+
+def test_who_watches_is_told_of_a_silent_worker(two: Loopback) -> None:
+    def act(run: str, record: StepRecord) -> None:
+        if record.step == 2:
+            sessions = two.broker._sessions
+            lease = float(sessions._leases.length)
+            sessions._tell_silence(two.broker._runs, {"b": 0.6 * lease})
+            sessions._tell_silence(two.broker._runs, {"b": 0.0})
+
+    found = two.run(text_job(steps=5), on_record=act)
+    notes = [frame.header["text"] for frame in found.frames if frame.kind == "note"]
+    assert any(text.startswith("nothing was heard of worker b for ") for text in notes), notes
+    assert any(text.startswith("worker b is heard again after ") for text in notes)
+    runs = two.client.status()["runs"]
+    assert isinstance(runs, list)
+    assert runs[-1]["slow"] == []
+    assert isinstance(found.folder, Path)
