@@ -22,10 +22,12 @@ def _load(module: str, name: str) -> Any:
 for _module, _name in {
     "auto": "AutoBench",
     "chain": "ChainBench",
+    "changing": "Changing",
     "chaos": "Chaos",
     "codecs": "Codecs",
     "compression": "Compression",
     "emulator": "Emulator",
+    "crawl": "Crawl",
     "exactness": "Exactness",
     "fusionllm": "FusionLlm",
     "fuzz": "Fuzz",

@@ -35,11 +35,13 @@ class EmulatedCluster:
     """A context: the network of ``topology`` with a broker in its first node and a worker in each.
 
     ``speeds``: FLOP/s of each device, which then holds every action until its modelled time has passed (``bench.paced``); None:
-    devices are as fast as they are. Needs Linux and root.
+    devices are as fast as they are. ``probe``: programs write what memory they took (``probe_file``), and plan as jobs say. Needs
+    Linux and root.
     """
 
-    def __init__(self, topology: Topology, *, speeds: Mapping[str, float] | None = None) -> None:
+    def __init__(self, topology: Topology, *, speeds: Mapping[str, float] | None = None, probe: bool = False) -> None:
         self.topology = topology
+        self._probe = probe
         self.emulation = Emulation(topology)
         self._speeds = speeds
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -71,6 +73,14 @@ class EmulatedCluster:
         assert self._folder is not None
         return Path(self._folder.name)
 
+    def probe_file(self, name: str) -> Path:
+        """Where worker ``name`` writes its memory figures when the cluster ends: before its folder goes, see ``end``."""
+        return self.folder / f"probe-{name}-join.json"
+
+    def end(self) -> None:
+        """End all programs; the folder stays until the context is left."""
+        self.emulation.__exit__(None, None, None)
+
     def set_speeds(self, speeds: Mapping[str, float]) -> None:
         """Other speeds, from the next run on; only for a cluster that began with some."""
         (self.folder / SPEEDS).write_text(json.dumps(dict(speeds)), encoding="utf-8")
@@ -96,8 +106,8 @@ class EmulatedCluster:
                     link = {"latency": float(topology.alpha[i, j]), "bandwidth": f"{topology.beta[i, j] * 8e-6:f} Mbit/s"}
                     self.emulation.change({"from": source, "to": target, **link})
 
-    def run(self, bundle: Bundle, placed: Placed) -> Finished:
-        """Run ``bundle``, whose planner is ``given``, with these stages; wait until it is over.
+    def run(self, bundle: Bundle, placed: Placed = ()) -> Finished:
+        """Run ``bundle``, with these stages if its planner is ``given``; wait until it is over.
 
         Raises:
             TrainingError: the run failed.
@@ -120,7 +130,9 @@ class EmulatedCluster:
         self._folder = tempfile.TemporaryDirectory(prefix="farflung-bench-")
         if self._speeds is not None:
             self.set_speeds(self._speeds)
-        start_cluster(self.emulation, self.folder, program=("-m", "farflung.bench.stand_in", str(self.folder)))
+        stand_in = ("-m", "farflung.bench.stand_in", str(self.folder))
+        probe = ("-m", "farflung.bench.probe", str(self.folder / "probe-{node}-{command}.json"))
+        start_cluster(self.emulation, self.folder, program=probe if self._probe else stand_in)
         found = _TICKET.search((self.folder / "broker.log").read_text(encoding="utf-8", errors="replace"))
         assert found is not None
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -16,7 +16,7 @@ from farflung.job.spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, Opti
 from farflung.plan import Estimate, estimate
 from farflung.telemetry import RunFolder
 
-__all__ = ["Memory", "MemorySettings"]
+__all__ = ["Memory", "MemorySettings", "estimate_of", "figures"]
 
 LOW, HIGH = 0.7, 1.0
 
@@ -90,17 +90,19 @@ def _measure(folder: Path, workers: int, settings: MemorySettings, say: Say) -> 
     with cluster:
         say("training")
         finished = cluster.run(bundle)
-    predicted = _estimate(finished, job)
-    return [_figures(cluster, predicted, device, workers) for device in finished.plan.devices]
+    predicted = estimate_of(finished, job)
+    return [figures(cluster.probe_file(device), predicted, device, workers) for device in finished.plan.devices]
 
 
-def _estimate(finished: Finished, job: JobSpec) -> Estimate:
+def estimate_of(finished: Finished, job: JobSpec) -> Estimate:
+    """What was foretold of a run that is over."""
     graph = Graph.from_json(RunFolder(finished.folder).graph.read_text(encoding="utf-8"))
     return estimate(graph, finished.plan, finished.topology, job)
 
 
-def _figures(cluster: LocalCluster, predicted: Estimate, device: str, workers: int) -> dict[str, Any]:
-    probe: Mapping[str, Any] = json.loads(cluster.probe_file(device).read_text(encoding="utf-8"))
+def figures(file: Path, predicted: Estimate, device: str, workers: int) -> dict[str, Any]:
+    """What the worker on ``device`` took, by its probe's ``file``, beside the plan's figure (bytes)."""
+    probe: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     plan = next(item.memory_bytes for item in predicted.devices if item.device == device)
     stages = [stage for stage in predicted.stages if stage.device == device]
     return {

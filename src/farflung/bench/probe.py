@@ -1,17 +1,20 @@
 """A worker that watches its own memory: ``python -m farflung.bench.probe FILE join TICKET ...``.
 
 Everything that a worker imports is imported first; what is resident then is the floor. The kernel's peak is reset there, and
-read again when the worker is told to leave. Linux only.
+read again when the worker is told to leave. In FILE, {node} and {command} stand for the node of an emulation and for ``join``.
+Linux only.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import runpy
 import sys
 import threading
 import time
+from functools import reduce
 from pathlib import Path
 
 from farflung.errors import InputError
@@ -85,7 +88,8 @@ def _import_all() -> None:
 def main(arguments: list[str]) -> None:
     """Run the rest of ``arguments`` as a command of farflung and write what memory it took to the first of them."""
     _import_all()
-    file = Path(arguments[0])
+    named = {"{node}": os.environ.get("FARFLUNG_NODE", ""), "{command}": arguments[1]}
+    file = Path(reduce(lambda text, pair: text.replace(*pair), named.items(), arguments[0]))
     floor = resident_bytes()
     reset_peak()
     curve = _Curve()

@@ -1,4 +1,4 @@
-"""One end of a measured link: ``python -m farflung.bench.transport_node receive|send FOLDER TRANSPORT ...`` in a node.
+"""One end of a measured link: ``python -m farflung.bench.transport_node receive|send|stream FOLDER TRANSPORT ...`` in a node.
 
 Both ends run on one machine and share its monotonic clock, so a transfer's time is from the call of ``post`` to the moment at
 which the receiver's handler has the whole frame. What is measured is printed as one JSON object per line.
@@ -11,17 +11,22 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from farflung.bench.priority import go_first
+from farflung.errors import FarflungError
 from farflung.security import CertificateAuthority, Credentials, make_request, new_key
-from farflung.transports import Endpoint, FrameHandler, TransportConfig, get_transport
+from farflung.transports import Endpoint, FrameHandler, LinkStatistics, TransportConfig, Urgency, get_transport
 from farflung.wire.frames import Frame
 
 __all__ = ["main", "make_members"]
+
+_PIECE = 1 << 20
+_SAMPLE = 0.25
 
 
 def make_members(folder: Path, names: tuple[str, ...]) -> None:
@@ -78,12 +83,38 @@ def send(folder: Path, transport: str, listen: str, address: str, sizes: str) ->
     endpoint.close()
 
 
+def stream(folder: Path, transport: str, listen: str, address: str, seconds: str) -> None:
+    """Keep the link busy for so long; four times a second: how many bytes have arrived, and with what connections."""
+    endpoint = _endpoint(folder, "a", transport, lambda peer, frame: None, listen)
+    endpoint.connect("b", address)
+    body = np.random.default_rng(0).integers(0, 256, _PIECE, dtype=np.uint8).data
+    over = threading.Event()
+
+    def push() -> None:
+        with suppress(FarflungError):  # the end
+            while not over.is_set():
+                endpoint.post("b", Frame("probe", {"number": 0, "begin": time.monotonic()}, (body,)), Urgency.BULK)
+
+    thread = threading.Thread(target=push, name="push", daemon=True)
+    thread.start()
+    end = time.monotonic() + float(seconds)
+    while (now := time.monotonic()) < end:
+        seen = endpoint.statistics().get("b", LinkStatistics())
+        _tell(at=now, arrived=seen.confirmed, connections=seen.connections, resumed=seen.resumed, repeated=seen.repeated)
+        time.sleep(_SAMPLE)
+    over.set()
+    endpoint.close()
+    thread.join()
+
+
 def main() -> None:
     """The command line of this module."""
     go_first()
     role, folder, *rest = sys.argv[1:]
     if role == "receive":
         receive(Path(folder), *rest)
+    elif role == "stream":
+        stream(Path(folder), *rest)
     else:
         send(Path(folder), *rest)
 
