@@ -9,6 +9,7 @@ import torch
 
 from farflung.engines.base import Array, DeviceReport, EngineSettings, StageRunner
 from farflung.engines.torch.arrays import to_array
+from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.initialize import initial_states
 from farflung.engines.torch.runner import TorchRunner
 from farflung.engines.torch.verify import verify_graph
@@ -70,7 +71,9 @@ class TorchEngine:
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """A short warm-up of ``device``."""
-        return measure_device(device, peak_flops_per_second)
+        report = measure_device(device, peak_flops_per_second)
+        HEAP.give_back()
+        return report
 
 
 def _device(name: str) -> torch.device:

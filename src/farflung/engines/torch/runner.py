@@ -12,6 +12,7 @@ import torch
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
 from farflung.engines.torch.arrays import check_array, from_array, to_array
+from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.optimizer import StageOptimizer
 from farflung.engines.torch.program import Program, Read, Source, compile_program
 from farflung.engines.torch.states import StageStates
@@ -240,6 +241,8 @@ class TorchRunner:
         if roots:
             with self._watched():
                 torch.autograd.backward(roots, seeds)
+        del roots, seeds
+        HEAP.give_back()
         return self._sent_back(kept.sink)
 
     def _remote(self, value: ValueRef, root: torch.Tensor, arrays: Sequence[Array]) -> torch.Tensor:
