@@ -75,9 +75,9 @@ def test_chains_of_operators_reach_the_optimum_of_their_tables(seed: int, count:
     order = draw.permutation(count).tolist()
     found, quick = chain.optimum(order), chain.solve(order)
     slots = chain._slots(order)
-    tables = [chain._stage(j, slots) for j in range(count)]
+    parts = [chain._parts(j, slots) for j in range(count)]
     ends = len(chain.positions) - 1
-    every = [chain._seconds(tables, (0, *inner, ends))[1] for inner in combinations(range(1, ends), count - 1)]
+    every = [chain._seconds(parts, (0, *inner, ends))[1] for inner in combinations(range(1, ends), count - 1)]
     best = min(every)
     assert (found is None) == (quick is None) == bool(np.isinf(best))
     if found is not None and quick is not None:

@@ -12,8 +12,10 @@ from farflung.schedules import (
     TimedEdge,
     Transfer,
     get_schedule,
+    prepare_order,
     time_schedule,
 )
+from farflung.schedules.timing import _Clock
 
 FREE = Transfer(0, 0)
 
@@ -103,3 +105,40 @@ def test_a_step_is_never_shorter_than_its_busiest_part_nor_longer_than_everythin
     everything = count * (sum(forward) + sum(backward) + 2 * (stages - 1) * (wire + latency))
     assert busiest <= timeline.seconds * (1 + 1e-9)
     assert timeline.seconds <= everything * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(["gpipe", "1f1b", "zb-h1"]), st.integers(1, 5), st.integers(1, 6), st.data())
+def test_fixed_orders_take_the_same_time_without_events(name, stages, count, data):
+    seconds = st.floats(0.0, 10)
+
+    def some(number=stages):
+        return data.draw(st.lists(seconds, min_size=number, max_size=number))
+
+    pairs = [(a, b) for a in range(stages) for b in range(a + 1, stages) if b == a + 1 or data.draw(st.booleans())]
+    edges = [
+        TimedEdge(
+            source=a, target=b, forward=Transfer(*some(2)), backward=Transfer(*some(2)) if data.draw(st.booleans()) else None
+        )
+        for a, b in pairs
+    ]
+    weight = some()
+    times = PipelineTimes(
+        forward=some(),
+        backward=[w + s for w, s in zip(weight, some(), strict=True)],
+        weight=weight,
+        update=some(),
+        device=range(stages),
+        edges=edges,
+        exchanges=[Exchange(source=b, target=a, transfer=Transfer(*some(2))) for a, b in pairs[:2]],
+        scale=some(count),
+    )
+    clocks = [_Clock([prepare_order(order) for order in get_schedule(name).actions(stages, count)], times) for _ in range(2)]
+    found = clocks[0].run()
+    clocks[1].shared[0, 0] = 2  # as if two senders had a link, so that events decide
+    again = clocks[1].run()
+    assert again.seconds == found.seconds
+    assert again.link_busy == found.link_busy
+    assert again.device_busy == pytest.approx(found.device_busy, rel=1e-12)
+    assert not clocks[0].events
+    assert clocks[0].count == 0 < clocks[1].count

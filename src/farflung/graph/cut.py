@@ -199,7 +199,7 @@ class Cutter:
         self._order = {state.name: index for index, state in enumerate(graph.states)}
         self._updated = [(name, graph.position[value.op]) for name, value in graph.state_updates]
         names = {name for name, _ in self._updated}
-        self._readers = [(at, name) for at, op in enumerate(graph.ops) if names for name in op.states() if name in names]
+        self._readers = [(at, name) for at, (states, _) in enumerate(graph.reads) if names for name in states if name in names]
         self._demands: dict[tuple[int, int], _Demand] = {}
 
     def cut(self, bounds: Sequence[tuple[int, int]]) -> tuple[SubGraph, ...]:
@@ -294,8 +294,9 @@ class _Demand:
         graph = self._graph
         op = graph.ops[position]
         self.positions.add(position)
-        self.states.update(op.states())
-        for value in op.values():
+        states, values = graph.reads[position]
+        self.states.update(states)
+        for value in values:
             maker = graph.position[value.op]
             if graph.ops[maker].kind is OpKind.PLACEHOLDER:
                 self._load(maker)

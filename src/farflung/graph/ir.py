@@ -265,6 +265,11 @@ class Graph:
         return self.op(value.op).outputs[value.index]
 
     @cached_property
+    def reads(self) -> tuple[tuple[tuple[str, ...], tuple[ValueRef, ...]], ...]:
+        """For each position the names of the states and the values that its operator reads, as ``Op`` has them."""
+        return tuple((tuple(op.states()), tuple(op.values())) for op in self.ops)
+
+    @cached_property
     def users(self) -> Mapping[ValueRef, tuple[int, ...]]:
         """Value -> ascending positions of the operators that read it."""
         table: dict[ValueRef, list[int]] = {}

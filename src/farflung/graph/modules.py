@@ -99,7 +99,8 @@ def _weighty(graph: Graph) -> frozenset[int]:
     for position, op in enumerate(graph.ops):
         if not info(op.target).differentiable or not any(spec.floating for spec in op.outputs):
             continue
-        if any(name in parameters for name in op.states()) or any(value.op in found for value in op.values()):
+        states, values = graph.reads[position]
+        if any(name in parameters for name in states) or any(value.op in found for value in values):
             found[op.name] = position
     return frozenset(found.values())
 

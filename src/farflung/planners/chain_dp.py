@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from farflung.cluster.device import DeviceKind
 from farflung.cost import ALLOCATOR, MemorySettings, OpCost, cast_factor, optimizer_factor, stage_memory
-from farflung.plan import wire_factor_of
+from farflung.plan import CostTables, wire_factor_of
 from farflung.planners.chain_exact import exact_cuts
 from farflung.planners.finish import Problem
 from farflung.schedules import get_schedule, in_flight
@@ -27,6 +28,8 @@ from farflung.schedules import get_schedule, in_flight
 __all__ = ["Chain", "ChainPlan", "Slot"]
 
 Vector = npt.NDArray[np.float64]
+#: Seconds of a stage: computing (row: start, column: stop), the busier wire and the whole way to it (by start).
+_Parts = tuple[Vector, Vector, Vector]
 
 #: Arrays of one device's seconds that are kept.
 _KEPT = 256
@@ -82,6 +85,10 @@ class Slot:
     work: float = 0.0
 
 
+#: What chains of the same tables share: those of every planner and schedule.
+_HELD: WeakKeyDictionary[CostTables, dict[tuple[object, ...], _Matrices]] = WeakKeyDictionary()
+
+
 class Chain:
     """The dynamic program for one problem; tables are made once and serve every order of devices."""
 
@@ -119,7 +126,7 @@ class Chain:
         """
         if not 0 < len(slots) < len(self.positions):
             return None
-        tables = [self._stage(j, slots) for j in range(len(slots))]
+        tables = [self._parts(j, slots) for j in range(len(slots))]
         pace = _best_pace(tables)
         if not np.isfinite(pace):
             return None
@@ -137,11 +144,12 @@ class Chain:
         known = self.divide(slots)
         if known is None:
             return None
-        tables = [self._stage(j, slots) for j in range(len(slots))]
+        parts = [self._parts(j, slots) for j in range(len(slots))]
+        tables = [(np.maximum(compute, wire[:, None]), compute + way[:, None]) for compute, wire, way in parts]
         exact = exact_cuts(tables, self._in_flight(len(slots)), self.problem.job.micro_batches, known[2])
         cuts, pace, seconds = known
         if exact is not None and exact[1] < seconds:
-            pace, seconds = self._seconds(tables, exact[0])
+            pace, seconds = self._seconds(parts, exact[0])
             cuts = tuple(int(self.positions[cut]) for cut in exact[0])
         names = self.problem.topology.names
         placed = tuple((a, b, names[device]) for (a, b), device in zip(pairwise(cuts), order, strict=True))
@@ -179,7 +187,7 @@ class Chain:
         if len(order) < 2 or len(order) > len(self.positions) - 1:
             return None
         slots = self._slots(order, first_work)
-        tables = [np.isfinite(self._stage(j, slots)[0]) for j in range(len(order))]
+        tables = [np.isfinite(self._parts(j, slots)[0]) for j in range(len(order))]
         reach = np.arange(len(self.positions)) == 0
         for j, fits in enumerate(tables):
             reach = fits[reach].any(axis=0)
@@ -210,18 +218,18 @@ class Chain:
         full, less = self._bytes(kind, flying)
         return {"never": full, "always": less}.get(self.problem.job.plan.recompute, np.minimum(full, less))
 
-    def _seconds(self, tables: Sequence[tuple[Vector, Vector]], cuts: Sequence[int]) -> tuple[float, float]:
+    def _seconds(self, tables: Sequence[_Parts], cuts: Sequence[int]) -> tuple[float, float]:
         """(pace, seconds of a step) of the cuts."""
         pairs = list(pairwise(cuts))
-        pace = max(float(step[a, b]) for (step, _), (a, b) in zip(tables, pairs, strict=True))
-        spent = [float(whole[a, b]) for (_, whole), (a, b) in zip(tables, pairs, strict=True)]
+        pace = max(float(max(compute[a, b], wire[a])) for (compute, wire, _), (a, b) in zip(tables, pairs, strict=True))
+        spent = [float(compute[a, b] + way[a]) for (compute, _, way), (a, b) in zip(tables, pairs, strict=True)]
         # a stage with k micro-batches in flight takes a new one only when one of k has been to the end and back
         windows = zip(accumulate(reversed(spent)), reversed(self._in_flight(len(tables))), strict=True)
         stall = max(round_trip / flying for round_trip, flying in windows)
         return pace, sum(spent) + (self.problem.job.micro_batches - 1) * max(pace, stall)
 
-    def _stage(self, j: int, slots: Sequence[Slot]) -> tuple[Vector, Vector]:
-        """(pace, total seconds) of stage j for all pairs of candidates."""
+    def _parts(self, j: int, slots: Sequence[Slot]) -> _Parts:
+        """Seconds of stage j: computing, for all pairs of candidates; of the busier wire and of the whole way, by its start."""
         slot = slots[j]
         flying = self._in_flight(len(slots))[j]
         flying = min(flying, slot.most or flying)
@@ -232,10 +240,10 @@ class Chain:
                 self._computed.clear()
             compute = self._computed[key] = self._compute(slot, flying)
         if not j:
-            return compute, compute
+            return compute, np.zeros(len(compute)), np.zeros(len(compute))
         ahead, back = self.ahead / slot.into[1], self.back / slot.back[1]
         late = np.where(ahead > 0, slot.into[0], 0.0) + np.where(back > 0, slot.back[0], 0.0)
-        return np.maximum(compute, np.maximum(ahead, back)[:, None]), compute + (ahead + back + late)[:, None]
+        return compute, np.maximum(ahead, back), ahead + back + late
 
     def _compute(self, slot: Slot, flying: int) -> Vector:
         """Seconds that each stage computes for a micro-batch, infinite where it does not fit."""
@@ -267,7 +275,12 @@ class Chain:
 
     def _table(self, kind: str) -> _Matrices:
         if kind not in self._matrices:
-            self._matrices[kind] = _matrices(self.problem, self.problem.tables.table(kind), self.positions, self.dense)
+            optimizer, precision = self.problem.job.optimizer, self.problem.job.precision
+            key = (kind, self.positions.tobytes(), optimizer.name, bool(optimizer.momentum), precision)
+            held = _HELD.setdefault(self.problem.tables, {})
+            if key not in held:
+                held[key] = _matrices(self.problem, self.problem.tables.table(kind), self.positions, self.dense)
+            self._matrices[kind] = held[key]
         return self._matrices[kind]
 
 
@@ -319,23 +332,26 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
     )
 
 
-def _best_pace(tables: Sequence[tuple[Vector, Vector]]) -> float:
-    best = np.full(tables[0][0].shape[0], np.inf)
+def _best_pace(tables: Sequence[_Parts]) -> float:
+    best = np.full(len(tables[0][0]), np.inf)
     best[0] = 0.0
-    for step, _ in tables:
-        best = np.maximum(best[:, None], step).min(axis=0)
+    for compute, wire, _ in tables:
+        best = np.maximum(np.maximum(best, wire)[:, None], compute).min(axis=0)
     return float(best[-1])
 
 
-def _best_total(tables: Sequence[tuple[Vector, Vector]], limit: float) -> list[int]:
+def _best_total(tables: Sequence[_Parts], limit: float) -> list[int]:
     """Candidates (indices, both ends included) of the plan with the least total whose pace stays under ``limit``."""
-    best = np.full(tables[0][0].shape[0], np.inf)
+    columns = np.arange(len(tables[0][0]))
+    best = np.full(len(columns), np.inf)
     best[0] = 0.0
     choices = []
-    for step, whole in tables:
-        reach = best[:, None] + np.where(step <= limit, whole, np.inf)
-        choices.append(reach.argmin(axis=0))
-        best = reach.min(axis=0)
+    for compute, wire, way in tables:
+        before = best + way if limit == np.inf else np.where(wire <= limit, best + way, np.inf)
+        reach = before[:, None] + (compute if limit == np.inf else np.where(compute <= limit, compute, np.inf))
+        choice = reach.argmin(axis=0)
+        choices.append(choice)
+        best = reach[choice, columns]
     cuts = [len(best) - 1]
     for choice in reversed(choices):
         cuts.append(int(choice[cuts[-1]]))

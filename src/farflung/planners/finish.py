@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from farflung.cluster import Topology
 from farflung.cost import OpCost
@@ -20,6 +21,9 @@ from farflung.planners.cuts import join_runs
 from farflung.schedules import get_schedule, in_flight
 
 __all__ = ["Draft", "Problem", "draft_plan", "draft_stages", "finish", "settle"]
+
+
+_RUNS: WeakKeyDictionary[CostTables, tuple[ModuleRun, ...]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,8 +47,10 @@ class Problem:
 
     @cached_property
     def runs(self) -> tuple[ModuleRun, ...]:
-        """The module runs between which stages may end."""
-        return join_runs(self.graph, self.cost.allowed.tolist())
+        """The module runs between which stages may end (tasks on the same tables have the same)."""
+        if self.tables not in _RUNS:
+            _RUNS[self.tables] = join_runs(self.graph, self.cost.allowed.tolist())
+        return _RUNS[self.tables]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,7 +4,16 @@ from farflung.schedules.base import Action, ActionKind, PipelineSchedule
 from farflung.schedules.dry_run import check_schedule, in_flight, splits
 from farflung.schedules.pipelines import EAGER, get_schedule, schedule_names
 from farflung.schedules.progress import Progress, Track, as_ready, tracks_of
-from farflung.schedules.timing import Exchange, PipelineTimes, StepTimeline, TimedEdge, Transfer, time_schedule
+from farflung.schedules.timing import (
+    Exchange,
+    PipelineTimes,
+    PreparedOrder,
+    StepTimeline,
+    TimedEdge,
+    Transfer,
+    prepare_order,
+    time_schedule,
+)
 
 __all__ = [
     "EAGER",
@@ -13,6 +22,7 @@ __all__ = [
     "Exchange",
     "PipelineSchedule",
     "PipelineTimes",
+    "PreparedOrder",
     "Progress",
     "StepTimeline",
     "TimedEdge",
@@ -22,6 +32,7 @@ __all__ = [
     "check_schedule",
     "get_schedule",
     "in_flight",
+    "prepare_order",
     "schedule_names",
     "splits",
     "time_schedule",

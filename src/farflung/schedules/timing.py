@@ -2,7 +2,8 @@
 
 A device runs one action at a time, taking among its stages' next actions one whose inputs have arrived (backwards first, then
 the lower micro-batch). A directed link carries one message at a time, in the order in which they were made; its latency
-delays a message but does not occupy the link. Computing and sending overlap. Cost: O(actions log actions).
+delays a message but does not occupy the link. Computing and sending overlap. Cost: O(actions log actions), without the logarithm
+where each device has one fixed order and each link one sender.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from farflung.schedules.base import Action, ActionKind
 from farflung.schedules.dry_run import splits
 from farflung.schedules.progress import tracks_of
 
-__all__ = ["Exchange", "PipelineTimes", "StepTimeline", "TimedEdge", "Transfer", "time_schedule"]
+__all__ = [
+    "Exchange",
+    "PipelineTimes",
+    "PreparedOrder",
+    "StepTimeline",
+    "TimedEdge",
+    "Transfer",
+    "prepare_order",
+    "time_schedule",
+]
 
 Link = tuple[int, int]
 #: Of two actions that could start, the lower goes first: gradients that others wait for before values, parameters' last.
@@ -97,41 +107,69 @@ class StepTimeline:
         return max(self.link_busy, key=lambda link: (self.link_busy[link], link), default=None)
 
 
-def time_schedule(orders: Sequence[Sequence[Action]], times: PipelineTimes, *, free: bool = False) -> StepTimeline:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedOrder:
+    """A stage's order as ``time_schedule`` reads it, for those who time one order often (``prepare_order``).
+
+    ``tracks``: (rank of the kind, micro-batch) of the actions of each track; ``leads``: of each track over the other one.
+    """
+
+    tracks: tuple[tuple[tuple[int, int], ...], ...]
+    leads: tuple[int, ...]
+    splits: bool
+    width: int
+
+
+def prepare_order(order: Sequence[Action], *, free: bool = False) -> PreparedOrder:
+    """``order`` for ``time_schedule``, which then takes ``free`` from it."""
+    tracks = tracks_of(order, free=free)
+    return PreparedOrder(
+        tracks=tuple(tuple((_RANK[action.kind], action.micro_batch) for action in track.actions) for track in tracks),
+        leads=tuple(track.lead for track in tracks),
+        splits=splits(order),
+        width=1 + max((action.micro_batch for action in order), default=0),
+    )
+
+
+def time_schedule(
+    orders: Sequence[Sequence[Action] | PreparedOrder], times: PipelineTimes, *, free: bool = False
+) -> StepTimeline:
     """The timeline of one step; ``free``: stages take what has arrived (``schedules.as_ready``).
 
     Raises:
         PlanError: the actions wait for each other forever.
     """
-    return _Clock(orders, times, free).run()
+    return _Clock(
+        [order if isinstance(order, PreparedOrder) else prepare_order(order, free=free) for order in orders], times
+    ).run()
 
 
-#: (target action, link, latency, seconds on the wire)
-_Message = tuple[int, Link, float, float]
+#: (target action, seconds on the wire, latency, link)
+_Message = tuple[int, float, float, Link]
 
 
 class _Clock:
-    """Actions are numbers: ``(stage * 3 + rank of the kind) * micro-batches + micro-batch``; the loop is hot.
+    """Actions are numbers: ``(stage * 3 + rank of the kind) * micro-batches + micro-batch``; the loops are hot.
 
     ``queues``: the tracks of all stages (``progress.Track``); ``queues_of``: which are a device's; ``leads`` over the queue
     ``partner`` (-1: none).
     """
 
-    def __init__(self, orders: Sequence[Sequence[Action]], times: PipelineTimes, free: bool) -> None:
+    def __init__(self, orders: Sequence[PreparedOrder], times: PipelineTimes) -> None:
         self.orders, self.times = orders, times
-        self.split = any(splits(order) for order in orders)
-        self.width = 1 + max((action.micro_batch for order in orders for action in order), default=0)
+        self.split = any(order.splits for order in orders)
+        self.width = width = max((order.width for order in orders), default=1)
         self.queues: list[list[int]] = []
         self.leads: list[int] = []
         self.partner: list[int] = []
         self.queues_of: dict[int, list[int]] = {device: [] for device in times.device}
         for stage, order in enumerate(orders):
-            first, tracks = len(self.queues), tracks_of(order, free=free)
-            for index, track in enumerate(tracks):
+            first, base = len(self.queues), stage * 3 * width
+            for index, track in enumerate(order.tracks):
                 self.queues_of[times.device[stage]].append(len(self.queues))
-                self.queues.append([self._number(stage, _RANK[a.kind], a.micro_batch) for a in track.actions])
-                self.leads.append(track.lead)
-                self.partner.append(first + 1 - index if len(tracks) == 2 else -1)
+                self.queues.append([base + rank * width + m for rank, m in track])
+                self.leads.append(order.leads[index])
+                self.partner.append(first + 1 - index if len(order.tracks) == 2 else -1)
         self.at = [0] * len(self.queues)
         self.busy = dict.fromkeys(times.device, 0.0)
         self.link_busy: dict[Link, float] = {}
@@ -140,9 +178,10 @@ class _Clock:
         self.stages: dict[int, list[int]] = {}
         for stage, device in enumerate(times.device):
             self.stages.setdefault(device, []).append(stage)
-        count = len(orders) * 3 * self.width
-        self.missing = [0] * count
+        self.missing = [0] * (len(orders) * 3 * width)
         self.messages: dict[int, list[_Message]] = {}
+        #: How many edges use a link.
+        self.shared: dict[Link, int] = {}
         self.seconds = self._seconds()
         for edge in times.edges:
             self._edge(edge)
@@ -151,44 +190,82 @@ class _Clock:
         self.count = 0
         self.ends = [0.0] * len(orders)
 
-    def _of(self, action: Action) -> int:
-        return self._number(action.stage, _RANK[action.kind], action.micro_batch)
-
-    def _number(self, stage: int, rank: int, micro_batch: int) -> int:
-        return (stage * 3 + rank) * self.width + micro_batch
-
     def _scale(self) -> Sequence[float]:
         return self.times.scale or [1.0] * self.width
 
     def _seconds(self) -> list[float]:
         """Seconds of every action, by number."""
-        times, scale = self.times, self._scale()
+        times, scale = self.times, self._scale()[: self.width]
         found: list[float] = []
         for stage in range(len(self.orders)):
             weight = times.weight[stage] if self.split else 0.0
             for base in (times.backward[stage] - weight, times.forward[stage], weight):
-                found += [base * factor for factor in scale[: self.width]]
+                found += [base * factor for factor in scale]
         return found
 
     def _edge(self, edge: TimedEdge) -> None:
         """The messages of an edge: those of the micro-batches that both ends have (of replicas only one has each)."""
-        times, scale = self.times, self._scale()
-        both: Sequence[int] = range(self.width)
+        times, scale, width = self.times, self._scale(), self.width
+        both: Sequence[int] = range(width)
         if times.share:
             here, there = times.share[edge.source], times.share[edge.target]
             both = range(max(here.start, there.start), min(here.stop, there.stop))
         ways = [(edge.source, edge.target, edge.forward, _RANK[ActionKind.FORWARD])]
         if edge.backward is not None:
             ways.append((edge.target, edge.source, edge.backward, _RANK[ActionKind.BACKWARD]))
+        messages, missing = self.messages, self.missing
         for source, target, transfer, rank in ways:
             link = (times.device[source], times.device[target])
+            self.shared[link] = self.shared.get(link, 0) + 1
+            latency, wire = transfer.latency, transfer.wire
+            begin, end = (source * 3 + rank) * width, (target * 3 + rank) * width
             for m in both:
-                number = self._number(target, rank, m)
-                self.missing[number] += 1
-                message = (number, link, transfer.latency, transfer.wire * scale[m])
-                self.messages.setdefault(self._number(source, rank, m), []).append(message)
+                missing[end + m] += 1
+                messages.setdefault(begin + m, []).append((end + m, wire * scale[m], latency, link))
 
     def run(self) -> StepTimeline:
+        alone = len(self.queues) == len(self.stages) and all(count == 1 for count in self.shared.values())
+        if alone:
+            self._in_order()
+        else:
+            self._by_events()
+        if any(at < len(queue) for queue, at in zip(self.queues, self.at, strict=True)):
+            self._stuck()
+        return StepTimeline(seconds=self._finish(), device_busy=self.busy, link_busy=self.link_busy)
+
+    def _stuck(self) -> None:
+        per_stage, kinds = 3 * self.width, {rank: kind for kind, rank in _RANK.items()}
+        heads = {queue[at] for queue, at in zip(self.queues, self.at, strict=True) if at < len(queue)}
+        left = [number for queue in self.queues for number in queue if number in heads]
+        stuck = [
+            str(Action(number // per_stage, kinds[number % per_stage // self.width], number % self.width)) for number in left
+        ]
+        raise PlanError(f"the schedule can't finish: {', '.join(stuck)} wait for each other; use the schedule gpipe or 1f1b")
+
+    def _in_order(self) -> None:
+        """One fixed order on each device and one sender on each link: what comes first is known, so no events are needed."""
+        missing, seconds, messages, queues, at = self.missing, self.seconds, self.messages, self.queues, self.at
+        arrived, now = [0.0] * len(missing), self.ends
+        per_stage, waiting = 3 * self.width, list(range(len(queues)))
+        while waiting:
+            stage = waiting.pop()
+            queue, place, time = queues[stage], at[stage], now[stage]
+            while place < len(queue) and not missing[number := queue[place]]:
+                time = max(time, arrived[number])
+                time += seconds[number]
+                place += 1
+                for target, wire, latency, link in messages.get(number, ()):
+                    when = self._carry(link, latency, wire, time)
+                    arrived[target] = max(arrived[target], when)
+                    missing[target] -= 1
+                    other = target // per_stage
+                    if not missing[target] and at[other] < len(queues[other]) and queues[other][at[other]] == target:
+                        waiting.append(other)
+            at[stage], now[stage] = place, time
+        for stage, device in enumerate(self.times.device):
+            self.busy[device] += sum(seconds[number] for number in queues[stage][: at[stage]])
+
+    def _by_events(self) -> None:
         for device in sorted(self.stages):
             self._start(device, 0.0)
         events, missing, idle, device_of, per_stage = self.events, self.missing, self.idle, self.times.device, 3 * self.width
@@ -205,11 +282,6 @@ class _Clock:
                 stage = number // per_stage
             if device_of[stage] in idle:
                 self._start(device_of[stage], now)
-        left = [queue[at] for queue, at in zip(self.queues, self.at, strict=True) if at < len(queue)]
-        if left:
-            stuck = [str(action) for order in self.orders for action in order if self._of(action) in left]
-            raise PlanError(f"the schedule can't finish: {', '.join(stuck)} wait for each other; use the schedule gpipe or 1f1b")
-        return StepTimeline(seconds=self._finish(), device_busy=self.busy, link_busy=self.link_busy)
 
     def _start(self, device: int, now: float) -> None:
         """Of the next actions whose inputs have arrived the one that goes first."""
@@ -234,7 +306,7 @@ class _Clock:
         heapq.heappush(self.events, (now + seconds, self.count, number))
 
     def _send(self, number: int, now: float) -> None:
-        for target, link, latency, wire in self.messages.get(number, ()):
+        for target, wire, latency, link in self.messages.get(number, ()):
             self.count += 1
             heapq.heappush(self.events, (self._carry(link, latency, wire, now), self.count, -1 - target))
 

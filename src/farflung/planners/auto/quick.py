@@ -19,7 +19,18 @@ from farflung.plan import wire_factor_of
 from farflung.plan.estimate import UPDATE_FLOPS
 from farflung.planners.auto.layout import Context, Layout
 from farflung.planners.finish import Problem
-from farflung.schedules import Exchange, PipelineTimes, TimedEdge, Transfer, as_ready, get_schedule, in_flight, time_schedule
+from farflung.schedules import (
+    Exchange,
+    PipelineTimes,
+    PreparedOrder,
+    TimedEdge,
+    Transfer,
+    as_ready,
+    get_schedule,
+    in_flight,
+    prepare_order,
+    time_schedule,
+)
 from farflung.schedules.base import Action
 from farflung.sync import get_strategy
 
@@ -63,7 +74,7 @@ class _Unit:
     device: int
     first: int
     end: int
-    order: Sequence[Action]
+    order: PreparedOrder
     span: _Span
     memory: tuple[float, float]
     recompute: bool = False
@@ -78,7 +89,7 @@ class Quick:
         self.devices = context.topology.devices
         self._spans: dict[tuple[str, int, int, float], _Span] = {}
         self._orders: dict[tuple[str, int, int], Sequence[Sequence[Action]]] = {}
-        self._own: dict[tuple[str, int, int, int, int, int], tuple[Sequence[Action], int]] = {}
+        self._own: dict[tuple[str, int, int, int, int, int], tuple[PreparedOrder, int]] = {}
         graph = context.problem.graph
         self._updates = sorted(graph.position[value.op] for _, value in graph.state_updates)
         self._tied = [
@@ -102,8 +113,7 @@ class Quick:
         if bound > limit:
             return bound
         try:
-            free = as_ready(get_schedule(layout.schedule))
-            return time_schedule([unit.order for unit in units], times, free=free).seconds
+            return time_schedule([unit.order for unit in units], times).seconds
         except PlanError:
             return _INFINITE
 
@@ -136,12 +146,12 @@ class Quick:
 
     def _filtered(
         self, schedule: str, orders: Sequence[Sequence[Action]], stage: int, share: tuple[int, int, int]
-    ) -> tuple[Sequence[Action], int]:
+    ) -> tuple[PreparedOrder, int]:
         first, end, count = share
         key = (schedule, len(orders), count, stage, first, end)
         if key not in self._own:
             own = [action for action in orders[stage] if first <= action.micro_batch < end]
-            self._own[key] = own, in_flight(own)
+            self._own[key] = prepare_order(own, free=as_ready(get_schedule(schedule))), in_flight(own)
         return self._own[key]
 
     def _span(self, problem: Problem, kind: str, start: int, stop: int) -> _Span:
