@@ -76,6 +76,34 @@ def test_the_quick_price_is_the_estimate_on_chains(data):
     assert price / 1e6 < Quick(where).seconds(found, limit=price / 1e6) <= price * (1 + 1e-9)
 
 
+@settings(deadline=None, max_examples=25)
+@given(data=st.data(), seed=st.integers(0, 10**6), count=st.integers(1, 5), codec=st.sampled_from(["identity", "adatopk"]))
+def test_no_quick_price_is_below_what_a_device_computes(data, seed, count, codec):
+    """Also where nothing goes back through a link, and where codecs shorten the slow ones."""
+    topology, job = uneven(seed, count), JOB.model_copy(update={"codec": CodecSpec(name=codec)})
+    where = context(topology, job)
+    found = random_layout(data, count)
+    price = Quick(where).seconds(found)
+    plan = where.plan(found)
+    exact = estimate(GRAPH, plan, topology, job)
+    assert price >= max(device.busy_seconds for device in exact.devices) * (1 - 1e-9)
+    limit = data.draw(st.floats(0.01, 2.0)) * price
+    assert Quick(where).seconds(found, limit) <= price * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("rate", [1e4, 1e7])
+def test_a_stage_that_nothing_goes_back_to_has_a_quick_price(rate):
+    """The first stage only loads the input."""
+    topology = equal(2, rate=rate)
+    where = context(topology)
+    found = Layout(((0,), (1,)), (0, 1, len(GRAPH.ops)), "1f1b", JOB.micro_batch_sizes)
+    exact = estimate(GRAPH, where.plan(found), topology, JOB).step_seconds
+    quick, problem = Quick(where), where.problem_of(found)
+    assert quick.seconds(found) == pytest.approx(exact, rel=0.05)
+    for edge in quick._edges(found, problem, quick._units(found, problem)):
+        assert 0 <= edge.forward.wire < float("inf")
+
+
 def test_divisions_keep_the_samples_and_the_largest_size():
     assert divisions((8, 8)) == [(4, 4, 4, 4), (2,) * 8, (1,) * 16]
     assert divisions((2, 1)) == [(1, 1, 1)]

@@ -82,6 +82,8 @@ class Search:
         others = divisions(job.micro_batch_sizes) if settings.micro_batches else []
         self.moves = Moves(self.context, self.random, limits, others)
         self.prices: dict[Layout, float] = {}
+        #: Layouts whose price is only a lower bound, since that was above the limit.
+        self.bounded: set[Layout] = set()
         self.asked: set[Layout] = set()
         self.factor: dict[Kind, float] = {}
         self.waiting: dict[Kind, list[tuple[float, int, Layout]]] = {}
@@ -193,9 +195,13 @@ class Search:
 
     def _price(self, layout: Layout, limit: float = float("inf")) -> float:
         """The quick price, which waits for the judge if it is not above ``limit``."""
-        if layout not in self.prices:
+        known = self.prices.get(layout)
+        if known is None or (layout in self.bounded and known <= limit):
             price = self.prices[layout] = self.quick.seconds(layout, limit)
-            if price < float("inf") and price <= limit:
+            if price > limit:
+                self.bounded.add(layout)
+            elif price < float("inf"):
+                self.bounded.discard(layout)
                 kind = self._kind(layout)
                 queue = self.waiting.setdefault(kind, [])
                 queue.append((price, len(self.prices), layout))
@@ -213,7 +219,7 @@ class Search:
         late: list[float] = []
         current: Layout | None = None
         while not self._over(spent):
-            if spent % 6 == 0:
+            if spent % 6 == 0 and not vain:
                 current = self._beginning(spent)
                 late = []
             if current is not None:
@@ -224,6 +230,7 @@ class Search:
                 if vain > 8:
                     return
                 current = self._beginning(spent + vain)
+                late = [float("inf")] * _LATE  # nothing nearby is promising: further away
                 continue
             vain = 0
             spent += 1
