@@ -255,3 +255,15 @@ def test_a_slow_first_step_does_not_squash_the_others(make_run: MakeRun) -> None
     text = write_report(folder).read_text()
     assert " 1 step takes longer than shown, at most 1 min 0 s." in text
     assert "longer than shown" not in write_report(make_run("even", steps=20)).read_text()
+
+
+def test_how_far_replicas_were_apart_is_drawn_where_they_were(make_run: MakeRun) -> None:
+    assert "Replicas apart" not in write_report(make_run()).read_text()
+    folder = make_run("replicas", steps=0)
+    for i in range(8):
+        divergence = 0.25 if i % 4 == 3 else None
+        record = StepRecord(step=i, loss=1.0, seconds=1.0, elapsed=i + 1.0, samples=1, divergence=divergence)
+        RunFolder(folder).append(record)
+    text = write_report(folder).read_text()
+    assert "Replicas apart" in text
+    assert "in percent of it, in steps that averaged some" in text

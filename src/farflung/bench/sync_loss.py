@@ -38,7 +38,8 @@ class SyncLossSettings(Settings):
 
     ``text``, ``held_text``: files of text (empty: Python's own sources, and their last tenth). ``images``: a folder with
     ``train`` and ``test``, in each a folder per class (empty: no images). ``measured``: the JSON of ``sync-network``, and
-    ``model`` in it (empty: predicted, at x = 1). ``asc_steps``: how many steps of ASC-WFBP the time is enough for.
+    ``model`` in it (empty: predicted, at x = 1). ``asc_steps``: how many steps of ASC-WFBP the time is enough for. ``lr``,
+    ``image_lr``: AdamW's rates, constant and the same for all strategies.
     """
 
     strategies: tuple[str, ...] = (_ASC, "local_sgd", "contiguous", "free_sets")
@@ -55,6 +56,7 @@ class SyncLossSettings(Settings):
     samples: int = 32
     width: int = 96
     lr: float = 2e-3
+    image_lr: float = 5e-4
     plot: str = ""
 
 
@@ -193,7 +195,7 @@ def _curve(settings: SyncLossSettings, task: str, name: str, seconds: Mapping[st
     for seed in range(settings.seed, settings.seed + settings.seeds):
         network = _network(settings, task, seed)
         start = network.start()
-        optimizer = OptimizerSpec(name="adamw", lr=settings.lr)
+        optimizer = OptimizerSpec(name="adamw", lr=settings.image_lr if task == "images" else settings.lr)
         layers = tuple(LayerInfo(nbytes=Bytes(a.nbytes), bp_seconds=Seconds(a.size), comm_seconds=Seconds(a.size)) for a in start)
         world = World(rank=0, members=settings.members, layers=layers)
         group = Group(_strategy(settings, name), world, Task(start=start, gradient=network.gradient, optimizer=optimizer))

@@ -74,7 +74,7 @@ def run_plots(run: Run) -> list[Plot]:
     """The plots of one run; none when no step was finished."""
     if not run.steps:
         return []
-    plots = [_loss(run), _step_time(run), _prediction(run)]
+    plots = [_loss(run), _divergence(run), _step_time(run), _prediction(run)]
     return [plot for plot in [*plots, _link_bytes(run) if run.links else None] if plot is not None]
 
 
@@ -117,6 +117,16 @@ def _loss(run: Run) -> Plot:
         )
         lines.append(line)
     return _draw("loss", "Loss", "Mean over the step's micro-batches.", lines, ("step", "loss"))
+
+
+def _divergence(run: Run) -> Plot | None:
+    """Under a sync strategy that lets replicas drift: how far apart they were when they agreed."""
+    seen = [(record.step + 1, 100.0 * record.divergence) for record in run.steps if record.divergence is not None]
+    if not seen:
+        return None
+    line = _Line(xs=[step for step, _ in seen], ys=[part for _, part in seen], colour=COLOURS[3], marker="o")
+    caption = "Largest distance of a replica's parameters from the replicas' mean, in percent of it, in steps that averaged some."
+    return _draw("divergence", "Replicas apart", caption, [line], ("step", "percent"))
 
 
 def _step_time(run: Run) -> Plot:
