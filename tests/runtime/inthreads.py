@@ -31,6 +31,7 @@ from farflung.planners.finish import Problem
 from farflung.runtime.batches import SharedBatches
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.local import LocalRun
+from farflung.runtime.replica_states import wanted_by
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.setup import Phase, RunSetup, StepReport
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
@@ -278,7 +279,8 @@ class Hooks:
         if not self._saved:
             return {}
         assert self._ran.store is not None
-        return dict(self._ran.store.checkpoint_states(parameters, optimizer=True))
+        wanted = wanted_by(self._plan, self._device)
+        return dict(self._ran.store.checkpoint_states(parameters, optimizer=True, wanted=wanted))
 
     def stop_requested(self) -> bool:
         self._asked += 1

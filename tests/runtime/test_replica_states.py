@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inthreads import differing, other, run_threads
 from test_synchronizer import ELSEWHERE, SETTINGS, case_of
 
-from farflung.runtime.replica_states import Kept, kept_of, slots_of
+from farflung.runtime.replica_states import Kept, kept_of, slots_of, wanted_by
 from farflung.sync import STRATEGIES
 
 #: Periods of three steps, and checkpoints after two: always in the middle.
@@ -77,3 +77,19 @@ def test_a_replica_that_keeps_nothing_still_counts_from_the_same_step() -> None:
     found = kept_of(slots_of(Kept(origin=7), 2, 0, "w"), 2, 0)
     assert found is not None
     assert found.origin == 7
+
+
+def test_a_replica_fetches_what_its_own_one_kept_and_nothing_of_the_others(tmp_path: Path) -> None:
+    case = case_of("local_sgd", PERIODS["local_sgd"], grid=False, steps=4, optimizer=ADAM)
+    ran = run_threads(other(case, root=tmp_path))
+    assert ran.store is not None
+    names = list(ran.held["a"])
+    first, second, stranger = (
+        {slot for slot, _ in ran.store.checkpoint_states(names, optimizer=True, wanted=wanted_by(ran.plan, device))}
+        for device in ("a", "c", "somebody")
+    )
+    assert first < stranger
+    assert second < stranger
+    assert {slot.split(".")[3] for slot in first if slot.startswith("sync.")} == {"0"}
+    assert {slot.split(".")[3] for slot in second if slot.startswith("sync.")} == {"1"}
+    assert {slot for slot in stranger if not slot.startswith("sync.")} <= first & second

@@ -21,6 +21,7 @@ from farflung.runtime.fields import text, texts, whole
 from farflung.runtime.live_run import LiveRun, new_run
 from farflung.runtime.mirroring import Mirror
 from farflung.runtime.planning import devices_of, linked
+from farflung.runtime.replica_states import wanted_by
 from farflung.runtime.restoring import keep_bundle
 from farflung.runtime.run_folders import RunFolders
 from farflung.runtime.run_log import LogPosition
@@ -160,7 +161,8 @@ class Methods:
         if source == "weights":
             yield from write_arrays(live.store.sent_states(names))
         elif source in ("checkpoint", "optimizer"):
-            yield from write_arrays(live.store.checkpoint_states(names, optimizer=source == "optimizer"))
+            wanted = wanted_by(None if live.planned is None else live.planned.plan, caller.name)
+            yield from write_arrays(live.store.checkpoint_states(names, optimizer=source == "optimizer", wanted=wanted))
         else:
             raise InputError(f"unknown source of states {source!r}: known are checkpoint, optimizer, weights")
 

@@ -9,14 +9,15 @@ with another number of members begins the strategy anew from the first replica's
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from farflung.engines.base import Array, StageRunner
+from farflung.plan.model import Plan
 
-__all__ = ["PREFIX", "Kept", "is_replica_slot", "kept_of", "slots_of"]
+__all__ = ["PREFIX", "Kept", "is_replica_slot", "kept_of", "slots_of", "wanted_by"]
 
 PREFIX = "sync."
 _SLOT = re.compile(r"sync\.(\d{1,12})\.(\d{1,5})\.(\d{1,5})\.(mark|register|parameter|optimizer|mean|value)\.([^/]{0,200})/(.+)")
@@ -51,6 +52,21 @@ class Kept:
 def is_replica_slot(name: str) -> bool:
     """Whether a checkpoint's optimizer slot ``<slot>/<parameter>`` is one of these."""
     return name.startswith(PREFIX)
+
+
+def wanted_by(plan: Plan | None, device: str) -> Callable[[str], bool]:
+    """Whether ``device`` needs a slot to go on under ``plan``: of replicas only what its own one kept, if there were as many."""
+    own = {
+        (len(stage.devices), stage.devices.index(device))
+        for stage in (plan.stages if plan is not None else ())
+        if device in stage.devices
+    }
+
+    def wanted(slot: str) -> bool:
+        match = _SLOT.fullmatch(slot)
+        return match is None or not own or (int(match[2]), int(match[3])) in own
+
+    return wanted
 
 
 def slots_of(kept: Kept, members: int, rank: int, mark: str) -> dict[str, Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -180,11 +180,13 @@ class RunStore:
         self._newest = step
         return True
 
-    def checkpoint_states(self, names: Iterable[str], *, optimizer: bool) -> Iterator[tuple[str, Array]]:
-        """Tensors of the newest whole checkpoint: states by name, or optimizer slots of the parameters ``names``."""
+    def checkpoint_states(
+        self, names: Iterable[str], *, optimizer: bool, wanted: Callable[[str], bool] = lambda slot: True
+    ) -> Iterator[tuple[str, Array]]:
+        """Tensors of the newest whole checkpoint: states by name, or ``wanted`` optimizer slots of the parameters ``names``."""
         reader = CheckpointReader.from_folder(self.root / "checkpoints", self._newest)
         if optimizer:
-            for slot in reader.optimizer_names(list(names)):
+            for slot in filter(wanted, reader.optimizer_names(list(names))):
                 yield slot, reader.read([OPTIMIZER + slot])[OPTIMIZER + slot]
             return
         held = set(reader.manifest.states)
