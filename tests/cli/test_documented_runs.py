@@ -71,6 +71,8 @@ ELSEWHERE = {
     "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/test_checkpoint_commands.py",
     "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/test_checkpoint_commands.py",
     "farflung broker --mirror s3://bucket/runs": "cli/test_cli_processes.py",
+    "farflung chaos job.toml --workers 3 --faults 6 --kinds kill,stop,full_disk --seed 1": "bench/test_trial.py",
+    "farflung chaos job.toml --at worker.prepared --kinds kill --no-broker --json": "bench/test_trial.py",
     "farflung emulate two-laptops -- python3 -c 'print(\"I am {node} at {address}\")'": "emulation/test_emulation_page.py",
     "farflung emulate machines.toml --cluster --counters -- farflung submit job.toml --topology machines.toml": (
         "emulation/test_emulation_page.py"
@@ -99,7 +101,7 @@ def test_every_command_is_run_somewhere() -> None:
     assert {line for _, line in CASES} == {*OFFLINE, DRAWN, *OWNER, *CLUSTER, *ELSEWHERE}
     for name in ELSEWHERE.values():
         text = (DOCS.parent / "tests" / name).read_text(encoding="utf-8")
-        known = ('"demo"', '"export"', "export(", "farflung emulate", '"--service"', '"--mirror"')
+        known = ('"demo"', '"export"', "export(", "farflung emulate", '"--service"', '"--mirror"', "run_trial")
         assert any(word in text for word in known), name
 
 

@@ -15,7 +15,7 @@ import pytest
 from farflung.errors import InputError
 from farflung.telemetry import FAULT_POINTS
 from farflung.testing.saboteur import ORDERS, Order, Saboteur
-from farflung.testing.wires import Wire
+from farflung.testing.wires import Board, Wire
 
 
 def test_an_order_is_obeyed_once_at_its_point(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_unknown_orders_name_the_known() -> None:
 
 
 @pytest.fixture
-def echo() -> Iterator[tuple[Wire, socket.socket]]:
-    """A wire to a server that sends back what it gets, and a connection through it."""
+def echo() -> Iterator[tuple[Board, socket.socket]]:
+    """The board of a wire to a server that sends back what it gets, and a connection through it."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -78,10 +78,11 @@ def echo() -> Iterator[tuple[Wire, socket.socket]]:
                 one.sendall(data)
 
     threading.Thread(target=serve, daemon=True).start()
-    wire = Wire(("127.0.0.1", 0), server.getsockname())
+    board = Board()
+    wire = Wire(board, ("127.0.0.1", 0), server.getsockname(), near=lambda port: "near")
     caller = socket.create_connection(wire.address)
     caller.settimeout(60)
-    yield wire, caller
+    yield board, caller
     caller.close()
     wire.close()
     server.shutdown(socket.SHUT_RDWR)
@@ -93,32 +94,32 @@ def say(caller: socket.socket, text: bytes) -> bytes:
     return caller.recv(1000)
 
 
-def test_a_wire_carries_and_corrupts_one_byte(echo: tuple[Wire, socket.socket]) -> None:
-    wire, caller = echo
+def test_a_wire_carries_and_corrupts_one_byte(echo: tuple[Board, socket.socket]) -> None:
+    board, caller = echo
     assert say(caller, b"hello") == b"hello"
-    wire.corrupt()
+    board.corrupt("far")
     assert say(caller, b"hello") == b"hell" + bytes([ord("o") ^ 0x55])
     assert say(caller, b"hello") == b"hello"
 
 
-@pytest.mark.parametrize("ways", [(), ("there",), ("back",)])
-def test_a_cut_wire_is_silent_until_it_is_healed(echo: tuple[Wire, socket.socket], ways: tuple[str, ...]) -> None:
-    wire, caller = echo
+@pytest.mark.parametrize("cut", [("near",), ("near", "out"), ("near", "in"), ("far", "in"), ("far", "out")])
+def test_a_cut_wire_is_silent_until_it_is_healed(echo: tuple[Board, socket.socket], cut: tuple[str, ...]) -> None:
+    board, caller = echo
     assert say(caller, b"before") == b"before"
-    wire.cut(*ways)
+    board.cut(*cut)
     caller.sendall(b"after")
     caller.setblocking(False)
     with pytest.raises(BlockingIOError):
         caller.recv(1000)
     caller.settimeout(60)
-    wire.heal()
+    board.heal(cut[0])
     assert caller.recv(1000) == b"after", "nothing was lost, as over TCP"
 
 
 def test_an_end_is_passed_on_and_nobody_there_is_an_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = free.getsockname()
-    wire = Wire(("127.0.0.1", 0), nobody)
+    wire = Wire(Board(), ("127.0.0.1", 0), nobody)
     with socket.create_connection(wire.address) as caller:
         caller.settimeout(60)
         assert caller.recv(10) == b""

@@ -30,7 +30,7 @@ from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord, read_recor
 from farflung.testing.chaos import ChaosReport, Fault, Recovery, draw_faults, judge
 from farflung.units import Seconds
 
-__all__ = ["BROKER", "Chaos", "ChaosSettings", "differing_tensors", "play"]
+__all__ = ["BROKER", "Chaos", "ChaosSettings", "differing_tensors", "may_die", "play"]
 
 BROKER = "broker"
 
@@ -218,7 +218,7 @@ def _hunt(cluster: LocalCluster, client: Client, run: str, faults: tuple[Fault, 
             say(f"{fault.victim} killed after step {fault.after_step}: {took:.2f} s, from {source}")
             yield Recovery(fault=fault, seconds=took, source=source)
             fault = None
-        if fault is None and left and record.step >= left[0].after_step and _may_die(left[0].victim, cluster, client):
+        if fault is None and left and record.step >= left[0].after_step and may_die(left[0].victim, cluster, client):
             fault = left.pop(0)
             if fault.victim not in (*devices, BROKER):
                 fault = replace(fault, victim=devices[fault.after_step % len(devices)])
@@ -230,7 +230,7 @@ def _hunt(cluster: LocalCluster, client: Client, run: str, faults: tuple[Fault, 
         helper.join()
 
 
-def _may_die(victim: str, cluster: LocalCluster, client: Client) -> bool:
+def may_die(victim: str, cluster: LocalCluster, client: Client) -> bool:
     """Whether half of the workers are left without one more."""
     if victim == BROKER:
         return True

@@ -10,6 +10,7 @@ import typer
 from farflung import __version__
 from farflung.cli import (
     benchmarks,
+    chaos,
     checkpoints,
     cluster,
     demo,
@@ -47,6 +48,7 @@ tracing.register(app)
 demo.register(app)
 emulation.register(app)
 benchmarks.register(app)
+chaos.register(app)
 
 
 def _tell_version(wanted: bool) -> None:
