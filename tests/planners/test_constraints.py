@@ -194,6 +194,24 @@ def test_a_running_plan_stays_unless_the_new_one_is_worth_what_moves() -> None:
     assert Constrained(get_planner("equal_compute"), running=slow).plan(GRAPH, topology, job=job()).stages == best.stages
 
 
+@pytest.mark.parametrize("spare", [False, True])
+def test_of_a_plan_that_lost_a_device_the_rest_stays(spare: bool) -> None:
+    topology = network()
+    rest = [name for name in topology.names if name != "d1"]
+    members = topology.names if spare else topology.names[:3]
+    running = planned("equal_compute", topology.select(members[:3]), job())
+    assert running.devices == ("d0", "d1", "d2")
+    left = topology.select([name for name in members if name in rest])
+    few = job().model_copy(update={"steps": 1})
+    found = Constrained(get_planner("equal_number"), running=running).plan(GRAPH, left, job=few)
+    fresh = get_planner("equal_number").plan(GRAPH, left, job=few)
+    moved, otherwise = (sum(moved_bytes(GRAPH, running, one).values()) for one in (found, fresh))
+    assert 0 < moved <= otherwise - spare  # to the spare one goes only what was lost
+    kept = {stage.device for stage in running.stages} & {stage.device for stage in found.stages}
+    assert kept == {"d0", "d2"}
+    assert "d1" not in found.devices
+
+
 def test_names_are_checked_where_all_are_known() -> None:
     topology = network()
     with pytest.raises(InputError, match=r"limits\.exclude: topology 'groups' has no device and no region 'd9'; known"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from farflung.cluster import Topology
@@ -28,6 +29,8 @@ __all__ = ["Broken", "Constrained", "broken_limits", "check_limits", "moved_byte
 
 #: Changes in a row that a repair may take, and devices that it tries for a stage.
 _CHANGES, _TRIED = 12, 24
+#: Planners that are chosen to use all devices: what runs on fewer does not stay.
+_USE_ALL = frozenset(("equal_number", "equal_compute", "random"))
 #: Memory is relaxed up to this factor.
 _MOST_MEMORY = 64.0
 
@@ -46,7 +49,8 @@ class Constrained:
     """``planner``, but its plans keep to the job's limits.
 
     ``running``: the plan that runs now; moving a byte of state costs the time of its transfer, spread over the job's steps, so a
-    new plan must be worth what it moves, and the running one stays where it is best. Only judged planners compare more than two.
+    new plan must be worth what it moves, and the running one stays where it is best; where devices of it have gone, plans next to
+    it compete (their stages on spare devices, or joined with a neighbour's).
     ``advise``: whether errors say what would do, which takes several plans.
     """
 
@@ -270,14 +274,39 @@ class _Task:
         return seconds / self.job.steps
 
     def _kept(self, plan: Plan, judge: Evaluate, limits: LimitSpec, topology: Topology) -> Plan:
-        """The running plan where it still serves and is no worse than ``plan`` after what that would move."""
+        """The running plan, or what is next to it where devices have gone, if that is no worse than ``plan`` after what moves."""
+        best, seconds = plan, self._judged(plan, judge, limits, topology).step_seconds
+        least = len(plan.devices) if self.owner.name in _USE_ALL else 0
+        for old in self._next_to_running(topology):
+            if len(old.devices) < least:
+                continue
+            found = self._judged(old, judge, limits, topology)
+            if found.feasible and math.isfinite(found.step_seconds) and found.step_seconds <= seconds:
+                best, seconds = old, found.step_seconds
+        return best
+
+    def _next_to_running(self, topology: Topology) -> Iterator[Plan]:
+        """The running plan; if devices of it have gone, their stages on devices without one, or joined with a neighbour's."""
         running = self.owner.running
-        if running is None or running.graph_hash != self.graph.hash or not set(running.devices) <= set(topology.names):
-            return plan
+        if running is None or running.graph_hash != self.graph.hash:
+            return
         if running.micro_batch_sizes != self.job.micro_batch_sizes:
-            return plan
-        old, new = (self._judged(one, judge, limits, topology) for one in (running, plan))
-        return running if old.feasible and old.step_seconds <= new.step_seconds and math.isfinite(old.step_seconds) else plan
+            return
+        gone = [stage.device for stage in running.stages if stage.device not in topology.names]
+        if set(running.devices) <= set(topology.names):
+            yield running
+        if not gone or running.replicated or self.job.plan.replicas > 1 or running.sync is not None:
+            return
+        spare = [name for name in topology.names if name not in running.devices][:_TRIED]
+        tried: list[list[tuple[int, int, str]]] = [[(stage.start, stage.stop, stage.device) for stage in running.stages]]
+        for device in dict.fromkeys(gone):
+            tried = [other for placed in tried for other in _without(placed, device, spare)][:_TRIED]
+        plan = self.job.plan.model_copy(update={"schedule": running.schedule})
+        job = self.job.model_copy(update={"plan": plan})
+        problem = Problem(graph=self.graph, topology=topology, job=job, tables=self.tables)
+        for placed in tried:
+            with suppress(PlanError, GraphError):
+                yield draft_plan(problem, placed, self.owner.name)[0]
 
     def _repaired(self, plan: Plan, judge: Evaluate, limits: LimitSpec, topology: Topology) -> Plan:
         found = judge(plan)
@@ -402,6 +431,22 @@ class _Task:
 
     def _roomier(self, factor: float) -> Topology:
         return self.topology.with_devices([replace(d, memory=Bytes(factor * d.memory)) for d in self.topology.devices])
+
+
+def _without(placed: Sequence[tuple[int, int, str]], gone: str, spare: Sequence[str]) -> Iterator[list[tuple[int, int, str]]]:
+    """``placed`` (start, stop, device) without the device ``gone``: a spare one has its stages, or the stage before or after."""
+    used = {device for _, _, device in placed}
+    for name in spare:
+        if name not in used:
+            yield [(start, stop, name if device == gone else device) for start, stop, device in placed]
+    if [device for _, _, device in placed].count(gone) != 1 or len(placed) < 2:
+        return
+    at = next(index for index, (_, _, device) in enumerate(placed) if device == gone)
+    start, stop, _ = placed[at]
+    if at:
+        yield [*placed[: at - 1], (placed[at - 1][0], stop, placed[at - 1][2]), *placed[at + 1 :]]
+    if at + 1 < len(placed):
+        yield [*placed[:at], (start, placed[at + 1][1], placed[at + 1][2]), *placed[at + 2 :]]
 
 
 def _ends(

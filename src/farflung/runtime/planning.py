@@ -128,18 +128,24 @@ class Planned:
 Judge = Callable[[Graph, Topology, JobSpec], Evaluate]
 
 
-def plan_run(bundle: Bundle, topology: Topology, judge: Judge | None = None, planner: Planner | None = None) -> Planned:
+def plan_run(
+    bundle: Bundle,
+    topology: Topology,
+    judge: Judge | None = None,
+    planner: Planner | None = None,
+    running: Plan | None = None,
+) -> Planned:
     """Plan ``bundle`` for ``topology`` with the job's planner and check the result.
 
     ``judge``: who predicts the step time, and chooses where the planner compares plans (default: the timed dry-run).
-    ``planner``: takes the place of the job's.
+    ``planner``: takes the place of the job's. ``running``: the plan that ran until now; what moves must be worth it.
 
     Raises:
         PlanError: nothing fits; the text says which device lacks how much.
     """
     planner = planner or get_planner(bundle.job.plan.planner)
     if not isinstance(planner, Constrained):
-        planner = Constrained(planner, advise=False)
+        planner = Constrained(planner, running=running, advise=False)
     evaluate = judge(bundle.graph, topology, bundle.job) if judge else None
     if evaluate is not None and isinstance(planner, Judged):
         planner = planner.judged_by(evaluate)

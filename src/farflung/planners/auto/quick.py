@@ -261,9 +261,8 @@ class Quick:
         limit = slowest / codec.ratio if codec.name == "adatopk" else _INFINITE
         edges = []
         for a, b, late, forth, late_back, home in found:
-            near = min(
-                1.0, limit / (forth + max(home, 0.0) + 1e-30)
-            )  # equation (7): links that take longer send in as long as the slowest
+            # equation (7): links that take longer send in as long as the slowest
+            near = min(1.0, limit / (forth + max(home, 0.0) + 1e-30))
             backward = None if home < 0 else Transfer(late_back, home * near)
             edges.append(TimedEdge(source=a, target=b, forward=Transfer(late, forth * near), backward=backward))
         return edges
