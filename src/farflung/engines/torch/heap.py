@@ -2,7 +2,7 @@
 
 glibc keeps freed blocks of up to 32 MB in its heaps, with holes between what is alive: a stage of 28 M parameters with one
 micro-batch in flight took 370 MB beside its states instead of 123. Mapping every large block apart costs page faults at each
-operator (3 to 50 % of a step); giving back what is free between micro-batches, seldom, costs next to nothing.
+operator (3 to 50 % of a step); giving back what is free between micro-batches costs as little as it is seldom done.
 """
 
 from __future__ import annotations
@@ -12,33 +12,50 @@ import sys
 import time
 from collections.abc import Callable
 
+import psutil
+
 __all__ = ["HEAP", "Heap"]
 
-#: Seconds between two times: a page that comes back must be zeroed, about 0.3 s per GB.
-_EVERY = 1.0
+#: Growth in bytes that is worth it, and seconds between two looks: at least so many, and so many per byte that was given back.
+#: A page that comes back must be zeroed, 0.3 to 1 s per GB: that is to be 1 to 2 % of the time.
+_MUCH, _EVERY, _PER_BYTE = 48 << 20, 1.0, 40e-9
 
 
 class Heap:
-    """The C library's heap; ``trim`` and the clock are parameters. Elsewhere than on glibc nothing is done."""
+    """The C library's heap. ``resident`` (bytes of the process), ``trim`` and the clock are parameters; on Linux with glibc they
+    are its own, elsewhere nothing is done."""
 
-    def __init__(self, trim: Callable[[], None] | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        self._trim = _of_glibc() if trim is None else trim
-        self._now, self._next = now, 0.0
+    def __init__(
+        self,
+        resident: Callable[[], int] | None = None,
+        trim: Callable[[], None] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        own = _of_glibc()
+        self._resident, self._trim = resident or own[0], trim or own[1]
+        self._now, self._next, self._least = now, 0.0, 0
 
     def give_back(self) -> bool:
-        """Give back what is free, if that was not done just now; whether it was done."""
-        if self._trim is None or self._now() < self._next:
+        """Give back what is free, if the process has grown much since that was done, and not just now; whether it was done."""
+        if self._now() < self._next:
             return False
-        self._trim()
-        self._next = self._now() + _EVERY
-        return True
+        before = self._resident()
+        grown, given = before >= self._least + _MUCH, 0
+        if grown:
+            self._trim()
+            self._least = self._resident()
+            given = max(before - self._least, 0)
+        self._next = self._now() + max(_EVERY, _PER_BYTE * given)
+        return grown
 
 
-def _of_glibc() -> Callable[[], None] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return None if trim is None else lambda: trim(0)
+def _of_glibc() -> tuple[Callable[[], int], Callable[[], None]]:
+    library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    trim = getattr(library, "malloc_trim", None)
+    if trim is None:
+        return (lambda: 0), (lambda: None)
+    process = psutil.Process()
+    return (lambda: int(process.memory_info().rss)), (lambda: trim(0))
 
 
 #: This process's.
