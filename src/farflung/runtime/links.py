@@ -137,7 +137,8 @@ class Links:
             if parcel.waits and len(waiting) >= _QUEUE_FRAMES:
                 begin = self._trace.now()
                 self._changed.wait_for(lambda: self._error is not None or len(waiting) < _QUEUE_FRAMES)
-                self._trace.note(SpanKind.WAIT, "for the link's queue", begin, step=parcel.step, peer=peer)
+                if parcel.step >= 0:  # others, such as copies of states, are not sent by the thread that computes
+                    self._trace.note(SpanKind.WAIT, "for the link's queue", begin, step=parcel.step, peer=peer)
             if self._error is not None:
                 raise self._error
             waiting.append(parcel)

@@ -13,6 +13,7 @@ import torch
 from farflung.cost import fit_speed_factor, op_costs
 from farflung.engines.base import Array, DeviceReport, EngineSettings, MicroBatch
 from farflung.engines.torch.runner import TorchRunner
+from farflung.errors import InputError
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
@@ -27,6 +28,8 @@ _ROWS = {"cpu": 128, "cuda": 4096}
 _BLOCKS = 4
 _REPEATS = 3
 _ROUNDS = 3
+#: Times that many rounds are added where the times found make no sense.
+_TRIES = 4
 
 
 def measure_device(device: str = "cpu", peak_flops_per_second: float | None = None) -> DeviceReport:
@@ -40,12 +43,19 @@ def measure_device(device: str = "cpu", peak_flops_per_second: float | None = No
     place = torch.device(device)
     models = [_Model(width, place) for width in _WIDTHS[place.type]]
     rate = 0.0
-    for _ in range(_ROUNDS):
-        rate = max(rate, _product_rate(place))
-        for model in models:
-            model.train()
-    peak = peak_flops_per_second or rate
-    fit = fit_speed_factor([m.calls for m in models], [m.flops for m in models], [m.best for m in models], peak)
+    for left in reversed(range(_TRIES)):
+        for _ in range(_ROUNDS):
+            rate = max(rate, _product_rate(place))
+            for model in models:
+                model.train()
+        peak = peak_flops_per_second or rate
+        try:
+            fit = fit_speed_factor([m.calls for m in models], [m.flops for m in models], [m.best for m in models], peak)
+        except InputError:  # something else has the processor: what was best so far stands, and more rounds can but mend it
+            if not left:
+                raise
+        else:
+            break
     name, total, free = _memory(place)
     return DeviceReport(
         name=name,
