@@ -295,6 +295,9 @@ class Hooks:
     def on_step(self, report: StepReport) -> None:
         if report.loss is not None:
             self._ran.reports.append(report)
+            self._ran.reports.sort(
+                key=lambda told: told.step
+            )  # a step is told of when all of it was sent: a later one may be first
 
     def on_checkpoint(self, step: int, committed: int, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         store = self._ran.store
