@@ -430,6 +430,21 @@ def test_a_restored_run_waits_for_its_workers_for_a_while() -> None:
     assert made.handle(WaitedEnough(run="r")) == []
 
 
+def test_a_restored_run_waits_for_those_who_hold_its_states() -> None:
+    made = BrokerMachine()
+    made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=4, hoped=1, named=("a",)))
+    assert made.handle(MemberJoined(name="b", address="b:1", offer=OFFER)) == []
+    joined = made.handle(MemberJoined(name="a", address="a:1", offer=OFFER))
+    assert [(command.members, command.attempt) for command in joined if isinstance(command, MakePlan)] == [(("b", "a"), 5)]
+
+
+def test_a_restored_run_waits_for_nobody_for_ever() -> None:
+    made = BrokerMachine()
+    made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=4, hoped=1, named=("a",)))
+    assert made.handle(MemberJoined(name="b", address="b:1", offer=OFFER)) == []
+    assert made.handle(WaitedEnough(run="r")) == [MakePlan(run="r", members=("b",), attempt=5)]
+
+
 def test_a_restored_run_that_was_over_stays_over() -> None:
     made = BrokerMachine()
     assert made.handle(RunRestored(run="r", workers=None, outcome="failed", cause="why", kind="DataError")) == []

@@ -79,10 +79,10 @@ class Run:
     """A job on its way.
 
     ``lost``: attempts that ended by a loss since the last new step; more than ``recoveries`` of them end the run. ``hoped``: a
-    run of an earlier life of the broker waits for so many workers. ``refused``: a plan for these could not be made after a
-    loss, so somebody new must come. ``began``: there was a plan for it once. ``handing``: why its attempt ends after the current
-    step (empty: it does not). ``unfinished``: a worker has ended it before the job's end. ``awaited``: who has yet to drop the
-    last attempt.
+    run of an earlier life of the broker waits for so many workers, and for those ``named``. ``refused``: a plan for these could
+    not be made after a loss, so somebody new must come. ``began``: there was a plan for it once. ``handing``: why its attempt
+    ends after the current step (empty: it does not). ``unfinished``: a worker has ended it before the job's end. ``awaited``:
+    who has yet to drop the last attempt.
     """
 
     run: str
@@ -91,6 +91,7 @@ class Run:
     lost: int = 0
     began: bool = False
     hoped: int = 0
+    named: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
     awaited: set[str] = field(default_factory=set)
     state: RunState = RunState.WAITING
@@ -242,12 +243,14 @@ class BrokerMachine:
         self._submitted(RunSubmitted(run=event.run, workers=event.workers, recoveries=event.recoveries))
         run = self.runs[event.run]
         run.attempts, run.hoped, run.began = event.attempts, event.hoped, event.attempts > 0
+        run.named = frozenset(event.named)
         if event.outcome:
             run.state, run.cause, run.kind = RunState(event.outcome), event.cause, event.kind
         return []
 
     def _waited(self, event: WaitedEnough) -> list[Command]:
-        self._run(event.run).hoped = 0
+        run = self._run(event.run)
+        run.hoped, run.named = 0, frozenset()
         return []
 
     def _advanced(self, event: RunAdvanced) -> list[Command]:
@@ -260,9 +263,9 @@ class BrokerMachine:
             idle = [member.name for member in self.members.values() if member.ready]
             if run.state is not RunState.WAITING or run.awaited or len(idle) < run.needs:
                 continue
-            if run.refused and run.refused >= set(idle):
+            if (run.refused and run.refused >= set(idle)) or not run.named <= set(idle):
                 continue
-            run.hoped = 0
+            run.hoped, run.named = 0, frozenset()
             run.refused = frozenset()
             run.state = RunState.PLANNING
             run.devices = tuple(idle)

@@ -122,7 +122,8 @@ class RunRestored:
     """A run that an earlier life of the broker left behind.
 
     ``attempts``: how many that life had begun, or more. ``outcome``: how it had ended (empty: it had not), with ``cause`` and
-    ``kind``. ``hoped``: how many workers it had; it waits for as many until ``WaitedEnough``.
+    ``kind``. ``hoped``: how many workers it had; it waits for as many until ``WaitedEnough``, among them those
+    ``named``, who hold the newest states.
     """
 
     run: str
@@ -133,6 +134,7 @@ class RunRestored:
     cause: str = ""
     kind: str = ""
     hoped: int = 0
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from farflung.checkpoint.store import write_file
 from farflung.errors import ConnectionLost, DataError, FarflungError
 from farflung.job import JobSpec
 from farflung.job import from_json as job_from_json
+from farflung.plan import Plan
 from farflung.protocol.events import RunRestored, WaitedEnough
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.journal import Journal, KeptRun
@@ -71,12 +72,25 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
     needed = counted(hoped or live.job.workers or 1, "worker")
     say(f"run {kept.run}: goes on from what its workers hold, or its newest checkpoint, with {needed}, when so many are here")
     event = RunRestored(
-        run=kept.run, workers=live.job.workers, recoveries=live.job.most_recoveries, attempts=kept.attempts, hoped=hoped
+        run=kept.run,
+        workers=live.job.workers,
+        recoveries=live.job.most_recoveries,
+        attempts=kept.attempts,
+        hoped=hoped,
+        named=_worked(live) if hoped else (),
     )
     runs.restore(live, event)
     _later(_RETURN_SECONDS, lambda: runs.handle(WaitedEnough(run=kept.run)))
     if live.job.data.kind == "caller":
         _later(_FEEDER_SECONDS, lambda: _miss_feeder(runs, live))
+
+
+def _worked(live: LiveRun) -> tuple[str, ...]:
+    """Who computes by the newest plan that was written down."""
+    try:
+        return Plan.from_json(live.store.folder.plan.read_text(encoding="utf-8")).devices
+    except (OSError, FarflungError):  # it died before, or while it was written
+        return ()
 
 
 def _kind(kept: KeptRun, result: RunResult) -> str:
