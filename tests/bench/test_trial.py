@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from farflung.api.submission import bundle_job
-from farflung.bench.trial import Trial, TrialSettings, plan_faults, run_trial
-from farflung.errors import InputError
+from farflung.bench.trial import Trial, TrialSettings, _Watched, plan_faults, run_trial
+from farflung.bench.wild import WildCluster
+from farflung.errors import InputError, TrainingError
 from farflung.job import make_job
-from farflung.telemetry import FAULT_POINTS
+from farflung.runtime.bundle import Bundle
+from farflung.telemetry import FAULT_POINTS, RecoveryRecord, RunFolder, StepRecord
+from farflung.telemetry.records import RunResult
 from farflung.testing.chaos import KINDS, ChaosReport, Fault, Recovery
+from farflung.wire.frames import Frame
+
+Lines = Sequence[StepRecord | RecoveryRecord]
+STEPS = [StepRecord(step=step, loss=1.0, seconds=1.0, elapsed=1.0 + step, samples=4) for step in range(6)]
+RECOVERED = RecoveryRecord(step=4, attempt=2, replayed=0, pause=1.0, elapsed=5.0, cause="worker-1 died")
 
 
 def test_each_kind_and_each_process_has_its_turn() -> None:
@@ -68,13 +80,64 @@ def test_every_kind_and_moment_is_on_the_page() -> None:
     assert [name for name in (*KINDS, *FAULT_POINTS) if f"| `{name}` |" not in page] == []
 
 
-@pytest.mark.timeout(300)
+class Paper:
+    """A cluster on paper whose run writes ``lines``; each fault strikes at once, and what it costs follows in the lines."""
+
+    names = ("worker-0", "worker-1")
+
+    def __init__(self, folder: Path, records: Lines) -> None:
+        self.folder, self.records, self.struck = folder, records, list[Fault]()
+
+    def client(self) -> Paper:
+        return self
+
+    def close(self) -> None:
+        return
+
+    def submit(self, bundle: Bundle) -> dict[str, str]:
+        return {"folder": str(self.folder)}
+
+    def status(self) -> dict[str, list[dict[str, str]]]:
+        return {"members": [{"name": name, "state": "active"} for name in self.names]}
+
+    def watch(self, run: str) -> Iterator[Frame]:
+        yield Frame("planned", {"addresses": {"worker-0": "", "worker-1": ""}})
+        for record in self.records:
+            yield Frame("record", {"line": record.to_line()})
+
+    def strike(self, fault: Fault, over: Callable[[float | None], None]) -> None:
+        self.struck.append(fault)
+        over(None if fault.moment else time.monotonic() - 100.0)
+
+
+def follow(folder: Path, faults: tuple[Fault, ...], records: Lines) -> tuple[_Watched, Paper]:
+    RunFolder(folder).result.write_text(RunResult(status="finished", steps=6, seconds=1.0).to_json(), encoding="utf-8")
+    paper = Paper(folder, records)
+    watched = _Watched(cast(WildCluster, paper), faults, lambda text: None)
+    watched.play(cast(Bundle, SimpleNamespace(run="r")))
+    return watched, paper
+
+
+def test_how_a_run_is_struck(tmp_path: Path) -> None:
+    """Each fault after its step and when the one before is over; a kill is over with the first step of the next plan."""
+    gone = Fault(after_step=1, victim="worker-9", kind="kill")  # has no part in the plan
+    late = Fault(after_step=2, victim="worker-1", kind="stop", moment="worker.prepared")
+    watched, paper = follow(tmp_path, (gone, late), [*STEPS[:4], RECOVERED, *STEPS[4:]])
+    assert [(fault.victim, fault.kind) for fault in paper.struck] == [("worker-1", "kill"), ("worker-1", "stop")]
+    assert [one.fault.victim for one in watched.recoveries] == ["worker-1"]
+    assert watched.missed == [late]
+    with pytest.raises(TrainingError, match=r"the run was over after 1 of 2 faults: give the job more steps"):
+        follow(tmp_path, (gone, late), STEPS[:4])
+
+
+@pytest.mark.slow  # how many steps a run makes while a watcher is told of one depends on the machine
+@pytest.mark.timeout(900)
 def test_a_job_under_faults(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/t.txt").write_text("".join(f"def f{i}(x):\n    return x + {i * i}\n" for i in range(400)))
     job = make_job(
         {
-            "steps": 600,
+            "steps": 3000,
             "micro_batch_sizes": [2, 2],
             "model": {"recipe": "gpt", "args": {"vocab": 256, "sequence": 16, "layers": 2, "width": 16, "heads": 2}},
             "data": {"kind": "text", "path": "corpus", "tokenizer": "bytes", "sequence": 16},
@@ -83,7 +146,7 @@ def test_a_job_under_faults(tmp_path: Path) -> None:
         }
     )
     told: list[str] = []
-    settings = TrialSettings(workers=2, faults=2, kinds=("kill", "stop"), broker=False, hold=1.0)
+    settings = TrialSettings(workers=2, faults=2, kinds=("kill", "stop"), broker=False, hold=1.0, seed=1)
     trial = run_trial(bundle_job(job, base=tmp_path), tmp_path, settings, told.append)
     assert sorted(one.fault.kind for one in trial.report.recoveries) == ["kill", "stop"], told
     assert (trial.report.lost, trial.report.repeated, trial.missed, trial.differing) == (0, 0, (), ())

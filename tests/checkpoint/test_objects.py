@@ -113,6 +113,16 @@ def test_a_copy_that_was_cut_or_damaged_is_never_read(url: str, tmp_path: Path) 
     data[-1] ^= 1
     obstore.put(store, f"step-{6:010d}/{manifest.shards[1].file}", bytes(data))
     back = CheckpointStore(tmp_path / "back")
+    stale = {(6, shard.file): shard.size for shard in manifest.shards} | {(6, "manifest.json"): 1}
+    obstore.put(store, f"step-{6:010d}/{manifest.shards[0].file}", bytes(100_000))  # another content since it was listed
+    with pytest.raises(CheckpointError, match="is torn or no safetensors file"):
+        there._pull(back, 6, stale)
+    with pytest.raises(CheckpointError, match=r"step 6: w-0-\S+ has 100000 bytes, its manifest says \d+"):
+        there.pull(back, 6)
+    with pytest.raises(CheckpointError, match=r"manifest.json has 999999999 bytes, no manifest has more than 268435456"):
+        there._manifest(6, {(6, "manifest.json"): 999_999_999})
+    assert there.push(here, 6) > 0
+    obstore.put(store, f"step-{6:010d}/{manifest.shards[1].file}", bytes(data))
     with pytest.raises(CheckpointError, match=r"w-1-\S+ is corrupt \(its hash differs from the manifest's\)"):
         there.pull(back, 6)
     assert there.pull(back).step == 3, "the newest whole one"

@@ -97,6 +97,14 @@ def test_shards_travel_in_pieces(store: CheckpointStore) -> None:
     assert [file.name for file in store.path(1).iterdir()] == [sent.file]
 
 
+def test_a_manifest_of_any_length_is_not_read(store: CheckpointStore) -> None:
+    write(store, 2)
+    with (store.path(2) / "manifest.json").open("r+b") as file:
+        file.truncate(1 << 40)  # takes no space on the disk
+    with pytest.raises(CheckpointError, match=r"manifest\.json has 1099511627776 bytes, no manifest has more than 268435456"):
+        store.manifest(2)
+
+
 def test_without_manifest_there_is_no_checkpoint(store: CheckpointStore) -> None:
     assert store.steps() == ()
     assert store.latest() is None

@@ -52,7 +52,14 @@ def test_a_name_is_free_again_whatever_the_loss_does() -> None:
 def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
     own = Loopback(home, 0)
     said: list[str] = []
-    own.broker._sessions._say = said.append
+    gone = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "is gone" in text:
+            gone.set()
+
+    own.broker._sessions._say = say
     worker = Worker(join(own.ticket("join"), name="late", role="worker"), WorkerOptions(listen="127.0.0.1:0", memory=1e9), print)
     failed: list[str] = []
 
@@ -70,6 +77,7 @@ def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
     own.broker.close()
     thread.join(PATIENCE)
     worker.close()
+    assert gone.wait(PATIENCE)
     assert failed == ["the broker said goodbye: it was ended; when it is started again, join again with its ticket"]
     assert said[-1] == "worker late is gone: this broker was ended"
 

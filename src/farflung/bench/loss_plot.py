@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from farflung.errors import InputError
+from farflung.bench.picture import new_figure, save
 
 __all__ = ["draw"]
 
@@ -17,12 +17,8 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     Raises:
         InputError: the file's suffix names no picture, or it can't be written.
     """
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise InputError(f"a plot is written as .svg, .png or .pdf, not as {path.name!r}")
-    from matplotlib.figure import Figure
-
     phases = figures["phases"]
-    figure = Figure(figsize=(11, 4 * len(phases)), layout="constrained")
+    figure = new_figure(path, 11, 4 * len(phases))
     axes = figure.subplots(len(phases), 2, squeeze=False)
     for row, (phase, curves) in zip(axes, phases.items(), strict=True):
         for axis, key, label, scale in ((row[0], "bytes", "MB sent", 1e6), (row[1], "seconds", "seconds on the links", 1.0)):
@@ -38,7 +34,4 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
             if axis.lines:
                 axis.set_xscale("log")
                 axis.legend(fontsize="x-small", ncols=2)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    save(figure, path)

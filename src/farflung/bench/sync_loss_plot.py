@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from farflung.errors import InputError
+from farflung.bench.picture import new_figure, save
 
 __all__ = ["draw"]
 
@@ -17,12 +17,8 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     Raises:
         InputError: the file's suffix names no picture, or it can't be written.
     """
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise InputError(f"a plot is written as .svg, .png or .pdf, not as {path.name!r}")
-    from matplotlib.figure import Figure
-
     tasks = figures["curves"]
-    figure = Figure(figsize=(5.5 * len(tasks), 4), layout="constrained")
+    figure = new_figure(path, 5.5 * len(tasks), 4)
     for axis, (task, curves) in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks.items(), strict=True):
         for index, (name, points) in enumerate(curves.items()):
             times = [point["seconds"] for point in points]
@@ -31,7 +27,4 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
             axis.fill_between(times, low, high, color=f"C{index}", alpha=0.2)
         axis.set(title=task, xlabel="seconds", ylabel="held-out loss (nats)")
         axis.legend(fontsize="small")
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    save(figure, path)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from farflung.errors import InputError
+from farflung.bench.picture import new_figure, save
 
 __all__ = ["draw"]
 
@@ -17,13 +17,9 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     Raises:
         InputError: the file's suffix names no picture, or it can't be written.
     """
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise InputError(f"a plot is written as .svg, .png or .pdf, not as {path.name!r}")
-    from matplotlib.figure import Figure
-
     runs = figures["runs"]
     models = list(dict.fromkeys(run["model"] for run in runs))
-    figure = Figure(figsize=(5.5 * len(models), 4), layout="constrained")
+    figure = new_figure(path, 5.5 * len(models), 4)
     for axis, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         own = [run for run in runs if run["model"] == model]
         for index, strategy in enumerate(dict.fromkeys(run["strategy"] for run in own)):
@@ -35,7 +31,4 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
         axis.set(title=model, xscale="log", yscale="log", xlabel="communication / (H x backward)")
         axis.set_ylabel("step / (forward + backward)")
         axis.legend(fontsize="small")
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    save(figure, path)

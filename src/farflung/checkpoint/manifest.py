@@ -14,9 +14,11 @@ from farflung.graph.ir import DTYPES, TensorSpec
 from farflung.ids import content_hash
 from farflung.job import JobSpec, from_json, training_hash
 
-__all__ = ["MANIFEST_VERSION", "OPTIMIZER", "Manifest", "ShardRecord", "TensorRecord", "check_resume"]
+__all__ = ["MANIFEST_VERSION", "OPTIMIZER", "Manifest", "ShardRecord", "TensorRecord", "check_resume", "check_size"]
 
 MANIFEST_VERSION = 1
+#: Names, shapes and hashes of 100,000 tensors take less.
+_MOST = 256 << 20
 #: What names of optimizer slots begin with: ``optimizer/<slot>/<parameter>``; everything else is a state of the graph.
 OPTIMIZER = "optimizer/"
 _MAX_BYTES = 1 << 28
@@ -210,3 +212,13 @@ def _shard(item: Mapping[str, Any]) -> ShardRecord:
             raise ValueError("not a tensor")
         tensors.append(TensorRecord(name=name, spec=TensorSpec(dtype=dtype, shape=tuple(shape)), crc32=int(crc32)))
     return ShardRecord(file=file, size=int(item["size"]), sha256=sha256, tensors=tuple(tensors))
+
+
+def check_size(size: int, name: str) -> None:
+    """Refuse to read a manifest of ``size`` bytes called ``name``, if no true one is that long.
+
+    Raises:
+        CheckpointError: it is too long.
+    """
+    if size > _MOST:
+        raise CheckpointError(f"{name} has {size} bytes, no manifest has more than {_MOST}: use another checkpoint")

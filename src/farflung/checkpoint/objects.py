@@ -9,10 +9,10 @@ Keys and endpoint come from where the store's own tools take them (``AWS_ACCESS_
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from farflung.checkpoint.manifest import Manifest
+from farflung.checkpoint.manifest import Manifest, check_size
 from farflung.checkpoint.store import CheckpointStore, kept_steps
 from farflung.errors import CheckpointError, FarflungError, InputError
 
@@ -44,7 +44,7 @@ class ObjectCheckpoints:
         Raises:
             CheckpointError: the store does not answer, or refuses.
         """
-        return tuple(sorted(step for step, name in self._files() if name == _MANIFEST))
+        return _whole(self._files())
 
     def push(self, store: CheckpointStore, step: int) -> int:
         """Copy the checkpoint of ``step``; what is there already is not sent again. Returns the bytes that were sent.
@@ -71,10 +71,15 @@ class ObjectCheckpoints:
         Raises:
             CheckpointError: there is none, or it is corrupt, or the store does not answer.
         """
+        return self._manifest(step, self._files())
+
+    def _manifest(self, step: int, files: Mapping[tuple[int, str], int]) -> Manifest:
         place = f"step-{step:010d}/{_MANIFEST}"
-        if step not in self.steps():
-            known = ", ".join(map(str, self.steps())) or "none"
+        size = files.get((step, _MANIFEST))
+        if size is None:
+            known = ", ".join(map(str, _whole(files))) or "none"
             raise CheckpointError(f"{self.url} has no whole checkpoint of step {step}: there are {known}")
+        check_size(size, f"{self.url}/{place}")
         text = self._do(lambda obs: bytes(obs.get(self._store, place).bytes())).decode("utf-8", "replace")
         found = Manifest.from_json(text, f"{self.url}/{place}")
         if found.step != step:
@@ -87,12 +92,13 @@ class ObjectCheckpoints:
         Raises:
             CheckpointError: there is none, it is damaged, or the store does not answer.
         """
+        files = self._files()
         if step is not None:
-            return self._pull(store, step)
+            return self._pull(store, step, files)
         failed = "it has none"
-        for newest in reversed(self.steps()):
+        for newest in reversed(_whole(files)):
             try:
-                return self._pull(store, newest)
+                return self._pull(store, newest, files)
             except FarflungError as error:
                 failed = str(error)
         raise CheckpointError(f"{self.url} holds no whole checkpoint: {failed}")
@@ -103,7 +109,8 @@ class ObjectCheckpoints:
         Raises:
             CheckpointError: the store refuses.
         """
-        steps, files = self.steps(), self._files()
+        files = self._files()
+        steps = _whole(files)
         if not steps:
             return ()
         kept = kept_steps(steps, keep, every, for_ever)
@@ -114,21 +121,28 @@ class ObjectCheckpoints:
                 self._do(lambda obs, path=f"step-{step:010d}/{name}": obs.delete(self._store, path))
         return tuple(gone)
 
-    def _pull(self, store: CheckpointStore, step: int) -> Manifest:
-        manifest = self.manifest(step)
+    def _pull(self, store: CheckpointStore, step: int, files: Mapping[tuple[int, str], int]) -> Manifest:
+        manifest = self._manifest(step, files)
         for shard in manifest.shards:
+            size = files.get((step, shard.file), 0)
+            if size != shard.size:  # before any of it is fetched
+                raise CheckpointError(f"{self.url}, step {step}: {shard.file} has {size} bytes, its manifest says {shard.size}")
             name = shard.file.removesuffix(".safetensors").rpartition("-")[0]
-            found = store.store_shard(step, name, self._pieces(f"step-{step:010d}/{shard.file}"))
+            found = store.store_shard(step, name, self._pieces(f"step-{step:010d}/{shard.file}", shard.size))
             if (found.file, found.size, found.sha256) != (shard.file, shard.size, shard.sha256):
                 raise CheckpointError(f"{self.url}, step {step}: {shard.file} is corrupt (its hash differs from the manifest's)")
         store.write_manifest(manifest)
         return manifest
 
-    def _pieces(self, path: str) -> Iterator[bytes]:
+    def _pieces(self, path: str, size: int) -> Iterator[bytes]:
+        """What lies at ``path``, but not more than one byte over ``size``: that is enough to be another content."""
         stream = self._do(lambda obs: obs.get(self._store, path).stream(min_chunk_size=_CHUNK))
         chunks = iter(stream)
         while (chunk := self._do(lambda _: next(chunks, None))) is not None:
-            yield bytes(chunk)
+            yield bytes(chunk)[: size + 1]
+            size -= len(chunk)
+            if size < 0:
+                return
 
     def _files(self) -> dict[tuple[int, str], int]:
         """(Step, name) -> bytes, of what is there."""
@@ -150,6 +164,10 @@ class ObjectCheckpoints:
             raise CheckpointError(f"{self.url} can't be used: {_short(error)}; check its name, keys and endpoint") from None
         except OSError as error:  # what obstore raises for a file that is not there, or for a local store
             raise CheckpointError(f"{self.url} can't be used: {_short(error)}; check its name, keys and endpoint") from None
+
+
+def _whole(files: Mapping[tuple[int, str], int]) -> tuple[int, ...]:
+    return tuple(sorted(step for step, name in files if name == _MANIFEST))
 
 
 def _open(url: str) -> ObjectStore:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from farflung.checkpoint.blob import FileBlob
-from farflung.checkpoint.manifest import OPTIMIZER, Manifest, ShardRecord, TensorRecord
+from farflung.checkpoint.manifest import OPTIMIZER, Manifest, ShardRecord, TensorRecord, check_size
 from farflung.checkpoint.safetensors import Array, SafetensorsIndex, encode, spec_of
 from farflung.errors import CheckpointError, DiskFull, FarflungError
 from farflung.telemetry.faults import fault_point
@@ -76,7 +76,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: the pieces are no whole file, or the folder can't be written.
-        DiskFull: there is no space.
+            DiskFull: there is no space.
         """
         if not _NAME.fullmatch(name):
             raise CheckpointError(f"shard name {name!r} is not allowed: use letters, digits, _ and -")
@@ -120,6 +120,7 @@ class CheckpointStore:
         """
         file = self.path(step) / _MANIFEST
         try:
+            check_size(file.stat().st_size, str(file))
             text = file.read_text(encoding="utf-8")
         except FileNotFoundError:
             known = ", ".join(map(str, self.steps())) or "none"
