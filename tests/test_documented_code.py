@@ -28,7 +28,7 @@ COVERED = {
     ("docs/jobs.md", "toml"): (1, "test_job_page.py"),
     ("docs/machines.md", "toml"): (1, "test_job_page.py"),
     ("docs/sync.md", "python"): (1, "test_documented_code.py"),
-    ("docs/sync.md", "toml"): (1, "test_documented_code.py"),
+    ("docs/sync.md", "toml"): (2, "test_documented_code.py"),
 }
 
 
@@ -98,3 +98,8 @@ def test_the_fine_tuning_of_the_page_is_a_job() -> None:
     job = make_job(tomllib.loads(blocks("docs/sync.md", "toml")[0]) | {"micro_batch_sizes": [1, 1]})
     check_fits(get_strategy(job.sync.strategy, **job.sync.settings), job)
     assert f"scale = {job.sync.settings['scale']}" in blocks("docs/sync.md", "toml")[0]
+
+
+def test_any_order_of_the_page_is_a_job() -> None:
+    job = make_job(tomllib.loads(blocks("docs/sync.md", "toml")[1]) | {"micro_batch_sizes": [1] * 4})
+    assert (job.sync.strategy, job.sync.order, job.plan.replicas) == ("exact", "any", 4)

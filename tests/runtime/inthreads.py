@@ -34,6 +34,7 @@ from farflung.runtime.local import LocalRun
 from farflung.runtime.replica_states import wanted_by
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.setup import Phase, RunSetup, StepReport
+from farflung.sync.reductions import Reduction
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 from farflung.transports.memory import MemoryHub
 
@@ -122,6 +123,8 @@ class Case:
     cut_seed: int = 0
     #: stage -> (device, micro-batches) of its replicas
     replicas: Mapping[int, Sequence[tuple[str, range]]] = field(default_factory=dict)
+    #: stage -> how its replicas sum, where not in the job's order
+    adds: Mapping[int, Reduction] = field(default_factory=dict)
     #: steps whose inputs are multiplied, and by what
     spoilt: Mapping[int, float] = field(default_factory=dict)
 
@@ -158,6 +161,7 @@ def hand_plan(case: Case, graph: Graph) -> Plan:
             device=device,
             recompute=case.recompute,
             replicas=tuple(Replica(device=name, first=r.start, end=r.stop) for name, r in case.replicas.get(i, ())),
+            adds=case.adds.get(i),
         )
         for i, (a, b, device) in enumerate(zip([0, *inner], [*inner, len(graph.ops)], case.devices, strict=True))
     )

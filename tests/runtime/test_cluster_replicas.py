@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from loopback import Loopback, captured, text_job
 from test_cluster_faults import End, play
 
 from farflung.checkpoint import CheckpointReader
+from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.plan.model import Plan
 
@@ -42,6 +45,34 @@ def test_fine_tuning_by_a_number_of_each_replica_over_tls(two: Loopback) -> None
     assert all(np.isfinite(value).all() for value in weights(end).values())
     lines = [json.loads(line) for line in (end.folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["link_bytes"] for line in lines if line["kind"] == "step"] == [{"0->0": 2}] * 3, "one byte each way"
+
+
+FAST, SLOW = 1e9, 1e6
+#: Links of three machines in bytes per second: what they ask for.
+LINKS = {
+    "server": np.full((3, 3), FAST),
+    "ring": np.where(np.eye(3, k=1) + np.eye(3, k=-2), FAST, SLOW),
+    "tree": np.where(np.eye(3)[2][:, None] + np.eye(3)[2], FAST, SLOW),
+}
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_sums_in_any_order_over_tls_are_those_of_one_worker_to_rounding(kind: str, three: Loopback) -> None:
+    job = text_job(
+        steps=3, micro_batch_sizes=[2, 3, 2, 1], plan={"replicas": 3}, sync={"order": "any"}, optimizer={"name": "sgd"}
+    )
+    names = {f"device-{index}": name for index, name in enumerate("abc")}
+    topology = Topology.from_matrices(np.full((3, 3), 1e-4), LINKS[kind])
+    bundle = replace(captured(job, three.home), topology=topology.rename({old: names[old] for old in topology.names}))
+    end = play(three, bundle, workers=3)
+    assert (end.result.status, end.result.cause) == ("finished", "")
+    adds = Plan.from_json((end.folder / "plan.json").read_text()).stages[0].adds
+    assert adds is not None
+    assert adds.by == kind
+    found = weights(end)
+    one = ran(three, workers=1, optimizer={"name": "sgd"})
+    for name, value in weights(one).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_a_strategy_over_tls(two: Loopback) -> None:

@@ -88,7 +88,8 @@ def train(
         planner: who decides which operators run where.
         codec: how values are compressed on links.
         replicas: how many workers share the micro-batches of each stage.
-        sync: how replicas agree: ``"exact"``, a strategy's name, or a ``SyncSpec`` with its settings.
+        sync: how replicas agree: ``"exact"``, a strategy's name, or a ``SyncSpec`` with its settings (``order="any"``: gradients
+            are summed by a ring, a tree or servers, and the result differs by rounding from plan to plan).
         seed: random numbers (dropout, initializers) are keyed by it.
         on_step: told each step's record as it comes.
 

@@ -17,6 +17,7 @@ from farflung.errors import InputError
 from farflung.job import load_job, make_job
 from farflung.job.spec import JobSpec
 from farflung.plan import Plan
+from farflung.plan.synchronization import sync_lines
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.planning import Planned, plan_run
 from farflung.units import Seconds
@@ -137,6 +138,8 @@ def plan(
         typer.echo(planned.plan_json)
     else:
         typer.echo(planned.explanation)
+        if explain:
+            typer.echo("".join(f"{line}\n" for line in sync_lines(planned.plan, bundle.graph, bundle.job)), nl=False)
         typer.echo(_told(why, faults) or "why, and what more would bring: --explain; as a picture: --draw plan.html")
         if others:
             typer.echo("\n" + _comparison(planned, others))

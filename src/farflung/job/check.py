@@ -57,6 +57,8 @@ def check_decided(job: JobSpec) -> None:
 
 def _check_sync(job: JobSpec) -> None:
     sync = job.sync
+    if sync.order == "any":
+        _check_any_order(job)
     if sync.strategy == "exact":
         if sync.settings:
             raise InputError(f"sync.settings.{min(sync.settings)} means nothing with strategy = 'exact': remove it")
@@ -80,6 +82,26 @@ def _check_sync(job: JobSpec) -> None:
         raise InputError(
             f"on_nan = {job.on_nan!r} with sync.strategy = {sync.strategy!r}: replicas that train alone can't leave out a step "
             "or go back together; set it to 'stop'"
+        )
+
+
+def _check_any_order(job: JobSpec) -> None:
+    sync = job.sync
+    if sync.strategy != "exact":
+        raise InputError(
+            f"sync.order = 'any' with strategy = {sync.strategy!r}: it is for the sums of strategy = 'exact', others "
+            "add in the order of replicas; remove order, or strategy"
+        )
+    if "codec" in sync.settings:
+        raise InputError(
+            f"sync.settings.codec = {sync.settings['codec']!r} with order = 'any': sums are passed on and added to, so a codec "
+            "would blur them once more at each replica; remove it (codec.name still counts between stages), or set strategy = "
+            "'ssgd' with this codec, which encodes each replica's gradients once"
+        )
+    if job.virtual_replicas is not None:
+        raise InputError(
+            f"virtual_replicas = {job.virtual_replicas} orders sums, and sync.order = 'any' leaves their order to the plan: "
+            "remove one of them"
         )
 
 

@@ -161,11 +161,14 @@ class SyncSpec(_Section):
 
     ``strategy``: ``exact`` (gradients are summed in the job's order in every step; the result is that of one machine), or one of
     ``farflung.sync``, whose ``settings`` these are: then replicas are members of pipelines that train alone between exchanges.
+    ``order`` of the sums of ``exact``: ``job`` (that of the job, wherever it runs), or ``any``: by sharded servers, a ring or a
+    tree, whichever is soonest over the links of a stage's replicas; the result then differs by rounding from plan to plan.
     ``patience``: seconds after which an exchange ends without members whose values have not come (0: all are waited for), but not
     before ``quorum`` of them have; the weights of those that have come are divided by their sum.
     """
 
     strategy: str = "exact"
+    order: Literal["job", "any"] = "job"
     patience: Annotated[float, Field(ge=0.0)] = 0.0
     quorum: Count = 1
     settings: dict[str, int | float | bool | str | list[list[int]]] = {}

@@ -12,7 +12,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan.estimate import Estimate
 from farflung.plan.links import pairs_of
-from farflung.plan.model import Plan
+from farflung.plan.model import Plan, Stage
 from farflung.schedules import check_schedule, get_schedule
 from farflung.units import Bytes
 
@@ -86,6 +86,12 @@ def check_replicas(plan: Plan, pieces: Sequence[SubGraph], job: JobSpec | None) 
         PlanError: they do not, or a stage that can't have replicas has some.
     """
     count = len(plan.micro_batch_sizes)
+    several = [stage for stage in plan.stages if len(stage.devices) > 1]
+    if any(stage.adds for stage in several) and not all(stage.adds for stage in several):
+        index = next(stage.index for stage in several if stage.adds is None)
+        raise PlanError(
+            f"stage {index} sums in the job's order and others in any: all stages with replicas do one or the other; plan again"
+        )
     ends = set(range(1, count + 1)) if job is None else set(job.virtual_ends)
     for stage, piece in zip(plan.stages, pieces, strict=True):
         replicas = plan.replicas_of(stage.index)
@@ -105,12 +111,30 @@ def check_replicas(plan: Plan, pieces: Sequence[SubGraph], job: JobSpec | None) 
                 f"stage {stage.index}: its replicas end at the micro-batches {starts[1:]}, the job's virtual replicas at "
                 f"{sorted(ends)}; replicas hold whole virtual replicas: plan again, or set virtual_replicas"
             )
+        _check_adds(stage, job)
         updated = [name for name, value in piece.graph.state_updates if piece.graph.position[value.op] in piece.positions]
         if len(replicas) > 1 and updated:
             raise PlanError(
                 f"stage {stage.index} updates {updated[0]!r} in its forward (batch norm), micro-batch after micro-batch, so it "
                 "can't have replicas; give it one device, or use a norm without running statistics"
             )
+
+
+def _check_adds(stage: Stage, job: JobSpec | None) -> None:
+    """Sums in any order are for jobs that allow them, and for groups."""
+    if stage.adds is None:
+        return
+    if len(stage.devices) == 1:
+        raise PlanError(f"stage {stage.index} sums by {stage.adds.by} and has no replicas; remove adds from it")
+    if job is not None and (job.sync.strategy, job.sync.order) != ("exact", "any"):
+        raise PlanError(
+            f"stage {stage.index}: its replicas sum by {stage.adds.by}, and the job has sync.strategy = {job.sync.strategy!r} "
+            f"with order = {job.sync.order!r}; plan again for this job, or set order = 'any'"
+        )
+    try:
+        stage.adds.check(len(stage.devices))
+    except InputError as error:
+        raise PlanError(f"stage {stage.index}: {error}; plan again") from None
 
 
 def _check_names(plan: Plan, topology: Topology | None) -> None:

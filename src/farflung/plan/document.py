@@ -7,6 +7,7 @@ from typing import Any
 
 from farflung.errors import PlanError, VersionError
 from farflung.plan.model import PLAN_VERSION, CodecChoice, LinkPlan, Plan, Replica, Setting, Stage, SyncLayer, SyncPlan
+from farflung.sync.reductions import Reduction
 
 __all__ = ["plan_from_json", "plan_to_json"]
 
@@ -23,16 +24,7 @@ def plan_to_json(plan: Plan) -> str:
         "planner": plan.planner,
         "schedule": plan.schedule,
         "micro_batch_sizes": list(plan.micro_batch_sizes),
-        "stages": [
-            {
-                "start": stage.start,
-                "stop": stage.stop,
-                "device": stage.device,
-                "recompute": stage.recompute,
-                "replicas": [{"device": r.device, "first": r.first, "end": r.end} for r in stage.replicas],
-            }
-            for stage in plan.stages
-        ],
+        "stages": [_stage_body(stage) for stage in plan.stages],
         "links": [
             {
                 "source": link.source,
@@ -79,6 +71,19 @@ def plan_from_json(text: str | bytes) -> Plan:
     )
 
 
+def _stage_body(stage: Stage) -> dict[str, object]:
+    body: dict[str, object] = {
+        "start": stage.start,
+        "stop": stage.stop,
+        "device": stage.device,
+        "recompute": stage.recompute,
+        "replicas": [{"device": r.device, "first": r.first, "end": r.end} for r in stage.replicas],
+    }
+    if stage.adds is not None:
+        body["adds"] = {"by": stage.adds.by, "toward": list(stage.adds.toward), "turns": stage.adds.turns}
+    return body
+
+
 def _codec(choice: CodecChoice) -> dict[str, object]:
     return {"name": choice.name, "params": dict(choice.params)}
 
@@ -117,7 +122,8 @@ def _count(value: object, where: str, least: int) -> int:
 
 def _stage(index: int, entry: object) -> Stage:
     where = f"stages[{index}]"
-    table = _table(entry, where, {"start", "stop", "device", "recompute", "replicas"})
+    extra = {"adds"} if isinstance(entry, dict) and "adds" in entry else set()
+    table = _table(entry, where, {"start", "stop", "device", "recompute", "replicas"} | extra)
     if not isinstance(table["recompute"], bool):
         raise _fail(f"{where}.recompute", "true or false", table["recompute"])
     return Stage(
@@ -130,7 +136,14 @@ def _stage(index: int, entry: object) -> Stage:
             _replica(f"{where}.replicas[{place}]", item)
             for place, item in enumerate(_list(table["replicas"], f"{where}.replicas"))
         ),
+        adds=_adds(f"{where}.adds", table["adds"]) if extra else None,
     )
+
+
+def _adds(where: str, entry: object) -> Reduction:
+    table = _table(entry, where, {"by", "toward", "turns"})
+    toward = tuple(_count(item, f"{where}.toward", -1) for item in _list(table["toward"], f"{where}.toward"))
+    return Reduction(by=_text(table["by"], f"{where}.by"), toward=toward, turns=_count(table["turns"], f"{where}.turns", 1))
 
 
 def _replica(where: str, entry: object) -> Replica:

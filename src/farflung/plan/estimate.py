@@ -46,6 +46,7 @@ from farflung.schedules import (
 )
 from farflung.schedules.base import Action
 from farflung.sync import Sent, get_strategy, link_share
+from farflung.sync.reductions import transfers
 
 __all__ = [
     "UPDATE_FLOPS",
@@ -360,11 +361,18 @@ def _exchanges(graph: Graph, plan: Plan, units: Sequence[_Unit], pieces: Sequenc
             each = gradient_bytes(graph, pieces[stage]) * part / (period if isinstance(period, int) else 1)
             found += [GradientExchange(a, b, each, 0) for a in held for b in held if a != b]
             continue
+        adds = plan.stages[stage].adds
+        if adds is not None:
+            size = gradient_bytes(graph, pieces[stage])
+            sent = transfers(adds, len(held))
+            found += [GradientExchange(held[t.source], held[t.target], size * t.part, t.round) for t in sent]
+            continue
         share = gradient_bytes(graph, pieces[stage]) / len(held)  # each serves as many bytes
         pairs = [(a, b) for a in held for b in held if a != b and len(held) > 1]
         found += [GradientExchange(a, b, share, 0) for a, b in pairs] + [GradientExchange(a, b, share, 1) for a, b in pairs]
+    last = max((exchange.round for exchange in found), default=0) + 1
     for source, target, size in tied_exchanges(graph, pieces):
-        found += [GradientExchange(copies[source][0], there, size, 2) for there in copies[target]]
+        found += [GradientExchange(copies[source][0], there, size, last) for there in copies[target]]
     return found
 
 
@@ -428,6 +436,8 @@ def exchange_memory(graph: Graph, stage: Stage, sub: SubGraph, job: JobSpec, syn
         else:
             copies = len(stage.replicas) + 1.0
         return gradient_bytes(graph, sub) * (copies + len(strategy.registers))
+    if stage.adds is not None:
+        return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))
     others = sum(end > stage.replicas[0].end for end in job.virtual_ends)
     return gradient_bytes(graph, sub) * (1.0 + others / len(stage.replicas))
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from farflung.sync.reductions import Reduction
+
 __all__ = ["PLAN_VERSION", "CodecChoice", "LinkPlan", "Plan", "Replica", "Setting", "Stage", "SyncLayer", "SyncPlan"]
 
 PLAN_VERSION = 2
@@ -35,6 +37,7 @@ class Stage:
     ``recompute``: keep only the stage's inputs between forward and backward and run the forward again.
     ``replicas``: copies that share the micro-batches, in their order; the first is on ``device``, the stage's home, which
     speaks for it (checkpoints, norms, evaluation). Empty: the home computes all of them.
+    ``adds``: how replicas sum their gradients (members by their place in ``replicas``); None: in the job's order.
     """
 
     index: int
@@ -43,6 +46,7 @@ class Stage:
     device: str
     recompute: bool = False
     replicas: tuple[Replica, ...] = ()
+    adds: Reduction | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:

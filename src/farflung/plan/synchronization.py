@@ -14,18 +14,21 @@ from farflung.graph.ir import Graph
 from farflung.graph.modules import module_runs
 from farflung.job.groups import is_frozen
 from farflung.job.spec import JobSpec
+from farflung.plan.adding import with_adding
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
-from farflung.sync import LayerInfo, Sent, Strategy, World, adds_up, check_clipping, get_strategy, link_share
+from farflung.sync import LayerInfo, Sent, Strategy, World, adds_up, check_clipping, explain, get_strategy, link_share
 from farflung.units import Bytes, Seconds
 
-__all__ = ["check_fits", "check_sync", "named_sync", "strategy_of", "with_sync", "world_of"]
+__all__ = ["check_fits", "check_sync", "named_sync", "strategy_of", "sync_lines", "with_sync", "world_of"]
 
 #: A layer is too small for an exchange of its own below so much of the mean layer's bytes.
 _CRUMB = 0.05
+#: Steps of a period that are told.
+_SHOWN = 100
 
 
 def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology, job: JobSpec, cost: OpCost) -> Plan:
-    """``plan`` with the job's strategy and the layers of each stage; as it is where gradients are summed exactly.
+    """``plan`` with the job's strategy and the layers of each stage; where gradients are summed in every step, with how.
 
     A layer is a module call with parameters that are trained; times are those of the slowest replica and of the slowest link of
     the stage's group, the last micro-batch's backward alone (only that can hide an exchange).
@@ -35,7 +38,7 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
     """
     sync = named_sync(job)
     if sync is None or not plan.replicated:
-        return plan
+        return with_adding(plan, graph, pieces, topology, job)
     layers = []
     for stage, piece in zip(plan.stages, pieces, strict=True):
         devices = [topology.device(name) for name in stage.devices]
@@ -91,6 +94,21 @@ def world_of(plan: Plan, graph: Graph, job: JobSpec, stage: int, rank: int = 0) 
     replicas = plan.replicas_of(stage)
     shares = tuple(sum(job.weight(index) for index in replica.micro_batches) for replica in replicas)
     return World(rank=rank, members=len(replicas), layers=infos, shares=shares)
+
+
+def sync_lines(plan: Plan, graph: Graph, job: JobSpec) -> list[str]:
+    """What the replicas of each stage exchange in which step of a period (at most the first 100 steps), and what hides it."""
+    if plan.sync is None:
+        return []
+    strategy, lines = strategy_of(plan), []
+    steps = min(getattr(strategy, "sync_every", 1), _SHOWN)
+    for stage in plan.stages:
+        layers = plan.sync.layers[stage.index]
+        if layers:
+            names = {number: layer.parameters[0].rpartition(".")[0] or layer.parameters[0] for number, layer in enumerate(layers)}
+            text = explain(strategy, world_of(plan, graph, job, stage.index), steps, names)
+            lines.append(f"stage {stage.index}, {len(stage.devices)} replicas: {text}")
+    return lines
 
 
 def check_sync(plan: Plan, graph: Graph, job: JobSpec) -> None:

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from farflung.runtime.fields import text, whole
 from farflung.runtime.links import Links, Parcel
 from farflung.runtime.mailbox import Mailbox
 from farflung.sync import Round
+from farflung.sync.reductions import runs_of
 from farflung.transports.base import Urgency
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
@@ -62,17 +63,10 @@ def pieces_of(arrays: Sequence[Array], members: int, first: int = 0) -> tuple[Pi
     Large exchanges give every member as many pieces.
     """
     count = _count(sum(array.nbytes for array in arrays), members)
-    ends = np.cumsum([0, *(array.size for array in arrays)])
-    bounds = [round(int(ends[-1]) * index / count) for index in range(count + 1)]
     found = []
-    for number, (low, high) in enumerate(pairwise(bounds)):
-        runs = []
-        for index in range(len(arrays)):
-            start, stop = max(low - int(ends[index]), 0), min(high - int(ends[index]), arrays[index].size)
-            if start < stop:
-                runs.append((index, start, stop))
+    for number, runs in enumerate(runs_of([array.size for array in arrays], count)):
         nbytes = sum((stop - start) * arrays[index].itemsize for index, start, stop in runs)
-        found.append(Piece(server=(first + number) % members, runs=tuple(runs), nbytes=nbytes))
+        found.append(Piece(server=(first + number) % members, runs=runs, nbytes=nbytes))
     return tuple(found)
 
 

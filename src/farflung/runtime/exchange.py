@@ -6,7 +6,8 @@ bucket's sum over each of its virtual replicas; the first replica, whose micro-b
 all of its own. The server adds what comes in the job's order and sends the total to all. So the result does not depend on the
 number of replicas, nor on who arrives first.
 
-Cost per step and replica: its gradients once (or once per virtual replica) up, and the totals down.
+Cost per step and replica: its gradients once (or once per virtual replica) up, and the totals down. They travel without a codec;
+``farflung.sync`` has strategies that take one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ from functools import cached_property
 
 import numpy as np
 
-from farflung.codecs import get_codec
-from farflung.codecs.base import Codec
 from farflung.engines.base import Array, StageRunner
 from farflung.errors import WireError
 from farflung.graph.ir import TensorSpec, Use
 from farflung.job.groups import is_frozen
-from farflung.plan.model import CodecChoice, Replica
+from farflung.plan.model import Replica
 from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.runtime.fields import whole
 from farflung.runtime.links import Links, Parcel
@@ -33,7 +32,7 @@ from farflung.transports.base import Urgency
 from farflung.wire.arrays import ArrayMeta
 from farflung.wire.frames import Frame
 
-__all__ = ["Bucket", "Exchange", "buckets"]
+__all__ = ["Bucket", "Exchange", "Sums", "buckets", "plus", "trained_uses", "unpack_sums"]
 
 _BUCKET_BYTES = 4 << 20
 _BUCKET_USES = 64
@@ -56,15 +55,20 @@ class Bucket:
         return sum(spec.nbytes for spec in self.specs)
 
 
-def buckets(setup: RunSetup, stage: int) -> tuple[Bucket, ...]:
-    """The buckets of ``stage``, the same on every replica: by program order, served by who serves the fewest bytes so far."""
+def trained_uses(setup: RunSetup, stage: int) -> list[Use]:
+    """The uses in ``stage`` through which its parameters are trained, by parameter and program order."""
     graph, piece = setup.graph, setup.subgraphs[stage]
     own = range(piece.start, piece.stop)
     trained = [n for n in piece.states if graph.state[n].trainable and not is_frozen(setup.job.optimizer, n)]
-    uses = [u for n in trained for u in graph.uses.get(n, ()) if u.op in graph.grad_ops and graph.position[u.op] in own]
+    return [u for n in trained for u in graph.uses.get(n, ()) if u.op in graph.grad_ops and graph.position[u.op] in own]
+
+
+def buckets(setup: RunSetup, stage: int) -> tuple[Bucket, ...]:
+    """The buckets of ``stage``, the same on every replica: by program order, served by who serves the fewest bytes so far."""
+    graph = setup.graph
     groups: list[list[Use]] = []
     size = _BUCKET_BYTES
-    for use in uses:
+    for use in trained_uses(setup, stage):
         if size >= _BUCKET_BYTES or len(groups[-1]) >= _BUCKET_USES:
             groups.append([])
             size = 0
@@ -141,7 +145,7 @@ class Exchange:
         server = self._setup.device if frame.kind == "part" else peer
         if bucket.server != server or (frame.kind == "part" and part not in self._parts_of(stage, peer)):
             raise WireError(f"{peer} has no {frame.kind} {part} of bucket {number} of stage {stage} to send here")
-        self._mailbox.put((frame.kind, step, stage, number, part), _unpack(bucket, frame))
+        self._mailbox.put((frame.kind, step, stage, number, part), unpack_sums(bucket.uses, bucket.specs, frame))
 
     def _mine(self, stage: int) -> tuple[int, Replica]:
         replicas = self._setup.plan.replicas_of(stage)
@@ -166,11 +170,7 @@ class Exchange:
         total: Sums = [None] * len(self.buckets[stage][number].uses)
         for _, part in self._parts(stage):
             for index, array in enumerate(self._mailbox.take(("part", step, stage, number, part))):
-                before = total[index]
-                if before is None or array is None:
-                    total[index] = array if before is None else before
-                else:
-                    total[index] = np.add(before, array, out=before if before.flags.writeable else None)
+                total[index] = plus(total[index], array)
         for device in self._setup.plan.stages[stage].devices:
             if device != self._setup.device:
                 self._send(device, ("total", step, stage, number, 0), total)
@@ -181,27 +181,33 @@ class Exchange:
         if device == self._setup.device:
             self._mailbox.put(key, sums)
             return
-        codec = self._codec(stage, kind)
         head = {"run": self._setup.run, "step": step, "stage": stage, "bucket": number, "part": part}
         dense = sum(array.nbytes for array in sums if array is not None)
         parcel = Parcel(
-            make=lambda: pack_arrays(kind, head, sums, codec), urgency=Urgency.BULK, step=step, pair=(stage, stage), dense=dense
+            make=lambda: pack_arrays(kind, head, sums, None), urgency=Urgency.BULK, step=step, pair=(stage, stage), dense=dense
         )
         self._links.post(device, parcel)
 
-    def _codec(self, stage: int, kind: str) -> Codec | None:
-        link = self._setup.plan.link.get((stage, stage))
-        choice = CodecChoice() if link is None else link.gradients if kind == "part" else link.activations
-        return None if choice.name == "identity" else get_codec(choice.name, **dict(choice.params))
+
+def plus(before: Array | None, array: Array | None) -> Array | None:
+    """The sum, in the memory of ``before`` where that may be written."""
+    if before is None or array is None:
+        return array if before is None else before
+    return np.add(before, array, out=before if before.flags.writeable else None)
 
 
-def _unpack(bucket: Bucket, frame: Frame) -> Sums:
-    """Shapes and element types are checked against the bucket before memory is taken."""
-    arrays = packed_arrays(frame, len(bucket.uses))
-    if len(arrays) != len(bucket.uses):
-        raise WireError(f"a bucket of {len(bucket.uses)} gradients came with {len(arrays)}")
+def unpack_sums(uses: Sequence[Use], specs: Sequence[TensorSpec], frame: Frame) -> Sums:
+    """The sums of ``uses`` in ``frame``; shapes and element types are checked against ``specs`` before memory is taken.
+
+    Raises:
+        WireError: they are others.
+        CodecError: a payload is malformed.
+    """
+    arrays = packed_arrays(frame, len(uses))
+    if len(arrays) != len(uses):
+        raise WireError(f"a bucket of {len(uses)} gradients came with {len(arrays)}")
     sums: Sums = []
-    for array, spec, use in zip(arrays, bucket.specs, bucket.uses, strict=True):
+    for array, spec, use in zip(arrays, specs, uses, strict=True):
         if array is None:
             sums.append(None)
             continue

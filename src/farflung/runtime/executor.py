@@ -29,6 +29,7 @@ from farflung.runtime.links import Links, LinkUse
 from farflung.runtime.mailbox import Mailbox
 from farflung.runtime.meter import StepMeter
 from farflung.runtime.planning import check_runnable
+from farflung.runtime.reducing import Reducing
 from farflung.runtime.replica_states import is_replica_slot
 from farflung.runtime.setup import Phase, RunHooks, RunSetup, StepReport
 from farflung.runtime.side import Pass, evaluate, generate
@@ -61,7 +62,8 @@ class Executor:
         self.trace = SpanRing()
         self.links = Links(endpoint, setup.peers, self.abort, self.trace)
         self.courier = Courier(setup, self.mailbox, self.links)
-        self.exchange = Exchange(setup, self.mailbox, self.links)
+        in_order = all(stage.adds is None for stage in setup.plan.stages)
+        self.exchange = (Exchange if in_order else Reducing)(setup, self.mailbox, self.links)
         #: How replicas agree, where the plan has a strategy for it.
         self.sync = None if setup.plan.sync is None else Synchronizer(setup, self.mailbox, self.links, self._note)
         strategy = None if self.sync is None else self.sync.strategy

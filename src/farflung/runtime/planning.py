@@ -12,6 +12,7 @@ from farflung.graph.ir import Graph
 from farflung.job.check import decided
 from farflung.job.spec import CodecSpec, JobSpec, SyncSpec
 from farflung.plan import Estimate, Plan, check_memory, check_plan, estimate, explain
+from farflung.plan.adding import adding_lines
 from farflung.plan.document import plan_to_json
 from farflung.plan.protection import Protection, protect
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
@@ -67,6 +68,8 @@ class Planned:
     workers: int | None = None
     #: The job with what it left open (None: it leaves nothing open).
     decided: JobSpec | None = None
+    #: How replicas sum where the job leaves the order open, as lines.
+    sums: tuple[str, ...] = ()
 
     @property
     def plan_json(self) -> str:
@@ -81,7 +84,8 @@ class Planned:
     def explanation(self) -> str:
         """Stages, devices, links and the predicted step, as text; devices that the planner left out are named."""
         idle = [name for name in self.topology.names if name not in self.plan.devices]
-        text = explain(self.estimate) + self._decisions() + self._dense_links() + "".join(f"\n{use}" for use in self.relays)
+        text = explain(self.estimate) + self._decisions() + self._dense_links()
+        text += "".join(f"\n{line}" for line in (*self.sums, *self.relays))
         if not idle:
             return text
         return f"{text}\nnot used: {', '.join(idle)} ({self._why_idle()})"
@@ -155,7 +159,15 @@ def plan_run(
     predicted = evaluate(plan) if evaluate else estimate(bundle.graph, plan, topology, bundle.job, subgraphs=pieces)
     check_memory(predicted)
     chosen = job if bundle.job.open.anything else None
-    return Planned(plan=plan, topology=topology, estimate=predicted, codec=job.codec, workers=job.workers, decided=chosen)
+    return Planned(
+        plan=plan,
+        topology=topology,
+        estimate=predicted,
+        codec=job.codec,
+        workers=job.workers,
+        decided=chosen,
+        sums=tuple(adding_lines(plan, bundle.graph, pieces, topology)),
+    )
 
 
 def _decided(job: JobSpec, plan: Plan) -> JobSpec:

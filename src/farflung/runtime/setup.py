@@ -137,8 +137,19 @@ class RunSetup:
         pieces = self.subgraphs
         values = sum(len(p.requires_activations) + len(p.requires_gradients) + len(p.placeholders) for p in pieces)
         uses = sum(map(len, self.graph.uses.values())) * (len(pieces) + len(self.job.virtual_ends) + len(self.peers))
-        messages = 16 * (len(self.peers) + 1) + self.job.evaluate.batches
+        messages = 16 * (len(self.peers) + 1) + self.job.evaluate.batches + self._most_parts
         return 1000 + 4 * ((self.job.micro_batches + 8) * values + uses) + messages
+
+    @property
+    def _most_parts(self) -> int:
+        """Pieces of sums that may wait, of two steps, where replicas sum in any order."""
+        most = 0
+        for index in self.own_stages:
+            stage, trained = self.plan.stages[index], self.subgraphs[index].states
+            if stage.adds is not None:
+                uses = sum(len(self.graph.uses.get(name, ())) * self.graph.state[name].spec.nbytes for name in trained)
+                most += 2 * len(stage.devices) * stage.adds.count(len(stage.devices), uses)
+        return most
 
     def side_cut(self, graph: Graph) -> tuple[tuple[int, SubGraph], ...]:
         """Evaluation or generation ``graph`` cut so that every state is read where training keeps it: (stage, sub-graph)."""

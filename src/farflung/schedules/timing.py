@@ -321,10 +321,12 @@ class _Clock:
     def _finish(self) -> float:
         """Exchanges of gradients, then the updates of each device's stages."""
         begin = list(self.ends)
-        for turn in sorted({exchange.round for exchange in self.times.exchanges}):
+        rounds: dict[int, list[Exchange]] = {}
+        for exchange in self.times.exchanges:
+            rounds.setdefault(exchange.round, []).append(exchange)
+        for turn in sorted(rounds):
             made = list(begin)
-            now = [exchange for exchange in self.times.exchanges if exchange.round == turn]
-            for exchange in sorted(now, key=lambda e: (made[e.source], e.source, e.target)):
+            for exchange in sorted(rounds[turn], key=lambda e: (made[e.source], e.source, e.target)):
                 link = (self.times.device[exchange.source], self.times.device[exchange.target])
                 when = self._carry(link, exchange.transfer.latency, exchange.transfer.wire, made[exchange.source])
                 begin[exchange.target] = max(begin[exchange.target], when)
