@@ -1,0 +1,161 @@
+"""What happens to a task pool, and what it decides: plain data, no I/O. Seconds are of the server's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = [
+    "Accept",
+    "Answered",
+    "Discard",
+    "Do",
+    "Give",
+    "GradientCame",
+    "HelperCame",
+    "HelperWent",
+    "InputCame",
+    "PoolCommand",
+    "PoolEvent",
+    "SendStates",
+    "ServerFree",
+    "StepBegan",
+    "Task",
+    "TaskKind",
+    "TimePassed",
+]
+
+
+class TaskKind(StrEnum):
+    """What is to be done with a slice."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Forward or backward of the slice number ``index`` (a micro-batch of the job) in ``step``."""
+
+    step: int
+    kind: TaskKind
+    index: int
+
+
+# -- events ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBegan:
+    """The stage has the states of ``step``, in which ``slices`` are this server's."""
+
+    step: int
+    slices: tuple[int, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputCame:
+    """The stage's inputs of the slices ``indices`` are here, and stay until the step is committed."""
+
+    indices: tuple[int, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientCame:
+    """All that the backwards of the slices ``indices`` need beside their forwards is here."""
+
+    indices: tuple[int, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperCame:
+    """``helper`` is ready to compute for this stage; ``speed`` is what its device was measured at (FLOP/s)."""
+
+    helper: str
+    speed: float
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperWent:
+    """``helper`` is gone, or can't be reached."""
+
+    helper: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """``device`` has done ``task``, which took it ``seconds``."""
+
+    device: str
+    task: Task
+    seconds: float
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """Nothing happened but the time."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFree:
+    """The server itself has nothing to compute."""
+
+    now: float
+
+
+PoolEvent = StepBegan | InputCame | GradientCame | HelperCame | HelperWent | Answered | TimePassed | ServerFree
+
+
+# -- commands -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendStates:
+    """Send ``helper`` the stage's states of ``step``, before any task of it."""
+
+    helper: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Give:
+    """Send ``task`` to ``helper``; ``recompute``: a backward whose forward it has not made, so the stage's input goes along."""
+
+    helper: str
+    task: Task
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Do:
+    """The server computes ``task`` itself; ``recompute`` as in ``Give``."""
+
+    task: Task
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accept:
+    """The answer of ``device`` is the one that counts."""
+
+    device: str
+    task: Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discard:
+    """The answer of ``device`` is a duplicate, or of a step that is over."""
+
+    device: str
+    task: Task
+
+
+PoolCommand = SendStates | Give | Do | Accept | Discard
