@@ -126,3 +126,15 @@ def test_the_catalog_has_it_and_it_takes_a_judge(name, asks):
     assert isinstance(planner, Judged)
     planner.judged_by(evaluate).plan(GRAPH, topology, job=JOB)
     assert bool(asked) is asks
+
+
+def test_a_search_that_finds_nothing_better_ends_before_its_budget():
+    topology = network(3, 3, 1e9)
+    tried = []
+    for evaluations in (16, 200):
+        auto = Auto(AutoSettings(evaluations=evaluations, members=("equal_number",)))
+        auto.plan(GRAPH, topology, job=JOB)
+        tried.append(sum(trial.planner == "auto" for trial in auto.trials))
+        best = min(range(len(auto.trials)), key=lambda i: auto.trials[i].seconds)
+    assert tried[0] <= 16 < tried[1] < 200
+    assert len(auto.trials) - 1 - best == 200 // 3  # so many in vain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from farflung.bench.chain import ChainBench, Instance
 from farflung.cluster import Device, Topology
 from farflung.graph.builder import GraphBuilder
 from farflung.job.spec import JobSpec, PlanSpec
-from farflung.planners.chain_dp import Chain
+from farflung.planners.chain_dp import Chain, _best_pace, _best_total, _Parts
 from farflung.planners.chain_exact import exact_cuts
 from farflung.planners.finish import Problem
 from farflung.units import Bytes, FlopsPerSecond
@@ -91,3 +91,33 @@ def test_the_bench_counts_what_is_equal() -> None:
     report = bench.run(bench.settings(quick=True), lambda text: None)
     assert report.figures["equal"] == report.figures["instances"] == 20
     assert report.passed is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10**9), slack=st.sampled_from([1.0, 1.1, 2.0, math.inf]))
+def test_pace_and_total_are_the_least_of_all_cuts(seed: int, slack: float) -> None:
+    """Windows and bounds leave nothing out: memory that does not grow with a stage included."""
+    draw = np.random.default_rng(seed)
+    n, stages = int(draw.integers(2, 9)), int(draw.integers(1, 5))
+    if stages >= n:
+        return
+    parts = []
+    for _ in range(stages):
+        compute = np.where(draw.random((n, n)) < 0.2, np.inf, draw.integers(1, 9, (n, n)).astype(float))
+        compute[np.tril_indices(n)] = np.inf
+        wire, way = draw.integers(0, 6, n).astype(float), draw.integers(0, 6, n).astype(float)
+        parts.append(_Parts(compute, wire, way, np.minimum.accumulate(compute[:, ::-1], axis=1)[:, ::-1]))
+
+    def priced(cuts: tuple[int, ...]) -> tuple[float, float]:
+        each = [(part, a, b) for part, (a, b) in zip(parts, pairwise(cuts), strict=True)]
+        pace = max(max(part.compute[a, b], part.wire[a]) for part, a, b in each)
+        return float(pace), float(sum(part.compute[a, b] + part.way[a] for part, a, b in each))
+
+    every = [priced((0, *inner, n - 1)) for inner in combinations(range(1, n - 1), stages - 1)]
+    pace = min(each[0] for each in every)
+    assert _best_pace(parts) == pace
+    if math.isfinite(pace):
+        limit = pace * slack
+        found = priced(tuple(_best_total(parts, limit)))
+        assert found[0] <= limit
+        assert found[1] == min(total for its, total in every if its <= limit)

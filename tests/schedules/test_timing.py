@@ -11,6 +11,7 @@ from farflung.schedules import (
     PipelineTimes,
     TimedEdge,
     Transfer,
+    as_ready,
     get_schedule,
     prepare_order,
     time_schedule,
@@ -135,10 +136,28 @@ def test_fixed_orders_take_the_same_time_without_events(name, stages, count, dat
     )
     clocks = [_Clock([prepare_order(order) for order in get_schedule(name).actions(stages, count)], times) for _ in range(2)]
     found = clocks[0].run()
-    clocks[1].shared[0, 0] = 2  # as if two senders had a link, so that events decide
-    again = clocks[1].run()
+    again = clocks[1].run(events=True)
     assert again.seconds == found.seconds
     assert again.link_busy == found.link_busy
     assert again.device_busy == pytest.approx(found.device_busy, rel=1e-12)
-    assert not clocks[0].events
     assert clocks[0].count == 0 < clocks[1].count
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(["gpipe", "1f1b", "eager-2", "interleaved-2"]), st.integers(1, 3), st.integers(1, 6), st.data())
+def test_a_clock_with_a_limit_tells_the_step_or_a_bound_above_the_limit(name, half, count, data):
+    stages = 2 * half
+    device = [stage % half for stage in range(stages)] if name == "interleaved-2" else list(range(stages))
+    values = data.draw(st.lists(st.floats(0.01, 10), min_size=4 * stages, max_size=4 * stages))
+    edges = [
+        TimedEdge(source=s, target=s + 1, forward=Transfer(0.1, values[4 * s + 2]), backward=Transfer(0.1, values[4 * s + 3]))
+        for s in range(stages - 1)
+    ]
+    settled = {"forward": values[::4], "backward": values[1::4], "update": [1.0] * stages}
+    times = PipelineTimes(**settled, device=device, edges=edges)
+    orders = get_schedule(name).actions(stages, count)
+    free = as_ready(get_schedule(name))
+    whole = time_schedule(orders, times, free=free).seconds
+    limit = data.draw(st.floats(0.1, 1.5)) * whole
+    found = time_schedule(orders, times, free=free, limit=limit, after=dict.fromkeys(device, 1.0)).seconds
+    assert found == whole if limit >= whole else limit < found <= whole * (1 + 1e-9)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,24 @@ class StageMemory:
         return found | {"allocator": (float(self.total[index]) - always) * (1.0 - 1.0 / ALLOCATOR)}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """What stages hold by kind of memory, whatever the settings (see ``stage_memory``)."""
+
+    parameters: Vector
+    buffers: Vector
+    trainable: Vector
+    uses: Vector
+    saved: Vector
+    workspace: Vector
+    update: Vector
+
+
+#: Of single stages, by table and ends: planners ask for the same ones again and again.
+_HELD: WeakKeyDictionary[OpCost, dict[tuple[int, int], _Held]] = WeakKeyDictionary()
+_KEPT = 1 << 14
+
+
 def stage_memory(
     cost: OpCost, start: int, stops: Sequence[int], settings: MemorySettings, received: Vector, sent: Vector
 ) -> StageMemory:
@@ -90,27 +109,46 @@ def stage_memory(
 
     ``received``, ``sent``: bytes per micro-batch of the values that arrive and leave, one element per stop.
     """
-    ends = np.asarray(stops, dtype=np.int64)
-    trainable = cost.trainable.totals(start, ends)
-    uses = cost.uses.totals(start, ends)
-    elsewhere = np.where(uses > 0, cost.tied[-1] - uses, 0.0)
-    saved = cost.saved.totals(start, ends)
-    parameters = cost.parameters.totals(start, ends)
-    saved = saved + settings.casts * parameters
+    held = _one(cost, start, stops[0]) if len(stops) == 1 else _held(cost, start, stops)
+    saved = held.saved + settings.casts * held.parameters
     if settings.recompute:
         activations = saved + settings.in_flight * (received + settings.clones) + sent
     else:
         activations = settings.in_flight * (saved + received + sent)
-    workspace = np.maximum.accumulate(cost.workspace[start : int(ends[-1])])[ends - start - 1] if len(ends) else ends
-    largest = _largest(cost, start, ends)
     return StageMemory(
-        parameters=parameters + cost.buffers.totals(start, ends),
-        gradients=trainable + uses,
-        optimizer=settings.optimizer * trainable,
+        parameters=held.parameters + held.buffers,
+        gradients=held.trainable + held.uses,
+        optimizer=settings.optimizer * held.trainable,
         activations=activations,
-        workspace=np.asarray(workspace, dtype=np.float64),
+        workspace=held.workspace,
         messages=_MESSAGE_COPIES * (received + sent),
-        update=elsewhere + _UPDATE_TEMPORARIES * largest,
+        update=held.update,
+    )
+
+
+def _one(cost: OpCost, start: int, stop: int) -> _Held:
+    kept = _HELD.setdefault(cost, {})
+    found = kept.get((start, stop))
+    if found is None:
+        if len(kept) >= _KEPT:
+            kept.clear()
+        found = kept[start, stop] = _held(cost, start, [stop])
+    return found
+
+
+def _held(cost: OpCost, start: int, stops: Sequence[int]) -> _Held:
+    ends = np.asarray(stops, dtype=np.int64)
+    uses = cost.uses.totals(start, ends)
+    elsewhere = np.where(uses > 0, cost.tied[-1] - uses, 0.0)
+    workspace = np.maximum.accumulate(cost.workspace[start : int(ends[-1])])[ends - start - 1] if len(ends) else ends
+    return _Held(
+        parameters=cost.parameters.totals(start, ends),
+        buffers=cost.buffers.totals(start, ends),
+        trainable=cost.trainable.totals(start, ends),
+        uses=uses,
+        saved=cost.saved.totals(start, ends),
+        workspace=np.asarray(workspace, dtype=np.float64),
+        update=elsewhere + _UPDATE_TEMPORARIES * _largest(cost, start, ends),
     )
 
 

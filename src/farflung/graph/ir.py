@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 from farflung.errors import GraphError
@@ -312,6 +313,25 @@ class Graph:
             if op.name in found:
                 found.update(value.op for value in op.values() if value in self.needs_grad)
         return frozenset(found)
+
+    @cached_property
+    def gradient_sums(self) -> tuple[int, ...]:
+        """Bytes of gradients that the operators before each position make: one for each use of a trainable parameter."""
+        made = [0] * (len(self.ops) + 1)
+        for state in self.states:
+            for use in self.uses.get(state.name, ()) if state.trainable else ():
+                made[self.position[use.op] + 1] += state.spec.nbytes if use.op in self.grad_ops else 0
+        return tuple(accumulate(made))
+
+    @cached_property
+    def tied(self) -> tuple[tuple[int, tuple[tuple[int, bool], ...]], ...]:
+        """Trainable parameters with several uses: their bytes, and the position of each use with whether it makes a gradient."""
+        uses = {state.name: self.uses.get(state.name, ()) for state in self.states if state.trainable}
+        return tuple(
+            (self.state[name].spec.nbytes, tuple((self.position[use.op], use.op in self.grad_ops) for use in own))
+            for name, own in uses.items()
+            if len(own) > 1
+        )
 
     @cached_property
     def hash(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -78,25 +79,18 @@ def traffic(plan: Plan, subgraphs: Sequence[SubGraph], topology: Topology, part:
 
 def tied_exchanges(graph: Graph, subgraphs: Sequence[SubGraph]) -> tuple[tuple[int, int, float], ...]:
     """(source, target, bytes) per step: a stage sends the gradients of its uses of a parameter to the other stages reading it."""
-    stage_of = [sub.stage for sub in subgraphs for _ in range(sub.start, sub.stop)]
+    starts = [sub.start for sub in subgraphs]
     found: dict[tuple[int, int], float] = {}
-    for state in graph.parameters:
-        uses = graph.uses.get(state.name, ())
-        if not state.trainable or len(uses) < 2:
-            continue
-        readers = {stage_of[graph.position[use.op]] for use in uses}
-        for home in (stage_of[graph.position[use.op]] for use in uses if use.op in graph.grad_ops):
+    for nbytes, uses in graph.tied:
+        stages = [(subgraphs[bisect_right(starts, position) - 1].stage, grad) for position, grad in uses]
+        readers = {stage for stage, _ in stages}
+        for home in (stage for stage, grad in stages if grad):
             for other in sorted(readers - {home}):
-                found[home, other] = found.get((home, other), 0.0) + state.spec.nbytes
+                found[home, other] = found.get((home, other), 0.0) + nbytes
     return tuple((source, target, size) for (source, target), size in sorted(found.items()))
 
 
 def gradient_bytes(graph: Graph, subgraph: SubGraph) -> float:
     """Dense bytes of the gradients that a stage's replicas exchange: one for each use of a trainable parameter there."""
-    found = 0
-    for name in subgraph.states:
-        state = graph.state[name]
-        if state.kind == "parameter" and state.trainable:
-            uses = (use for use in graph.uses.get(name, ()) if use.op in graph.grad_ops)
-            found += state.spec.nbytes * sum(subgraph.start <= graph.position[use.op] < subgraph.stop for use in uses)
-    return float(found)
+    before = graph.gradient_sums
+    return float(before[subgraph.stop] - before[subgraph.start])

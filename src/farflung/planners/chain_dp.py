@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -28,8 +29,19 @@ from farflung.schedules import get_schedule, in_flight
 __all__ = ["Chain", "ChainPlan", "Slot"]
 
 Vector = npt.NDArray[np.float64]
-#: Seconds of a stage: computing (row: start, column: stop), the busier wire and the whole way to it (by start).
-_Parts = tuple[Vector, Vector, Vector]
+
+
+class _Parts(NamedTuple):
+    """Seconds of a stage: computing (row: start, column: stop), the busier wire and the whole way to it (by start).
+
+    ``reach``: the least of ``compute`` for a start and all stops from a given one on.
+    """
+
+    compute: Vector
+    wire: Vector
+    way: Vector
+    reach: Vector
+
 
 #: Arrays of one device's seconds that are kept.
 _KEPT = 256
@@ -104,7 +116,8 @@ class Chain:
         self.back = self.cost.crossing_backward[self.positions] * factor
         self.dense = self.cost.crossing_forward[self.positions]
         self._flying: dict[int, tuple[int, ...]] = {}
-        self._computed: dict[tuple[object, ...], Vector] = {}
+        self._held: dict[tuple[str, int], tuple[Vector, Vector]] = {}
+        self._computed: dict[tuple[object, ...], tuple[Vector, Vector]] = {}
 
     def solve(self, order: Sequence[int], first_work: float = 0.0, first_memory: float = 0.0) -> ChainPlan | None:
         """The best cuts for devices (indices) in this order, one non-empty stage each; None: they cannot hold the model.
@@ -131,10 +144,13 @@ class Chain:
         if not np.isfinite(pace):
             return None
         best: tuple[tuple[int, ...], float, float] | None = None
-        for slack in slacks:
-            cuts = _best_total(tables, pace * slack * (1 + 1e-12))
-            found = self._seconds(tables, cuts)
-            if best is None or found[1] < best[2]:
+        cuts, found = list[int](), (float("inf"), float("inf"))
+        for slack in sorted(slacks, reverse=True):
+            limit = pace * slack * (1 + 1e-12)
+            if not cuts or found[0] > limit:  # else what is best under a looser limit keeps to this one, too
+                cuts = _best_total(tables, limit)
+                found = self._seconds(tables, cuts)
+            if best is None or found[1] <= best[2]:
                 best = (tuple(int(self.positions[cut]) for cut in cuts), *found)
         return best
 
@@ -145,7 +161,7 @@ class Chain:
         if known is None:
             return None
         parts = [self._parts(j, slots) for j in range(len(slots))]
-        tables = [(np.maximum(compute, wire[:, None]), compute + way[:, None]) for compute, wire, way in parts]
+        tables = [(np.maximum(compute, wire[:, None]), compute + way[:, None]) for compute, wire, way, _ in parts]
         exact = exact_cuts(tables, self._in_flight(len(slots)), self.problem.job.micro_batches, known[2])
         cuts, pace, seconds = known
         if exact is not None and exact[1] < seconds:
@@ -187,7 +203,7 @@ class Chain:
         if len(order) < 2 or len(order) > len(self.positions) - 1:
             return None
         slots = self._slots(order, first_work)
-        tables = [np.isfinite(self._parts(j, slots)[0]) for j in range(len(order))]
+        tables = [np.isfinite(self._parts(j, slots).compute) for j in range(len(order))]
         reach = np.arange(len(self.positions)) == 0
         for j, fits in enumerate(tables):
             reach = fits[reach].any(axis=0)
@@ -221,8 +237,8 @@ class Chain:
     def _seconds(self, tables: Sequence[_Parts], cuts: Sequence[int]) -> tuple[float, float]:
         """(pace, seconds of a step) of the cuts."""
         pairs = list(pairwise(cuts))
-        pace = max(float(max(compute[a, b], wire[a])) for (compute, wire, _), (a, b) in zip(tables, pairs, strict=True))
-        spent = [float(compute[a, b] + way[a]) for (compute, _, way), (a, b) in zip(tables, pairs, strict=True)]
+        pace = max(float(max(compute[a, b], wire[a])) for (compute, wire, *_), (a, b) in zip(tables, pairs, strict=True))
+        spent = [float(compute[a, b] + way[a]) for (compute, _, way, _), (a, b) in zip(tables, pairs, strict=True)]
         # a stage with k micro-batches in flight takes a new one only when one of k has been to the end and back
         windows = zip(accumulate(reversed(spent)), reversed(self._in_flight(len(tables))), strict=True)
         stall = max(round_trip / flying for round_trip, flying in windows)
@@ -234,32 +250,42 @@ class Chain:
         flying = self._in_flight(len(slots))[j]
         flying = min(flying, slot.most or flying)
         key = (slot.kind, slot.speed, slot.overhead, slot.memory - slot.taken, slot.work, slot.copies, flying)
-        compute = self._computed.get(key)
-        if compute is None:
+        found = self._computed.get(key)
+        if found is None:
             if len(self._computed) >= _KEPT:
                 self._computed.clear()
-            compute = self._computed[key] = self._compute(slot, flying)
+            compute = self._compute(slot, flying)
+            found = self._computed[key] = compute, np.minimum.accumulate(compute[:, ::-1], axis=1)[:, ::-1]
+        compute, reach = found
         if not j:
-            return compute, np.zeros(len(compute)), np.zeros(len(compute))
+            return _Parts(compute, np.zeros(len(compute)), np.zeros(len(compute)), reach)
         ahead, back = self.ahead / slot.into[1], self.back / slot.back[1]
         late = np.where(ahead > 0, slot.into[0], 0.0) + np.where(back > 0, slot.back[0], 0.0)
-        return compute, np.maximum(ahead, back), ahead + back + late
+        return _Parts(compute, np.maximum(ahead, back), ahead + back + late, reach)
 
     def _compute(self, slot: Slot, flying: int) -> Vector:
         """Seconds that each stage computes for a micro-batch, infinite where it does not fit."""
         table = self._table(slot.kind)
         limit = slot.memory - slot.taken - slot.copies * table.exchanged
         compute = (table.work + slot.work) / slot.speed + table.calls * slot.overhead
-        again = compute + table.forward / slot.speed + table.forward_calls * slot.overhead
         full, less = self._bytes(slot.kind, flying)
         wish = self.problem.job.plan.recompute
-        return {
-            "never": np.where(full <= limit, compute, np.inf),
-            "always": np.where(less <= limit, again, np.inf),
-        }.get(wish, np.where(full <= limit, compute, np.where(less <= limit, again, np.inf)))
+        if wish == "never":
+            return np.where(full <= limit, compute, np.inf)
+        again = compute + table.forward / slot.speed + table.forward_calls * slot.overhead
+        again = np.where(less <= limit, again, np.inf)
+        return again if wish == "always" else np.where(full <= limit, compute, again)
 
     def _bytes(self, kind: str, flying: int) -> tuple[Vector, Vector]:
         """Memory of the stage between each two candidates with ``flying`` micro-batches in flight: as it is, and recomputing."""
+        key = (kind, flying)
+        if key not in self._held:
+            if len(self._held) >= _KEPT // 4:
+                self._held.clear()
+            self._held[key] = self._count_bytes(kind, flying)
+        return self._held[key]
+
+    def _count_bytes(self, kind: str, flying: int) -> tuple[Vector, Vector]:
         table, through = self._table(kind), self.dense
         passing = flying * (through[:, None] + through[None, :]) + table.extra
         full = table.always + ALLOCATOR * np.maximum(flying * table.saved + passing, table.update)
@@ -335,24 +361,54 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
 def _best_pace(tables: Sequence[_Parts]) -> float:
     best = np.full(len(tables[0][0]), np.inf)
     best[0] = 0.0
-    for compute, wire, _ in tables:
-        best = np.maximum(np.maximum(best, wire)[:, None], compute).min(axis=0)
-    return float(best[-1])
+    for compute, wire, *_ in tables[:-1]:
+        rows = _reached(best)
+        before = np.maximum(best[rows], wire[rows])
+        best = np.full(len(best), np.inf)
+        columns = slice(rows.start + 1, None)  # a stage is not empty
+        best[columns] = np.maximum(before[:, None], compute[rows, columns]).min(axis=0, initial=np.inf)
+    compute, wire, *_ = tables[-1]
+    return float(np.maximum(np.maximum(best, wire), compute[:, -1]).min())
+
+
+def _reached(best: Vector) -> slice:
+    """From the first to the last candidate that stages so far can end at."""
+    there = np.flatnonzero(best < np.inf)
+    return slice(int(there[0]), int(there[-1]) + 1) if len(there) else slice(0, 0)
+
+
+def _first_starts(tables: Sequence[_Parts], limit: float) -> list[int]:
+    """For each stage a candidate before which none can start, if all that follows shall stay under ``limit``; then the end."""
+    least = [len(tables[0][0]) - 1]
+    for stage in reversed(tables):
+        able = (stage.reach[:, least[-1]] <= limit) & (stage.wire <= limit)
+        least.append(int(able.argmax()))
+    return least[::-1]
 
 
 def _best_total(tables: Sequence[_Parts], limit: float) -> list[int]:
-    """Candidates (indices, both ends included) of the plan with the least total whose pace stays under ``limit``."""
-    columns = np.arange(len(tables[0][0]))
-    best = np.full(len(columns), np.inf)
+    """Candidates (indices, both ends included) of the plan with the least total whose pace stays under ``limit``.
+
+    Forward only the least sums are kept; the choices that made them are found again along the one way back.
+    """
+    best = np.full(len(tables[0][0]), np.inf)
     best[0] = 0.0
-    choices = []
-    for compute, wire, way in tables:
+    first = _first_starts(tables, limit) if limit < np.inf else [0] * (len(tables) + 1)
+    sums = []
+    for j, (compute, wire, way, _) in enumerate(tables):
         before = best + way if limit == np.inf else np.where(wire <= limit, best + way, np.inf)
-        reach = before[:, None] + (compute if limit == np.inf else np.where(compute <= limit, compute, np.inf))
-        choice = reach.argmin(axis=0)
-        choices.append(choice)
-        best = reach[choice, columns]
+        sums.append(before)
+        if j < len(tables) - 1:
+            reached = _reached(before)
+            rows = slice(max(reached.start, first[j]), reached.stop)
+            columns = slice(max(rows.start, first[j + 1] - 1) + 1, None)
+            stage = compute[rows, columns]
+            if limit < np.inf:
+                stage = np.where(stage <= limit, stage, np.inf)
+            best = np.full(len(best), np.inf)
+            best[columns] = (before[rows, None] + stage).min(axis=0, initial=np.inf)
     cuts = [len(best) - 1]
-    for choice in reversed(choices):
-        cuts.append(int(choice[cuts[-1]]))
+    for before, (compute, *_) in zip(reversed(sums), reversed(tables), strict=True):
+        stage = compute[:, cuts[-1]]
+        cuts.append(int((before + np.where(stage <= limit, stage, np.inf)).argmin()))
     return cuts[::-1]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from farflung.cost import optimizer_factor
 from farflung.errors import PlanError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
-from farflung.plan import Stage, check_memory, check_replicas, estimate
+from farflung.plan import CostTables, Stage, check_memory, check_replicas, estimate
 from farflung.plan.model import Plan, Replica
 from farflung.plan.synchronization import with_sync
 from farflung.planners.base import Evaluate
@@ -38,6 +39,9 @@ Groups = Sequence[Sequence[int]]
 
 #: Evaluations of ``assign_grid`` for each shape, and for the best one (the first hundred are its random population).
 _SHAPES, _BEST = 8, 120
+#: Costs of shapes by the task's tables and (topology, shape, micro-batches, seed); a topology is known by its identity.
+_COSTS: WeakKeyDictionary[CostTables, dict[tuple[int, tuple[int, int], int, int], tuple[Topology, float]]] = WeakKeyDictionary()
+_KEPT = 256
 #: Activations beside the parameters of a stage, as factors that ``hybrid_ps`` tries.
 _MORE = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 
@@ -115,7 +119,7 @@ class GridPlanner(_Placing):
         problem = Problem.of(graph, topology, job)
         shapes = _shapes(problem)
         if len(shapes) > 1:
-            costs = {shape: self._assigned(problem, shape, _SHAPES).cost_seconds for shape in shapes}
+            costs = {shape: self._cost(problem, shape) for shape in shapes}
             shapes = sorted(shapes, key=lambda shape: (costs[shape], shape))
         why: PlanError | None = None
         for shape in shapes:
@@ -124,6 +128,16 @@ class GridPlanner(_Placing):
             except PlanError as error:
                 why = why or error
         raise why or PlanError("no grid of stages and replicas has a place for each device; change plan.replicas or workers")
+
+    def _cost(self, problem: Problem, shape: tuple[int, int]) -> float:
+        """Cost (1) of a shape after few evaluations: those of a random population, so both methods have the same."""
+        held = _COSTS.setdefault(problem.tables, {})
+        key = (id(problem.topology), shape, problem.job.micro_batches, problem.job.seed)
+        if key not in held:
+            if len(held) >= _KEPT:
+                held.clear()
+            held[key] = problem.topology, float(self._assigned(problem, shape, _SHAPES).cost_seconds)
+        return held[key][1]
 
     def _assigned(self, problem: Problem, shape: tuple[int, int], evaluations: int) -> Assignment:
         """A micro-batch group of the paper is what one pipeline computes in a step."""

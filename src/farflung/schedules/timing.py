@@ -1,3 +1,4 @@
+# ruff: noqa: PLR1730 - max() would cost a call for each message; the loop is hot
 """Running a schedule against a clock that is only computed: when does the step end, and what is busy how long.
 
 A device runs one action at a time, taking among its stages' next actions one whose inputs have arrived (backwards first, then
@@ -9,6 +10,7 @@ where each device has one fixed order and each link one sender.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +33,8 @@ __all__ = [
 Link = tuple[int, int]
 #: Of two actions that could start, the lower goes first: gradients that others wait for before values, parameters' last.
 _RANK = {ActionKind.BACKWARD: 0, ActionKind.FORWARD: 1, ActionKind.WEIGHT: 2}
+#: A step counts as longer than a limit only beyond what rounding may do.
+_SLACK = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,70 +136,79 @@ def prepare_order(order: Sequence[Action], *, free: bool = False) -> PreparedOrd
 
 
 def time_schedule(
-    orders: Sequence[Sequence[Action] | PreparedOrder], times: PipelineTimes, *, free: bool = False
+    orders: Sequence[Sequence[Action] | PreparedOrder],
+    times: PipelineTimes,
+    *,
+    free: bool = False,
+    limit: float = math.inf,
+    after: Mapping[int, float] | None = None,
 ) -> StepTimeline:
     """The timeline of one step; ``free``: stages take what has arrived (``schedules.as_ready``).
+
+    Where it becomes clear that the step takes longer than ``limit`` the clock stops: ``seconds`` is then a lower bound above
+    ``limit``, and links have carried what they had so far. ``after``: seconds that a step takes at least after all that a device
+    computes.
 
     Raises:
         PlanError: the actions wait for each other forever.
     """
-    return _Clock(
-        [order if isinstance(order, PreparedOrder) else prepare_order(order, free=free) for order in orders], times
-    ).run()
+    clock = _Clock([order if isinstance(order, PreparedOrder) else prepare_order(order, free=free) for order in orders], times)
+    return clock.run(limit, after or {})
 
 
-#: (target action, seconds on the wire, latency, link)
-_Message = tuple[int, float, float, Link]
+#: Messages of one kind of action of one stage: what its numbers are shifted by at the reader, for which micro-batches, seconds
+#: on the wire, latency, link (-1: both ends are on one device).
+_Out = tuple[int, range, float, float, int]
 
 
 class _Clock:
     """Actions are numbers: ``(stage * 3 + rank of the kind) * micro-batches + micro-batch``; the loops are hot.
 
     ``queues``: the tracks of all stages (``progress.Track``); ``queues_of``: which are a device's; ``leads`` over the queue
-    ``partner`` (-1: none).
+    ``partner`` (-1: none). ``arrived``: when the last of the values for an action comes, of those that were sent; ``missing``:
+    how many were not.
     """
 
     def __init__(self, orders: Sequence[PreparedOrder], times: PipelineTimes) -> None:
         self.orders, self.times = orders, times
         self.split = any(order.splits for order in orders)
         self.width = width = max((order.width for order in orders), default=1)
+        self.devices = {device: index for index, device in enumerate(sorted(set(times.device)))}
+        self.device_of = [self.devices[device] for device in times.device]
         self.queues: list[list[int]] = []
         self.leads: list[int] = []
         self.partner: list[int] = []
-        self.queues_of: dict[int, list[int]] = {device: [] for device in times.device}
+        self.queues_of: list[list[int]] = [[] for _ in self.devices]
         for stage, order in enumerate(orders):
             first, base = len(self.queues), stage * 3 * width
             for index, track in enumerate(order.tracks):
-                self.queues_of[times.device[stage]].append(len(self.queues))
+                self.queues_of[self.device_of[stage]].append(len(self.queues))
                 self.queues.append([base + rank * width + m for rank, m in track])
                 self.leads.append(order.leads[index])
                 self.partner.append(first + 1 - index if len(order.tracks) == 2 else -1)
         self.at = [0] * len(self.queues)
-        self.busy = dict.fromkeys(times.device, 0.0)
-        self.link_busy: dict[Link, float] = {}
-        self.link_free: dict[Link, float] = {}
-        self.idle = set(times.device)
-        self.stages: dict[int, list[int]] = {}
-        for stage, device in enumerate(times.device):
-            self.stages.setdefault(device, []).append(stage)
-        self.missing = [0] * (len(orders) * 3 * width)
-        self.messages: dict[int, list[_Message]] = {}
-        #: How many edges use a link.
-        self.shared: dict[Link, int] = {}
+        self.scale = self._scale()
         self.seconds = self._seconds()
+        #: of each device: what its actions take that have not begun
+        self.left = [sum(self.seconds[n] for q in queues for n in self.queues[q]) for queues in self.queues_of]
+        self.busy = list(self.left)
+        self.missing = [0] * (len(orders) * 3 * width)
+        self.arrived = [0.0] * len(self.missing)
+        self.links: dict[Link, int] = {}
+        self.outs: list[list[_Out]] = [[] for _ in range(len(orders) * 3)]
         for edge in times.edges:
             self._edge(edge)
-        #: (time, order among equals, action that ends, or -1 - the action at which a value arrives)
-        self.events: list[tuple[float, int, int]] = []
-        self.count = 0
+        self.link_free = [0.0] * len(self.links)
+        self.link_busy = [0.0] * len(self.links)
         self.ends = [0.0] * len(orders)
+        self.count = 0
 
     def _scale(self) -> Sequence[float]:
         return self.times.scale or [1.0] * self.width
 
     def _seconds(self) -> list[float]:
         """Seconds of every action, by number."""
-        times, scale = self.times, self._scale()[: self.width]
+        times, scale = self.times, self.scale[: self.width]
         found: list[float] = []
         for stage in range(len(self.orders)):
             weight = times.weight[stage] if self.split else 0.0
@@ -205,33 +218,41 @@ class _Clock:
 
     def _edge(self, edge: TimedEdge) -> None:
         """The messages of an edge: those of the micro-batches that both ends have (of replicas only one has each)."""
-        times, scale, width = self.times, self._scale(), self.width
-        both: Sequence[int] = range(width)
+        times, width = self.times, self.width
+        both = range(width)
         if times.share:
             here, there = times.share[edge.source], times.share[edge.target]
             both = range(max(here.start, there.start), min(here.stop, there.stop))
+        if not both:
+            return
         ways = [(edge.source, edge.target, edge.forward, _RANK[ActionKind.FORWARD])]
         if edge.backward is not None:
             ways.append((edge.target, edge.source, edge.backward, _RANK[ActionKind.BACKWARD]))
-        messages, missing = self.messages, self.missing
         for source, target, transfer, rank in ways:
-            link = (times.device[source], times.device[target])
-            self.shared[link] = self.shared.get(link, 0) + 1
-            latency, wire = transfer.latency, transfer.wire
-            begin, end = (source * 3 + rank) * width, (target * 3 + rank) * width
-            for m in both:
-                missing[end + m] += 1
-                messages.setdefault(begin + m, []).append((end + m, wire * scale[m], latency, link))
+            link = self._link(self.device_of[source], self.device_of[target])
+            base = (target * 3 + rank) * width
+            for number in range(base + both.start, base + both.stop):
+                self.missing[number] += 1
+            shift = (target - source) * 3 * width
+            self.outs[source * 3 + rank].append((shift, both, transfer.wire, transfer.latency, link))
 
-    def run(self) -> StepTimeline:
-        alone = len(self.queues) == len(self.stages) and all(count == 1 for count in self.shared.values())
-        if alone:
-            self._in_order()
-        else:
-            self._by_events()
-        if any(at < len(queue) for queue, at in zip(self.queues, self.at, strict=True)):
+    def _link(self, source: int, target: int) -> int:
+        return -1 if source == target else self.links.setdefault((source, target), len(self.links))
+
+    def run(self, limit: float = math.inf, after: Mapping[int, float] | None = None, *, events: bool = False) -> StepTimeline:
+        """``events``: as if a device had several queues."""
+        alone = len(self.queues) == len(self.devices) and not events
+        bounds = [limit * _SLACK - (after or {}).get(device, 0.0) for device in self.devices]
+        over = self._in_order(bounds) if alone else self._by_events(bounds)
+        if over is None and any(at < len(queue) for queue, at in zip(self.queues, self.at, strict=True)):
             self._stuck()
-        return StepTimeline(seconds=self._finish(), device_busy=self.busy, link_busy=self.link_busy)
+        seconds = self._finish() if over is None else limit * _SLACK + over
+        names = list(self.devices)
+        return StepTimeline(
+            seconds=seconds,
+            device_busy=dict(zip(names, self.busy, strict=True)),
+            link_busy={(names[a], names[b]): self.link_busy[link] for (a, b), link in self.links.items()},
+        )
 
     def _stuck(self) -> None:
         per_stage, kinds = 3 * self.width, {rank: kind for kind, rank in _RANK.items()}
@@ -242,81 +263,98 @@ class _Clock:
         ]
         raise PlanError(f"the schedule can't finish: {', '.join(stuck)} wait for each other; use the schedule gpipe or 1f1b")
 
-    def _in_order(self) -> None:
-        """One fixed order on each device and one sender on each link: what comes first is known, so no events are needed."""
-        missing, seconds, messages, queues, at = self.missing, self.seconds, self.messages, self.queues, self.at
-        arrived, now = [0.0] * len(missing), self.ends
+    def _in_order(self, bounds: Sequence[float]) -> float | None:
+        """One fixed order on each device: what comes first is known, so no events are needed."""
+        missing, seconds, queues, at = self.missing, self.seconds, self.queues, self.at
+        arrived, now, left = self.arrived, [0.0] * len(queues), self.left
         per_stage, waiting = 3 * self.width, list(range(len(queues)))
         while waiting:
             stage = waiting.pop()
+            device = self.device_of[stage]
             queue, place, time = queues[stage], at[stage], now[stage]
             while place < len(queue) and not missing[number := queue[place]]:
-                time = max(time, arrived[number])
+                if arrived[number] > time:
+                    time = arrived[number]
+                    if time + left[device] > bounds[device]:
+                        return time + left[device] - bounds[device]
                 time += seconds[number]
+                left[device] -= seconds[number]
                 place += 1
-                for target, wire, latency, link in messages.get(number, ()):
-                    when = self._carry(link, latency, wire, time)
-                    arrived[target] = max(arrived[target], when)
-                    missing[target] -= 1
+                for target in self._send(number, time):
                     other = target // per_stage
-                    if not missing[target] and at[other] < len(queues[other]) and queues[other][at[other]] == target:
+                    if at[other] < len(queues[other]) and queues[other][at[other]] == target:
                         waiting.append(other)
             at[stage], now[stage] = place, time
-        for stage, device in enumerate(self.times.device):
-            self.busy[device] += sum(seconds[number] for number in queues[stage][: at[stage]])
+        self.ends = now
+        return None
 
-    def _by_events(self) -> None:
-        for device in sorted(self.stages):
-            self._start(device, 0.0)
-        events, missing, idle, device_of, per_stage = self.events, self.missing, self.idle, self.times.device, 3 * self.width
-        while events:
-            now, _, number = heapq.heappop(events)
-            if number >= 0:
-                stage = number // per_stage
-                idle.add(device_of[stage])
-                self.ends[stage] = now
-                self._send(number, now)
-            else:
-                number = -1 - number
-                missing[number] -= 1
-                stage = number // per_stage
-            if device_of[stage] in idle:
-                self._start(device_of[stage], now)
-
-    def _start(self, device: int, now: float) -> None:
-        """Of the next actions whose inputs have arrived the one that goes first."""
-        best, chosen = -1, -1
-        for index in self.queues_of[device]:
-            queue, at = self.queues[index], self.at[index]
-            if at < len(queue) and not self.missing[queue[at]]:
-                partner = self.partner[index]
-                if partner >= 0 and self.at[partner] - at < self.leads[index]:
+    def _by_events(self, bounds: Sequence[float]) -> float | None:  # noqa: C901 - the hot loop; calls would cost half of it
+        """One event for each action: the moment at which its device looks for the next one. What has arrived by then is known,
+        since whatever arrives was sent by an action that began no later.
+        """
+        missing, arrived, queues, at, seconds = self.missing, self.arrived, self.queues, self.at, self.seconds
+        leads, partners, per_stage, left = self.leads, self.partner, 3 * self.width, self.left
+        free, idle = [0.0] * len(self.devices), [True] * len(self.devices)
+        heap = [(0.0, device) for device in range(len(self.devices))]
+        while heap:
+            now, device = heapq.heappop(heap)
+            if free[device] > now:
+                continue
+            best, chosen, soonest = -1, -1, math.inf
+            for index in self.queues_of[device]:
+                queue, place = queues[index], at[index]
+                if place == len(queue) or missing[number := queue[place]]:
                     continue
-                number = queue[at] % (3 * self.width)
-                if chosen < 0 or number < best:  # by kind, then micro-batch, then stage
-                    best, chosen = number, index
-        if chosen < 0:
-            return
-        number = self.queues[chosen][self.at[chosen]]
-        self.at[chosen] += 1
-        seconds = self.seconds[number]
-        self.idle.discard(device)
-        self.busy[device] += seconds
-        self.count += 1
-        heapq.heappush(self.events, (now + seconds, self.count, number))
-
-    def _send(self, number: int, now: float) -> None:
-        for target, wire, latency, link in self.messages.get(number, ()):
+                partner = partners[index]
+                if partner >= 0 and at[partner] - place < leads[index]:
+                    continue
+                if arrived[number] > now:
+                    if arrived[number] < soonest:
+                        soonest = arrived[number]
+                elif chosen < 0 or number % per_stage < best:  # by kind, then micro-batch, then stage
+                    best, chosen = number % per_stage, index
+            if chosen < 0:
+                idle[device] = True
+                if soonest < math.inf:
+                    heapq.heappush(heap, (soonest, device))
+                continue
+            if now + left[device] > bounds[device]:
+                return now + left[device] - bounds[device]
+            number = queues[chosen][at[chosen]]
+            at[chosen] += 1
             self.count += 1
-            heapq.heappush(self.events, (self._carry(link, latency, wire, now), self.count, -1 - target))
+            idle[device] = False
+            left[device] -= seconds[number]
+            free[device] = self.ends[number // per_stage] = end = now + seconds[number]
+            heapq.heappush(heap, (end, device))
+            for target in self._send(number, end):
+                other = self.device_of[target // per_stage]
+                if idle[other]:
+                    heapq.heappush(heap, (arrived[target], other))
+        return None
 
-    def _carry(self, link: Link, latency: float, wire: float, now: float) -> float:
-        if link[0] == link[1]:
-            return now
-        start = max(now, self.link_free.get(link, 0.0))
-        self.link_free[link] = start + wire
-        self.link_busy[link] = self.link_busy.get(link, 0.0) + wire
-        return start + wire + latency
+    def _send(self, number: int, now: float) -> list[int]:
+        """Messages leave at ``now``; the actions whose last value is under way with them."""
+        kind, m = divmod(number, self.width)
+        missing, arrived, complete = self.missing, self.arrived, []
+        for shift, both, wire, latency, link in self.outs[kind]:
+            if m in both:
+                target = number + shift
+                when = now if link < 0 else self._carry(link, latency, wire * self.scale[m], now)
+                if when > arrived[target]:
+                    arrived[target] = when
+                missing[target] -= 1
+                if not missing[target]:
+                    complete.append(target)
+        return complete
+
+    def _carry(self, link: int, latency: float, wire: float, now: float) -> float:
+        start = self.link_free[link]
+        if start < now:
+            start = now
+        self.link_free[link] = end = start + wire
+        self.link_busy[link] += wire
+        return end + latency
 
     def _finish(self) -> float:
         """Exchanges of gradients, then the updates of each device's stages."""
@@ -327,12 +365,19 @@ class _Clock:
         for turn in sorted(rounds):
             made = list(begin)
             for exchange in sorted(rounds[turn], key=lambda e: (made[e.source], e.source, e.target)):
-                link = (self.times.device[exchange.source], self.times.device[exchange.target])
-                when = self._carry(link, exchange.transfer.latency, exchange.transfer.wire, made[exchange.source])
+                link, when = self._link(self.device_of[exchange.source], self.device_of[exchange.target]), made[exchange.source]
+                if link >= 0:
+                    if link == len(self.link_free):
+                        self.link_free.append(0.0)
+                        self.link_busy.append(0.0)
+                    when = self._carry(link, exchange.transfer.latency, exchange.transfer.wire, when)
                 begin[exchange.target] = max(begin[exchange.target], when)
         last = max(begin, default=0.0)
-        for device, stages in self.stages.items():
-            update = sum(self.times.update[stage] for stage in stages) if self.times.update else 0.0
-            self.busy[device] += update
-            last = max(last, max(begin[stage] for stage in stages) + update)
-        return last
+        update = self.times.update or [0.0] * len(begin)
+        spent = [0.0] * len(self.devices)
+        ready = [0.0] * len(self.devices)
+        for stage, device in enumerate(self.device_of):
+            spent[device] += update[stage]
+            ready[device] = max(ready[device], begin[stage])
+        self.busy = [busy + more for busy, more in zip(self.busy, spent, strict=True)]
+        return max([last, *(when + more for when, more in zip(ready, spent, strict=True))])

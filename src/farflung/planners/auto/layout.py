@@ -72,6 +72,7 @@ class Context:
         self._problems: dict[tuple[str, float, tuple[int, ...], int], Problem] = {}
         self._chains: dict[tuple[str, tuple[int, ...]], Chain] = {}
         self._shares: dict[tuple[tuple[float, ...], tuple[int, ...]], list[Share]] = {}
+        self._divided: dict[tuple[object, ...], tuple[int, ...] | None] = {}
         self.speeds = [float(device.achieved) for device in self.topology.devices]
 
     def problem_of(self, layout: Layout) -> Problem:
@@ -126,9 +127,13 @@ class Context:
 
     def divide(self, layout: Layout, slacks: Sequence[float] = (1.0, float("inf"))) -> Layout | None:
         """``layout`` with the best cuts for its groups (None: they cannot hold the model, or are not made once each)."""
-        slots = [self._slot(layout, at) for at in range(len(layout.groups))]
-        found = self.chain(layout).divide(slots, slacks)
-        return None if found is None else replace(layout, cuts=found[0])
+        key = (layout.groups, layout.schedule, layout.sizes, self.exact(layout), tuple(slacks))
+        if key not in self._divided:
+            slots = [self._slot(layout, at) for at in range(len(layout.groups))]
+            found = self.chain(layout).divide(slots, slacks)
+            self._divided[key] = None if found is None else found[0]
+        cuts = self._divided[key]
+        return None if cuts is None else replace(layout, cuts=cuts)
 
     def _slot(self, layout: Layout, at: int) -> Slot:
         """A group as one place: speeds added; a micro-batch takes one of the links between members at the same place."""

@@ -92,11 +92,6 @@ class Quick:
         self._own: dict[tuple[str, int, int, int, int, int], tuple[PreparedOrder, int]] = {}
         graph = context.problem.graph
         self._updates = sorted(graph.position[value.op] for _, value in graph.state_updates)
-        self._tied = [
-            ([(graph.position[use.op], use.op in graph.grad_ops) for use in uses], float(state.spec.nbytes))
-            for state in graph.parameters
-            if state.trainable and len(uses := graph.uses.get(state.name, ())) > 1
-        ]
         self._factors: dict[tuple[float, tuple[int, ...]], float] = {}
 
     def seconds(self, layout: Layout, limit: float = _INFINITE) -> float:
@@ -109,11 +104,14 @@ class Quick:
         if not self._fits(units, problem.job):
             return _INFINITE
         times = self._times(layout, problem, units)
-        bound = _bound(times, [unit.stage for unit in units])
+        stages = [unit.stage for unit in units]
+        ways = _ways(times, stages, min(times.scale))
+        bound = _bound(times, stages, ways)
         if bound > limit:
             return bound
+        orders = [unit.order for unit in units]
         try:
-            return time_schedule([unit.order for unit in units], times).seconds
+            return time_schedule(orders, times, limit=limit, after=_after(times, stages, ways[1], orders)).seconds
         except PlanError:
             return _INFINITE
 
@@ -293,13 +291,13 @@ class Quick:
         return found + self._tied_exchanges(layout, units, copies)
 
     def _tied_exchanges(self, layout: Layout, units: Sequence[_Unit], copies: dict[int, list[int]]) -> list[Exchange]:
-        sizes: dict[tuple[int, int], float] = {}
-        for uses, nbytes in self._tied:
+        sizes: dict[tuple[int, int], int] = {}
+        for nbytes, uses in self.context.problem.graph.tied:
             stages = [(bisect_right(layout.cuts, position) - 1, grad) for position, grad in uses]
             readers = {stage for stage, _ in stages}
             for home in (stage for stage, grad in stages if grad):
                 for other in readers - {home}:
-                    sizes[home, other] = sizes.get((home, other), 0.0) + nbytes
+                    sizes[home, other] = sizes.get((home, other), 0) + nbytes
         found = []
         for (home, other), nbytes in sorted(sizes.items()):
             source = copies[home][0]
@@ -314,13 +312,15 @@ class Quick:
         return Transfer(float(self.topology.alpha[source, target]), nbytes / float(self.topology.beta[source, target]))
 
 
-def _bound(times: PipelineTimes, stages: Sequence[int]) -> float:
+Ways = tuple[list[float], list[float]]
+
+
+def _bound(times: PipelineTimes, stages: Sequence[int], ways: Ways) -> float:
     """No step is shorter: a device waits for its first micro-batch, computes all of its own, and its last gradient goes home.
 
-    ``stages``: of each unit. Ways before and after count where a device has one unit; a link is busy as long as it carries.
+    ``stages``: of each unit; ``ways`` before and after count where a device has one unit; a link is busy as long as it carries.
     """
-    least = min(times.scale)
-    first, back = _ways(times, stages, least)
+    first, back = ways
     busy: dict[int, float] = {}
     alone: dict[int, float] = {}
     for number, device in enumerate(times.device):
@@ -336,7 +336,20 @@ def _bound(times: PipelineTimes, stages: Sequence[int]) -> float:
     return most
 
 
-def _ways(times: PipelineTimes, stages: Sequence[int], scale: float) -> tuple[list[float], list[float]]:
+def _after(
+    times: PipelineTimes, stages: Sequence[int], back: Sequence[float], orders: Sequence[PreparedOrder]
+) -> dict[int, float]:
+    """Seconds of a step that follow all that a device computes: its update, or its last gradient's way home if that is longer."""
+    found: dict[int, float] = {}
+    for number, device in enumerate(times.device):
+        found[device] = found.get(device, 0.0) + times.update[number]
+    for number, device in enumerate(times.device):
+        if times.device.count(device) == 1 and not orders[number].splits:
+            found[device] = max(found[device], back[stages[number]])
+    return found
+
+
+def _ways(times: PipelineTimes, stages: Sequence[int], scale: float) -> Ways:
     """Seconds from the beginning to each stage, and from it back, for the smallest micro-batch on the fastest ways."""
     count = max(stages) + 1
     own = [[_LONG, _LONG] for _ in range(count)]

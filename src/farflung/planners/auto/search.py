@@ -34,6 +34,9 @@ __all__ = ["Search"]
 _LATE = 16
 #: Quick prices between two evaluations.
 _PRICES = 25
+#: A search that counts evaluations ends after so many, or a third of its budget if that is more, without a better plan; what
+#: else it may choose (ratios, strategies, micro-batches) adds as many each.
+_PATIENCE = 16
 #: Neighbours that are drawn in vain before a round ends.
 _VAIN = 200
 #: Of more devices a part is chosen by regions before the search.
@@ -88,6 +91,8 @@ class Search:
         self.factor: dict[Kind, float] = {}
         self.waiting: dict[Kind, list[tuple[float, int, Layout]]] = {}
         self.judged: list[tuple[float, int, Layout]] = []
+        choices = len(settings.ratios) + len(settings.syncs) + settings.micro_batches
+        self.patience = max(_PATIENCE, settings.evaluations // 3) + choices * _PATIENCE
 
     def _narrowed(self, problem: Problem) -> Problem:
         """The same problem on the devices that are worth looking at, where there are very many."""
@@ -215,7 +220,7 @@ class Search:
 
     def _climb(self) -> None:
         """Rounds of quick steps, each with one evaluation at its end."""
-        spent, vain = 0, 0
+        spent, vain, since = 0, 0, 0
         late: list[float] = []
         current: Layout | None = None
         while not self._over(spent):
@@ -232,9 +237,12 @@ class Search:
                 current = self._beginning(spent + vain)
                 late = [float("inf")] * _LATE  # nothing nearby is promising: further away
                 continue
-            vain = 0
+            vain, before = 0, self.best
             spent += 1
             self._ask(layout)
+            since = 0 if self.best is not before else since + 1
+            if self.deadline is None and since >= self.patience:
+                return
 
     def _beginning(self, spent: int) -> Layout | None:
         """One of the best layouts that were judged, or the one that is priced best."""
