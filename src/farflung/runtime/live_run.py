@@ -11,6 +11,7 @@ from pathlib import Path
 from farflung.clock import MonotonicClock
 from farflung.errors import DataError
 from farflung.job import JobSpec
+from farflung.plan import Plan
 from farflung.protocol.holdings import Holding
 from farflung.runtime.backlog import Backlog
 from farflung.runtime.bundle import Bundle
@@ -39,6 +40,8 @@ class LiveRun:
     first_step: int = 0
     committed: int = 0
     planned: Planned | None = None
+    #: By which it ran when the broker ended, where it was started again since.
+    last_plan: Plan | None = None
     preparation: Frame | None = None
     progress: Progress | None = None
     fingerprints: dict[str, Mapping[str, str]] = field(default_factory=dict)
@@ -67,6 +70,11 @@ class LiveRun:
     result: RunResult | None = None
     files: threading.Lock = field(default_factory=threading.Lock)
     unwritten: Backlog[Record | RelayedRecord] = field(init=False)
+
+    @property
+    def running(self) -> Plan | None:
+        """The plan that ran until now, by which workers hold what they hold (None: none did)."""
+        return self.planned.plan if self.planned is not None else self.last_plan
 
     def __post_init__(self) -> None:
         """Records wait where the disk is full."""

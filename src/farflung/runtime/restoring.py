@@ -77,7 +77,7 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
         recoveries=live.job.most_recoveries,
         attempts=kept.attempts,
         hoped=hoped,
-        named=_worked(live) if hoped else (),
+        named=live.last_plan.devices if hoped and live.last_plan is not None else (),
     )
     runs.restore(live, event)
     _later(_RETURN_SECONDS, lambda: runs.handle(WaitedEnough(run=kept.run)))
@@ -85,12 +85,12 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
         _later(_FEEDER_SECONDS, lambda: _miss_feeder(runs, live))
 
 
-def _worked(live: LiveRun) -> tuple[str, ...]:
-    """Who computes by the newest plan that was written down."""
+def _last_plan(store: RunStore) -> Plan | None:
+    """The newest plan that was written down: who computed by it holds states, and what it places need not move."""
     try:
-        return Plan.from_json(live.store.folder.plan.read_text(encoding="utf-8")).devices
+        return Plan.from_json(store.folder.plan.read_text(encoding="utf-8"))
     except (OSError, FarflungError):  # it died before, or while it was written
-        return ()
+        return None
 
 
 def _kind(kept: KeptRun, result: RunResult) -> str:
@@ -116,6 +116,7 @@ def _live(kept: KeptRun, root: Path, bundle: Bundle | None) -> LiveRun:
         log=RunLog(older_records(store), records=lines),
         submitter=kept.submitter,
         bundle=bundle,
+        last_plan=_last_plan(store) if kept.attempts else None,
     )
     elapsed = 0.0
     for record in store.folder.records() if lines else ():

@@ -256,8 +256,8 @@ class Runs:
         try:
             fresh = [member for member in members if member.name not in live.measured]
             self._measuring.measure(fresh, live.job.threads)  # the members' offers are changed by their answers
-            running = live.planned.plan if live.planned is not None else None
-            planned = plan_run(bundle, cluster_of(bundle, members, self.links, self.reaching), self._judge, running=running)
+            cluster = cluster_of(bundle, members, self.links, self.reaching)
+            planned = plan_run(bundle, cluster, self._judge, running=live.running)
             check_runnable(planned.plan)
             with live.files:
                 if attempt < live.store.attempt:
