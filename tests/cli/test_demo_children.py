@@ -23,7 +23,8 @@ def brood(tmp_path: Path) -> Iterator[Children]:
         yield made
 
 
-def test_a_line_is_awaited_and_the_children_end_with_the_block(tmp_path: Path) -> None:
+def test_a_line_is_awaited_and_the_children_end_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 60.0)
     with Children(tmp_path / "logs", {"FARFLUNG_HOME": str(tmp_path / "home")}) as made:
         made.start("broker", ["broker", "--listen", "127.0.0.1:0"])
         made.check()

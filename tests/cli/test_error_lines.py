@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,10 +42,12 @@ def a_ticket(scope: str, address: str, expires: float) -> str:
     return str(made)
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+@pytest.fixture
+def free_address() -> Iterator[str]:
+    """Nobody listens there, and nobody else can begin to."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def test_no_ticket(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,13 +56,14 @@ def test_no_ticket(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_kept_ticket_says_where_it_came_from(capsys: pytest.CaptureFixture[str], own_home: Path, tmp_path: Path) -> None:
-    address = free_address()
-    ticket = Ticket.parse(a_ticket("submit", address, time.time() + 60))
+def test_a_kept_ticket_says_where_it_came_from(
+    capsys: pytest.CaptureFixture[str], own_home: Path, tmp_path: Path, free_address: str
+) -> None:
+    ticket = Ticket.parse(a_ticket("submit", free_address, time.time() + 60))
     for place, arguments in ((own_home / "broker", ()), (tmp_path / "other", ("--home", str(tmp_path / "other")))):
         kept = keep_ticket(ticket, place)
         said = line(capsys, "status", *arguments, code=10)
-        assert said.startswith(f"cannot reach the broker at {address}: ")
+        assert said.startswith(f"cannot reach the broker at {free_address}: ")
         assert said.endswith(f"(no --ticket was given: this is the ticket that a broker left in {kept})")
         drop_ticket(replace(ticket, ticket_id="another"), place)
         assert kept.exists(), "another broker's ticket stays"
@@ -91,12 +95,12 @@ def test_an_expired_ticket(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith("the ticket expired at 1970-01-01")
 
 
-def test_nobody_at_the_address(capsys: pytest.CaptureFixture[str]) -> None:
-    address = free_address()
+def test_nobody_at_the_address(capsys: pytest.CaptureFixture[str], free_address: str) -> None:
     for command in (("status",), ("watch", "run-x"), ("stop", "run-x")):
-        said = line(capsys, *command, "--ticket", a_ticket("submit", address, time.time() + 60), code=10)
+        said = line(capsys, *command, "--ticket", a_ticket("submit", free_address, time.time() + 60), code=10)
         assert (
-            said == f"cannot reach the broker at {address}: Connection refused; check that the broker runs and the port is open"
+            said
+            == f"cannot reach the broker at {free_address}: Connection refused; check that the broker runs and the port is open"
         )
 
 

@@ -11,6 +11,7 @@ from loopback import Loopback, text_folder
 
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
+from farflung.runtime import broker, reaching
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,6 +33,16 @@ def _no_warm_up() -> Iterator[None]:
         name="test", flops_per_second=1e9, launch_seconds=0.0, total_bytes=8_000_000_000, free_bytes=8_000_000_000
     )
     patch.setattr(TorchEngine, "measure", lambda self, device, peak=None: report)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patient_dialling() -> Iterator[None]:
+    """Whether a worker can be dialled is found out once: on a busy machine it must not take the time of an answer for a no."""
+    patch = pytest.MonkeyPatch()
+    for room in (reaching, broker):
+        patch.setattr(room, "DIAL_SECONDS", 60.0)
     yield
     patch.undo()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,11 +29,13 @@ from farflung.runtime.client import Client
 from farflung.runtime.membership import join
 from farflung.runtime.worker import Worker, WorkerOptions
 from farflung.security import Ticket, kept_key
+from farflung.telemetry import Injector, injecting
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord, read_record
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 
+PATIENCE = 60.0
 LINES = ("def answer(question):", "    return len(question) % 7", "", "class Thing:", "    size = 3  # of them", "")
 
 
@@ -101,6 +105,46 @@ class Finished:
         return reader.read(reader.manifest.home)
 
 
+def until(holds: Callable[[], object], patience: float = PATIENCE) -> None:
+    """Wait until ``holds`` says so: for what other threads or processes do at their own pace, and nobody tells."""
+    end, pause = time.monotonic() + patience, threading.Event()
+    while not holds():
+        assert time.monotonic() < end, "what was waited for has not come"
+        pause.wait(0.005)
+
+
+class Leash:
+    """An injector that holds workers before a step until who follows the run has seen the record of the second step before it.
+
+    So what a test does at a record happens while the run is there, however late the test's thread comes to run.
+    """
+
+    def __init__(self, then: Injector | None) -> None:
+        """``then``: another injector, which is asked afterwards."""
+        self._then = then
+        self._changed = threading.Condition()
+        self._end = 2
+
+    def __call__(self, name: str, facts: Mapping[str, int | str]) -> None:
+        if name == "worker.before_forward":
+            with self._changed:
+                self._changed.wait_for(lambda: int(facts["step"]) < self._end)
+        if self._then is not None:
+            self._then(name, facts)
+
+    def seen(self, step: int) -> None:
+        """The record of ``step`` was seen, and all was done that is done at it."""
+        with self._changed:
+            self._end = max(self._end, step + 3)
+            self._changed.notify_all()
+
+    def drop(self) -> None:
+        """Nobody follows any more."""
+        with self._changed:
+            self._end = sys.maxsize
+            self._changed.notify_all()
+
+
 class Loopback:
     """A broker, in a folder of its own, with workers called a, b, c, ... whose data lie in ``home``."""
 
@@ -136,8 +180,8 @@ class Loopback:
         thread.start()
         self._threads.append(thread)
         self.workers[name] = worker
-        while thread.is_alive() and name not in self._members():
-            continue  # workers join one after the other, so that plans name them in this order
+        # workers join one after the other, so that plans name them in this order
+        until(lambda: not thread.is_alive() or name in self._members())
         return worker
 
     def __enter__(self) -> Self:
@@ -148,7 +192,7 @@ class Loopback:
         for worker in self.workers.values():
             worker.stop()
         for thread in self._threads:
-            thread.join(timeout=20)
+            thread.join(timeout=PATIENCE)
         for worker in self.workers.values():
             worker.close()
         self.broker.close()
@@ -159,13 +203,37 @@ class Loopback:
         send_weights(self.client, bundle)
         return bundle, Path(self.client.submit(bundle)["folder"])
 
-    def run(self, job: JobSpec, *, on_record: Callable[[str, StepRecord], None] | None = None, anybody: bool = False) -> Finished:
+    def run(
+        self,
+        job: JobSpec,
+        *,
+        on_record: Callable[[str, StepRecord], None] | None = None,
+        anybody: bool = False,
+        injector: Injector | None = None,
+    ) -> Finished:
         """Hand in ``job`` and follow it to its end.
 
         If it names no number of workers, it gets that of those that there are; ``anybody``: it takes as many as there are then.
+        ``on_record`` is called at each record of a step, before the run is two steps further.
         """
         if job.workers is None and not anybody:
             job = job.model_copy(update={"workers": len(self.workers)})
+        if on_record is None:
+            with nullcontext() if injector is None else injecting(injector):
+                return self._follow(job, None)
+        leash = Leash(injector)
+
+        def seen(run: str, record: StepRecord) -> None:
+            on_record(run, record)
+            leash.seen(record.step)
+
+        with injecting(leash):
+            try:
+                return self._follow(job, seen)
+            finally:
+                leash.drop()
+
+    def _follow(self, job: JobSpec, on_record: Callable[[str, StepRecord], None] | None) -> Finished:
         bundle, folder = self.submit(job)
         frames: list[Frame] = []
         steps: list[StepRecord] = []

@@ -46,8 +46,11 @@ def test_a_taken_port_and_a_silent_broker_are_bad() -> None:
         port = server.getsockname()[1]
         findings = diagnose(port=port)
     assert _found(findings, f"port {port}").level == "bad"
-    assert _found(diagnose(broker=f"127.0.0.1:{port}"), "broker").level == "bad"
-    told = CliRunner().invoke(app, ["doctor", "--broker", f"127.0.0.1:{port}"])
+    with socket.socket() as silent:  # it has a port, so nobody else takes it, and does not listen
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        assert _found(diagnose(broker=f"127.0.0.1:{port}"), "broker").level == "bad"
+        told = CliRunner().invoke(app, ["doctor", "--broker", f"127.0.0.1:{port}"])
     assert told.exit_code == 1
     assert "BAD" in told.output
     assert "check address, port and firewall" in told.output

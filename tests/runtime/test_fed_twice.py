@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loopback import Loopback
+from loopback import Loopback, until
 from small_runs import ROWS, small_job
 
 from farflung.cluster import Topology
@@ -77,6 +77,7 @@ def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monk
                 threading.Thread(target=feeder.run, daemon=True).start()
         guard.cancel()
         endpoint.close()
+        until(lambda: len(held) == 2)
     result = RunResult.from_json(frame.header["result"])
     assert (result.status, result.cause, result.steps) == ("finished", "", 3)
     assert held == [0, 0], "nothing is kept after its last reader"

@@ -129,8 +129,8 @@ def test_a_run_outlives_a_full_disk(place: Path, tmp_path: Path, truth: Finished
     def act(run: str, record: StepRecord) -> None:
         disk.left = {1: 4, STEPS - 2: 3}.get(record.step, disk.left)
 
-    with Loopback(place, 1, folder=str(tmp_path)) as cluster, injecting(disk):
-        found = cluster.run(job(), on_record=act)
+    with Loopback(place, 1, folder=str(tmp_path)) as cluster:
+        found = cluster.run(job(), on_record=act, injector=disk)
     assert found.result.status == "finished", found.result.cause
     assert found.losses == truth.losses
     assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []

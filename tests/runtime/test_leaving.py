@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback import Finished, Loopback, same, text_folder, text_job
+from loopback import Finished, Loopback, same, text_folder, text_job, until
 
 from farflung.errors import InputError, SecurityError
 from farflung.job import JobSpec
@@ -63,6 +63,7 @@ def test_a_run_is_handed_over_and_no_step_is_made_again(
             if record.step == 3:
                 seen.append(states(cluster))
                 cluster.workers["b"].want(wish)
+                until(lambda: states(cluster).get("b") != "active")
 
         found = cluster.run(job(), on_record=act, anybody=True)
         after = states(cluster)
@@ -84,27 +85,38 @@ def test_who_drains_ends_its_run_first(place: Path, tmp_path: Path, truth: Finis
         def act(run: str, record: StepRecord) -> None:
             if record.step == 3:
                 cluster.workers["b"].want({"parting": "drain"})
+                until(lambda: states(cluster)["b"] != "active")
             if record.step == 6:
                 assert states(cluster)["b"] == "draining"
 
         found = cluster.run(job(), on_record=act)
-        while "b" in states(cluster):
-            pass
+        until(lambda: "b" not in states(cluster))
         gone = cluster.client.status()["gone"]
     assert found.losses == truth.losses
     assert isinstance(gone, list)
     assert [(one["name"], one["cause"]) for one in gone] == [("b", "it left")]
 
 
+class Silent(Leases):
+    """The lease of ``who`` has run out, no other does, whatever the time is and whatever is heard."""
+
+    who = "b"
+
+    def expired(self, now: float) -> list[tuple[str, int]]:
+        return [(name, held.generation) for name, held in self._held.items() if name == self.who]
+
+
 def test_a_silent_worker_is_given_up_and_not_heard_when_it_comes_back(place: Path, tmp_path: Path) -> None:
     with Loopback(place, 2, folder=str(tmp_path)) as cluster:
         sessions, runs = cluster.broker._sessions, cluster.broker._runs
         zombie = sessions._sessions["b"]
-        sessions._leases = Leases(Seconds(4.0))  # the broker's own thread must not look between these lines
+        leases = Silent(Seconds(4.0))
         now = time.monotonic()
-        sessions._leases.grant("a", zombie.generation - 1, now + 1e6)
-        sessions._leases.grant("b", zombie.generation, now - 100.0)
-        sessions.look(runs, now)
+        leases.grant("a", zombie.generation - 1, now)
+        leases.grant("b", zombie.generation, now - 100.0)
+        sessions._leases = leases
+        sessions.look(runs, now)  # if the broker's own thread was first, nothing happens here
+        until(lambda: "b" not in states(cluster))
         assert list(states(cluster)) == ["a"]
         gone = cluster.client.status()["gone"]
         assert isinstance(gone, list)
@@ -120,6 +132,7 @@ def test_a_silent_worker_is_given_up_and_not_heard_when_it_comes_back(place: Pat
         while cluster._threads[1].is_alive():
             cluster._threads[1].join()
         assert any("the broker has given this worker up" in line for line in cluster.said["b"])
+        leases.who = ""
         cluster.add("b")
         assert sessions._sessions["b"].generation > zombie.generation
 
@@ -177,8 +190,7 @@ def service(place: Path, tmp_path: Path) -> Iterator[tuple[Loopback, Service, Wi
         made = Service(enter, options, lambda line: None, wishes)
         thread = threading.Thread(target=made.run, args=(Seconds(5.0),), daemon=True)
         thread.start()
-        while "w" not in states(cluster):
-            continue
+        until(lambda: "w" in states(cluster))
         yield cluster, made, wishes, thread
         made.stop()
         thread.join(30)
@@ -197,8 +209,7 @@ def test_a_file_says_what_the_owner_wants(service: tuple[Loopback, Service, Wish
     assert (member()["paused"], member()["bandwidth"]) == (False, 5e6)
     assert cluster.broker._runs.links.uplink("w") == 5e6
     wishes.change(paused=True, memory=5e8)
-    while not member()["paused"]:
-        continue
+    until(lambda: member()["paused"])
     assert member()["memory"] == 5e8
     cluster.client.close()
     wishes.change(parting="leave")

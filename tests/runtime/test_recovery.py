@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loopback import Finished, Loopback, same, text_folder, text_job
+from loopback import Finished, Loopback, same, text_folder, text_job, until
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -80,7 +80,9 @@ def cut(cluster: Loopback) -> None:
 
 
 def leave(cluster: Loopback) -> None:
+    """Its owner ends b's process; called by the thread that computes, which gets no further before the broker knows."""
     threading.Thread(target=cluster.workers.pop("b").stop).start()
+    until(lambda: not cluster.broker._sessions.serves("b"))
 
 
 def recoveries_of(found: Finished) -> list[RecoveryRecord]:

@@ -113,10 +113,10 @@ def test_by_name_after_a_stop(three: Loopback) -> None:
         if record.step == 1:
             three.client.stop(run)
 
-    first = three.run(job.model_copy(update={"steps": 2000}), on_record=stop)
+    first = three.run(job.model_copy(update={"steps": 9}), on_record=stop)
     assert first.result.status == "stopped"
     stopped = first.result.steps
-    assert 2 <= stopped < 2000
+    assert 2 <= stopped <= 5
     assert first.reader().manifest.step == stopped
     assert first.losses[:6] == truth.losses[: len(first.losses)]
     second = three.run(rest(job, first.run, steps=stopped + 2, workers=2))

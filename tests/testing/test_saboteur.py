@@ -117,10 +117,10 @@ def test_a_cut_wire_is_silent_until_it_is_healed(echo: tuple[Board, socket.socke
 
 
 def test_an_end_is_passed_on_and_nobody_there_is_an_end() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = free.getsockname()
-    wire = Wire(Board(), ("127.0.0.1", 0), nobody)
-    with socket.create_connection(wire.address) as caller:
-        caller.settimeout(60)
-        assert caller.recv(10) == b""
-    wire.close()
+    with socket.socket() as held:  # it does not listen, and nobody else gets its port
+        held.bind(("127.0.0.1", 0))
+        wire = Wire(Board(), ("127.0.0.1", 0), held.getsockname())
+        with socket.create_connection(wire.address) as caller:
+            caller.settimeout(60)
+            assert caller.recv(10) == b""
+        wire.close()

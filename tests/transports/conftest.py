@@ -34,6 +34,11 @@ def no_threads_left() -> Iterator[None]:
     """Every thread that a test started has ended (gRPC's own need a moment after their channel was closed)."""
     before = set(threading.enumerate())
     yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(timeout=10.0)
-        assert not thread.is_alive(), f"{thread.name} is still running"
+
+    def left() -> list[str]:
+        return [thread.name for thread in set(threading.enumerate()) - before]
+
+    end, pause = time.monotonic() + 60.0, threading.Event()
+    while left():  # not Thread.join: one may be about to start
+        assert time.monotonic() < end, f"{', '.join(left())} still running"
+        pause.wait(0.005)

@@ -87,8 +87,9 @@ def _state(**changes: object) -> bytes:
 def _dead_after(bench: Bench, seconds: float) -> bool:
     """Whether a new connection that nothing comes over is broken off after so long (deadlines set back, no waiting)."""
     connection = bench.connect()
-    connection.deadlines.heard(time.monotonic() - seconds)
-    bench.link.tick(time.monotonic(), 0.0)
+    now = time.monotonic()
+    connection.deadlines.heard(now - seconds)
+    bench.link.tick(now, 0.0)
     dead = connection._closing
     connection.break_off("next")
     connection.thread.join(30.0)
@@ -207,5 +208,5 @@ def test_time_in_which_this_process_slept_counts_for_no_link(bench: Bench) -> No
 def test_a_set_clock_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = bench.connect()
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    bench.link.tick(time.monotonic(), 0.0)
+    bench.link.tick(connection.deadlines.heard_at + 1.0, 0.0)
     assert not connection._closing

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from quiet import settled
 
 from farflung.clock import VirtualClock
 from farflung.errors import ConnectionLost, InputError, TrainingError
@@ -25,14 +26,21 @@ def _ignore(peer: str, frame: Frame) -> None:
 
 
 class VirtualWaits:
-    """A virtual clock that jumps to whatever is waited for, and notes it by thread name."""
+    """A virtual clock that jumps to whatever is waited for, and notes it by thread name.
+
+    The threads that deliver wait until ``sent`` is set, so that a test can say what leaves before anything arrives.
+    """
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.waits: dict[str, list[float]] = {}
+        self.sent = threading.Event()
+        self.sent.set()
         self._lock = threading.Lock()
 
     def wait_until(self, until: float) -> None:
+        if threading.current_thread().name.startswith("shaped-"):
+            assert self.sent.wait(PATIENCE)
         with self._lock:
             self.waits.setdefault(threading.current_thread().name, []).append(until)
             self.clock.advance(max(0.0, until - self.clock.now()))
@@ -83,21 +91,21 @@ def test_times_of_frames_follow_the_formula(hub: MemoryHub) -> None:
     inner, b = hub.endpoint("a", _ignore), hub.endpoint("b", lambda peer, frame: got.append(frame))
     a = ShapedEndpoint(inner, {"b": _shape(0.25, rate)}, clock=time.clock, wait_until=time.wait_until)
     a.connect("b", b.address)
+    time.sent.clear()
     futures = []
     for at in (1.0, 2.0):
         futures.append(a.post("b", frame))
         # the frame has left when post returns; its arrival does not hold the next one
-        assert time.waits[threading.current_thread().name][-1] == pytest.approx(at, abs=0.3)
+        assert time.waits[threading.current_thread().name][-1] == pytest.approx(at)
+    time.sent.set()
     for future in futures:
         future.result(PATIENCE)
     a.close()
     left = time.waits[threading.current_thread().name]
-    arrivals = time.waits["shaped-b-out"]
-    assert arrivals[0] == pytest.approx(1.25)
-    # the second began when post was called again: not before 1.0; the clock had at most reached the first arrival
-    assert 2.25 - 1e-9 <= arrivals[1] <= 2.75
+    assert time.waits["shaped-b-out"] == pytest.approx([1.25, 2.25])
     assert len(left) == 2 * 25
     assert len(got) == 2
+    settled(a)
     assert a.statistics()["b"].bytes_sent == 2 * frame_bytes(frame)
 
 
@@ -110,6 +118,7 @@ def test_the_acknowledgement_takes_the_way_back(hub: MemoryHub) -> None:
     a.send("b", frame)
     a.close()
     assert time.clock.now() == pytest.approx(1.0 + 0.5 + 0.5)
+    settled(a)
     assert a.statistics()["b"].busy_seconds == pytest.approx(2.0)
 
 
@@ -121,6 +130,7 @@ def test_unshaped_peers_cost_no_time(hub: MemoryHub) -> None:
     a.connect("b", b.address)
     a.send("c", Frame("x", {}, (bytes(1000),)))
     assert time.clock.now() == 0.0
+    settled(a)
     assert a.statistics()["c"].frames_sent == 1
     assert a.address == "memory:a"
     a.close()
@@ -134,6 +144,7 @@ def test_received_traffic_is_kept_in_the_statistics(hub: MemoryHub) -> None:
     a.send("b", Frame("x"))
     b.send("a", Frame("x", {}, (bytes(500),)))
     b.send("a", Frame("y"))
+    settled(a)
     both = a.statistics()["b"]
     assert (both.frames_sent, both.frames_received) == (1, 2)
     a.close()

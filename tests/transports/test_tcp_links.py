@@ -10,10 +10,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from quiet import PATIENCE, until
 
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, TrainingError
 from farflung.runtime.links import Links, Parcel
@@ -27,19 +29,10 @@ from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value
 
 Member = Callable[..., Credentials]
-PATIENCE = 30.0
-POLL = 0.005
-QUICK = TransportConfig(connect_timeout=Seconds(2.0), resume=Seconds(10.0), heartbeat=Seconds(0.1), redial=Seconds(0.05))
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    """Return once ``condition`` holds."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE / POLL)):
-        if condition():
-            return
-        pause.wait(POLL)
-    pytest.fail("this never became so")
+#: A busy machine may not let a thread run for seconds: nobody is taken for dead in that time, and nobody is given up.
+CALM = TransportConfig(connect_timeout=Seconds(PATIENCE), resume=Seconds(PATIENCE), heartbeat=Seconds(10.0), redial=Seconds(0.05))
+#: For those tests that are about what is found dead.
+ALERT = replace(CALM, heartbeat=Seconds(0.1))
 
 
 class Router:
@@ -137,7 +130,7 @@ class Router:
 class Pair:
     """a sends to b through a router."""
 
-    def __init__(self, a: Any, b: Any, config: TransportConfig = QUICK) -> None:
+    def __init__(self, a: Any, b: Any, config: TransportConfig = CALM) -> None:
         self.got: list[Frame] = []
         self.lost: list[str] = []
         self.said: list[str] = []
@@ -160,8 +153,9 @@ class Pair:
 
 @pytest.fixture(params=["tls", "plain"])
 def pair(request: pytest.FixtureRequest, member: Member) -> Iterator[Pair]:
+    """Alert, if the test's name speaks of what is dead."""
     names: tuple[Any, Any] = (member("a"), member("b")) if request.param == "tls" else (Insecure(name="a"), Insecure(name="b"))
-    with closing(Pair(*names)) as made:
+    with closing(Pair(*names, ALERT if "dead" in request.node.name else CALM)) as made:
         yield made
 
 
@@ -228,8 +222,8 @@ def test_who_was_sending_and_is_gone_is_reported(member: Member) -> None:
 def test_it_is_enough_if_one_can_dial(member: Member) -> None:
     """a does not know where b is; b has dialled a, and a sends over b's connections."""
     got: list[str] = []
-    a = TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)
-    b = TcpEndpoint(member("b"), lambda peer, frame: got.append(frame.kind), listen="127.0.0.1:0", config=QUICK)
+    a = TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)
+    b = TcpEndpoint(member("b"), lambda peer, frame: got.append(frame.kind), listen="127.0.0.1:0", config=CALM)
     with closing(a), closing(b):
         b.connect("a", a.address)
         b.send("a", Frame("hello"))
@@ -270,16 +264,15 @@ def _four_carry(pair: Pair, first: int) -> None:
         _transfer(pair, 5_000_000)  # more are dialled meanwhile
         return sum(count > 100_000 for count in pair.router.carried[first:]) >= 4
 
-    _until(carried)
-    _until(lambda: pair.a.statistics()["b"].connections == 4)
+    until(carried)
+    until(lambda: pair.a.statistics()["b"].connections == 4)
 
 
 def test_of_two_connections_that_cross_one_stays(member: Member) -> None:
     """Both sides dial at once; the surplus goes when both know why it is there, and frames go on meanwhile."""
     got: list[Frame] = []
     ends = [
-        TcpEndpoint(member(name), lambda peer, frame: got.append(frame), listen="127.0.0.1:0", config=QUICK)
-        for name in ("a", "b")
+        TcpEndpoint(member(name), lambda peer, frame: got.append(frame), listen="127.0.0.1:0", config=CALM) for name in ("a", "b")
     ]
     a, b = ends
     with closing(a), closing(b):
@@ -290,7 +283,7 @@ def test_of_two_connections_that_cross_one_stays(member: Member) -> None:
             thread.join()
         for number in range(20):
             a.post("b", Frame("value", {"number": number})).result(PATIENCE)
-        _until(lambda: {one.statistics()[other].connections for one, other in ((a, "b"), (b, "a"))} == {1})
+        until(lambda: {one.statistics()[other].connections for one, other in ((a, "b"), (b, "a"))} == {1})
         b.post("a", Frame("value")).result(PATIENCE)
     assert len(got) == 21
 
@@ -302,8 +295,8 @@ def test_a_handler_s_error_reaches_the_sender_and_the_link_lives(member: Member)
         if frame.kind == "defect":
             raise KeyError("oops")
 
-    b = TcpEndpoint(member("b"), take, listen="127.0.0.1:0", config=QUICK)
-    a = TcpEndpoint(member("a"), take, listen="127.0.0.1:0", config=QUICK)
+    b = TcpEndpoint(member("b"), take, listen="127.0.0.1:0", config=CALM)
+    a = TcpEndpoint(member("a"), take, listen="127.0.0.1:0", config=CALM)
     with closing(a), closing(b):
         a.connect("b", b.address)
         with pytest.raises(TrainingError, match="no such value"):
@@ -314,15 +307,15 @@ def test_a_handler_s_error_reaches_the_sender_and_the_link_lives(member: Member)
 
 
 def test_strangers_are_refused(member: Member) -> None:
-    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as b:
+    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as b:
         said: list[str] = []
         b.say = said.append
         foreign = member("a", cluster="two")
-        with closing(TcpEndpoint(foreign, lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as a:
+        with closing(TcpEndpoint(foreign, lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as a:
             a.connect("b", b.address)
             with pytest.raises(SecurityError, match="cannot prove that it is b of this cluster"):
                 a.send("b", Frame("x"))
-        with closing(TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as a:
+        with closing(TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as a:
             a.connect("c", b.address)
             with pytest.raises(SecurityError, match="cannot prove that it is c of this cluster"):
                 a.send("c", Frame("x"))
@@ -330,10 +323,10 @@ def test_strangers_are_refused(member: Member) -> None:
 
 def test_who_greets_nobody_keeps_nobody_out(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_endpoint, "_MAX_GREETING", 2)
-    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as b:
+    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as b:
         host, _, port = b.address.rpartition(":")
         silent = [socket.create_connection((host, int(port))) for _ in range(3)]
-        with closing(TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as a:
+        with closing(TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as a:
             a.connect("b", b.address)
             a.post("b", Frame("x")).result(PATIENCE)
         for one in silent:
@@ -343,29 +336,29 @@ def test_who_greets_nobody_keeps_nobody_out(member: Member, monkeypatch: pytest.
 def test_who_trickles_its_greeting_is_cut_off_in_the_end(member: Member) -> None:
     """Each byte would keep a socket's own timeout from running out."""
     said: list[str] = []
-    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as b:
+    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as b:
         b.say = said.append
         host, _, port = b.address.rpartition(":")
         with socket.create_connection((host, int(port))) as caller:
             caller.settimeout(PATIENCE)
             caller.sendall(b"\x16")
-            _until(lambda: len(b._greeted._found) == 1)
+            until(lambda: len(b._greeted._found) == 1)
             now = time.monotonic()
             assert b._greeted.cut_late(now + tcp_endpoint._GREETING_SECONDS - 5) == 0
             caller.sendall(b"\x03")
             assert b._greeted.cut_late(now + tcp_endpoint._GREETING_SECONDS) == 1
             with suppress(ConnectionResetError):
                 assert caller.recv(1) == b""
-        _until(lambda: bool(said))
+        until(lambda: bool(said))
         assert said[0].startswith("a connection was refused: ")
 
 
 def test_a_look_at_the_port_is_not_worth_a_line(member: Member) -> None:
     said: list[str] = []
-    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as b:
+    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as b:
         b.say = said.append
         dial("b", b.address, TlsContexts(member("broker", role="broker")), 10.0).close()
-        _until(lambda: not b._greeted._found)
+        until(lambda: not b._greeted._found)
     assert said == []
 
 
@@ -375,7 +368,7 @@ def test_only_one_dials_after_an_outage_and_that_suffices(member: Member) -> Non
         pair.a.send("b", Frame("first"))
         pair.router.refuse(True)
         pair.router.cut()
-        _until(lambda: pair.a.statistics()["b"].connections == 0)
+        until(lambda: pair.a.statistics()["b"].connections == 0)
         back = pair.b.post("a", Frame("late"))
         pair.router.refuse(False)
         back.result(PATIENCE)
@@ -388,8 +381,8 @@ def test_a_certificate_that_differs_by_case_is_somebody_else_s(member: Member, m
     old = member("b")
     monkeypatch.undo()
     with (
-        closing(TcpEndpoint(old, lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as b,
-        closing(TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as a,
+        closing(TcpEndpoint(old, lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as b,
+        closing(TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as a,
     ):
         a.connect("b", b.address)
         with pytest.raises(SecurityError, match="proves a name that differs from b in capital letters"):
@@ -407,7 +400,7 @@ def test_a_certificate_that_differs_by_case_is_somebody_else_s(member: Member, m
 )
 def test_bad_greetings_end_the_connection(greeting: bytes, text: str) -> None:
     said: list[str] = []
-    with closing(TcpEndpoint(Insecure(name="b"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)) as b:
+    with closing(TcpEndpoint(Insecure(name="b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as b:
         b.say = said.append
         host, _, port = b.address.rpartition(":")
         with socket.create_connection((host, int(port))) as caller:
@@ -421,8 +414,8 @@ def test_bad_greetings_end_the_connection(greeting: bytes, text: str) -> None:
 
 def test_a_peer_that_was_started_again_has_forgotten_everything(member: Member) -> None:
     handled = threading.Event()
-    a = TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=QUICK)
-    b = TcpEndpoint(member("b"), lambda peer, frame: handled.wait(PATIENCE) and None, listen="127.0.0.1:0", config=QUICK)
+    a = TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)
+    b = TcpEndpoint(member("b"), lambda peer, frame: handled.wait(PATIENCE) and None, listen="127.0.0.1:0", config=CALM)
     with closing(a):
         a.connect("b", b.address)
         futures = [a.post("b", Frame("x")) for _ in range(2)]
@@ -430,9 +423,9 @@ def test_a_peer_that_was_started_again_has_forgotten_everything(member: Member) 
         for future in futures:
             future.result(PATIENCE)
         b.close()
-        _until(lambda: a.statistics()["b"].connections == 0)
+        until(lambda: a.statistics()["b"].connections == 0)
         got: list[str] = []
-        again = TcpEndpoint(member("b"), lambda peer, frame: got.append(frame.kind), listen=b.address, config=QUICK)
+        again = TcpEndpoint(member("b"), lambda peer, frame: got.append(frame.kind), listen=b.address, config=CALM)
         with closing(again):
             a.send("b", Frame("new"))
             assert got == ["new"]
@@ -460,7 +453,7 @@ def test_closing_waits_for_nobody_who_does_not_answer(member: Member, monkeypatc
             caller.connect((host, int(port)))
             a.connect("b", f"127.0.0.1:{silent.getsockname()[1]}")
             future = a.post("b", Frame("x"))
-            _until(lambda: len(a._unfinished._found) == len(a._greeted._found) == 1)
+            until(lambda: len(a._unfinished._found) == len(a._greeted._found) == 1)
         with pytest.raises(ConnectionLost, match="closed on this side"):
             future.result(PATIENCE)
         with pytest.raises(ConnectionAbortedError), a._unfinished.guard(caller):

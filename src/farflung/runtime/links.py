@@ -238,6 +238,7 @@ class Links:
         with self._changed:
             self._under_way -= 1
             first = error is not None and self._error is None
+            self._error = self._error or error
             self._changed.notify_all()
         if first and error is not None:
             self.abort(error)

@@ -231,8 +231,8 @@ class Work:
                 return
             executor.run()
             self._tell_links(executor.setup.peers)
-            self._report("ended", whole=executor.step >= executor.setup.job.steps)
             self._host.say(f"run {self.run}: finished here")
+            self._report("ended", whole=executor.step >= executor.setup.job.steps)
         except Exception as error:  # noqa: BLE001 - whatever ends this worker's part, the broker must hear of it
             self._failed(error)
         finally:
