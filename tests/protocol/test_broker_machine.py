@@ -111,6 +111,15 @@ def test_an_idle_worker_may_leave_at_once_and_one_that_is_planned_for_is_left_ou
     ]
 
 
+def test_no_run_begins_on_a_worker_that_joins_paused() -> None:
+    made = machine()
+    made.handle(RunSubmitted(run="r", workers=1))
+    paused = MemberWants(name="a", paused=True, memory=5e8)
+    assert made.handle(MemberJoined(name="a", address="a:1", offer=OFFER, wants=paused)) == []
+    assert made.members["a"].offer.memory == 5e8
+    assert made.handle(MemberWants(name="a")) == [MakePlan(run="r", members=("a",), attempt=1)]
+
+
 def test_jobs_queue_in_their_order() -> None:
     made = machine()
     for run in ("r", "s", "t"):

@@ -12,22 +12,25 @@ from farflung.bench.processes import LocalCluster
 from farflung.telemetry import RecoveryRecord, RunFolder
 from farflung.testing.chaos import Fault, judge
 
-STEPS = 160
-
 
 @pytest.mark.timeout(300)
 def test_nothing_is_lost(tmp_path: Path) -> None:
+    """The run is as long as it takes to come through both; then a calm one makes as many steps."""
     text_folder(tmp_path)
-    job = text_job(steps=STEPS, checkpoint={"every": 5})
-    with Loopback(tmp_path, 1, folder="calm") as calm:
-        truth = calm.run(job, anybody=True)
+    job = text_job(steps=1_000_000, checkpoint={"every": 5})
     faults = (Fault(after_step=20, victim="b"), Fault(after_step=80, victim=BROKER))
     told: list[str] = []
     with LocalCluster(tmp_path / "wild", ["a", "b"], data=tmp_path) as wild:
-        root, _, recoveries = play(wild, captured(job, tmp_path), faults, told.append)
+        root, _, recoveries = play(wild, captured(job, tmp_path), faults, told.append, stop=True)
         log = wild.log("broker")
+    result = RunFolder(root).read_result()
+    assert result is not None
+    steps = result.steps
+    assert steps > 80
+    with Loopback(tmp_path, 1, folder="calm") as calm:
+        truth = calm.run(job.model_copy(update={"steps": steps}), anybody=True)
     assert [recovery.fault for recovery in recoveries] == list(faults), told
-    found = judge(list(RunFolder(root).records()), recoveries, steps=STEPS, samples=5)
+    found = judge(list(RunFolder(root).records()), recoveries, steps=steps, samples=5)
     assert (found.lost, found.repeated) == (0, 0)
     assert differing_tensors(truth.folder, root) == []
     away = [r for r in RunFolder(root).records() if isinstance(r, RecoveryRecord) and "the broker was killed" in r.cause]

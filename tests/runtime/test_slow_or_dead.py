@@ -73,6 +73,7 @@ def until(frames: Iterator[Frame], text: str) -> str:
     raise AssertionError(f"nobody said {text!r}, but {told}")
 
 
+@pytest.mark.slow  # on a machine that is busy itself everything is slow; test_watching.py says what is told at any speed
 @pytest.mark.timeout(300)
 def test_slow_stopped_and_dead_are_told_apart(tmp_path: Path) -> None:
     text_folder(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from loopback import Loopback, text_job
 
 from farflung.runtime.watching import Watching
@@ -41,6 +42,26 @@ def test_each_run_has_its_rhythm() -> None:
     assert watching.slow("r") == [], "old runs are forgotten"
 
 
+def test_who_watches_is_told_of_a_slow_worker(two: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """b computes for longer in some of its steps, as it reports."""
+    heard, steps, slow = Watching.step, [0], list[list[str]]()
+
+    def step(self: Watching, run: str, attempt: int, name: str, busy: float) -> None:
+        steps[0] += name == "b"
+        heard(self, run, attempt, name, 1.0 if name == "b" and 25 <= steps[0] < 35 else 0.1)
+        slow.append(self.slow(run))
+
+    monkeypatch.setattr(Watching, "step", step)
+    found = two.run(text_job(steps=50))
+    notes = [frame.header["text"] for frame in found.frames if frame.kind == "note"]
+    told = [text for text in notes if " computes " in text]
+    assert len(told) == 2, notes
+    assert told[0].startswith("worker b is slow: it computes for 1.00 s a step, 10.0 times as long as before; it is alive")
+    assert told[1].startswith("worker b computes as fast as before again (")
+    assert any("b" in one for one in slow)
+    assert "b" not in slow[-1]
+
+
 def test_who_watches_is_told_of_a_silent_worker(two: Loopback) -> None:
     def act(run: str, record: StepRecord) -> None:
         if record.step == 2:
@@ -55,5 +76,5 @@ def test_who_watches_is_told_of_a_silent_worker(two: Loopback) -> None:
     assert any(text.startswith("worker b is heard again after ") for text in notes)
     runs = two.client.status()["runs"]
     assert isinstance(runs, list)
-    assert runs[-1]["slow"] == []
+    assert "b" not in runs[-1]["slow"]
     assert isinstance(found.folder, Path)

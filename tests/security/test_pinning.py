@@ -52,10 +52,11 @@ def test_another_certificate_is_refused(tmp_path: Path) -> None:
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    with pytest.raises(ConnectionLost, match=f"cannot reach the broker at {address}: .*refused; check that the broker runs"):
-        fetch_server_certificate(address, bytes(32))
+    with socket.socket() as held:  # nobody else gets its port
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(ConnectionLost, match=f"cannot reach the broker at {address}: .*refused; check that the broker runs"):
+            fetch_server_certificate(address, bytes(32))
 
 
 def test_a_silent_server_is_given_up() -> None:

@@ -179,19 +179,28 @@ def _bytes(log: str) -> float:
     return sum(float(value) * _SCALE[prefix] for value, prefix in _LINK.findall(log))
 
 
-def play(cluster: LocalCluster, bundle: Bundle, faults: tuple[Fault, ...], say: Say) -> tuple[Path, float, list[Recovery]]:
-    """Run ``bundle`` and kill as ``faults`` say; its folder, the seconds that it took, and what each fault cost."""
+def play(
+    cluster: LocalCluster, bundle: Bundle, faults: tuple[Fault, ...], say: Say, *, stop: bool = False
+) -> tuple[Path, float, list[Recovery]]:
+    """Run ``bundle`` and kill as ``faults`` say; its folder, the seconds that it took, and what each fault cost.
+
+    ``stop``: the run is stopped once it has recovered from all of them, else it goes on to its end.
+    """
     client = cluster.client()
     client.patience = Seconds(120.0)
     try:
         root = Path(client.submit(bundle)["folder"])
         begin = time.monotonic()
-        recoveries = list(_hunt(cluster, client, bundle.run, faults, say))
+        recoveries = []
+        for recovery in _hunt(cluster, client, bundle.run, faults, say):
+            recoveries.append(recovery)
+            if stop and len(recoveries) == len(faults):
+                client.stop(bundle.run)
         seconds = time.monotonic() - begin
     finally:
         client.close()
     result = RunFolder(root).read_result()
-    if result is None or result.status != "finished":
+    if result is None or result.status != ("stopped" if stop else "finished"):
         raise TrainingError(f"the run of the benchmark failed: {'it left no result' if result is None else result.cause}")
     return root, seconds, recoveries
 

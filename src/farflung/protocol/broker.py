@@ -172,7 +172,7 @@ class BrokerMachine:
             raise InputError(f"a worker called {event.name!r} is connected already; choose another name with --name")
         self.gone.pop(event.name, None)
         self.members[event.name] = Member(name=event.name, address=event.address, offer=event.offer, generation=event.generation)
-        return []
+        return [] if event.wants is None else self._wants(event.wants)
 
     def _wants(self, event: MemberWants) -> list[Command]:
         member = self.members.get(event.name)

@@ -65,16 +65,6 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberJoined:
-    """A worker opened its session; ``address`` is where its peers reach it."""
-
-    name: str
-    address: str
-    offer: Offer
-    generation: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberWants:
     """A worker's owner has other wishes: to be left out for a while, or to go (``parting``: ``drain``, ``leave``).
 
@@ -85,6 +75,17 @@ class MemberWants:
     paused: bool = False
     parting: str = ""
     memory: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberJoined:
+    """A worker opened its session; ``address`` is where its peers reach it, ``wants`` what its owner wants (None: nothing)."""
+
+    name: str
+    address: str
+    offer: Offer
+    generation: int = 0
+    wants: MemberWants | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,8 +165,8 @@ class Sessions:
             if holds is not None and not runs.returns(name, holds):
                 session.outgoing.put(Frame("forget", {"run": holds.run}))
             runs.reaching.joined(name, address)
-            runs.handle(MemberJoined(name=name, address=address, offer=offer, generation=session.generation))
-            _hear_wishes(runs, name, hello.header)
+            wants = _wishes(runs, name, hello.header)  # no run may begin on it that its owner does not want there
+            runs.handle(MemberJoined(name=name, address=address, offer=offer, generation=session.generation, wants=wants))
         except FarflungError:
             self._leave(session)
             raise
@@ -249,7 +249,7 @@ def _take(runs: Runs, name: str, frame: Frame) -> None:
         runs.measured(_measured(name, frame.header))
         return
     if frame.kind == "wants":
-        _hear_wishes(runs, name, frame.header)
+        runs.handle(_wishes(runs, name, frame.header))
         return
     if frame.kind == "probed":
         runs.probing.answer(name, text(frame.header, "peer", limit=100), read_probe(frame.header))
@@ -336,13 +336,14 @@ def _read_told(told: object) -> list[StepReport]:
     return [read_report(one) for one in told]
 
 
-def _hear_wishes(runs: Runs, name: str, header: Mapping[str, Any]) -> None:
+def _wishes(runs: Runs, name: str, header: Mapping[str, Any]) -> MemberWants:
+    """What the owner of ``name`` wants; its cap holds at once."""
     parting = text(header, "parting", limit=20) if "parting" in header else ""
     if parting not in list(Parting):
         raise WireError(f"bad message: 'parting' must be drain, leave or nothing, got {parting!r:.40}")
     memory = number(header, "memory", low=1.0) if header.get("memory") is not None else None
     runs.links.put_owner_cap(name, number(header, "bandwidth", low=1.0) if header.get("bandwidth") is not None else None)
-    runs.handle(MemberWants(name=name, paused=header.get("paused") is True, parting=parting, memory=memory))
+    return MemberWants(name=name, paused=header.get("paused") is True, parting=parting, memory=memory)
 
 
 def _measured(name: str, header: Mapping[str, Any]) -> MemberMeasured:
