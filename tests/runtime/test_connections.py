@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from loopback import Finished, Loopback, text_job
 
 from farflung.errors import ConnectionLost
+from farflung.runtime.broker import Broker
 from farflung.runtime.membership import join
+from farflung.runtime.runs import Runs
 from farflung.runtime.sessions import Sessions
 from farflung.runtime.work import Work
 from farflung.runtime.worker import Worker, WorkerOptions
@@ -47,6 +51,82 @@ def test_a_name_is_free_again_whatever_the_loss_does() -> None:
     with pytest.raises(RuntimeError, match="a defect"):
         sessions._read(cast(Any, Broken()), session, iter(()))
     assert not sessions.serves("w")
+
+
+def test_whatever_becomes_of_one_member_the_others_are_looked_after() -> None:
+    said: list[str] = []
+    sessions = Sessions(said.append)
+    looks: list[float] = []
+
+    def look(runs: object, now: float) -> None:
+        looks.append(now)
+        if len(looks) == 3:
+            sessions.close()
+        raise OSError("the disk is full")
+
+    sessions.look = look  # type: ignore[method-assign]
+    sessions.watch(cast(Any, None))
+    assert len(looks) == 3
+    assert said == ["warning: what came of a lost worker failed: OSError: the disk is full"] * 3
+
+
+def test_a_worker_that_obeys_for_long_does_not_take_the_broker_for_gone() -> None:
+    class Session:
+        def __init__(self) -> None:
+            self.over, self.waiting, self.beats, self.closed = self, False, 0, False
+
+        def wait(self, seconds: float) -> bool:
+            return self.closed or self.beats == 20
+
+        def send(self, frame: object) -> None:
+            self.beats += 1
+
+        def close(self) -> None:
+            self.closed = True
+
+    said: list[str] = []
+    worker = SimpleNamespace(_lease=5.0, _heard=time.monotonic() - 1000, _obeying=True, _say=said.append)
+    busy = Session()
+    Worker._beat(cast(Any, worker), cast(Any, busy))
+    assert (busy.beats, busy.closed, said) == (20, False, [])
+    worker._heard, worker._obeying = time.monotonic() - 1000, False
+    silent = Session()
+    Worker._beat(cast(Any, worker), cast(Any, silent))
+    assert silent.closed
+    assert said[0].startswith("nothing was heard of the broker for 1")
+
+
+def test_runs_whose_files_are_being_written_do_not_hold_up_an_end() -> None:
+    runs = Runs(lambda name, frame: None, print)
+    writes, goes_on, failed = threading.Event(), threading.Event(), list[Exception]()
+
+    def write() -> None:
+        writes.set()
+        goes_on.wait(PATIENCE)
+        raise OSError("interrupted")
+
+    def submit() -> None:
+        try:
+            runs.submit(cast(Any, SimpleNamespace(run="r")), write)
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    assert writes.wait(PATIENCE)
+    runs.close()
+    goes_on.set()
+    thread.join(PATIENCE)
+    assert len(failed) == 1
+
+
+def test_nothing_fails_because_nobody_can_be_told(tmp_path: Path) -> None:
+    def say(line: str) -> None:
+        raise BrokenPipeError("the terminal is gone")
+
+    broker = Broker(tmp_path, listen="127.0.0.1:0", say=say)
+    broker._say("a line")
+    broker.close()
 
 
 def test_a_broker_that_ends_says_goodbye(home: Path) -> None:

@@ -163,7 +163,7 @@ class Wires:
 
     def send(self, name: str, frame: Frame) -> None:
         self.asked.append((name, *frame.header["peers"]))
-        self.reaching.answer(name, {peer: (name, peer) in self.can for peer in frame.header["peers"]})
+        self.reaching.answer(name, frame.header["question"], {peer: (name, peer) in self.can for peer in frame.header["peers"]})
 
     def join(self, everybody: list[Member]) -> None:
         for member in everybody:
@@ -263,3 +263,25 @@ def test_figures_through_a_relay_count_for_pairs_that_need_it_only() -> None:
     assert found.link(a, b).bandwidth == BytesPerSecond(1e6)
     assert found.link(b, a).latency == Seconds(0.1)
     assert table.relays([(a, b), (a, "c")]) == {(a, b): "r"}
+
+
+def test_answers_belong_to_their_question() -> None:
+    """Late answers, those of others and those that say nothing of a member are not taken for what was asked."""
+    asked: list[int] = []
+
+    def send(name: str, frame: Frame) -> None:
+        question = frame.header["question"]
+        asked.append(question)
+        reaching.answer(name, question - 1, {"b": False, "c": False})  # to an older question
+        reaching.answer("z", question, {"b": False, "c": False})
+        reaching.answer(name, question, {"b": True} if len(asked) == 1 else {"c": True})
+
+    reaching = Reaching(send, None, patience=PATIENCE)
+    for name in "abc":
+        reaching.joined(name, "" if name == "a" else "1")
+    places = {"b": "1", "c": "1"}
+    reaching._ask([("a", "b"), ("a", "c")], places)
+    assert reaching._known == {("a", "b"): True}
+    reaching._ask([("a", "b"), ("a", "c")], places)
+    assert reaching._known == {("a", "b"): True, ("a", "c"): True}
+    assert len(set(asked)) == 2

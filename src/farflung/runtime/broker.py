@@ -10,7 +10,7 @@ import fcntl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -63,6 +63,16 @@ def _nobody(line: str) -> None:
     del line
 
 
+def _safely(say: Callable[[str], None]) -> Callable[[str], None]:
+    """``say``, but nothing fails because nobody can be told (a closed terminal, a broken pipe, a full disk)."""
+
+    def told(line: str) -> None:
+        with suppress(OSError, ValueError):
+            say(line)
+
+    return told
+
+
 class Broker:
     """Listens at two ports: one for those with a ticket, one (given on joining) for members with certificates."""
 
@@ -86,6 +96,7 @@ class Broker:
             SecurityError: the files of ``home`` are damaged.
         """
         self.home = home
+        say = _safely(say)
         self._lock, self._say = _own(home), say
         try:
             self._open(listen, advertise, say, judge, limits or UploadLimits())
@@ -108,16 +119,17 @@ class Broker:
         self._journal = Journal(self.home / "journal.sqlite", say)
         self._runs.note = self._journal.note
         restore(self._journal, self.home / "runs", self._runs, say)
-        self._server = RpcServer(self._credentials)
-        self._server.unary("join", self._join, anonymous=True)
+        self._door, self._server = RpcServer(self._credentials, door=True), RpcServer(self._credentials)
+        self._door.unary("join", self._join, anonymous=True)
         self._server.unary("renew", self._renew)
         self._server.session("session", lambda call, frames: self._sessions.serve(self._runs, call, frames))
         self._methods.register(self._server)
         host, port = _split(listen)
-        door = self._server.listen(listen, anonymous=True)
+        door = self._door.listen(listen, anonymous=True)
         self._member_port = self._listen_for_members(host, int(door.rpartition(":")[2]), fixed=port != 0)
         self.address = f"{advertise or reachable_host(host)}:{door.rpartition(':')[2]}"
         self._server.start()
+        self._door.start()
         threading.Thread(target=self._sessions.watch, args=(self._runs,), name="leases", daemon=True).start()
 
     @property
@@ -140,14 +152,12 @@ class Broker:
 
     def close(self) -> None:
         """End all runs and sessions; workers see their broker go."""
-        self._runs.close()
-        if self._methods.mirror is not None:
-            self._methods.mirror.close()
-        self._methods.close()
-        self._sessions.close()
-        self._server.close()
-        self._journal.close()
-        self._lock.close()
+        mirror = self._methods.mirror
+        parts = (self._door, self._runs, mirror, self._methods, self._sessions, self._server, self._journal, self._lock)
+        with ExitStack() as all_of_them:  # whatever goes wrong with one, the others are closed
+            for part in reversed(parts):
+                if part is not None:
+                    all_of_them.callback(part.close)
 
     def _listen_for_members(self, host: str, door: int, *, fixed: bool) -> int:
         """The port that it was when ``door`` was opened last, so that members find a broker that was started again."""

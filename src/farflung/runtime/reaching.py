@@ -7,6 +7,7 @@ a worker is asked to dial the others, and they to dial it. What nobody asked abo
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from typing import Any
 from farflung.cluster.relays import Pair, pair_of
 from farflung.errors import FarflungError, WireError
 from farflung.protocol.broker import Member
-from farflung.runtime.fields import table
+from farflung.runtime.fields import table, whole
 from farflung.wire.frames import Frame
 
 __all__ = ["DIAL_SECONDS", "Reaching"]
@@ -41,7 +42,9 @@ class Reaching:
         self._open: dict[str, Future[bool]] = {}
         #: (from, to) -> whether the one can dial the other
         self._known: dict[tuple[str, str], bool] = {}
-        self._waiting: dict[str, Future[Mapping[str, Any]]] = {}
+        #: question -> who was asked, and the answer
+        self._waiting: dict[int, tuple[str, Future[Mapping[str, Any]]]] = {}
+        self._questions = itertools.count(1)
 
     def joined(self, name: str, address: str) -> None:
         """A worker is there: what was known of it is old, and it is dialled (on a thread of its own)."""
@@ -57,14 +60,19 @@ class Reaching:
 
     def gone(self, name: str) -> None:
         """Do not wait for ``name``."""
-        self.answer(name, {})
-
-    def answer(self, name: str, found: Mapping[str, Any]) -> None:
-        """``name`` has tried to dial the members in ``found`` (member -> whether it could)."""
         with self._lock:
-            waiting = self._waiting.pop(name, None)
-        if waiting is not None:
-            waiting.set_result(found)
+            asked = [question for question, (one, _) in self._waiting.items() if one == name]
+        for question in asked:
+            self.answer(name, question, {})
+
+    def answer(self, name: str, question: int, found: Mapping[str, Any]) -> None:
+        """``name``, asked the ``question``, has tried to dial the members in ``found`` (member -> whether it could)."""
+        with self._lock:
+            asked, waiting = self._waiting.get(question, ("", None))
+            if asked != name or waiting is None:
+                return  # too late, or of somebody else
+            del self._waiting[question]
+        waiting.set_result(found)
 
     def dialable(self, name: str, patience: float = 0.0) -> bool:
         """Whether the broker can dial ``name``, as far as is known after ``patience`` seconds."""
@@ -120,16 +128,19 @@ class Reaching:
                     asked.setdefault(source, {})[target] = addresses[target]
                 else:
                     self._known[source, target] = False
-            futures = {name: self._waiting.setdefault(name, Future()) for name in asked}
-        for name, peers in asked.items():
-            self._send(name, Frame("reach", {"peers": peers, "seconds": DIAL_SECONDS}))
-        for name, future in futures.items():
+            questions = {next(self._questions): name for name in asked}
+            futures: dict[int, Future[Mapping[str, Any]]] = {question: Future() for question in questions}
+            self._waiting |= {question: (name, futures[question]) for question, name in questions.items()}
+        for question, name in questions.items():
+            self._send(name, Frame("reach", {"question": question, "peers": asked[name], "seconds": DIAL_SECONDS}))
+        for question, future in futures.items():
             found: Mapping[str, Any] = {}
             with suppress(TimeoutError):
                 found = future.result(self._patience)
+            name = questions[question]
             with self._lock:
-                self._waiting.pop(name, None)
-                self._known |= {(name, target): found.get(target) is True for target in asked[name]}
+                self._waiting.pop(question, None)
+                self._known |= {(name, target): found[target] for target in asked[name] if target in found}
 
     def _try(self, name: str, address: str, found: Future[bool]) -> None:
         assert self._dial is not None
@@ -143,8 +154,8 @@ class Reaching:
             found.set_result(True)
 
 
-def read_reached(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A worker's answer.
+def read_reached(header: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+    """A worker's answer: to which question, and what it reached.
 
     Raises:
         WireError: it is malformed.
@@ -152,4 +163,4 @@ def read_reached(header: Mapping[str, Any]) -> Mapping[str, Any]:
     found = table(header, "found")
     if not all(isinstance(value, bool) for value in found.values()):
         raise WireError("bad message: what was reached must be true or false")
-    return found
+    return whole(header, "question"), found

@@ -216,7 +216,10 @@ class Runs:
     def close(self) -> None:
         """End what still goes on."""
         for live in self.all():
-            self.handle(RunFailed(run=live.run, cause="the broker was ended", kind="ConnectionLost"))
+            with self.changed:
+                known = live.run in self.machine.runs  # else its files are being written
+            if known:
+                self.handle(RunFailed(run=live.run, cause="the broker was ended", kind="ConnectionLost"))
 
     # -- the machine's commands ---------------------------------------------------------------------------------------
 

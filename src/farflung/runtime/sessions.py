@@ -132,7 +132,10 @@ class Sessions:
     def watch(self, runs: Runs) -> None:
         """Look after the leases until ``close``, on the calling thread."""
         while not self._ended.wait(_TICK):
-            self.look(runs, time.monotonic())
+            try:
+                self.look(runs, time.monotonic())
+            except Exception as error:  # noqa: BLE001 - whatever became of one member, the others must be looked after
+                self._say(f"warning: what came of a lost worker failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End all sessions, and refuse new ones."""
@@ -255,7 +258,7 @@ def _take(runs: Runs, name: str, frame: Frame) -> None:
         runs.probing.answer(name, text(frame.header, "peer", limit=100), read_probe(frame.header))
         return
     if frame.kind == "reached":
-        runs.reaching.answer(name, read_reached(frame.header))
+        runs.reaching.answer(name, *read_reached(frame.header))
         return
     run = text(frame.header, "run", limit=200)
     if frame.kind == "relayed":

@@ -100,7 +100,7 @@ class Worker:
         self._session: RpcSession | None = None
         #: Why the broker said goodbye, once it has.
         self._dismissed = ""
-        self._lease, self._heard = float(LEASE), 0.0
+        self._lease, self._heard, self._obeying = float(LEASE), 0.0, False
         self._wishes: dict[str, Any] = {}
         #: Told what the owner said elsewhere, through the broker.
         self.on_owner: Callable[[Mapping[str, Any]], None] = _ignore
@@ -142,8 +142,9 @@ class Worker:
         beats.start()
         try:
             for frame in session:
-                self._heard = time.monotonic()
+                self._obeying = True  # what comes meanwhile waits, and is no silence
                 self._obey(frame)
+                self._heard, self._obeying = time.monotonic(), False
         except ConnectionLost:
             if not (self._leaving.is_set() or self._dismissed):
                 raise
@@ -175,6 +176,8 @@ class Worker:
             now = time.monotonic()
             self._heard = max(self._heard, now - self._lease / 2) if now - looked > self._lease / 2 else self._heard
             looked = now  # a worker that was stopped itself has heard nobody: first it reads what came
+            if self._obeying:
+                self._heard = now
             if now - self._heard > self._lease:
                 self._say(f"nothing was heard of the broker for {Seconds(now - self._heard)}")
                 session.close()
@@ -342,7 +345,7 @@ class Worker:
         for each in tries:
             each.join()
         with suppress(ConnectionLost):
-            self.report("reached", found=found)
+            self.report("reached", question=frame.header.get("question"), found=found)
 
     def _about_relays(self, frame: Frame) -> None:
         """Through whom peers are reached; or relay for a run, or no more (then the broker is told what was carried)."""

@@ -50,7 +50,12 @@ class CallThreads(futures.ThreadPoolExecutor):
         thread = threading.Thread(target=run, name=f"{self._name}-call", daemon=True)
         with self._guard:
             self._running.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: this call has none, but gRPC's own thread must live
+            with self._guard:
+                self._running.discard(thread)
+            future.set_exception(error)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

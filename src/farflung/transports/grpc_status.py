@@ -48,6 +48,8 @@ def explain(failure: Any, peer: str, address: str) -> FarflungError:
             return lost(peer, address, "no answer in time")
         case grpc.StatusCode.UNIMPLEMENTED:
             return VersionError(f"{peer} at {address} does not know this call; install the same farflung on both machines")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if "Concurrent RPC limit" in details:
+            return ConnectionLost(f"{peer} at {address} has too many calls at once; try again in a minute")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return WireError(f"{peer} at {address} refused a message: {details}")
         case grpc.StatusCode.UNKNOWN:

@@ -1,8 +1,8 @@
 """The serving end of the control plane: named methods that take and give frames, over gRPC.
 
 Three kinds: ``unary`` (frame in, frame out), ``stream`` (frame in, frames out) and ``session`` (frames both ways). A server may
-listen at several addresses: one for members, who prove their names with certificates, and one for those who have only a
-ticket yet; gRPC for Python can't ask for a certificate without insisting on it.
+be a door, for those who have only a ticket yet (gRPC for Python can't ask for a certificate without insisting on it): whoever
+finds its address may call, so it takes small messages, few calls at a time, and breaks off those that last.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ __all__ = [
 #: What one frame of the control plane may hold; larger things travel as streams of frames.
 RPC_LIMITS = FrameLimits(max_header=16 << 20, max_bytes=64 << 20)
 RPC_PREFIX = "/farflung.Control/"
+#: At a door: what one frame may hold, calls at a time, and seconds that a caller may stay connected.
+_DOOR_LIMITS, _DOOR_CALLS, _DOOR_SECONDS = FrameLimits(max_header=1 << 16, max_bytes=1 << 10, max_sections=1), 64, 20.0
 
 
 class Call:
@@ -85,13 +87,23 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
     """Register methods, ``listen`` at one or more addresses, ``start``, ``close``."""
 
     def __init__(
-        self, security: Credentials | Insecure, *, config: TransportConfig | None = None, limits: FrameLimits = RPC_LIMITS
+        self,
+        security: Credentials | Insecure,
+        *,
+        config: TransportConfig | None = None,
+        limits: FrameLimits = RPC_LIMITS,
+        door: bool = False,
     ) -> None:
+        """``door``: for callers of whom nothing is known; ``limits`` are its own then."""
+        limits = _DOOR_LIMITS if door else limits
         self._security, self._limits = security, limits
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._threads = CallThreads("control")
         options = channel_options(config or TransportConfig(), max_message(limits))
-        self._server = grpc.server(self._threads, [self], options=options)
+        if door:
+            longest = int(_DOOR_SECONDS * 1000)
+            options += [("grpc.max_connection_age_ms", longest), ("grpc.max_connection_age_grace_ms", longest)]
+        self._server = grpc.server(self._threads, [self], options=options, maximum_concurrent_rpcs=_DOOR_CALLS if door else None)
 
     def unary(self, name: str, handler: UnaryHandler, *, anonymous: bool = False) -> None:
         """Serve ``name`` with one frame for one frame; ``anonymous`` lets in callers without a certificate."""

@@ -196,10 +196,13 @@ class Forwarder:
                 now = time.monotonic()
                 if now - swept > _TICK:  # whose ends are both gone without a word
                     swept = now
-                    touched |= {one for one in self._splices if now - one.moved_at > _IDLE_SECONDS}
+                    with self._lock:
+                        touched |= {one for one in self._splices if now - one.moved_at > _IDLE_SECONDS}
                 for splice in touched:
                     self._serve(chosen, splice, now)
-            for splice in list(self._splices):
+            with self._lock:
+                left = list(self._splices)
+            for splice in left:
                 self._end(chosen, splice)
 
     def _serve(self, chosen: selectors.BaseSelector, splice: _Splice, now: float) -> None:
