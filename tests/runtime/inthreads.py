@@ -125,6 +125,8 @@ class Case:
     replicas: Mapping[int, Sequence[tuple[str, range]]] = field(default_factory=dict)
     #: stage -> how its replicas sum, where not in the job's order
     adds: Mapping[int, Reduction] = field(default_factory=dict)
+    #: how many steps of a period each pipeline takes (empty: what the planner finds)
+    local_steps: tuple[int, ...] = ()
     #: steps whose inputs are multiplied, and by what
     spoilt: Mapping[int, float] = field(default_factory=dict)
 
@@ -177,7 +179,9 @@ def hand_plan(case: Case, graph: Graph) -> Plan:
     names = plan.devices
     topology = Topology.preset(f"homogeneous-{len(names)}")
     topology = topology.rename(dict(zip(topology.names, names, strict=True)))
-    return with_sync(plan, graph, cut(graph, plan.bounds), topology, case.job, CostTables(graph).table("cpu"))
+    plan = with_sync(plan, graph, cut(graph, plan.bounds), topology, case.job, CostTables(graph).table("cpu"))
+    assert plan.sync is not None
+    return replace(plan, sync=replace(plan.sync, local_steps=case.local_steps)) if case.local_steps else plan
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from farflung.errors import PlanError
 from farflung.plan.model import Plan
 from farflung.plan.synchronization import strategy_of, world_of
 from farflung.runtime.averaging import Averager, Outcome
+from farflung.runtime.executor import Executor
+from farflung.schedules.base import Action
 from farflung.sync import STRATEGIES, Sent, get_strategy
 from farflung.testing.replicas import Group, Task
 
@@ -183,7 +186,66 @@ class Scored(nn.Module):
 
 @pytest.mark.parametrize("strategy", SPECIFIED)
 def test_workers_do_what_the_specification_in_numpy_does(strategy: str) -> None:
-    case = other(case_of(strategy, SPECIFIED[strategy], grid=False, steps=7), make=straight)
+    as_specified(other(case_of(strategy, SPECIFIED[strategy], grid=False, steps=7), make=straight))
+
+
+BY_SPEED: dict[str, tuple[str, dict[str, Any], str, tuple[int, int]]] = {
+    "local_sgd, the leader is slow": ("local_sgd", {"sync_every": 4}, "adamw", (1, 4)),
+    "local_sgd, the other is slow": ("local_sgd", {"sync_every": 3}, "sgd", (3, 2)),
+    "diloco": ("diloco", {"sync_every": 3, "outer_lr": 0.8}, "momentum", (3, 1)),
+    "co2": ("co2", {"sync_every": 3}, "sgd", (2, 3)),
+}
+
+
+@pytest.mark.parametrize(("strategy", "settings", "optimizer", "steps"), BY_SPEED.values(), ids=BY_SPEED)
+def test_workers_with_unequal_steps_do_what_the_specification_does(
+    strategy: str, settings: dict[str, Any], optimizer: str, steps: tuple[int, int]
+) -> None:
+    case = case_of(strategy, settings | {"by_speed": True}, grid=False, steps=8, optimizer=OPTIMIZERS[optimizer])
+    as_specified(other(case, make=straight, local_steps=steps))
+
+
+def test_pipelines_of_two_stages_rest_together() -> None:
+    """Tied weights between stages, too; replicas agree at the end, and every step has the losses of those who took it."""
+    case = case_of("local_sgd", {"sync_every": 2, "by_speed": True}, steps=4)
+    ran = run_threads(other(case, local_steps=(2, 1)))
+    assert [len(report.losses) for report in ran.reports] == [4, 2, 4, 2]
+    assert all(np.isfinite(loss) for loss in ran.losses)
+    for one, two in (("a", "c"), ("b", "d")):
+        assert_agreed("local_sgd", ran.held[one], ran.held[two])
+    sizes, losses = [3, 2], ran.reports[1].losses
+    assert ran.losses[1] == pytest.approx(np.dot(sizes, losses) / sum(sizes))
+
+
+def test_the_fast_go_on_while_the_slow_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last backward of the slow one's step ends only when the fast one has begun its next step."""
+    forward, backward, on = Executor._forward, Executor._backward, threading.Event()
+
+    def ahead(self: Executor, step: int, action: Action, losses: dict[int, float]) -> None:
+        if (self.setup.device, step) == ("a", 1):
+            on.set()
+        forward(self, step, action, losses)
+
+    def behind(self: Executor, step: int, action: Action) -> None:
+        if (self.setup.device, step, action.micro_batch) == ("c", 0, 3):
+            assert on.wait(60), "the fast one waits for the slow one"
+        backward(self, step, action)
+
+    monkeypatch.setattr(Executor, "_forward", ahead)
+    monkeypatch.setattr(Executor, "_backward", behind)
+    case = case_of("local_sgd", {"sync_every": 2, "by_speed": True}, grid=False, steps=2)
+    assert len(run_threads(other(case, local_steps=(2, 1))).losses) == 2
+
+
+def test_who_rests_in_no_step_changes_nothing() -> None:
+    case = case_of("local_sgd", {"sync_every": 2}, grid=False)
+    paced = case_of("local_sgd", {"sync_every": 2, "by_speed": True}, grid=False)
+    assert differing(run_threads(case).states, run_threads(other(paced, local_steps=(2, 2))).states) == []
+
+
+def as_specified(case: Case) -> None:
+    """Workers against ``testing.replicas``."""
+    strategy = case.job.sync.strategy
     plan = hand_plan(case, case.graphs()[4])
     assert plan.sync is not None
     names = [layer.parameters for layer in plan.sync.layers[0]]
@@ -225,7 +287,7 @@ def test_workers_do_what_the_specification_in_numpy_does(strategy: str) -> None:
         layers = group.replicas[rank].parameters
         if averaged:  # workers end in agreement
             rows = [replica.parameters for replica in group.replicas]
-            layers = [sum(share * row[i] for share, row in zip(world.shares, rows, strict=True)) for i in range(len(names))]
+            layers = [sum(share * row[i] for share, row in zip(world.weights, rows, strict=True)) for i in range(len(names))]
         for name, tensor in split([np.asarray(layer, np.float32) for layer in layers]).items():
             np.testing.assert_allclose(ran.held[device][name], tensor.numpy(), rtol=1e-4, atol=1e-5, err_msg=f"{device} {name}")
 

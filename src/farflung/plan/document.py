@@ -178,7 +178,8 @@ def _choice(entry: object, where: str) -> CodecChoice:
 
 
 def _sync_body(sync: SyncPlan) -> dict[str, object]:
-    return {
+    taken = {"local_steps": list(sync.local_steps)} if sync.local_steps else {}
+    return taken | {
         "strategy": sync.strategy,
         "settings": {key: [list(item) for item in value] if isinstance(value, tuple) else value for key, value in sync.settings},
         "layers": [
@@ -189,7 +190,8 @@ def _sync_body(sync: SyncPlan) -> dict[str, object]:
 
 
 def _sync(entry: object) -> SyncPlan:
-    table = _table(entry, "sync", {"strategy", "settings", "layers"})
+    extra = {"local_steps"} if isinstance(entry, dict) and "local_steps" in entry else set()
+    table = _table(entry, "sync", {"strategy", "settings", "layers"} | extra)
     settings = table["settings"]
     if not isinstance(settings, dict):
         raise _fail("sync.settings", "an object", settings)
@@ -201,6 +203,9 @@ def _sync(entry: object) -> SyncPlan:
         strategy=_text(table["strategy"], "sync.strategy"),
         settings=tuple((str(key), _setting(f"sync.settings.{key}", value)) for key, value in settings.items()),
         layers=tuple(layers),
+        local_steps=tuple(
+            _count(item, "sync.local_steps", 1) for item in _list(table.get("local_steps", []), "sync.local_steps")
+        ),
     )
 
 

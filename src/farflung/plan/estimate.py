@@ -458,9 +458,10 @@ def _times(plan: Plan, topology: Topology, lowered: _Lowered) -> PipelineTimes:
                 forth = _transfer(topology, names[i], names[j], flow.forward_bytes)
                 edges.append(TimedEdge(source=i, target=j, forward=forth, backward=back))
     largest = max(plan.micro_batch_sizes)
+    taken = [plan.steps_taken(stage.index, stage.device) for stage in replicas]  # on average over a period
     return PipelineTimes(
-        forward=[stage.forward_seconds for stage in replicas],
-        backward=[stage.backward_seconds for stage in replicas],
+        forward=[stage.forward_seconds * part for stage, part in zip(replicas, taken, strict=True)],
+        backward=[stage.backward_seconds * part for stage, part in zip(replicas, taken, strict=True)],
         device=[topology.index(name) for name in names],
         edges=edges,
         exchanges=[

@@ -93,12 +93,14 @@ Setting = int | float | bool | str | tuple[tuple[int, ...], ...]
 class SyncPlan:
     """How replicas agree: a strategy of ``farflung.sync`` by name, its settings, and the layers of each stage.
 
-    Replica k of every stage together are pipeline k; pipelines compute the same micro-batches in all stages.
+    Replica k of every stage together are pipeline k; pipelines compute the same micro-batches in all stages. ``local_steps``: how
+    many steps of a period each pipeline takes (empty: all).
     """
 
     strategy: str
     settings: tuple[tuple[str, Setting], ...] = ()
     layers: tuple[tuple[SyncLayer, ...], ...] = ()
+    local_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +143,12 @@ class Plan:
     def device_of(self, stage: int, micro_batch: int) -> str:
         """Where ``micro_batch`` of ``stage`` is computed."""
         return next(r.device for r in self.replicas_of(stage) if r.first <= micro_batch < r.end)
+
+    def steps_taken(self, stage: int, device: str) -> float:
+        """The share of the steps in which the replica of ``stage`` on ``device`` computes."""
+        if self.sync is None or not self.sync.local_steps:
+            return 1.0
+        return self.sync.local_steps[self.stages[stage].devices.index(device)] / max(self.sync.local_steps)
 
     @property
     def replicated(self) -> bool:

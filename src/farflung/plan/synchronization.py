@@ -17,6 +17,7 @@ from farflung.job.spec import JobSpec
 from farflung.plan.adding import with_adding
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
 from farflung.sync import LayerInfo, Sent, Strategy, World, adds_up, check_clipping, explain, get_strategy, link_share
+from farflung.sync.pacing import local_steps
 from farflung.units import Bytes, Seconds
 
 __all__ = ["check_fits", "check_sync", "named_sync", "strategy_of", "sync_lines", "with_sync", "world_of"]
@@ -50,7 +51,7 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
             nbytes = sum(graph.state[name].spec.nbytes for name in names)
             found.append(SyncLayer(parameters=names, bp_seconds=flops / speed, comm_seconds=nbytes * share / rate))
         layers.append(tuple(found))
-    planned = replace(plan, sync=replace(sync, layers=tuple(layers)))
+    planned = replace(plan, sync=replace(sync, layers=tuple(layers), local_steps=_local_steps(plan, sync, topology, cost)))
     check_sync(planned, graph, job)
     return planned
 
@@ -93,7 +94,7 @@ def world_of(plan: Plan, graph: Graph, job: JobSpec, stage: int, rank: int = 0) 
     )
     replicas = plan.replicas_of(stage)
     shares = tuple(sum(job.weight(index) for index in replica.micro_batches) for replica in replicas)
-    return World(rank=rank, members=len(replicas), layers=infos, shares=shares)
+    return World(rank=rank, members=len(replicas), layers=infos, shares=shares, local_steps=plan.sync.local_steps)
 
 
 def sync_lines(plan: Plan, graph: Graph, job: JobSpec) -> list[str]:
@@ -132,6 +133,7 @@ def check_sync(plan: Plan, graph: Graph, job: JobSpec) -> None:
         raise PlanError(f"the plan has layers of {len(plan.sync.layers)} stages to synchronize and {len(plan.stages)} stages")
     try:
         strategy = strategy_of(plan)
+        _check_local_steps(strategy, plan)
         check_fits(strategy, job)
         _check_patience(strategy, plan, job)
         for stage in plan.stages:
@@ -153,6 +155,28 @@ def check_fits(strategy: Strategy, job: JobSpec) -> None:
             f"codec.name = {job.codec.name!r}: {strategy.name} compares two losses that lie close together, and a codec between "
             "stages would blur both; set 'identity'"
         )
+
+
+def _local_steps(plan: Plan, sync: SyncPlan, topology: Topology, cost: OpCost) -> tuple[int, ...]:
+    """Of each pipeline, where the strategy lets slower ones take fewer: by the time of its step, as FusionLLM's equation (3)."""
+    strategy = strategy_of(replace(plan, sync=sync))
+    if not getattr(strategy, "by_speed", False) or len({len(stage.devices) for stage in plan.stages}) > 1:
+        return ()
+    largest, seconds = max(plan.micro_batch_sizes), []
+    for number in range(len(plan.stages[0].devices)):
+        samples = sum(plan.micro_batch_sizes[index] for index in plan.replicas_of(0)[number].micro_batches)
+        parts = [
+            float(
+                cost.forward_sum[stage.stop]
+                - cost.forward_sum[stage.start]
+                + cost.backward_sum[stage.stop]
+                - cost.backward_sum[stage.start]
+            )
+            / float(topology.device(stage.devices[number]).achieved)
+            for stage in plan.stages
+        ]
+        seconds.append(sum(parts) + (samples / largest - 1.0) * max(parts))
+    return local_steps(seconds, int(getattr(strategy, "sync_every", 1)))
 
 
 def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[tuple[tuple[str, ...], float]]:
@@ -183,6 +207,14 @@ def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[t
         else:
             before += flops
     return found
+
+
+def _check_local_steps(strategy: Strategy, plan: Plan) -> None:
+    given = () if plan.sync is None else plan.sync.local_steps
+    period = getattr(strategy, "sync_every", 1) if getattr(strategy, "by_speed", False) else 0
+    if given and max(given) != period:
+        rule = f"the fastest takes all {period} of a period" if period else "replicas take all steps unless by_speed = true"
+        raise InputError(f"local_steps = {list(given)}: {rule}; plan again")
 
 
 def _check_patience(strategy: Strategy, plan: Plan, job: JobSpec) -> None:

@@ -57,9 +57,12 @@ class Replicating:
         groups = _groups(problem, job.plan.replicas)
         heads = [_head(topology, group) for group in groups]
         members = {head.name: group for head, group in zip(heads, groups, strict=True)}
+        pace = None if job.sync.strategy == "exact" else _pace(topology, groups)
 
         def spread(plain: Plan) -> Plan:
-            return replace(plain, stages=tuple(_spread(topology, stage, members[stage.device], job) for stage in plain.stages))
+            return replace(
+                plain, stages=tuple(_spread(topology, stage, members[stage.device], job, pace) for stage in plain.stages)
+            )
 
         judge, given = self._evaluate, job.plan.model_copy(update={"replicas": 1})
         inner = self._inside(None if judge is None else lambda plain: judge(spread(plain)))
@@ -164,7 +167,13 @@ def _between(topology: Topology, groups: Sequence[Sequence[int]], heads: Sequenc
     return Topology.from_matrices(alpha, beta, heads, name=f"groups of {topology.name}")
 
 
-def _spread(topology: Topology, stage: Stage, group: Sequence[int], job: JobSpec) -> Stage:
-    ranges = shares([float(topology.devices[i].achieved) for i in group], job)
+def _pace(topology: Topology, groups: Sequence[Sequence[int]]) -> list[float]:
+    """The speed of each pipeline of replicas that train alone: of its slowest device. They have the same share in all stages."""
+    return [min(float(topology.devices[i].achieved) for i in members) for members in zip(*groups, strict=True)]
+
+
+def _spread(topology: Topology, stage: Stage, group: Sequence[int], job: JobSpec, pace: Sequence[float] | None = None) -> Stage:
+    """``pace``: of each member's pipeline (None: members count by themselves)."""
+    ranges = shares([float(topology.devices[i].achieved) for i in group] if pace is None else pace, job)
     held = tuple(Replica(device=topology.names[i], first=a, end=b) for i, (a, b) in zip(group, ranges, strict=True))
     return replace(stage, device=held[0].device, replicas=held)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from farflung.runtime.setup import Phase, RunHooks, RunSetup, StepReport
 from farflung.runtime.side import Pass, evaluate, generate
 from farflung.runtime.slopes import Slopes
 from farflung.runtime.synchronizer import Synchronizer
+from farflung.runtime.taking import Taking
 from farflung.runtime.values import Courier
 from farflung.runtime.verdicts import Verdicts
 from farflung.schedules import Progress, as_ready, get_schedule
@@ -76,7 +77,8 @@ class Executor:
         self._kept_committed = setup.committed if setup.kept_committed is None else setup.kept_committed
         self.commits = Committing(self)
         self.copies = Copies(self, setup.rounds)
-        self._verdicts = Verdicts(setup, hooks, self.mailbox, self.courier, self.copies.due)
+        self._taking = Taking(setup, self.sync)
+        self._verdicts = Verdicts(setup, hooks, self.mailbox, self.courier, self.copies.due, self._taking.part)
         #: Whether ``gradients`` shall hold those of the last step, as they are before clipping.
         self.keep_gradients = False
         self.gradients: dict[str, Array] = {}
@@ -251,16 +253,20 @@ class Executor:
         if self.sync is not None:
             self.sync.begin(step, rates(setup.job, step))
         self.commits.begin(self._carried() if setup.job.on_nan == "skip" or self.commits.keeps else {})
-        losses = self._pipeline(step, meter) if self.slopes is None else self._probe(self.slopes, step, meter)
+        rests = not self._taking.part(step, setup.device)
+        if rests:
+            losses = self._rest(step)
+        else:
+            losses = self._pipeline(step, meter) if self.slopes is None else self._probe(self.slopes, step, meter)
         begin = self.trace.now()
         with meter.waiting():
             losses = self._verdicts.gather(step, losses)
             if self.sync is None:
                 self.exchange.finish(step, {index: self.base(index) for index in setup.own_stages})
-            if self.slopes is None:
+            if self.slopes is None and not rests:
                 self._exchange_uses(step)
             verdict = self.mailbox.take(("verdict", step))
-            norm, scale = self._norm(step)
+            norm, scale = (None, None) if rests else self._norm(step)
         action_on_nan = self._judge(verdict, norm)
         with meter.waiting():
             if norm is None:
@@ -279,6 +285,15 @@ class Executor:
         self._save = bool(verdict.get("save"))
         fault_point("worker.after_update", step=step, device=self.setup.device)
         return bool(verdict["stop"])
+
+    def _rest(self, step: int) -> dict[int, float]:
+        """No local step: what the submitting process feeds for it is dropped."""
+        if self.setup.job.data.kind == "caller":
+            for index in self.setup.own_stages:
+                replica = next(r for r in self.setup.plan.replicas_of(index) if r.device == self.setup.device)
+                for micro_batch in replica.micro_batches:
+                    self.data(self.setup.subgraphs[index], Phase.TRAIN, step, micro_batch)
+        return {}
 
     def _pipeline(self, step: int, meter: StepMeter) -> dict[int, float]:
         """All forwards and backwards here; the losses that are made here."""
@@ -557,14 +572,14 @@ class Executor:
             sent={},
             dense={},
             stage_busy=busy,
-            loss=self._mean(ordered) if ordered else None,
+            loss=self._taking.mean(step, ordered) if ordered else None,
             losses=ordered,
             skipped=skipped,
             rate=rates(self.setup.job, step)[-1],
             grad_norm=norm,
             divergence=divergence,
         )
-        self.commits.told(report, everyone, self._mean(everyone))
+        self.commits.told(report, everyone, self._taking.mean(step, everyone))
 
         def tell(use: LinkUse) -> None:
             self.hooks.on_step(replace(report, sent=use.sent, dense=use.dense))
@@ -576,10 +591,3 @@ class Executor:
         spans, lost = self.trace.drain()
         if spans or lost:
             self.hooks.event("trace", spans=spans, lost=lost)
-
-    def _mean(self, losses: Sequence[float]) -> float:
-        job = self.setup.job
-        if job.weighting == "equal":
-            return sum(losses) / len(losses)
-        sizes = job.micro_batch_sizes
-        return sum(size * loss for size, loss in zip(sizes, losses, strict=True)) / sum(sizes)

@@ -138,6 +138,7 @@ class RunSetup:
         values = sum(len(p.requires_activations) + len(p.requires_gradients) + len(p.placeholders) for p in pieces)
         uses = sum(map(len, self.graph.uses.values())) * (len(pieces) + len(self.job.virtual_ends) + len(self.peers))
         messages = 16 * (len(self.peers) + 1) + self.job.evaluate.batches + self._most_parts
+        messages += 0 if self.plan.sync is None else 4 * max(self.plan.sync.local_steps, default=0)  # who rests is behind
         return 1000 + 4 * ((self.job.micro_batches + 8) * values + uses) + messages
 
     @property

@@ -33,6 +33,7 @@ from farflung.sync import Program, Sent, World
 from farflung.sync.adapting import adapted, period_seconds, times_of, with_times
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
 from farflung.sync.local import PartialLocalSgd
+from farflung.sync.pacing import takes
 from farflung.sync.robust import RULES
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import ArrayMeta
@@ -197,6 +198,15 @@ class Synchronizer:
         for member in self._members.values():
             member.program = self.strategy.step(step - self._origin, member.world)
             member.begun.clear()
+
+    def taking(self, step: int) -> frozenset[int]:
+        """The pipelines that take a local step in ``step``."""
+        sync, group = self._setup.plan.sync, range(len(self._setup.plan.stages[0].devices))
+        assert sync is not None
+        if not sync.local_steps:
+            return frozenset(group)
+        period = int(getattr(self.strategy, "sync_every", 1))
+        return frozenset(rank for rank in group if takes(step - self._origin, sync.local_steps[rank], period))
 
     @property
     def probes(self) -> dict[int, tuple[Probe, tuple[str, ...]]]:

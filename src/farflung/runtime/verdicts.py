@@ -21,10 +21,17 @@ class Verdicts:
     """One worker's part. ``tell`` and ``gather`` are called by the compute thread, ``heard`` on any."""
 
     def __init__(
-        self, setup: RunSetup, hooks: RunHooks, mailbox: Mailbox, courier: Courier, copy_due: Callable[[int], bool]
+        self,
+        setup: RunSetup,
+        hooks: RunHooks,
+        mailbox: Mailbox,
+        courier: Courier,
+        copy_due: Callable[[int], bool],
+        takes_part: Callable[[int, str], bool],
     ) -> None:
-        """``copy_due``: whether copies of the states shall be sent to their guards after a step."""
-        self._copy_due = copy_due
+        """``copy_due``: whether copies of the states shall be sent to their guards after a step. ``takes_part``: whether a device
+        computes in a step."""
+        self._copy_due, self._takes_part = copy_due, takes_part
         self._setup, self._hooks, self._mailbox, self._courier = setup, hooks, mailbox, courier
         self._lock = threading.Lock()
         #: The newest step with a verdict, and the own losses of the newest step whose losses are all known here.
@@ -47,19 +54,22 @@ class Verdicts:
     def heard(self, step: int) -> None:
         """Losses of another replica came: the leader announces as soon as it has all."""
         at, mine = self._mine
-        told = self._mailbox.seen([("losses", step, device) for device in self._others]) if at == step else None
+        told = self._mailbox.seen([("losses", step, device) for device in self._awaited(step)]) if at == step else None
         if told is not None:
             self._announce(step, mine | _losses(told))
 
     def gather(self, step: int, losses: dict[int, float]) -> dict[int, float]:
         """Where several replicas make losses, the leader gets all of them; nobody else keeps any."""
-        if not losses or not self._others:
+        if not self._others:
             return losses
         if self._setup.device != self._setup.leader:
             return {}
-        losses |= _losses([self._mailbox.take(("losses", step, device)) for device in self._others])
+        losses |= _losses([self._mailbox.take(("losses", step, device)) for device in self._awaited(step)])
         self._announce(step, losses)
         return losses
+
+    def _awaited(self, step: int) -> list[str]:
+        return [device for device in self._others if self._takes_part(step, device)]
 
     def _announce(self, step: int, losses: Mapping[int, float]) -> None:
         """Tell everyone, once, whether the losses are numbers and whether this step is the last, or a checkpoint's."""

@@ -101,8 +101,9 @@ class _Lowering:
     def _action(self, number: int, kind: str, micro_batch: int, split: bool) -> int:
         found = self.units[number]
         scale = self.scale[micro_batch]
+        taken = self.at.plan.steps_taken(found.index, found.device)  # on average over a period
         weight = found.weight_seconds if split else 0.0
-        seconds = {"F": found.forward_seconds, "B": found.backward_seconds - weight, "W": weight}[kind] * scale
+        seconds = {"F": found.forward_seconds, "B": found.backward_seconds - weight, "W": weight}[kind] * scale * taken
         before, after = self._kept(number)
         action = ProgramAction(
             device=self.device_of[number], stage=found.index, kind=kind, micro_batch=micro_batch, seconds=seconds

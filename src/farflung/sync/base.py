@@ -13,6 +13,7 @@ from typing import Protocol
 
 from farflung.errors import InputError
 from farflung.sync.commands import Commands, Program
+from farflung.sync.pacing import takes
 from farflung.units import Bytes, Seconds
 
 __all__ = [
@@ -55,12 +56,16 @@ class LayerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """One replica's view: its number, its group's size, the layers, and each member's share of the samples (empty: equal)."""
+    """One replica's view: its number, its group's size, the layers, and each member's share of a step's samples (empty: equal).
+
+    ``local_steps``: how many steps of a period each member takes, for strategies ``by_speed`` (empty: all).
+    """
 
     rank: int
     members: int
     layers: tuple[LayerInfo, ...]
     shares: tuple[float, ...] = ()
+    local_steps: tuple[int, ...] = ()
 
     @property
     def group(self) -> tuple[int, ...]:
@@ -74,8 +79,16 @@ class World:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weights of means: shares of samples, or equal."""
-        return self.shares or tuple(1.0 / self.members for _ in self.group)
+        """The weights of means: shares of the samples that members use, or equal."""
+        shares = self.shares or tuple(1.0 / self.members for _ in self.group)
+        if not self.local_steps:
+            return shares
+        used = [share * steps for share, steps in zip(shares, self.local_steps, strict=True)]
+        return tuple(part / sum(used) for part in used)
+
+    def rests(self, step: int, sync_every: int) -> bool:
+        """Whether the own replica takes no local step in step ``step``."""
+        return bool(self.local_steps) and not takes(step, self.local_steps[self.rank], sync_every)
 
     def check(self) -> None:
         """A group has at least two members, and what is said about them fits.
@@ -94,6 +107,10 @@ class World:
             raise InputError("a group without layers has nothing to synchronize: give at least one layer")
         if self.shares and len(self.shares) != self.members:
             raise InputError(f"{len(self.shares)} shares for {self.members} members: give one of each, or none for equal shares")
+        if self.local_steps and (len(self.local_steps) != self.members or min(self.local_steps) < 1):
+            raise InputError(
+                f"local steps {list(self.local_steps)} of {self.members} members: each takes at least one in a period"
+            )
         if self.shares and not (all(0 < share < math.inf for share in self.shares) and abs(sum(self.shares) - 1) < 1e-6):
             raise InputError(f"shares {list(self.shares)}: each must be above 0, and they must add up to 1")
 

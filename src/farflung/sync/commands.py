@@ -150,12 +150,14 @@ class Program:
 
     ``ready[l]``: when the backward of layer l has ended, in the last micro-batch of the step (gradients of earlier micro-batches
     are incomplete, so only this backward can hide an exchange). ``after``: when all backwards have ended; the next step begins
-    when these are done. ``backward`` false: the step needs losses only.
+    when these are done. ``backward`` false: the step needs losses only. ``rests``: the replica takes no local step, so it reads
+    no samples either.
     """
 
     ready: Mapping[int, Commands] = field(default_factory=dict)
     after: Commands = ()
     backward: bool = True
+    rests: bool = False
 
     @property
     def commands(self) -> Commands:

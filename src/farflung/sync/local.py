@@ -22,9 +22,13 @@ Sets = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSgd(AnyGroup):
-    """Local SGD with full synchronization: equation (2), all parameters are averaged after every ``sync_every``-th step."""
+    """Local SGD with full synchronization: equation (2), all parameters are averaged after every ``sync_every``-th step.
+
+    ``by_speed``: slower replicas take fewer local steps (``pacing``).
+    """
 
     sync_every: int = 5
+    by_speed: bool = False
     codec: str = "identity"
     name: ClassVar[str] = "local_sgd"
     sent: ClassVar[Sent] = Sent.PARAMETERS
@@ -37,10 +41,11 @@ class LocalSgd(AnyGroup):
 
     def step(self, step: int, world: World) -> Program:
         """Update; at the end of a period exchange and mean."""
-        update = Update(layers=world.every)
+        rests = world.rests(step, self.sync_every)
+        update = () if rests else (Update(layers=world.every),)
         if not synchronizes(step, self.sync_every):
-            return Program(after=(update,))
-        return Program(after=(update, *_average(f"{step}", world, world.every, self.codec)))
+            return Program(after=update, rests=rests)
+        return Program(after=(*update, *_average(f"{step}", world, world.every, self.codec)), rests=rests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,11 @@ Layers = tuple[int, ...]
 class Diloco(AnyGroup):
     """DiLoCo (Douillard et al. 2023): every ``sync_every`` steps an outer step of SGD with (Nesterov) momentum.
 
-    With ``outer_lr = 1`` and ``outer_momentum = 0`` it is local SGD.
+    With ``outer_lr = 1`` and ``outer_momentum = 0`` it is local SGD. ``by_speed``: slower replicas take fewer local steps.
     """
 
     sync_every: int = 50
+    by_speed: bool = False
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     nesterov: bool = True
@@ -47,12 +48,13 @@ class Diloco(AnyGroup):
 
     def step(self, step: int, world: World) -> Program:
         """Update; at the end of a round exchange what was moved, step the outer optimizer, and go on from the anchor."""
-        every, update = world.every, Update(layers=world.every)
+        every, rests = world.every, world.rests(step, self.sync_every)
+        update = () if rests else (Update(layers=every),)
         if (step + 1) % self.sync_every:
-            return Program(after=(update,))
+            return Program(after=update, rests=rests)
         launch, arrive = _launch(f"{step}", world, every, self.codec), _arrive(f"{step}", world, every)
         outer = (*_outer_step(self, every), _copy("parameters", "anchor", every))
-        return Program(after=(update, *launch, arrive, *outer))
+        return Program(after=(*update, *launch, arrive, *outer), rests=rests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +142,12 @@ class Co2(AnyGroup):
     At the end of round t replicas send what they moved in it and apply what they moved in round t-1, so nobody waits.
     ``penalty``: the stale pseudo-gradient is divided by ``1 + |x_t - x_{t-1}| / |pseudo-gradient|``: the staler the point at
     which it was measured, the less it counts. ``clip``: the outer momentum's norm is held below it (0: not at all). What differs:
-    the abstract that we had names penalty and clipping without formulas; both are our reading of gap-aware damping.
+    the abstract that we had names penalty and clipping without formulas; both are our reading of gap-aware damping. ``by_speed``:
+    slower replicas take fewer local steps.
     """
 
     sync_every: int = 10
+    by_speed: bool = False
     outer_lr: float = 1.0
     outer_momentum: float = 0.2
     penalty: bool = True
@@ -167,13 +171,14 @@ class Co2(AnyGroup):
 
     def step(self, step: int, world: World) -> Program:
         """Update; at the end of a round apply the previous round's exchange and begin this one's."""
-        every, update = world.every, Update(layers=world.every)
+        every, rests = world.every, world.rests(step, self.sync_every)
+        update = () if rests else (Update(layers=every),)
         if (step + 1) % self.sync_every:
-            return Program(after=(update,))
+            return Program(after=update, rests=rests)
         restart = _copy("parameters", "anchor", every)
         begun = step - self.sync_every
         if begun < 0:
-            return Program(after=(update, *_launch(f"{step}", world, every, self.codec), restart))
+            return Program(after=(*update, *_launch(f"{step}", world, every, self.codec), restart), rests=rests)
         arrive = _arrive(f"{begun}", world, every, into="arrived")
         damp = (Damp(register="arrived", gap="gap", layers=every),) if self.penalty else ()
         momentum = Axpy(into="outer_momentum", x="arrived", layers=every, b=self.outer_momentum)
@@ -184,7 +189,7 @@ class Co2(AnyGroup):
         )
         # What this round moved is measured from the anchor that it began with, so it leaves before the anchor moves.
         launch = _launch(f"{step}", world, every, self.codec)
-        return Program(after=(update, arrive, *launch, *damp, momentum, *clip, *move, restart))
+        return Program(after=(*update, arrive, *launch, *damp, momentum, *clip, *move, restart), rests=rests)
 
 
 def _check_outer(strategy: Diloco | StreamingDiloco | Co2) -> None:

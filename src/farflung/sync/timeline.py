@@ -72,15 +72,15 @@ def timeline(
 ) -> list[StepSpan]:
     """The first ``steps`` steps of replica ``world.rank``.
 
-    ``forward_seconds``: of one forward of all samples; a step without a backward has two. ``factor``: bytes after the codec over
-    bytes before it.
+    ``forward_seconds``: of one forward of all samples; a step without a backward has two, one in which the replica rests none.
+    ``factor``: bytes after the codec over bytes before it.
     """
     link = _Link(world, factor, costs)
     found: list[StepSpan] = []
     now = 0.0
     for step in range(steps):
         program = strategy.step(step, world)
-        start, link.spans = now + forward_seconds * (1 if program.backward else 2), []
+        start, link.spans = now + forward_seconds * (0 if program.rests else 1 if program.backward else 2), []
         done = link.backward(program, start)
         end = link.carry_out(program, done + costs.control)
         found.append(
@@ -105,7 +105,7 @@ class _Link:
         """A backward that begins at ``start``, with what its layers begin; when it ends."""
         now = start
         for layer in reversed(self._world.every):
-            now += self._world.layers[layer].bp_seconds if program.backward else 0.0
+            now += self._world.layers[layer].bp_seconds if program.backward and not program.rests else 0.0
             for command in program.ready.get(layer, ()):
                 if isinstance(command, Update):
                     now += sum(self._update[item] for item in command.layers)

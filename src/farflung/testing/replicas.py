@@ -153,10 +153,11 @@ class Group:
         losses = []
         for replica in self._present():
             program = self.strategy.step(step, replica.world)
-            loss, gradient = self.task.gradient(replica.parameters, step, replica.world.rank)
-            losses.append(loss)
-            if program.backward:
-                replica.registers["gradient"] = gradient
+            if not program.rests:
+                loss, gradient = self.task.gradient(replica.parameters, step, replica.world.rank)
+                losses.append(loss)
+                if program.backward:
+                    replica.registers["gradient"] = gradient
             replica.queue.extend(program.commands)
         self._drain()
         self._step += 1

@@ -1,0 +1,35 @@
+"""Which replicas take part in a step: all, or with a strategy ``by_speed`` those that do not rest in it (``sync.pacing``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farflung.runtime.setup import RunSetup
+from farflung.runtime.synchronizer import Synchronizer
+
+__all__ = ["Taking"]
+
+
+class Taking:
+    """For one worker; ``sync``: how replicas agree (None: gradients are summed, and nobody rests)."""
+
+    def __init__(self, setup: RunSetup, sync: Synchronizer | None) -> None:
+        self._setup, self._sync = setup, sync
+
+    def part(self, step: int, device: str) -> bool:
+        """Whether ``device`` computes in ``step``."""
+        if self._sync is None:
+            return True
+        number = next(stage.devices.index(device) for stage in self._setup.plan.stages if device in stage.devices)
+        return number in self._sync.taking(step)
+
+    def mean(self, step: int, losses: Sequence[float]) -> float:
+        """``losses``: of the micro-batches of those who take part in ``step``, in order."""
+        job = self._setup.job
+        if job.weighting == "equal":
+            return sum(losses) / len(losses)
+        sizes: Sequence[int] = job.micro_batch_sizes
+        if self._sync is not None:
+            places = self._setup.places[self._setup.loss_stage]
+            sizes = [size for size, place in zip(sizes, places, strict=True) if self.part(step, place)]
+        return sum(size * loss for size, loss in zip(sizes, losses, strict=True)) / sum(sizes)

@@ -1,0 +1,41 @@
+"""Slower replicas take fewer local steps between two synchronizations, so that nobody waits long for them.
+
+A replica whose local step takes t seconds takes ``floor(H t_min / t)`` of the H steps of a period, at least one: the first, and
+the others spread evenly. In the steps between it rests: it reads no samples and updates nothing, so while others go through them
+it computes on at the local step before. In every mean a replica counts by the samples that it uses in a period. Others wait for
+its losses, which are there before its last backward.
+
+Source: our own; unequal numbers of local steps and what weights do about them: Wang et al., "Tackling the objective inconsistency
+problem in heterogeneous federated optimization" (2020), who divide each update by its steps. What differs: here replicas draw
+their samples alike, so more steps are more samples and not another objective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from farflung.errors import InputError
+
+__all__ = ["local_steps", "takes"]
+
+
+def local_steps(step_seconds: Sequence[float], sync_every: int) -> tuple[int, ...]:
+    """How many of ``sync_every`` steps each replica takes. ``step_seconds``: of a local step of each.
+
+    Raises:
+        InputError: a time is no positive number.
+    """
+    for rank, seconds in enumerate(step_seconds):
+        if not 0 < seconds < math.inf:
+            raise InputError(
+                f"a local step of replica {rank} takes {seconds} seconds: must be more than 0 and finite; measure again"
+            )
+    least = min(step_seconds, default=1.0)
+    return tuple(max(1, math.floor(sync_every * least / seconds + 1e-6)) for seconds in step_seconds)
+
+
+def takes(step: int, steps: int, sync_every: int) -> bool:
+    """Whether a replica that takes ``steps`` of ``sync_every`` steps takes step ``step``; it takes the first of a period."""
+    place = step % sync_every
+    return -(-(place + 1) * steps // sync_every) > -(-place * steps // sync_every)
