@@ -15,6 +15,7 @@ import numpy as np
 
 from farflung.cluster import Device, Topology
 from farflung.cost import (
+    ALLOCATOR,
     MemorySettings,
     OpCost,
     StageMemory,
@@ -62,6 +63,8 @@ __all__ = [
     "memory_of",
 ]
 
+#: Of a stage's memory what is there through a step.
+_ALWAYS = ("parameters", "gradients", "optimizer", "exchange")
 #: Operations per trainable parameter of one update (reads and writes dominate; small beside a backward).
 UPDATE_FLOPS = {"sgd": 4.0, "adamw": 16.0}
 
@@ -113,6 +116,7 @@ class StageEstimate:
 
     ``backward_flops`` and ``backward_seconds`` include the second forward of a stage that recomputes; ``weight_seconds`` is the
     part of ``backward_seconds`` that makes gradients of parameters. ``micro_batches``: (first, end) of those that it computes.
+    ``again_bytes``: of its activations, what a second forward makes and its backward frees (0: it does not recompute).
     """
 
     index: int
@@ -133,6 +137,7 @@ class StageEstimate:
     micro_batches: tuple[int, int]
     memory: Mapping[str, float]
     memory_bytes: float
+    again_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,6 +420,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         micro_batches=(item.unit.replica.first, item.unit.replica.end),
         memory=parts,
         memory_bytes=float(memory.total[0]) + parts.get("exchange", 0.0),
+        again_bytes=float(memory_of(cost, stage, sub, job, 0).activations[0]) if stage.recompute else 0.0,
     )
 
 
@@ -516,13 +522,24 @@ def _device_sums(
     return list(compute.values()), list(dense.values()), list(wire.values())
 
 
+def _together(stages: Sequence[StageEstimate]) -> float:
+    """Bytes of the stages of one device: it computes one action at a time, so one second forward at a time is alive."""
+    whole = sum(stage.memory_bytes for stage in stages)
+    again = [stage.again_bytes for stage in stages if stage.again_bytes]
+    if len(again) < 2:
+        return whole
+    always = sum(stage.memory[name] for stage in stages for name in _ALWAYS if name in stage.memory)
+    update = always + ALLOCATOR * sum(stage.memory["update"] for stage in stages)
+    return max(whole - ALLOCATOR * (sum(again) - max(again)), update)
+
+
 def _devices(
     plan: Plan, topology: Topology, stages: Sequence[StageEstimate], timeline: StepTimeline
 ) -> tuple[DeviceEstimate, ...]:
     return tuple(
         DeviceEstimate(
             device=name,
-            memory_bytes=sum(stage.memory_bytes for stage in stages if stage.device == name),
+            memory_bytes=_together([stage for stage in stages if stage.device == name]),
             memory_limit=float(topology.device(name).memory),
             busy_seconds=timeline.device_busy[topology.index(name)],
         )

@@ -24,6 +24,7 @@ from farflung.cost import ALLOCATOR, MemorySettings, OpCost, cast_factor, optimi
 from farflung.plan import CostTables, wire_factor_of
 from farflung.planners.chain_exact import exact_cuts
 from farflung.planners.finish import Problem
+from farflung.planners.pieces import Pieces, in_pieces, piece_bytes
 from farflung.schedules import get_schedule, in_flight
 
 __all__ = ["Chain", "ChainPlan", "Slot"]
@@ -104,9 +105,11 @@ _HELD: WeakKeyDictionary[CostTables, dict[tuple[object, ...], _Matrices]] = Weak
 class Chain:
     """The dynamic program for one problem; tables are made once and serve every order of devices."""
 
-    def __init__(self, problem: Problem, stop: int | None = None) -> None:
-        """``stop``: plan only the positions before it (what follows is placed otherwise)."""
-        self.problem = problem
+    def __init__(self, problem: Problem, stop: int | None = None, pieces: int = 1) -> None:
+        """``stop``: plan only the positions before it (what follows is placed otherwise). ``pieces``: 1, 2 or 4; a device that
+        is too small may have its share as so many stages, of which one at a time holds what its second forward makes.
+        """
+        self.problem, self.pieces = problem, pieces
         self.stop = len(problem.graph.ops) if stop is None else stop
         self._matrices: dict[str, _Matrices] = {}
         self.cost = problem.cost
@@ -116,6 +119,7 @@ class Chain:
         self.back = self.cost.crossing_backward[self.positions] * factor
         self.dense = self.cost.crossing_forward[self.positions]
         self._flying: dict[int, tuple[int, ...]] = {}
+        self._divided: dict[tuple[str, int], Pieces] = {}
         self._held: dict[tuple[str, int], tuple[Vector, Vector]] = {}
         self._computed: dict[tuple[object, ...], tuple[Vector, Vector]] = {}
 
@@ -128,9 +132,21 @@ class Chain:
         if found is None:
             return None
         cuts, pace, seconds = found
-        names = self.problem.topology.names
-        placed = tuple((a, b, names[device]) for (a, b), device in zip(pairwise(cuts), order, strict=True))
-        return ChainPlan(order=tuple(order), placed=placed, pace=pace, seconds=seconds)
+        return ChainPlan(order=tuple(order), placed=self._placed(cuts, order), pace=pace, seconds=seconds)
+
+    def _placed(self, cuts: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, int, str], ...]:
+        """The runs between ``cuts`` on devices in ``order``; those that fit in pieces only are cut again."""
+        topology, wish = self.problem.topology, self.problem.job.plan.recompute
+        placed = list[tuple[int, int, str]]()
+        for (a, b), device, flying in zip(pairwise(cuts), order, self._in_flight(len(order)), strict=True):
+            ends = [a, b]
+            if self.pieces > 1 and wish != "never":
+                kind, limit = topology.devices[device].kind, float(topology.devices[device].memory)
+                here = tuple(int(np.searchsorted(self.positions, end)) for end in ends)
+                if min(float(held[here]) for held in self._whole_bytes(kind, flying)) > limit:
+                    ends = [int(self.positions[i]) for i in in_pieces(self._again(kind, flying), here, self.pieces)]
+            placed += [(start, stop, topology.names[device]) for start, stop in pairwise(ends)]
+        return tuple(placed)
 
     def divide(self, slots: Sequence[Slot], slacks: Sequence[float] = _SLACK) -> tuple[tuple[int, ...], float, float] | None:
         """The best cuts (positions, both ends included) for slots in this order, their pace and their seconds.
@@ -167,9 +183,7 @@ class Chain:
         if exact is not None and exact[1] < seconds:
             pace, seconds = self._seconds(parts, exact[0])
             cuts = tuple(int(self.positions[cut]) for cut in exact[0])
-        names = self.problem.topology.names
-        placed = tuple((a, b, names[device]) for (a, b), device in zip(pairwise(cuts), order, strict=True))
-        return ChainPlan(order=tuple(order), placed=placed, pace=pace, seconds=seconds)
+        return ChainPlan(order=tuple(order), placed=self._placed(cuts, order), pace=pace, seconds=seconds)
 
     def _slots(self, order: Sequence[int], work: float = 0.0, memory: float = 0.0) -> list[Slot]:
         topology = self.problem.topology
@@ -229,6 +243,17 @@ class Chain:
         )
         return first, last
 
+    def possible(self) -> bool:
+        """Whether all devices together have the bytes of parameters, gradients and optimizer at least."""
+        devices = self.problem.topology.devices
+        least = min(float(self._table(kind).always[0, -1]) for kind in {device.kind for device in devices})
+        return sum(float(device.memory) for device in devices) >= least
+
+    def fits(self, kind: DeviceKind, memory: float, stages: int, at: int) -> npt.NDArray[np.bool_]:
+        """Whether ``memory`` bytes hold stage ``at`` of ``stages`` between each two candidates (row: start, column: stop)."""
+        found: npt.NDArray[np.bool_] = self._least(kind, self._in_flight(stages)[at]) <= memory
+        return found
+
     def _least(self, kind: str, flying: int) -> Vector:
         """Memory of the stage between each two candidates, recomputing if the job lets it and it helps."""
         full, less = self._bytes(kind, flying)
@@ -286,6 +311,21 @@ class Chain:
         return self._held[key]
 
     def _count_bytes(self, kind: str, flying: int) -> tuple[Vector, Vector]:
+        full, less = self._whole_bytes(kind, flying)
+        if self.pieces == 1:
+            return full, less
+        return full, np.minimum(less, piece_bytes(self._again(kind, flying), self.pieces))
+
+    def _again(self, kind: str, flying: int) -> Pieces:
+        """What one stage that recomputes takes, as ``in_pieces`` wants it."""
+        key = (kind, flying)
+        if key not in self._divided:
+            table, through = self._table(kind), self.dense
+            always = table.always + ALLOCATOR * (flying * through[:, None] + table.extra)
+            self._divided[key] = Pieces(always, ALLOCATOR * (table.saved + through[None, :]), ALLOCATOR * table.update)
+        return self._divided[key]
+
+    def _whole_bytes(self, kind: str, flying: int) -> tuple[Vector, Vector]:
         table, through = self._table(kind), self.dense
         passing = flying * (through[:, None] + through[None, :]) + table.extra
         full = table.always + ALLOCATOR * np.maximum(flying * table.saved + passing, table.update)
@@ -295,8 +335,9 @@ class Chain:
 
     def _in_flight(self, stages: int) -> tuple[int, ...]:
         if stages not in self._flying:
-            orders = get_schedule(self.problem.job.plan.schedule).actions(stages, self.problem.job.micro_batches)
-            self._flying[stages] = tuple(in_flight(order) for order in orders)
+            count = stages * self.pieces
+            orders = get_schedule(self.problem.job.plan.schedule).actions(count, self.problem.job.micro_batches)
+            self._flying[stages] = tuple(in_flight(order) for order in orders[:: self.pieces])
         return self._flying[stages]
 
     def _table(self, kind: str) -> _Matrices:

@@ -8,7 +8,7 @@ from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from farflung.cluster import Topology
-from farflung.cost import OpCost
+from farflung.cost import ALLOCATOR, OpCost
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 from farflung.graph.modules import ModuleRun
@@ -119,7 +119,7 @@ def _with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequenc
     if wish != "auto":
         return tuple(replace(stage, recompute=wish == "always") for stage in stages)
     orders = get_schedule(job.plan.schedule).actions(len(stages), job.micro_batches)
-    kept: dict[str, list[tuple[float, float, int]]] = {}
+    kept: dict[str, list[tuple[float, float, float, int]]] = {}
     for stage, sub, order in zip(stages, pieces, orders, strict=True):
         extra = exchange_memory(problem.graph, stage, sub, job, named_sync(job)) if stage.replicas else 0.0
         for held in stage.replicas or (Replica(device=stage.device, first=0, end=job.micro_batches),):
@@ -128,13 +128,20 @@ def _with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequenc
             full, less = (
                 float(memory_of(cost, stage, sub, job, flying, recompute).total[0]) + extra for recompute in (False, True)
             )
-            kept.setdefault(held.device, []).append((full - less, full, stage.index))
+            again = ALLOCATOR * float(memory_of(cost, stage, sub, job, 0, True).activations[0])
+            kept.setdefault(held.device, []).append((full - less, full, again, stage.index))
     chosen: set[int] = set()
     for device, items in kept.items():
-        over = sum(full - (saved if index in chosen else 0.0) for saved, full, index in items)
-        over -= float(problem.topology.device(device).memory)
-        for saved, _, index in sorted(items, reverse=True):
-            if over > 0 and saved > 0 and index not in chosen:
+        limit = float(problem.topology.device(device).memory)
+        for saved, _, again, index in sorted(items, reverse=True):
+            saves = saved > 0 or (len(items) > 1 and saved + again > 0)
+            if saves and index not in chosen and _held(items, chosen) > limit:
                 chosen.add(index)
-                over -= saved
     return tuple(replace(stage, recompute=stage.index in chosen) for stage in stages)
+
+
+def _held(items: Sequence[tuple[float, float, float, int]], chosen: set[int]) -> float:
+    """Bytes of a device's stages of which the ``chosen`` recompute, one at a time (see ``plan.estimate``)."""
+    again = [item[2] for item in items if item[3] in chosen]
+    whole = sum(full - (saved if index in chosen else 0.0) for saved, full, _, index in items)
+    return whole - sum(again) + max(again, default=0.0)

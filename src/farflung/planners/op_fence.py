@@ -7,12 +7,14 @@ search that swaps, drops and takes back devices inside communities; orders begin
 first and the last stage, and devices too small for whatever others leave to them are left out; and of the best few the one
 whose whole step, run against the schedule by the timed dry-run with the real codecs, is shortest. The plans of the two
 baselines compete too, so that the result is never predicted to be slower than they are. Where a tied parameter would cross slow
-links at every step, plans whose last stage returns to the first device compete as well.
+links at every step, plans whose last stage returns to the first device compete as well. Where nothing fits, orders that can
+hold the model are found exactly (``fitting``), then those that can with shares in pieces (``pieces``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from farflung.cluster import Topology
 from farflung.errors import PlanError
@@ -24,6 +26,7 @@ from farflung.planners.chain_dp import Chain, ChainPlan
 from farflung.planners.communities import chain_orders, linkage_communities, louvain_communities, transfer_seconds
 from farflung.planners.equal import equal_compute_cuts, equal_number_cuts
 from farflung.planners.finish import Draft, Problem, finish
+from farflung.planners.fitting import fitting_orders
 
 __all__ = ["OpFence"]
 
@@ -36,6 +39,8 @@ _MOST_ORDERS = 60
 #: So many are tried at least, before the local search and in it.
 _LEAST = 20
 _FINALISTS = 12
+#: Orders of different lengths that are looked for where nothing else fits.
+_FITTING = 6
 #: Graphs of more operators get a quarter of the finalists: cutting one takes a second.
 _LARGE = 2000
 
@@ -56,12 +61,23 @@ class OpFence:
                 rejected = rejected if rejected is not None and _lack(rejected) <= _lack(draft) else draft
             elif best is None or draft.estimate.step_seconds < best.estimate.step_seconds:
                 best = draft
+        best = best or self._tight(problem)
         if best is None:
             if rejected is None:
                 raise PlanError("no plan exists: the topology has no device that can hold a stage; add devices")
             check_memory(rejected.estimate)
             raise PlanError("no plan exists; add devices or memory")
         return best.plan
+
+    def _tight(self, problem: Problem) -> Draft | None:
+        """The best of what fits where little does: every order that can hold the model is found; then shares in pieces."""
+        for pieces in (1, 2, 4) if problem.job.plan.recompute != "never" else (1,):
+            search = _Search(problem, Chain(problem, pieces=pieces))
+            drafts = [finish(problem, plan.placed, self.name) for plan in search.fitting()]
+            fitting = [draft for draft in drafts if draft.estimate.feasible]
+            if fitting:
+                return min(fitting, key=lambda draft: draft.estimate.step_seconds)
+        return None
 
     def _candidates(self, problem: Problem) -> Iterable[Placed]:
         """Placements worth the exact estimate, without repeats."""
@@ -130,6 +146,20 @@ class _Search:
         for _, blocks in best[:2]:
             self._climb(blocks)
         self._alone()
+        return self._finalists()
+
+    def fitting(self) -> list[ChainPlan]:
+        """The finalists among orders that can hold the model, and what the local search makes of the best of them."""
+        if not self.chain.possible():
+            return []
+        orders = list(islice(fitting_orders(self.chain, self.most), _FITTING))
+        found = [(plan.seconds, order) for order in orders if (plan := self._solve((order,))) is not None]
+        self.left = max(self.left, _LEAST)
+        for _, order in sorted(found)[:2]:
+            self._climb((order,))
+        return self._finalists()
+
+    def _finalists(self) -> list[ChainPlan]:
         known = sorted((plan for plan in self.tried.values() if plan is not None), key=lambda plan: plan.seconds)
         first: dict[int, ChainPlan] = {}
         for plan in known:

@@ -197,14 +197,13 @@ class Quick:
             held.setdefault(unit.device, []).append(unit)
         chosen: set[int] = set()
         for device, own in held.items():
-            over = sum(unit.memory[unit.recompute or unit.stage in chosen] for unit in own) - float(self.devices[device].memory)
-            if over > 0 and wish == "auto":
+            limit = float(self.devices[device].memory)
+            if wish == "auto":
                 for unit in sorted(own, key=lambda unit: unit.memory[1] - unit.memory[0]):
-                    saved = unit.memory[0] - unit.memory[1]
-                    if over > 0 and saved > 0 and unit.stage not in chosen:
+                    saves = unit.memory[0] > unit.memory[1] or len(own) > 1
+                    if saves and unit.stage not in chosen and _held(own, chosen) > limit:
                         chosen.add(unit.stage)
-                        over -= saved
-            if over > 0:
+            if _held(own, chosen) > limit:
                 return False
         for unit in units:
             unit.recompute = unit.recompute or unit.stage in chosen
@@ -310,6 +309,16 @@ class Quick:
         if source == target:
             return Transfer(0.0, 0.0)
         return Transfer(float(self.topology.alpha[source, target]), nbytes / float(self.topology.beta[source, target]))
+
+
+def _held(units: Sequence[_Unit], chosen: set[int]) -> float:
+    """Bytes of one device's units, of which those of ``chosen`` stages recompute: one at a time (see ``plan.estimate``)."""
+    again = [unit for unit in units if unit.recompute or unit.stage in chosen]
+    held = sum(unit.memory[unit.recompute or unit.stage in chosen] for unit in units)
+    if len(again) < 2:
+        return held
+    parts = [ALLOCATOR * (unit.span.saved + unit.span.sent) for unit in again]
+    return held - sum(parts) + max(parts)
 
 
 Ways = tuple[list[float], list[float]]
