@@ -23,6 +23,19 @@ def test_an_unknown_codec_is_refused_before_anything_is_captured(tmp_path: Path)
         bundle_job(job, base=tmp_path)
 
 
+def test_an_unknown_strategy_is_refused_before_anything_is_captured(tmp_path: Path) -> None:
+    left = {"strategies": ["exact", "diloco", "nosuch"]}
+    job = make_job({"model": {"recipe": "no such recipe"}, "plan": {"planner": "auto"}, "open": left})
+    with pytest.raises(InputError, match=r"^open\.strategies: unknown .*'nosuch': .*known are .*diloco"):
+        bundle_job(job, base=tmp_path)
+
+
+def test_a_micro_batch_that_no_machine_holds_is_refused(tmp_path: Path) -> None:
+    wide = {**MODEL, "args": {**MODEL["args"], "sequence": 1 << 20}}  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=r"^examples of 1000000000 samples don't fit into this machine's memory: make micro_b"):
+        bundle_job(make_job({"model": wide, "micro_batch_sizes": [10**9]}), base=tmp_path)
+
+
 def test_devices_that_are_not_used_are_named(tmp_path: Path) -> None:
     job = make_job({"model": MODEL, "workers": 1, "plan": {"planner": "equal_number"}})
     topology = Topology.preset("homogeneous-2")

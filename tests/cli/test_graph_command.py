@@ -56,11 +56,13 @@ def test_stages_of_a_plan(job: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     code, out, _ = run(["plan", job, "--topology", "homogeneous-2", "--planner", "equal_compute", "--json"], capsys)
     assert code == 0
     plan = json.loads(out)["plan"]
+    (tmp_path / "whole.json").write_text(out)
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     code, marked, _ = run(["graph", job, "--plan", tmp_path / "plan.json"], capsys)
     assert code == 0
     plain = run(["graph", job], capsys)[1]
     assert marked != plain
+    assert run(["graph", job, "--plan", tmp_path / "whole.json"], capsys)[:2] == (0, marked)
     job.write_text(JOB.replace("layers = 2", "layers = 1"))
     code, _, err = run(["graph", job, "--plan", tmp_path / "plan.json"], capsys)
     assert code == 2
@@ -68,9 +70,10 @@ def test_stages_of_a_plan(job: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_what_is_refused(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(["graph", job, "--level", "tree"], capsys)
-    assert code == 2
-    assert "--level 'tree': known are leaf, block, or a depth from 1 on" in err
+    for level in ("tree", "²", "0", "9" * 5000):
+        code, _, err = run(["graph", job, "--level", level], capsys)
+        assert code == 2
+        assert f"--level '{level}': known are leaf, block, or a depth from 1 on" in err
     code, _, err = run(["graph", job, "--plan", tmp_path / "no.json"], capsys)
     assert code == 2
     assert "no.json can't be read" in err

@@ -113,6 +113,9 @@ def test_what_is_refused(planned: tuple[Path, Path], tmp_path: Path, capsys: pyt
         ("[default]\nwatts = 3\n", "default: unknown watts; known are busy_watts, hour, idle_watts"),
         ('energy_price = "x"\n', "energy_price must be a number from 0 on, got 'x'"),
         ("[[traffic]]\nprice = 3\n", r"traffic[0]: unknown price; known are from, gigabyte, to"),
+        ("traffic = 5\n", "traffic must be a list of tables, got 5; write each as [[traffic]]"),
+        ("[device]\nmatch = 'a'\n", "device must be a list of tables, got {'match': 'a'}; write each as [[device]]"),
+        ("device = [3]\n", "device[0]: must be a table, got 3; known are busy_watts, hour, idle_watts, match"),
         ("a = ", "cannot read the price file"),
     ):
         prices.write_text(text)

@@ -84,6 +84,10 @@ def test_paths_of_workers_and_names_of_runs_stay(tmp_path: Path) -> None:
         ("precision = 'fp16'\n" + MINIMAL, "precision = 'fp16': must be 'float32' or 'bf16'"),
         ("micro_batch_sizes = 4\n" + MINIMAL, "micro_batch_sizes = 4: must be a list"),
         ("micro_batch_sizes = [4, 0]\n" + MINIMAL, "micro_batch_sizes[1] = 0: must be at least 1"),
+        (
+            f"micro_batch_sizes = [{10**30}]\n" + MINIMAL,
+            f"micro_batch_sizes[0] = {10**30}: must be at most 1000000000",
+        ),
         ("micro_batch_sizes = []\n" + MINIMAL, "micro_batch_sizes = []: a step needs at least one micro-batch"),
         (MINIMAL + "[[optimizer.groups]]\nlr = 0.1\n", "optimizer.groups[0].match is missing: add it"),
         (MINIMAL + "[[optimizer.groups]]\nmatch = '('\n", "optimizer.groups[0].match = '(' is not a regular expression"),

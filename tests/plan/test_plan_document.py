@@ -51,6 +51,7 @@ def test_any_plan_reads_back_equal(sizes, data):
         (("links", 0, "activations"), {"name": "topk"}, r"links\[0\].activations: must be an object with the keys name, params"),
         (("links", 0, "gradients", "params"), {"x": [1]}, r"gradients.params.x: must be a number or text"),
         (("micro_batch_sizes", 0), 0, r"micro_batch_sizes: must be a whole number of at least 1, got 0"),
+        (("micro_batch_sizes",), [], r"micro_batch_sizes: must be the samples of at least one micro-batch, got \[\]"),
         (("stages",), {}, r"stages: must be a list of at most"),
         (("extra",), 1, r"plan: must be an object with the keys graph, links"),
     ],

@@ -49,12 +49,7 @@ def bundle_job(
     """
     from farflung.frontends.recipes.registry import load_recipe
 
-    if job.codec.name not in PLANNED and job.codec.name not in CODECS:
-        known = ", ".join([*PLANNED, *CODECS])
-        raise InputError(f"codec.name = {job.codec.name!r} is unknown: known are {known}")
-    get_planner(job.plan.planner)
-    if job.sync.strategy != "exact":
-        check_fits(get_strategy(job.sync.strategy, **job.sync.settings), job)
+    _check_names(job)
     if job.model is None:
         raise InputError("the job has no [model]: name a recipe, e.g. recipe = 'gpt', or your own 'model.py:make'")
     recipe = load_recipe(job.model.recipe, job.model.args, base=base)
@@ -77,6 +72,22 @@ def bundle_job(
         emulate=emulate,
         notes=recipe.notes,
     )
+
+
+def _check_names(job: JobSpec) -> None:
+    """Whether the job's codec, planner and strategies exist and fit it; asked before the capture, which takes seconds."""
+    if job.codec.name not in PLANNED and job.codec.name not in CODECS:
+        known = ", ".join([*PLANNED, *CODECS])
+        raise InputError(f"codec.name = {job.codec.name!r} is unknown: known are {known}")
+    get_planner(job.plan.planner)
+    if job.sync.strategy != "exact":
+        check_fits(get_strategy(job.sync.strategy, **job.sync.settings), job)
+    for name in job.open.strategies:
+        try:
+            if name != "exact":
+                get_strategy(name)
+        except InputError as error:
+            raise InputError(f"open.strategies: {error}") from None
 
 
 def check_data(bundle: Bundle, base: Path) -> None:

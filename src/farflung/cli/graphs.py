@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from farflung.cli.options import read_text, to_write, write_text
+from farflung.cli.planning import plan_text
 from farflung.errors import InputError
 from farflung.graph.modules import Level
 from farflung.graph.render import Bounds, to_dot, to_svg, to_text
@@ -36,7 +37,9 @@ def graph(
     job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     form: Annotated[Form, typer.Option("--format", help="What to write.")] = Form.TEXT,
     level: Annotated[str, typer.Option(help="What a box is: leaf, block, or a depth of module names.")] = "leaf",
-    plan: Annotated[Path | None, typer.Option(help="A plan (plan.json of a run): its stages are marked.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan (of `farflung plan --json`, or plan.json of a run): its stages are marked.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write (default: standard output).")] = None,
 ) -> None:
     """Draw a job's model: operators grouped by module, with parameters, shapes and bytes between them."""
@@ -65,13 +68,13 @@ def _level(text: str) -> Level:
     named: dict[str, Level] = {"leaf": "leaf", "block": "block"}
     if text in named:
         return named[text]
-    if text.isdigit() and int(text):
+    if text.isdecimal() and len(text) < 10 and int(text):
         return int(text)
     raise InputError(f"--level {text!r}: known are leaf, block, or a depth from 1 on")
 
 
 def _stages(path: Path, graph_hash: str) -> Bounds:
-    plan = Plan.from_json(read_text(path, "plan"))
+    plan = Plan.from_json(plan_text(read_text(path, "plan")))
     if plan.graph_hash != graph_hash:
         raise InputError(f"the plan {path} is for another graph: make it from this job (farflung plan, or a run's plan.json)")
     return plan.bounds

@@ -55,7 +55,7 @@ def _line(path: str, section: type[BaseModel] | None, item: Mapping[str, Any]) -
     context = item.get("ctx", {})
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
-        return f"{path} = {shown}: must be {words} {context[key]:g}"
+        return f"{path} = {shown}: must be {words} {_figure(context[key])}"
     if kind == "literal_error":
         return f"{path} = {shown}: must be {context['expected']}"
     if kind == "too_short":
@@ -64,6 +64,10 @@ def _line(path: str, section: type[BaseModel] | None, item: Mapping[str, Any]) -
         return f"{path} = {shown}: must have at most {context['max_length']} items"
     allowed = _KINDS.get(kind)
     return f"{path} = {shown}: must be {allowed}" if allowed else f"{path} = {shown}: {item['msg']}"
+
+
+def _figure(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _union(path: str, error: ValidationError) -> str:

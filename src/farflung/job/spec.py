@@ -29,7 +29,8 @@ __all__ = [
     "WeightsSpec",
 ]
 
-Count = Annotated[int, Field(ge=1)]
+#: What is counted: more than 10^9 of anything is a slip of the pen, and no size that PyTorch takes.
+Count = Annotated[int, Field(ge=1, le=10**9)]
 Ratio = Annotated[float, Field(ge=1.0)]
 
 

@@ -60,6 +60,8 @@ def plan_from_json(text: str | bytes) -> Plan:
     stages = _list(table["stages"], "stages")
     links = _list(table["links"], "links")
     sizes = tuple(_count(size, "micro_batch_sizes", 1) for size in _list(table["micro_batch_sizes"], "micro_batch_sizes"))
+    if not sizes:
+        raise _fail("micro_batch_sizes", "the samples of at least one micro-batch", [])
     return Plan(
         graph_hash=_text(table["graph"], "graph"),
         planner=_text(table["planner"], "planner"),

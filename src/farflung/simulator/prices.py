@@ -120,15 +120,15 @@ class PriceTable:
 
 def _table(body: Mapping[str, Any], source: str) -> PriceTable:
     _known(body, {"currency", "energy_price", "default", "device", "traffic"}, source)
-    devices = [_device(entry, f"{source}: device[{i}]", {"match"}) for i, entry in enumerate(body.get("device", []))]
+    devices = [_device(entry, f"{source}: device[{i}]", {"match"}) for i, entry in enumerate(_list(body, "device", source))]
     if "default" in body:
         devices.append(_device(body["default"], f"{source}: default", set()))
     traffic = []
-    for i, entry in enumerate(body.get("traffic", [])):
+    for i, entry in enumerate(_list(body, "traffic", source)):
         where = f"{source}: traffic[{i}]"
-        _known(entry, {"from", "to", "gigabyte"}, where)
-        price = _number(entry, "gigabyte", where)
-        traffic.append(TrafficPrice(source=str(entry.get("from", "*")), target=str(entry.get("to", "*")), gigabyte=price))
+        table = _known(entry, {"from", "to", "gigabyte"}, where)
+        price = _number(table, "gigabyte", where)
+        traffic.append(TrafficPrice(source=str(table.get("from", "*")), target=str(table.get("to", "*")), gigabyte=price))
     return PriceTable(
         devices=tuple(devices),
         traffic=tuple(traffic),
@@ -142,10 +142,18 @@ def _device(entry: object, where: str, more: set[str]) -> DevicePrice:
     return DevicePrice(match=str(table.get("match", "*")), **{key: _number(table, key, where) for key in _DEVICE})
 
 
+def _list(body: Mapping[str, Any], key: str, source: str) -> list[object]:
+    entries = body.get(key, [])
+    if not isinstance(entries, list):
+        raise InputError(f"{source}: {key} must be a list of tables, got {entries!r:.80}; write each as [[{key}]]")
+    return entries
+
+
 def _known(entry: object, keys: set[str], where: str) -> Mapping[str, Any]:
     if not isinstance(entry, dict) or not set(entry) <= keys:
-        found = ", ".join(sorted(set(entry) - keys)) if isinstance(entry, dict) else repr(entry)
-        raise InputError(f"{where}: unknown {found}; known are {', '.join(sorted(keys))}")
+        unknown = isinstance(entry, dict) and ", ".join(sorted(set(entry) - keys))
+        wrong = f"unknown {unknown}" if unknown else f"must be a table, got {entry!r:.80}"
+        raise InputError(f"{where}: {wrong}; known are {', '.join(sorted(keys))}")
     return entry
 
 

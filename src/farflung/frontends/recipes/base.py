@@ -67,12 +67,12 @@ class Recipe:
         """Capture one form for micro-batches of ``batch_size`` samples, with the recorded initializers.
 
         Raises:
-            InputError: the recipe does not have the form.
+            InputError: the recipe does not have the form, or examples of that size don't fit into memory.
             CaptureError: the module can't become a graph.
         """
         form = self.form(name)
         mode = "train" if name == "train" else "eval"
-        return capture(form.factory, form.example_inputs(batch_size), name=self.name, mode=mode, outputs=form.outputs)
+        return capture(form.factory, _examples(form, batch_size), name=self.name, mode=mode, outputs=form.outputs)
 
     def graphs(self, batch_sizes: Iterable[int]) -> dict[tuple[FormName, int], Graph]:
         """All forms that there are: training for each of ``batch_sizes``, evaluation for the first, generation for one sample."""
@@ -83,6 +83,17 @@ class Recipe:
         if self.generate is not None:
             found["generate", 1] = self.graph("generate", 1)
         return found
+
+
+def _examples(form: Form, batch_size: int) -> tuple[Any, ...]:
+    try:
+        return form.example_inputs(batch_size)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise InputError(
+            f"examples of {batch_size} samples don't fit into this machine's memory: make micro_batch_sizes smaller"
+        ) from None
 
 
 def tokens(sequence: int, count: int) -> Examples:
