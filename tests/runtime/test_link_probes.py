@@ -17,9 +17,8 @@ from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.runtime import probing
-from farflung.runtime.link_table import Freshness, LinkFigures, LinkTable
+from farflung.runtime.link_table import LinkFigures, LinkTable
 from farflung.runtime.probing import Probe, Probing, _usual_rate, probe_link
-from farflung.telemetry import Span, SpanKind
 from farflung.transports.base import LinkStatistics, Urgency
 from farflung.units import Bytes, FlopsPerSecond
 from farflung.wire.frames import Frame
@@ -216,35 +215,6 @@ def test_the_table_keeps_its_figures_and_survives_damage(tmp_path: Path) -> None
     assert again.topology(_devices("c", "d")) is None
     path.write_text("{damaged")
     assert LinkTable(path).get("a", "b") is None
-
-
-def _sends(alpha: float, beta: float, sizes: list[int], start: float = 0.0) -> Iterator[Span]:
-    for size in sizes:
-        seconds = 2 * alpha + size / beta
-        yield Span(what=SpanKind.SEND, name="send", start=start, seconds=seconds, peer="b", nbytes=size)
-        start += seconds + 0.01
-
-
-def test_training_keeps_figures_fresh() -> None:
-    table = LinkTable()
-    table.put("a", "b", LinkFigures(alpha=0.5, beta=1.0))
-    fresh = Freshness(table)
-    assert fresh.take("a", _sends(0.02, 1e6, [100_000] * 20)) == {}  # one size says nothing
-    fresh.take("a", _sends(0.02, 1e6, [5_000, 100_000] * 20, start=100.0))
-    found = table.get("a", "b")
-    assert found is not None
-    assert found.source == "training"
-    assert found.alpha == pytest.approx(0.02, rel=0.01)
-    assert found.beta == pytest.approx(1e6, rel=0.01)
-
-
-def test_frames_that_waited_for_others_teach_nothing() -> None:
-    table = LinkTable()
-    spans, end = [], 0.0
-    for size in [5_000, 100_000] * 20:
-        spans.append(Span(what=SpanKind.SEND, name="send", start=end, seconds=size / 1e6, peer="b", nbytes=size))
-        end = spans[-1].end
-    assert Freshness(table).take("a", spans) == {}
 
 
 @pytest.fixture(scope="module")

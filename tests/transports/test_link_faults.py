@@ -14,6 +14,7 @@ from farflung.transports import TransportConfig
 from farflung.transports.base import Arrival, Urgency
 from farflung.transports.pace import Cap
 from farflung.transports.tcp_connection import Connection, MessageKind, build_message
+from farflung.transports.tcp_goodput import Others
 from farflung.transports.tcp_link import TcpLink
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value
@@ -44,6 +45,9 @@ class Host:
 
     def link_over(self, link: TcpLink, error: FarflungError, *, told: bool) -> None:
         """Nothing."""
+
+    def others(self, link: TcpLink) -> Others:
+        return Others(0, 0, 0)
 
     def log(self, text: str) -> None:
         self.said.append(text)
@@ -210,3 +214,14 @@ def test_a_set_clock_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(time, "time", lambda: 0.0)
     bench.link.tick(connection.deadlines.heard_at + 1.0, 0.0)
     assert not connection._closing
+
+
+@pytest.mark.parametrize(
+    "points", [None, [[0.0, 1, True]], [[0.0, 1, 0, 0]], [["x", 1, True, True]], [[0.0, 1, True, True]] * 65]
+)
+def test_points_of_no_curve_end_the_connection(bench: Bench, points: object) -> None:
+    connection = bench.connect()
+    bench.far[0].sendall(_state(curve=[0, 0, points]))
+    connection.thread.join(30.0)
+    assert bench.link.connections == []
+    assert "a link's state has" in bench.host.said[-1] or "at most 64 points" in bench.host.said[-1]

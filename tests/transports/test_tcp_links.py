@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import sys
 import threading
 import time
 import weakref
@@ -23,7 +24,7 @@ from farflung.security import Credentials
 from farflung.transports import Insecure, TransportConfig, Urgency, tcp_endpoint
 from farflung.transports.tcp_connection import MessageKind, build_message
 from farflung.transports.tcp_endpoint import TcpEndpoint
-from farflung.transports.tcp_socket import KernelView, TlsContexts, dial, kernel_view
+from farflung.transports.tcp_socket import KernelView, TlsContexts, dial, flow_view, kernel_view
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value
@@ -508,3 +509,32 @@ def test_memory_stays_bounded_while_the_way_to_a_peer_crawls(member: Member) -> 
             assert [int(frame.sections[0][0]) for frame in pair.got[1:]] == list(range(count))
             assert max(peak) <= most
         assert errors == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts the bytes of a connection like this")
+def test_the_kernel_counts_what_a_connection_carries() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+        far = server.accept()[0]
+        with far:
+            near.sendall(bytes(10_000))
+            far.recv(10_000, socket.MSG_WAITALL)
+            seen, there = flow_view(near), flow_view(far)
+            assert seen is not None
+            assert there is not None
+            assert (seen.sent, seen.unsent, there.received, there.early) == (10_000, 0, 10_000, 0)
+            assert 0 <= seen.confirmed <= 10_001
+    assert flow_view(near) is None
+    left, right = socket.socketpair()
+    with left, right:
+        assert flow_view(left) is None
+
+
+def test_a_link_s_own_traffic_tells_its_latency(member: Member) -> None:
+    b = TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=ALERT)
+    a = TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=ALERT)
+    with closing(b), closing(a):
+        a.connect("b", b.address)
+        for _ in range(20):
+            a.send("b", Frame("values", {}, (bytes(300_000),)))
+        until(lambda: a.statistics()["b"].alpha > 0)
+        assert a.statistics()["b"].alpha < 1.0

@@ -1,16 +1,10 @@
-"""What is known of the links between workers: from probes, and fresh from training itself.
-
-``Freshness`` reads the trace of a run. A frame that set out when nothing else was on its way to its peer took
-``2 alpha + bytes / beta`` seconds until its receiver confirmed it, so frames of several sizes give both figures
-(``cost.fit_link``). A link's entry is replaced only by a fit that explains its samples within 10 %.
-"""
+"""What is known of the links between workers: from probes (``probing``), and from training itself (``freshness``)."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,16 +12,10 @@ import numpy as np
 
 from farflung.checkpoint.store import write_file
 from farflung.cluster import Device, Topology, pair_of
-from farflung.cost import fit_link
-from farflung.errors import InputError
-from farflung.telemetry.events import SpanKind
-from farflung.telemetry.trace import Span
 from farflung.units import BytesPerSecond
 
-__all__ = ["Freshness", "LinkFigures", "LinkTable"]
+__all__ = ["LinkFigures", "LinkTable"]
 
-_SAMPLES = 200
-_LEAST, _SPREAD, _ERROR = 12, 8.0, 0.1
 #: What nobody measured: 1 ms and 1 Gbit/s.
 _ALPHA, _BETA = 1e-3, 125e6
 
@@ -148,45 +136,3 @@ class LinkTable:
             return
         links = [{"from": a, "to": b, **asdict(figures)} for (a, b), figures in self._links.items()]
         write_file(self._path, [json.dumps({"links": links, "uplinks": self._uplinks}).encode()])
-
-
-class Freshness:
-    """Samples of training traffic, and what they say of its links."""
-
-    def __init__(self, table: LinkTable) -> None:
-        self._table = table
-        self._samples: dict[tuple[str, str], deque[tuple[int, float]]] = {}
-        self._ends: dict[tuple[str, str], float] = {}
-
-    def take(
-        self, worker: str, spans: Iterable[Span], relay: Callable[[str], str] = lambda peer: ""
-    ) -> Mapping[tuple[str, str], LinkFigures]:
-        """Learn from the spans of ``worker``: the directions that have new figures. ``relay``: through whom a peer is reached."""
-        touched = set()
-        for span in spans:
-            if span.what is not SpanKind.SEND or not span.peer:
-                continue
-            way = (worker, span.peer)
-            alone = span.start > self._ends.get(way, 0.0)
-            self._ends[way] = span.end
-            if alone and span.seconds > 0 and span.nbytes > 0:
-                self._samples.setdefault(way, deque(maxlen=_SAMPLES)).append((span.nbytes, span.seconds))
-                touched.add(way)
-        fresh = {way: figures for way in touched if (figures := self._fit(self._samples[way])) is not None}
-        fresh = {way: replace(figures, relay=relay(way[1])) for way, figures in fresh.items()}
-        for (source, target), figures in fresh.items():
-            self._table.put(source, target, figures)
-        return fresh
-
-    @staticmethod
-    def _fit(samples: Sequence[tuple[int, float]]) -> LinkFigures | None:
-        sizes = [size for size, _ in samples]
-        if len(samples) < _LEAST or max(sizes) < _SPREAD * min(sizes):
-            return None
-        try:
-            fit = fit_link(sizes, [seconds for _, seconds in samples])
-        except InputError:
-            return None
-        if fit.error > _ERROR:
-            return None
-        return LinkFigures(alpha=fit.alpha / 2, beta=fit.beta, source="training")

@@ -39,7 +39,8 @@ from farflung.protocol.events import (
 from farflung.protocol.holdings import Holding
 from farflung.runtime.bundle import Bundle, squeeze
 from farflung.runtime.copies import Rounds
-from farflung.runtime.link_table import Freshness, LinkTable
+from farflung.runtime.freshness import Freshness, Told
+from farflung.runtime.link_table import LinkTable
 from farflung.runtime.live_run import Holds, LiveRun, first_source
 from farflung.runtime.measuring import Measuring
 from farflung.runtime.planning import Judge, Planned, check_runnable, cluster_of, plan_run
@@ -194,14 +195,14 @@ class Runs:
         self.handle(event)
         self._measuring.answer(event)
 
-    def learn(self, name: str, spans: Sequence[Span]) -> None:
-        """Keep the links' figures fresh from what the worker ``name`` sent in training."""
+    def learn(self, name: str, spans: Sequence[Span], links: Mapping[str, Told]) -> None:
+        """What the worker ``name`` sent in training, and what that says of its ``links``."""
         member = self.machine.members.get(name)
         live = self._live.get(member.run or "") if member is not None else None
         topology = live.planned.topology if live is not None and live.planned is not None else None
         if live is not None:
             self.watching.spans(live.run, live.attempt, name, spans)
-        self._freshness.take(name, spans, lambda peer: topology.relay(name, peer) if topology is not None else "")
+        self._freshness.take(name, links, None if topology is None else lambda peer: topology.relay(name, peer))
 
     def _told_of(self, run: str, text: str) -> None:
         self._say(f"run {run}: {text}")

@@ -29,6 +29,7 @@ from farflung.protocol.events import (
 from farflung.protocol.leases import Leases
 from farflung.protocol.members import Parting
 from farflung.runtime.fields import number, table, text, whole
+from farflung.runtime.freshness import read_links
 from farflung.runtime.holding import read_holdings
 from farflung.runtime.live_run import Holds, LiveRun
 from farflung.runtime.probing import read_probe
@@ -297,7 +298,7 @@ def _report(runs: Runs, live: LiveRun, name: str, frame: Frame) -> None:
         case "trace":
             trace = read_trace(header)
             live.store.add_trace(name, trace)
-            runs.learn(name, trace[0].spans)
+            runs.learn(name, trace[0].spans, read_links(header["links"]) if "links" in header else {})
         case "text":
             live.sample = text(header, "text", limit=_MAX_SAMPLE)
             runs.tell(live, Frame("text", {"text": live.sample}))

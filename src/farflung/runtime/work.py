@@ -22,6 +22,7 @@ from farflung.runtime.copies import Rounds, read_rounds
 from farflung.runtime.executor import Executor
 from farflung.runtime.feeds import FileFeed
 from farflung.runtime.fields import table, text, texts, whole
+from farflung.runtime.freshness import write_links
 from farflung.runtime.holding import Live, Shelf
 from farflung.runtime.relays import read_relays
 from farflung.runtime.reports import write_report
@@ -454,7 +455,8 @@ class Work:
         names, packed = pack_spans(spans)
         offset, self._offset = self._offset, None  # told once
         clock = None if offset is None else [offset.seconds, offset.error]
-        self._report("trace", names=names, spans=packed, lost=lost, clock=clock)
+        links = write_links(self._host.endpoint.statistics())
+        self._report("trace", names=names, spans=packed, lost=lost, clock=clock, links=links)
 
     def _report(self, what: str, /, **fields: Any) -> None:
         self._host.report(what, run=self.run, attempt=self.attempt, **fields)

@@ -59,7 +59,8 @@ class LinkStatistics:
     Where the transport knows: ``connections`` now, ``congestion`` control of the system, goodput ``rate`` while busy (bytes per
     second), ``round_trip`` seconds, how often a broken link was ``resumed``, and bytes that were ``repeated`` because of that;
     ``confirmed``: bytes that have arrived, parts of frames included.
-    ``relay``: through whom the link goes.
+    ``relay``: through whom the link goes. What its own traffic says of it (``goodput``): ``alpha`` seconds one way, ``beta``
+    bytes per second, ``least`` what it carries at least; 0: not known.
     """
 
     frames_sent: int = 0
@@ -75,6 +76,9 @@ class LinkStatistics:
     repeated: int = 0
     confirmed: int = 0
     relay: str = ""
+    alpha: Seconds = _NO_TIME
+    beta: float = 0.0
+    least: float = 0.0
 
 
 class Endpoint(Protocol):

@@ -84,6 +84,11 @@ class Outbox(Generic[T]):
         return any(lane.uncut or lane.again for lane in self._lanes)
 
     @property
+    def under_way(self) -> int:
+        """Bytes that were given to connections and are not confirmed."""
+        return sum(lane.bytes_unconfirmed for lane in self._lanes)
+
+    @property
     def unhandled(self) -> int:
         """Frames that the peer has not handled yet."""
         return sum(len(lane.frames) for lane in self._lanes)

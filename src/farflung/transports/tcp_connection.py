@@ -35,7 +35,7 @@ _CRC = struct.Struct("<I")
 _SIZE = _HEAD.size + _CRC.size
 _MAX_BODY = 2 << 20
 _READ_BUDGET = 4 << 20
-_POLL_MS, _PAUSE_MS = 500.0, 4.0
+_POLL_MS, _PAUSE_MS, _LOOK_MS = 500.0, 4.0, 4.0
 
 
 class MessageKind(IntEnum):
@@ -68,6 +68,15 @@ class Carried(Protocol):
 
     def pause(self) -> float:
         """Seconds until data may go (0: now)."""
+
+    def comes(self, connection: Connection) -> None:
+        """Bytes are there to be read."""
+
+    def gives(self, connection: Connection) -> None:
+        """Bytes will be given to the system."""
+
+    def looks(self, connection: Connection) -> bool:
+        """Bytes are being sent by the system; whether that shall be looked at again soon."""
 
     def ended(self, connection: Connection, why: str, error: FarflungError | None) -> None:
         """The connection is no more; ``error``: the peer sent what can't be read."""
@@ -129,6 +138,8 @@ class Connection:
         self.last_words: bytes | None = None
         self.last_words_sent = False
         self.state_sent = -1e9
+        #: Bytes that came.
+        self.received = 0
         now = time.monotonic()
         self.deadlines = Deadlines(now, now)
         self.heartbeat = 0.5
@@ -138,6 +149,7 @@ class Connection:
         self._breather = Breather() if self.congestion == "bbr" else None
         self._link = link
         self._wrote_at = 0.0
+        self._looking = False
         self._why = ""
         self._closing = False
         self._out: memoryview | None = None
@@ -200,6 +212,9 @@ class Connection:
         more = False
         while not self._closing:
             longest = self._breathe()
+            if self._looking:
+                self._looking = self._link.looks(self)
+                longest = min(longest, _LOOK_MS)
             wants = self._out is not None or (not self.resting and self._link.waits(self))
             poll.modify(self.sock, select.POLLIN | (select.POLLOUT if wants else 0))
             found = dict(poll.poll(0 if more else min(longest, math.ceil(1e3 * self._link.pause()) or longest)))
@@ -235,6 +250,7 @@ class Connection:
     def _read(self) -> bool:
         """Take what is there, up to a budget; whether there may be more."""
         taken = 0
+        self._link.comes(self)
         while taken < _READ_BUDGET:
             try:
                 count = self.sock.recv_into(self._into[self._filled :])
@@ -243,6 +259,7 @@ class Connection:
             if not count:
                 raise ConnectionResetError("it broke off")
             taken += count
+            self.received += count
             self.deadlines.heard(time.monotonic())  # a message may take long on a slow link: any byte is a sign of life
             self._filled += count
             if self._filled == len(self._into):
@@ -274,11 +291,13 @@ class Connection:
             if message is None:
                 return True
             self._out = memoryview(message)
+        self._link.gives(self)
         try:
             count = self.sock.send(self._out)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return True
         self._wrote_at = time.monotonic()
+        self._looking = True
         self._out = self._out[count:] if count < len(self._out) else None
         if self._out is None and self.last_words_sent:
             self._closing = True

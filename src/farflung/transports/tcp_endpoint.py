@@ -25,6 +25,7 @@ from farflung.transports.grpc_status import lost
 from farflung.transports.meter import Meter
 from farflung.transports.pace import Cap
 from farflung.transports.tcp_connection import Connection, MessageKind, NeverBegan, build_message, read_message
+from farflung.transports.tcp_goodput import Others
 from farflung.transports.tcp_link import TcpLink
 from farflung.transports.tcp_relaying import CALL, PROTOCOL, Relaying, RelayRequest
 from farflung.transports.tcp_socket import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, secure, tune
@@ -197,6 +198,15 @@ class TcpEndpoint:
         self._meter.received(arrival.peer, arrival.nbytes)
         if self.on_arrival is not None:
             self.on_arrival(arrival)
+
+    def others(self, link: TcpLink) -> Others:
+        """See ``LinkHost``."""
+        others = [other for other in tuple(self._links.values()) if other is not link]
+        return Others(
+            received=sum(other.received for other in others),
+            given=sum(other.given for other in others),
+            waiting=sum(other.under_way for other in others),
+        )
 
     def log(self, text: str) -> None:
         """See ``LinkHost``."""

@@ -26,6 +26,7 @@ from farflung.transports.halves import Inbox, Outbox, read_states
 from farflung.transports.meter import frame_bytes
 from farflung.transports.pace import Cap, Deadlines, Rate, StripeProbe
 from farflung.transports.tcp_connection import Connection, MessageKind, build_message
+from farflung.transports.tcp_goodput import LinkGoodput, Measured, Others
 from farflung.transports.tcp_state import ERRORS_KEPT, named_error, read_failures, read_number
 from farflung.units import Seconds
 from farflung.wire.frames import Frame, encode_frame
@@ -74,6 +75,9 @@ class LinkHost(Protocol):
     def link_over(self, link: TcpLink, error: FarflungError, *, told: bool) -> None:
         """``link`` is no more; ``told``: those who wait for the peer's frames must hear of it."""
 
+    def others(self, link: TcpLink) -> Others:
+        """What goes over the other links."""
+
     def log(self, text: str) -> None:
         """Tell the person at this machine."""
 
@@ -84,17 +88,16 @@ class _Pending:
     size: int
 
 
-class TcpLink:
+class TcpLink(Measured):
     """All connections with ``peer``, and the frames on their way both ways."""
 
     def __init__(self, peer: str, host: LinkHost) -> None:
+        super().__init__(lambda: host.others(self))
         config = host.config
         self.peer, self._host, self._config = peer, host, config
         self.id = new_id("link")
         self.peer_id: str | None = None
-        self.changed = threading.Condition()
         self.over: FarflungError | None = None
-        self.connections: list[Connection] = []
         self.rate = Rate()
         self.relay = ""
         #: The run of the last frame (see ``LossHandler``).
@@ -173,6 +176,7 @@ class TcpLink:
             if not self._may_carry(connection) or connection not in self.connections or self.pause():
                 return None
             chunk = self._outbox.take(connection, self.rate.chunk_bytes(self._config.chunk_bytes))
+            self.given += 0 if chunk is None else chunk.size
         if chunk is None:
             return None
         self._host.cap.spend(sum(len(piece) for piece in chunk.pieces), time.monotonic())
@@ -190,10 +194,16 @@ class TcpLink:
             "beat": float(self._config.heartbeat),
             "wants": self._probe.wanted,
             "arrived": self._inbox.arrived,
+            "curve": self.own.tell(self.connections),
         }
         if connection.padded:
             body["padding"] = bytes(_PADDING)
         return build_message(MessageKind.STATE, [pack_value(body)])
+
+    @property
+    def under_way(self) -> int:
+        """Bytes that were given to connections and are not confirmed."""
+        return self._outbox.under_way
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
@@ -273,11 +283,15 @@ class TcpLink:
             self._echo = (read_number(body.get("time"), 0.0, 1e18), now)
             echo = body.get("echo")
             if isinstance(echo, list) and len(echo) == 2:
-                self.rate.echoed(max(now - read_number(echo[0], 0.0, 1e18) - read_number(echo[1], 0.0, 1e18), 1e-5))
+                trip = max(now - read_number(echo[0], 0.0, 1e18) - read_number(echo[1], 0.0, 1e18), 1e-5)
+                self.rate.echoed(trip)
+                self.own.tripped(connection, trip, now, direct=not self.relay)
             news = self._outbox.acknowledge(states)
             arrived = int(read_number(body.get("arrived"), 0, 1e18))
             fresh, self._arrived = max(arrived - self._arrived, 0), max(arrived, self._arrived)
             self._count(connection, news.nbytes, fresh, now)
+            trip, empty = self.rate.round_trip, not self._outbox.under_way
+            self.own.told(self.connections, self._echo[0], body.get("curve"), empty=empty, round_trip=trip)
             if news.nbytes and self._outbox.waits():
                 self._wake_all()  # credit came back: for every connection, not only for the one that says so
             self.changed.notify_all()
@@ -331,6 +345,8 @@ class TcpLink:
                 self._host.log(f"link to {self.peer}: goes on after {time.monotonic() - self.alone_since:.1f} s")
             if relay != self.relay and relay:
                 self._host.log(f"link to {self.peer}: goes through {relay}")
+            if relay != self.relay:
+                self.own = LinkGoodput()
             self.relay = relay
             self._ever = True
             if not self._congestion:
@@ -350,6 +366,7 @@ class TcpLink:
             if connection not in self.connections:
                 return
             self.connections.remove(connection)
+            self.came += connection.received
             if error is not None:
                 self._corrupt += 1
             repeated = self._outbox.release(connection)
@@ -554,6 +571,9 @@ class TcpLink:
                 repeated=self._repeated,
                 confirmed=self._arrived,
                 relay=self.relay,
+                alpha=Seconds(self.own.alpha),
+                beta=self.own.goodput.alone,
+                least=self.own.goodput.least,
             )
 
     def _refuse(self, connection: Connection, error: FarflungError) -> None:

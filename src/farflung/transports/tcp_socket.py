@@ -13,6 +13,7 @@ import os
 import socket
 import ssl
 import struct
+import sys
 import termios
 import threading
 import time
@@ -28,6 +29,7 @@ from farflung.transports.config import Insecure
 from farflung.transports.grpc_status import lost
 
 __all__ = [
+    "FlowView",
     "KernelView",
     "TlsContexts",
     "Unfinished",
@@ -35,6 +37,7 @@ __all__ = [
     "caller_of",
     "cut",
     "dial",
+    "flow_view",
     "kernel_view",
     "open_server",
     "secure",
@@ -309,6 +312,32 @@ def bbr_view(connection: socket.socket) -> BbrView | None:
     except (OSError, struct.error):
         return None
     return BbrView(rate=(high << 32) | low, round_trip=trip, probing=gain == _PROBE_RTT_GAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class FlowView:
+    """What the system counts of a connection's stream, in bytes: ``sent`` at least once, ``confirmed`` of these, ``unsent`` ones
+    that it holds; ``received`` in order. ``early``: packets that came out of order."""
+
+    sent: int
+    confirmed: int
+    unsent: int
+    received: int
+    early: int
+
+
+def flow_view(connection: socket.socket) -> FlowView | None:
+    """``TCP_INFO``, read at one moment (None where the system does not count all that)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 228)
+        # struct tcp_info (linux/tcp.h): tcpi_bytes_acked is at byte 120, tcpi_bytes_received at 128, tcpi_notsent_bytes at 144,
+        # tcpi_bytes_sent at 200, tcpi_bytes_retrans at 208, tcpi_rcv_ooopack at 224
+        confirmed, received, unsent, sent, again, early = struct.unpack("<120x 2Q 8x I 52x 2Q 8x I", info)
+    except (OSError, struct.error):
+        return None
+    return FlowView(sent - again, confirmed, unsent, received, early)
 
 
 def unconfirmed(connection: socket.socket) -> int:
