@@ -11,8 +11,9 @@ from typing import Any
 
 from farflung.bench.base import Check, Report, Say, Settings
 from farflung.bench.processes import Finished, LocalCluster, bundle_of
+from farflung.bench.text_model import gpt2_of, made_up_text
 from farflung.graph.ir import Graph
-from farflung.job.spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, OptimizerSpec, PlanSpec
+from farflung.job.spec import CheckpointSpec, JobSpec, OptimizerSpec, PlanSpec
 from farflung.plan import Estimate, estimate
 from farflung.telemetry import RunFolder
 
@@ -118,25 +119,14 @@ def figures(file: Path, predicted: Estimate, device: str, workers: int) -> dict[
 
 
 def _job(folder: Path, settings: MemorySettings) -> JobSpec:
-    text = "".join(chr(97 + (7 * i + i * i // 11) % 26) for i in range(200 * settings.sequence))
-    (folder / "text.txt").write_text(text, encoding="ascii")
     return JobSpec(
         name="memory",
         seed=settings.seed,
         steps=settings.steps,
         micro_batch_sizes=(settings.rows,) * settings.micro_batches,
         threads=settings.threads,
-        model=ModelSpec(
-            recipe="gpt2",
-            args={
-                "n_layer": settings.layers,
-                "n_embd": settings.width,
-                "n_head": settings.heads,
-                "vocab_size": settings.vocabulary,
-                "sequence": settings.sequence,
-            },
-        ),
-        data=DataSpec(kind="text", path=".", glob="*.txt", sequence=settings.sequence),
+        model=gpt2_of(settings),
+        data=made_up_text(folder, settings.sequence),
         optimizer=OptimizerSpec.model_validate({"name": settings.optimizer, "lr": 1e-4}),
         plan=PlanSpec.model_validate({"planner": settings.planner, "recompute": settings.recompute}),
         checkpoint=CheckpointSpec(at_end=settings.checkpoint),

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from farflung.bench.models import family
 from farflung.bench.processes import LocalCluster, bundle_of
+from farflung.bench.text_model import made_up_text
 from farflung.data import Loader, open_source
 from farflung.engines import get_engine
 from farflung.engines.base import Array
 from farflung.graph.ir import StateKind
-from farflung.job.spec import DataSpec, JobSpec, ModelSpec, OptimizerSpec, PlanSpec
+from farflung.job.spec import JobSpec, ModelSpec, OptimizerSpec, PlanSpec
 from farflung.runtime.bundle import Bundle
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 
@@ -42,8 +43,6 @@ def compare_processes(
 def _job(folder: Path, settings: ExactnessSettings) -> JobSpec:
     model = family("gpt2", quick=settings.quick)
     sequence = int(model.args["sequence"])
-    text = "".join(chr(97 + (7 * i + i * i // 11) % 26) for i in range(40 * sequence))
-    (folder / "text.txt").write_text(text, encoding="ascii")
     return JobSpec(
         name="exactness",
         seed=settings.seed,
@@ -52,7 +51,7 @@ def _job(folder: Path, settings: ExactnessSettings) -> JobSpec:
         weighting="equal",
         threads=settings.threads,
         model=ModelSpec(recipe=model.recipe, args={**model.args, "vocab_size": 256}),
-        data=DataSpec(kind="text", path=".", glob="*.txt", sequence=sequence),
+        data=made_up_text(folder, sequence, samples=40),
         optimizer=OptimizerSpec.model_validate({"name": settings.optimizer, "lr": 1e-2}),
         plan=PlanSpec(planner="equal_compute"),
     )

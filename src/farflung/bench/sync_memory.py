@@ -17,7 +17,8 @@ from typing import Any
 
 from farflung.bench.base import Check, Report, Say, Settings
 from farflung.bench.processes import LocalCluster, bundle_of
-from farflung.job.spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, OptimizerSpec, PlanSpec, SyncSpec
+from farflung.bench.text_model import gpt2_of, made_up_text
+from farflung.job.spec import CheckpointSpec, JobSpec, OptimizerSpec, PlanSpec, SyncSpec
 from farflung.units import counted
 
 __all__ = ["SyncMemory", "SyncMemorySettings"]
@@ -27,11 +28,14 @@ MOST = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncMemorySettings(Settings):
-    """GPT-2 by ``layers`` and ``width`` on made-up text, SGD. ``repeats``: of each case, in turns; medians count."""
+    """GPT-2 by ``layers`` and ``width`` on made-up text, SGD. ``repeats``: of each case, in turns; medians count.
+
+    ``steps``: a whole period, in which every layer is averaged once, and the first step of the next.
+    """
 
     strategy: str = "free_sets"
     sync_every: int = 3
-    steps: int = 6
+    steps: int = 4
     repeats: int = 3
     layers: int = 12
     width: int = 768
@@ -98,8 +102,6 @@ def _peaks(folder: Path, job: JobSpec, members: int) -> tuple[Sequence[int], int
 
 
 def _job(folder: Path, settings: SyncMemorySettings, members: int) -> JobSpec:
-    text = "".join(chr(97 + (7 * i + i * i // 11) % 26) for i in range(200 * settings.sequence))
-    (folder / "text.txt").write_text(text, encoding="ascii")
     sync = SyncSpec(strategy=settings.strategy, settings={"sync_every": settings.sync_every}) if members > 1 else SyncSpec()
     return JobSpec(
         name="sync-memory",
@@ -107,17 +109,8 @@ def _job(folder: Path, settings: SyncMemorySettings, members: int) -> JobSpec:
         steps=settings.steps,
         micro_batch_sizes=(settings.rows,) * members,
         threads=settings.threads,
-        model=ModelSpec(
-            recipe="gpt2",
-            args={
-                "n_layer": settings.layers,
-                "n_embd": settings.width,
-                "n_head": settings.heads,
-                "vocab_size": settings.vocabulary,
-                "sequence": settings.sequence,
-            },
-        ),
-        data=DataSpec(kind="text", path=".", glob="*.txt", sequence=settings.sequence),
+        model=gpt2_of(settings),
+        data=made_up_text(folder, settings.sequence),
         optimizer=OptimizerSpec(name="sgd", lr=1e-3),
         plan=PlanSpec(planner="equal_compute", recompute="never", replicas=members),
         sync=sync,
