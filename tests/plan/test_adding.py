@@ -14,11 +14,13 @@ from farflung.graph.cut import cut
 from farflung.job import JobSpec, make_job
 from farflung.plan import estimate
 from farflung.plan.adding import with_adding
+from farflung.plan.estimate import sync_copies
 from farflung.plan.synchronization import sync_lines
 from farflung.plan.traffic import gradient_bytes
 from farflung.planners import get_planner
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.planning import plan_run
+from farflung.sync import get_strategy
 from farflung.sync.reductions import Reduction
 
 JOB = make_job({"micro_batch_sizes": [4] * 4, "plan": {"replicas": 3, "planner": "equal_compute"}, "sync": {"order": "any"}})
@@ -96,3 +98,20 @@ def test_strategies_say_which_layers_leave_in_which_step() -> None:
     assert {name for line in (first, second) for name in ("fc0", "fc1", "fc2") if name in line} == {"fc0", "fc1", "fc2"}
     assert "only the backward of the last one" in note
     assert sync_lines(alone(("d0", 0, 2), ("d1", 2, 4)), GRAPH, JOB) == []
+
+
+def test_a_strategy_is_priced_by_its_own_period_and_codec() -> None:
+    """Settings that a job leaves out count as the strategy takes them, here and in the quick price of auto."""
+
+    def sent(**sync: object) -> float:
+        job: JobSpec = make_job({"micro_batch_sizes": [4] * 4, "plan": {"replicas": 2, "planner": "equal_compute"}, "sync": sync})
+        plan = get_planner("equal_compute").plan(GRAPH, topology(count=2), job=job)
+        return sum(exchange.nbytes for exchange in estimate(GRAPH, plan, topology(count=2), job).exchanges)
+
+    every = sent(strategy="local_sgd", settings={"sync_every": 1})
+    assert sent(strategy="local_sgd") == pytest.approx(every / 5)
+    assert sent(strategy="local_sgd") == sent(strategy="local_sgd", settings={"sync_every": 5})
+    assert sent(strategy="diloco") < sent(strategy="diloco", settings={"sync_every": 10})
+    assert sent(strategy="streaming_diloco") < 0.5 * sent(strategy="streaming_diloco", settings={"codec": "identity"})
+    assert sync_copies(get_strategy("local_sgd"), 2) == 0.05
+    assert sync_copies(get_strategy("diloco"), 2) > 1.0

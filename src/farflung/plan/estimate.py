@@ -33,7 +33,7 @@ from farflung.graph.drift import drifting
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
-from farflung.plan.traffic import LinkTraffic, gradient_bytes, tied_exchanges, traffic
+from farflung.plan.traffic import LinkTraffic, gradient_bytes, sync_bytes, tied_exchanges, traffic
 from farflung.schedules import (
     Exchange,
     PipelineTimes,
@@ -46,7 +46,7 @@ from farflung.schedules import (
     time_schedule,
 )
 from farflung.schedules.base import Action
-from farflung.sync import Sent, get_strategy, link_share
+from farflung.sync import Sent, Strategy, adds_up, get_strategy
 from farflung.sync.reductions import transfers
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "estimate",
     "exchange_memory",
     "memory_of",
+    "sync_copies",
 ]
 
 #: Of a stage's memory what is there through a step.
@@ -361,9 +362,8 @@ def _exchanges(graph: Graph, plan: Plan, units: Sequence[_Unit], pieces: Sequenc
     found: list[GradientExchange] = []
     for stage, held in copies.items():
         if plan.sync is not None:  # once per period
-            period = dict(plan.sync.settings).get("sync_every", 1)
-            part = link_share(get_strategy(plan.sync.strategy, **dict(plan.sync.settings)), len(held))
-            each = gradient_bytes(graph, pieces[stage]) * part / (period if isinstance(period, int) else 1)
+            strategy = get_strategy(plan.sync.strategy, **dict(plan.sync.settings))
+            each = sync_bytes(strategy, gradient_bytes(graph, pieces[stage]), len(held))
             found += [GradientExchange(a, b, each, 0) for a in held for b in held if a != b]
             continue
         adds = plan.stages[stage].adds
@@ -437,15 +437,18 @@ def exchange_memory(graph: Graph, stage: Stage, sub: SubGraph, job: JobSpec, syn
     """
     if sync is not None:
         strategy = get_strategy(sync.strategy, **dict(sync.settings))
-        if link_share(strategy, len(stage.replicas)) < 1.0:
-            copies = 0.05 if strategy.sent is Sent.PARAMETERS else 1.05
-        else:
-            copies = len(stage.replicas) + 1.0
-        return gradient_bytes(graph, sub) * (copies + len(strategy.registers))
+        return gradient_bytes(graph, sub) * sync_copies(strategy, len(stage.replicas))
     if stage.adds is not None:
         return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))
     others = sum(end > stage.replicas[0].end for end in job.virtual_ends)
     return gradient_bytes(graph, sub) * (1.0 + others / len(stage.replicas))
+
+
+def sync_copies(strategy: Strategy, members: int) -> float:
+    """Memory that exchanges of ``members`` replicas and the registers take, in copies of the parameters."""
+    summed = 0.05 if strategy.sent is Sent.PARAMETERS else 1.05
+    one_by_one = strategy.sent is not Sent.SCALARS and not adds_up(strategy)
+    return (members + 1.0 if one_by_one else summed) + len(strategy.registers)
 
 
 def _transfer(topology: Topology, source: str, target: str, nbytes: float) -> Transfer:

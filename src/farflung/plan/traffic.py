@@ -12,8 +12,9 @@ from farflung.codecs import get_codec
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import DTYPES, Graph, TensorSpec
 from farflung.plan.model import CodecChoice, Plan
+from farflung.sync import Strategy, link_share, period
 
-__all__ = ["LinkTraffic", "edges_by_link", "gradient_bytes", "tied_exchanges", "traffic", "wire_bytes"]
+__all__ = ["LinkTraffic", "edges_by_link", "gradient_bytes", "sync_bytes", "tied_exchanges", "traffic", "wire_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,13 @@ def wire_bytes(choice: CodecChoice, spec: TensorSpec) -> float:
     if not spec.floating:
         return float(spec.nbytes)
     return _codec_bytes(choice, spec.numel, DTYPES[spec.dtype])
+
+
+def sync_bytes(strategy: Strategy, nbytes: float, members: int) -> float:
+    """What a link between two of ``members`` replicas carries in a step, on average over a period, of ``nbytes`` of float32."""
+    numel = round(nbytes / 4)
+    kept = _codec_bytes(CodecChoice(name=strategy.codec), numel, 4) / (4.0 * numel) if numel else 1.0
+    return nbytes * link_share(strategy, members) * kept / period(strategy)
 
 
 def edges_by_link(subgraphs: Iterable[SubGraph]) -> dict[tuple[int, int], list[Edge]]:

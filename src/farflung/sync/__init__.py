@@ -1,6 +1,6 @@
 """Synchronization of replicas: what is exchanged when. Knows no tensors; engines run what it says."""
 
-from farflung.sync.base import LayerInfo, Register, Sent, Strategy, World, adds_up, check_clipping, link_share
+from farflung.sync.base import LayerInfo, Register, Sent, Strategy, World, adds_up, check_clipping, link_share, period
 from farflung.sync.commands import Command, Commands, Program
 from farflung.sync.equations import (
     local_sgd_seconds,
@@ -37,6 +37,7 @@ __all__ = [
     "mean_step_seconds",
     "partial_local_sgd_seconds",
     "partial_sync_schedule",
+    "period",
     "period_objective",
     "renormalized",
     "ssgd_seconds",

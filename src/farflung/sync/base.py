@@ -29,6 +29,7 @@ __all__ = [
     "check_number",
     "check_steps",
     "link_share",
+    "period",
 ]
 
 #: Strategies that do more with members' values than to take their mean.
@@ -178,6 +179,11 @@ def link_share(strategy: Strategy, members: int) -> float:
     if strategy.sent is Sent.SCALARS:
         return 0.0
     return 2.0 / members if adds_up(strategy) else 1.0
+
+
+def period(strategy: Strategy) -> int:
+    """Steps in which each layer is exchanged once."""
+    return int(getattr(strategy, "sync_every", 1))
 
 
 class AnyGroup:

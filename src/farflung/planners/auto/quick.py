@@ -16,7 +16,8 @@ from farflung.cost import ALLOCATOR, MemorySettings, cast_factor, optimizer_fact
 from farflung.errors import InputError, PlanError
 from farflung.job.spec import JobSpec
 from farflung.plan import wire_factor_of
-from farflung.plan.estimate import UPDATE_FLOPS
+from farflung.plan.estimate import UPDATE_FLOPS, sync_copies
+from farflung.plan.traffic import sync_bytes
 from farflung.planners.auto.layout import Context, Layout
 from farflung.planners.finish import Problem
 from farflung.schedules import (
@@ -182,8 +183,7 @@ class Quick:
     def _exchange_bytes(self, span: _Span, job: JobSpec, count: int, first: int, end: int) -> float:
         """Bytes that exchanging gradients takes (see ``plan.estimate.exchange_memory``)."""
         if job.sync.strategy != "exact":
-            registers = len(get_strategy(job.sync.strategy, **job.sync.settings).registers)
-            return span.gradients * (count + registers + 1.0)
+            return span.gradients * sync_copies(get_strategy(job.sync.strategy, **job.sync.settings), count)
         home_end = end if first == 0 else first
         others = sum(virtual > home_end for virtual in job.virtual_ends)
         return span.gradients * (1.0 + others / count)
@@ -280,7 +280,10 @@ class Quick:
             if len(held) < 2:
                 continue
             each = units[held[0]].span.gradients
-            each /= len(held) if len(rounds) == 2 else max(1, int(_period(job)))
+            if len(rounds) == 2:
+                each /= len(held)
+            else:
+                each = sync_bytes(get_strategy(job.sync.strategy, **job.sync.settings), each, len(held))
             for target in held:
                 source, transfer = max(
                     ((other, self._way(units[other].device, units[target].device, each)) for other in held if other != target),
@@ -379,8 +382,3 @@ def _ways(times: PipelineTimes, stages: Sequence[int], scale: float) -> Ways:
         first.append(first[-1] + scale * own[stage - 1][0] + into[stage][0] if known else 0.0)
         home.append(home[-1] + scale * own[stage - 1][1] + into[stage][1] if known else 0.0)
     return first, home
-
-
-def _period(job: JobSpec) -> int:
-    value = job.sync.settings.get("sync_every", 1)
-    return int(value) if isinstance(value, int) else 1
