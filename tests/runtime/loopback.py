@@ -170,11 +170,18 @@ class Loopback:
         return self.broker.ticket(scope)
 
     def add(
-        self, name: str, memory: float = 4e9, data: Path | None = None, *, any_path: bool = False, listen: str = "127.0.0.1:0"
+        self,
+        name: str,
+        memory: float = 4e9,
+        data: Path | None = None,
+        *,
+        any_path: bool = False,
+        listen: str = "127.0.0.1:0",
+        reliable: bool = True,
     ) -> Worker:
         """One more worker; ``data``: its own data folder; an empty ``listen``: it can't be dialled."""
         said = self.said[name] = []
-        options = WorkerOptions(listen=listen, memory=memory, data=data or self.home, any_path=any_path)
+        options = WorkerOptions(listen=listen, memory=memory, data=data or self.home, any_path=any_path, reliable=reliable)
         worker = Worker(join(self.ticket("join"), name=name, role="worker", key=self.key), options, said.append)
         thread = threading.Thread(target=_serve, args=(worker,), name=f"worker-{name}", daemon=True)
         thread.start()

@@ -60,12 +60,22 @@ class Finished:
 class LocalCluster:
     """``farflung broker`` and one ``farflung join`` for each of ``names``; a context manager that ends them all.
 
-    ``probe``: workers run under ``farflung.bench.probe`` and write their memory figures to ``probe_file(name)``.
+    ``unreliable``: more workers, which say that they may go at any time. ``probe``: workers run under
+    ``farflung.bench.probe`` and write their memory figures to ``probe_file(name)``.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], *, data: Path | None = None, probe: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        *,
+        data: Path | None = None,
+        probe: bool = False,
+        unreliable: Sequence[str] = (),
+    ) -> None:
         self.folder = folder
-        self.names = tuple(names)
+        self.names = (*names, *unreliable)
+        self._unreliable = frozenset(unreliable)
         self._data = data or folder
         self._probe = probe
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -146,7 +156,8 @@ class LocalCluster:
         join_ticket = self._tickets()
         for name in self.names:
             module = ["-m", "farflung.bench.probe", str(self.probe_file(name))] if self._probe else ["-m", "farflung"]
-            self._spawn(name, [*module, "join", join_ticket, "--name", name, *listen, "--data", str(self._data)])
+            words = [*module, "join", join_ticket, "--name", name, *listen, "--data", str(self._data)]
+            self._spawn(name, [*words, "--unreliable"] if name in self._unreliable else words)
 
     def _spawn(self, name: str, arguments: list[str]) -> None:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "FARFLUNG_HOME": str(self.folder / "home")}

@@ -99,6 +99,9 @@ def join(
     service: Annotated[bool, typer.Option("--service", help="Write a systemd unit that does this, and stop there.")] = False,
     user: Annotated[bool, typer.Option("--user", help="With --service: a service of your own, without root.")] = False,
     no_listen: Annotated[bool, typer.Option("--no-listen", help="Don't listen: dial the other workers only.")] = False,
+    unreliable: Annotated[
+        bool, typer.Option("--unreliable", help="This machine may go at any time: jobs with plan.helpers let it help, no more.")
+    ] = False,
     no_relay: Annotated[
         bool, typer.Option("--no-relay", help="Carry nothing between workers that can't dial each other.")
     ] = False,
@@ -122,6 +125,7 @@ def join(
         data=data or Path.cwd(),
         any_path=any_path,
         relay=not no_relay,
+        reliable=not unreliable,
     )
     own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
@@ -166,6 +170,7 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
         words += [] if value is None else [option, value]
     words += ["--any-path"] if options.any_path else []
     words += [] if options.relay else ["--no-relay"]
+    words += [] if options.reliable else ["--unreliable"]
     for line in write_unit(own, unit_text(own, words, options.data.resolve(), user=user), user=user):
         typer.echo(line)
 

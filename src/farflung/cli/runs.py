@@ -201,7 +201,9 @@ def _state(answer: Mapping[str, str]) -> str:
     if answer["state"] != "waiting":
         return answer["state"]
     needs, idle = int(answer["needs"]), int(answer["idle"])
-    return f"waiting for {counted(needs, 'idle worker')}, {idle or 'none'} there (farflung join brings more)"
+    helpers = int(answer.get("helpers") or 0)
+    others = f", and {helpers} that can only help: --unreliable" if helpers else ""
+    return f"waiting for {counted(needs, 'idle worker')}, {idle or 'none'} there{others} (farflung join brings more)"
 
 
 def stop(

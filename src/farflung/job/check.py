@@ -23,6 +23,7 @@ def check_job(job: JobSpec) -> None:
     _check_weights(job)
     _check_codec(job.codec)
     _check_sync(job)
+    _check_helpers(job)
     _check_open(job)
 
 
@@ -82,6 +83,22 @@ def _check_sync(job: JobSpec) -> None:
         raise InputError(
             f"on_nan = {job.on_nan!r} with sync.strategy = {sync.strategy!r}: replicas that train alone can't leave out a step "
             "or go back together; set it to 'stop'"
+        )
+
+
+def _check_helpers(job: JobSpec) -> None:
+    if not job.plan.helpers:
+        return
+    if job.sync.strategy != "exact" or job.sync.order != "job":
+        way = f"order = {job.sync.order!r}" if job.sync.strategy == "exact" else f"strategy = {job.sync.strategy!r}"
+        raise InputError(
+            f"plan.helpers with sync.{way}: helpers' gradients are summed in the job's order in every step; remove [sync], or "
+            "set plan.helpers = false"
+        )
+    if job.codec.name != "identity":
+        raise InputError(
+            f"plan.helpers with codec.name = {job.codec.name!r}: slices come in any order, and a codec may remember what it "
+            "left out of the ones before; set codec.name = 'identity', or plan.helpers = false"
         )
 
 

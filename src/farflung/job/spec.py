@@ -122,13 +122,15 @@ class PlanSpec(_Section):
     """Wishes for the planner; whatever they are, the result is the same (invariant 1).
 
     ``schedule``: a pipeline order by name; ``auto`` takes 1F1B, or an eager one where links make stages wait and memory is there.
-    ``replicas``: how many devices share the micro-batches of each stage.
+    ``replicas``: how many devices share the micro-batches of each stage. ``helpers``: unreliable workers get no stage; they help
+    those that have one, and may go at any time (hybrid plans).
     """
 
     planner: str = "op_fence"
     schedule: Literal["auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4"] = "1f1b"
     recompute: Literal["auto", "always", "never"] = "auto"
     replicas: Count = 1
+    helpers: bool = False
 
 
 class TrafficSpec(_Section):

@@ -11,6 +11,9 @@ and only then are they free again. The run is planned again for the workers that
 from its newest checkpoint; that choice is ``holdings``' and the shell's. A run that was submitted
 without recoveries fails instead, and so does one that is lost too often without a new step between. What members report of
 an attempt that is over is not heard.
+
+A run that is *helped* is planned for reliable members only. While it runs, every unreliable one that is free helps one of them;
+it has no part in the plan, so it may come and go without another attempt.
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ from farflung.protocol.events import (
     PLAN_ERROR,
     TRAINING_ERROR,
     AbortRun,
+    AskHelper,
     Command,
     DismissMember,
     Event,
     FinishRun,
     HandOver,
+    HelperGone,
     MakePlan,
     MemberJoined,
     MemberLost,
@@ -55,6 +60,8 @@ from farflung.protocol.members import Gone, Member, Parting
 __all__ = ["BrokerMachine", "Member", "Run", "RunState"]
 
 _MOST_GONE = 50
+#: A helper that failed so often in an attempt is not asked again.
+_HELPER_TRIES = 3
 
 
 class RunState(StrEnum):
@@ -82,7 +89,8 @@ class Run:
     run of an earlier life of the broker waits for so many workers, and for those ``named``. ``refused``: a plan for these could
     not be made after a loss, so somebody new must come. ``began``: there was a plan for it once. ``handing``: why its attempt
     ends after the current step (empty: it does not). ``unfinished``: a worker has ended it before the job's end. ``awaited``:
-    who has yet to drop the last attempt.
+    who has yet to drop the last attempt. ``helpers``: who helps now; ``failed_helpers``: how often each has failed in this
+    attempt.
     """
 
     run: str
@@ -104,6 +112,14 @@ class Run:
     unfinished: bool = False
     cause: str = ""
     kind: str = ""
+    helped: bool = False
+    unreliable: frozenset[str] = frozenset()
+    helpers: set[str] = field(default_factory=set)
+    failed_helpers: dict[str, int] = field(default_factory=dict)
+
+    def plans_for(self, member: Member) -> bool:
+        """Whether ``member`` may have a stage; else it may help."""
+        return not self.helped or (member.offer.reliable and member.name not in self.unreliable)
 
     @property
     def needs(self) -> int:
@@ -143,7 +159,9 @@ class BrokerMachine:
             InputError: the event names a run that does not exist, or a name that is taken.
         """
         commands = self._handlers[type(event)](event)
+        commands += self._let_helpers_go()
         commands += self._start_waiting()
+        commands += self._ask_helpers()
         commands += self._let_go()
         self.validate()
         return commands
@@ -164,6 +182,8 @@ class BrokerMachine:
                 for name in set(run.devices) - run.ended:
                     assert name in self.members, f"{run.run} runs on {name}, who is gone"
                     assert self.members[name].run == run.run, f"{run.run} runs on {name}, who serves {self.members[name].run}"
+            assert not run.helpers & set(run.devices), f"{run.run}: a helper has a part in the plan"
+            assert all(self._serves(name, run) for name in run.helpers), f"{run.run}: a helper is gone, or serves another run"
 
     # -- members ------------------------------------------------------------------------------------------------------
 
@@ -185,6 +205,8 @@ class BrokerMachine:
         if not member.withdraws or member.run is None:
             return []
         run = self.runs[member.run]
+        if member.name in run.helpers:
+            return self._part_with(run, member.name, "its owner wants it back", told=False)
         why = f"worker {member.name} {'leaves' if member.parting else 'is paused'}"
         if run.state is RunState.PLANNING:
             self._wait_again(run)
@@ -221,6 +243,8 @@ class BrokerMachine:
         if member is None or member.run is None:
             return []
         run = self.runs[member.run]
+        if event.name in run.helpers:
+            return self._part_with(run, event.name, event.cause, told=True)
         if run.state is RunState.WAITING:
             self._free(run, event.name)
             return []
@@ -236,11 +260,18 @@ class BrokerMachine:
     def _submitted(self, event: RunSubmitted) -> list[Command]:
         if event.run in self.runs:
             raise InputError(f"run {event.run!r} exists already")
-        self.runs[event.run] = Run(run=event.run, workers=event.workers, recoveries=event.recoveries)
+        self.runs[event.run] = Run(
+            run=event.run,
+            workers=event.workers,
+            recoveries=event.recoveries,
+            helped=event.helped,
+            unreliable=event.unreliable,
+        )
         return []
 
     def _restored(self, event: RunRestored) -> list[Command]:
-        self._submitted(RunSubmitted(run=event.run, workers=event.workers, recoveries=event.recoveries))
+        told = RunSubmitted(run=event.run, workers=event.workers, recoveries=event.recoveries)
+        self._submitted(replace(told, helped=event.helped, unreliable=event.unreliable))
         run = self.runs[event.run]
         run.attempts, run.hoped, run.began = event.attempts, event.hoped, event.attempts > 0
         run.named = frozenset(event.named)
@@ -260,7 +291,7 @@ class BrokerMachine:
     def _start_waiting(self) -> list[Command]:
         commands: list[Command] = []
         for run in self.runs.values():
-            idle = [member.name for member in self.members.values() if member.ready]
+            idle = [member.name for member in self.members.values() if member.ready and run.plans_for(member)]
             if run.state is not RunState.WAITING or run.awaited or len(idle) < run.needs:
                 continue
             if (run.refused and run.refused >= set(idle)) or not run.named <= set(idle):
@@ -274,6 +305,38 @@ class BrokerMachine:
                 self.members[name].run = run.run
             commands.append(MakePlan(run=run.run, members=tuple(idle), attempt=run.attempts))
         return commands
+
+    def _ask_helpers(self) -> list[Command]:
+        commands: list[Command] = []
+        for run in self.runs.values():
+            if not run.helped or run.state is not RunState.RUNNING or run.handing or run.stopping or run.ended:
+                continue
+            for member in self.members.values():
+                tried = run.failed_helpers.get(member.name, 0)
+                if member.ready and not run.plans_for(member) and tried < _HELPER_TRIES:
+                    member.run = run.run
+                    run.helpers.add(member.name)
+                    commands.append(AskHelper(run=run.run, name=member.name))
+        return commands
+
+    def _let_helpers_go(self) -> list[Command]:
+        """Helpers of attempts that are over are free."""
+        commands: list[Command] = []
+        for run in self.runs.values():
+            if run.state is not RunState.RUNNING and (run.helpers or run.failed_helpers):
+                for name in sorted(run.helpers):
+                    self._release(run, name)
+                    commands.append(AbortRun(run=run.run, name=name, cause="it needs no help now"))
+                run.helpers.clear()
+                run.failed_helpers.clear()
+        return commands
+
+    def _part_with(self, run: Run, name: str, cause: str, *, told: bool) -> list[Command]:
+        """One helper less; ``told``: it has ended by itself."""
+        run.helpers.discard(name)
+        self._release(run, name)
+        gone: list[Command] = [HelperGone(run=run.run, name=name, cause=cause)]
+        return gone if told else [*gone, AbortRun(run=run.run, name=name, cause=cause)]
 
     def _planned(self, event: PlanMade) -> list[Command]:
         run = self._run(event.run)
@@ -326,6 +389,9 @@ class BrokerMachine:
 
     def _failed(self, event: RunFailed) -> list[Command]:
         run = self._run(event.run)
+        if event.name in run.helpers and not _stale(event, run):
+            run.failed_helpers[event.name] = run.failed_helpers.get(event.name, 0) + 1
+            return self._part_with(run, event.name, event.cause, told=True)
         if run.state.over or (event.name and event.name not in run.devices) or event.name in run.ended or _stale(event, run):
             return []
         if not event.name:

@@ -9,11 +9,13 @@ __all__ = [
     "PLAN_ERROR",
     "TRAINING_ERROR",
     "AbortRun",
+    "AskHelper",
     "Command",
     "DismissMember",
     "Event",
     "FinishRun",
     "HandOver",
+    "HelperGone",
     "MakePlan",
     "MemberJoined",
     "MemberLost",
@@ -48,6 +50,7 @@ class Offer:
 
     ``factor``: lambda, the achieved share of the peak. ``overhead``: seconds that each operator costs beside its FLOPs.
     ``host``: the same for all workers of one machine (empty: not known). ``relay``: it may relay between members of its runs.
+    ``reliable``: it stays; else it may go at any time without a word.
     """
 
     memory: float
@@ -59,6 +62,7 @@ class Offer:
     description: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     relay: bool = True
+    reliable: bool = True
 
 
 # -- events ---------------------------------------------------------------------------------------------------------------
@@ -111,11 +115,14 @@ class RunSubmitted:
     """A job was handed in; it starts when ``workers`` idle workers are there (None: when any is).
 
     ``recoveries``: how many losses in a row, without a new step between them, it survives (0: the first one ends it).
+    ``helped``: its plans are for reliable workers, and unreliable ones help these; ``unreliable``: who is so by its topology.
     """
 
     run: str
     workers: int | None
     recoveries: int = 0
+    helped: bool = False
+    unreliable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +143,8 @@ class RunRestored:
     kind: str = ""
     hoped: int = 0
     named: tuple[str, ...] = ()
+    helped: bool = False
+    unreliable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +277,23 @@ class StartRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskHelper:
+    """Let ``name`` help one of the run's servers."""
+
+    run: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperGone:
+    """``name`` helps the run no more: its server is to be told."""
+
+    run: str
+    name: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRun:
     """Ask ``name`` to end the run after its current step."""
 
@@ -322,4 +348,16 @@ class FinishRun:
     kind: str = ""
 
 
-Command = MakePlan | PrepareRun | StartRun | StopRun | HandOver | DismissMember | AbortRun | RecoverRun | FinishRun
+Command = (
+    MakePlan
+    | PrepareRun
+    | StartRun
+    | AskHelper
+    | HelperGone
+    | StopRun
+    | HandOver
+    | DismissMember
+    | AbortRun
+    | RecoverRun
+    | FinishRun
+)

@@ -31,6 +31,7 @@ from farflung.runtime.meter import StepMeter
 from farflung.runtime.planning import check_runnable
 from farflung.runtime.reducing import Reducing
 from farflung.runtime.replica_states import is_replica_slot
+from farflung.runtime.serving import Serving
 from farflung.runtime.setup import Phase, RunHooks, RunSetup, StepReport
 from farflung.runtime.side import Pass, evaluate, generate
 from farflung.runtime.slopes import Slopes
@@ -68,6 +69,7 @@ class Executor:
         #: How replicas agree, where the plan has a strategy for it.
         self.sync = None if setup.plan.sync is None else Synchronizer(setup, self.mailbox, self.links, self._note)
         strategy = None if self.sync is None else self.sync.strategy
+        self.serving = Serving(self, endpoint) if setup.job.plan.helpers else None
         #: What takes the place of a backward, where the strategy has none.
         self.slopes = Slopes(self, strategy) if isinstance(strategy, SeedAndScalar) else None
         self.step = setup.first_step
@@ -78,7 +80,7 @@ class Executor:
         self.commits = Committing(self)
         self.copies = Copies(self, setup.rounds)
         self._taking = Taking(setup, self.sync)
-        self._verdicts = Verdicts(setup, hooks, self.mailbox, self.courier, self.copies.due, self._taking.part)
+        self.verdicts = Verdicts(setup, hooks, self.mailbox, self.courier, self.copies.due, self._taking.part)
         #: Whether ``gradients`` shall hold those of the last step, as they are before clipping.
         self.keep_gradients = False
         self.gradients: dict[str, Array] = {}
@@ -160,6 +162,8 @@ class Executor:
 
     def close(self) -> None:
         """Stop the sender threads."""
+        if self.serving is not None:
+            self.serving.close()
         self.links.close()
         self.mailbox.clear()
 
@@ -180,7 +184,7 @@ class Executor:
         else:
             self.courier.receive(peer, frame)
             if frame.kind == "losses":
-                self._verdicts.heard(int(frame.header["step"]))
+                self.verdicts.heard(int(frame.header["step"]))
         size = sum(memoryview(section).nbytes for section in frame.sections)
         self.trace.note(SpanKind.DECODE, f"decode {frame.kind}", begin, peer=peer, nbytes=size)
 
@@ -260,7 +264,7 @@ class Executor:
             losses = self._pipeline(step, meter) if self.slopes is None else self._probe(self.slopes, step, meter)
         begin = self.trace.now()
         with meter.waiting():
-            losses = self._verdicts.gather(step, losses)
+            losses = self.verdicts.gather(step, losses)
             if self.sync is None:
                 self.exchange.finish(step, {index: self.base(index) for index in setup.own_stages})
             if self.slopes is None and not rests:
@@ -297,6 +301,8 @@ class Executor:
 
     def _pipeline(self, step: int, meter: StepMeter) -> dict[int, float]:
         """All forwards and backwards here; the losses that are made here."""
+        if self.serving is not None:
+            return self.serving.pipeline(step, meter)
         losses: dict[int, float] = {}
         todo = self._todo()
         while not all(progress.done for progress in todo.values()):
@@ -312,14 +318,14 @@ class Executor:
                     self._backward(step, action)
             todo[action.stage].take(action)
             if action.kind is ActionKind.FORWARD and action.stage == self.setup.loss_stage:
-                self._verdicts.tell(step, losses)
+                self.verdicts.tell(step, losses)
         return losses
 
     def _probe(self, slopes: Slopes, step: int, meter: StepMeter) -> dict[int, float]:
         """Two forwards in place of a backward; the losses that are made here."""
         assert self.sync is not None
         losses = slopes.measure(step, meter)
-        self._verdicts.tell(step, losses)
+        self.verdicts.tell(step, losses)
         with meter.waiting():
             self.sync.slopes = slopes.gather(step)
         return losses

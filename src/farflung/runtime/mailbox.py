@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -46,19 +47,21 @@ class Mailbox:
         with self._changed:
             return self._items.pop(key)
 
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Return once ``ready()`` holds; it is asked under the lock, after each change.
+    def wait_until(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
+        """Return once ``ready()`` holds, or ``seconds`` have passed; it is asked under the lock, after each change.
 
         Raises:
             BaseException: what ``abort`` was given.
         """
+        until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             while True:
                 if self._error is not None:
                     raise self._error
-                if ready():
+                left = None if until is None else until - time.monotonic()
+                if ready() or (left is not None and left <= 0):
                     return
-                self._changed.wait()
+                self._changed.wait(left)
 
     def wait_for(self, key: Hashable, seconds: float | None) -> bool:
         """Wait until ``key`` has an item, which stays, or ``seconds`` have passed (None: for ever); whether it has one.

@@ -94,8 +94,10 @@ class Methods:
             yield Frame("checking", {"source": live.job.checkpoint.resume})
         state = self._runs.submit(live, write)
         with self._runs.changed:
-            idle = sum(1 for member in self._runs.machine.members.values() if member.run is None)
-        header = {"run": bundle.run, "state": state, "folder": str(root), "idle": idle, "needs": bundle.job.workers or 1}
+            run = self._runs.machine.runs[bundle.run]
+            free = [run.plans_for(member) for member in self._runs.machine.members.values() if member.run is None]
+        header = {"run": bundle.run, "state": state, "folder": str(root), "needs": bundle.job.workers or 1}
+        header |= {"idle": sum(free), "helpers": len(free) - sum(free)}
         yield Frame("submitted", header)
 
     def _resume(self, live: LiveRun, bundle: Bundle, caller: Caller) -> None:

@@ -147,6 +147,8 @@ def plan_run(
     Raises:
         PlanError: nothing fits; the text says which device lacks how much.
     """
+    if bundle.job.plan.helpers:
+        topology = _with_stages(bundle.graph, topology)
     planner = planner or get_planner(bundle.job.plan.planner)
     if not isinstance(planner, Constrained):
         planner = Constrained(planner, running=running, advise=False)
@@ -168,6 +170,27 @@ def plan_run(
         decided=chosen,
         sums=tuple(adding_lines(plan, bundle.graph, pieces, topology)),
     )
+
+
+def _with_stages(graph: Graph, topology: Topology) -> Topology:
+    """The devices that get stages where unreliable ones only help.
+
+    Raises:
+        PlanError: there is none, or the model can't be helped: a state goes from micro-batch to micro-batch.
+    """
+    if graph.state_updates:
+        raise PlanError(
+            f"plan.helpers: the model updates {graph.state_updates[0][0]!r} in its forward (batch norm), micro-batch after "
+            "micro-batch, so its slices can't go to several devices; use a norm without running statistics, or set "
+            "plan.helpers = false"
+        )
+    reliable = [device.name for device in topology.devices if device.reliable]
+    if not reliable:
+        raise PlanError(
+            f"plan.helpers gives stages to reliable devices only, and none of the {len(topology.names)} is; mark one with "
+            "reliable = true, or set plan.helpers = false"
+        )
+    return topology if len(reliable) == len(topology.names) else topology.select(reliable)
 
 
 def _decided(job: JobSpec, plan: Plan) -> JobSpec:
@@ -202,6 +225,7 @@ def devices_of(members: Sequence[Member]) -> dict[str, Device]:
             speed_factor=member.offer.factor,
             overhead=Seconds(member.offer.overhead),
             kind="cuda" if member.offer.kind == "cuda" else "cpu",
+            reliable=member.offer.reliable,
         )
         for member in members
     }
@@ -260,6 +284,7 @@ def _measured(known: Device, offered: Device) -> Device:
     return replace(
         known,
         memory=memory,
+        reliable=known.reliable and offered.reliable,
         speed=offered.speed,
         speed_factor=offered.speed_factor,
         overhead=offered.overhead,

@@ -14,6 +14,7 @@ from farflung.job import JobSpec
 from farflung.job import from_json as job_from_json
 from farflung.plan import Plan
 from farflung.protocol.events import RunRestored, WaitedEnough
+from farflung.runtime.assisting import unreliable_of
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.journal import Journal, KeptRun
 from farflung.runtime.live_run import LiveRun, older_records
@@ -78,6 +79,8 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
         attempts=kept.attempts,
         hoped=hoped,
         named=live.last_plan.devices if hoped and live.last_plan is not None else (),
+        helped=live.job.plan.helpers,
+        unreliable=unreliable_of(live.job, None if bundle is None else bundle.topology),
     )
     runs.restore(live, event)
     _later(_RETURN_SECONDS, lambda: runs.handle(WaitedEnough(run=kept.run)))

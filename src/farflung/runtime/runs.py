@@ -18,11 +18,13 @@ from farflung.errors import FarflungError, InputError
 from farflung.protocol.broker import BrokerMachine, Member, RunState
 from farflung.protocol.events import (
     AbortRun,
+    AskHelper,
     Command,
     DismissMember,
     Event,
     FinishRun,
     HandOver,
+    HelperGone,
     MakePlan,
     MemberLost,
     MemberMeasured,
@@ -37,6 +39,7 @@ from farflung.protocol.events import (
     StopRun,
 )
 from farflung.protocol.holdings import Holding
+from farflung.runtime.assisting import Assisting, unreliable_of
 from farflung.runtime.bundle import Bundle, squeeze
 from farflung.runtime.copies import Rounds
 from farflung.runtime.freshness import Freshness, Told
@@ -81,6 +84,7 @@ class Runs:
         self.probing = Probing(send, self.links)
         self.reaching = Reaching(send, dial)
         self.relays = Relays(send, self._relayed)
+        self._assisting = Assisting(send, self.machine, self.links, self.reaching)
         self._freshness = Freshness(self.links)
         self.watching = Watching(self._told_of)
         #: Told what has to be known after the broker was killed.
@@ -161,7 +165,17 @@ class Runs:
             raise
         self.note(live.run, "submitted", submitter=live.submitter)
         self._say(f"run {live.run}: submitted by {live.submitter} ({live.job.name}, {counted(live.job.steps, 'step')})")
-        self.handle(RunSubmitted(run=live.run, workers=live.job.workers, recoveries=live.job.most_recoveries))
+        marked = unreliable_of(live.job, None if live.bundle is None else live.bundle.topology)
+        job = live.job
+        self.handle(
+            RunSubmitted(
+                run=live.run,
+                workers=job.workers,
+                recoveries=job.most_recoveries,
+                helped=job.plan.helpers,
+                unreliable=marked,
+            )
+        )
         with self.changed:
             return self.machine.runs[live.run].state.value
 
@@ -239,6 +253,8 @@ class Runs:
                 self._lend(live, live.start)
         elif isinstance(command, StartRun):
             return self._start(live, command.name)
+        elif isinstance(command, AskHelper | HelperGone):
+            return self._about_helper(live, command)
         elif isinstance(command, StopRun | HandOver | AbortRun):
             self._send(command.name, _order(command, live.attempt))
         elif isinstance(command, RecoverRun):
@@ -246,6 +262,26 @@ class Runs:
         elif isinstance(command, FinishRun):
             return lambda: self._finish(live, command)
         return None
+
+    def _about_helper(self, live: LiveRun, command: AskHelper | HelperGone) -> Callable[[], None] | None:
+        if isinstance(command, HelperGone):
+            return self._said(live, self._assisting.gone(live, command.name, command.cause))
+        try:
+            self._assisting.ask(live, command.name)
+        except FarflungError as error:
+            lost = RunFailed(run=live.run, name=command.name, cause=str(error), attempt=live.attempt)
+            return lambda: self.handle(lost)
+        return None
+
+    def _said(self, live: LiveRun, text: str) -> Callable[[], None] | None:
+        return (lambda: self._say(f"run {live.run}: {text}")) if text else None
+
+    def helps(self, live: LiveRun, name: str) -> None:
+        """The worker ``name`` is ready to help."""
+        with self.changed:
+            told = self._said(live, self._assisting.ready(live, name))
+        if told is not None:
+            told()
 
     def _begin_planning(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
         self._say(f"run {live.run}: planning for {', '.join(member.name for member in members)}")
@@ -419,6 +455,7 @@ class Runs:
 
     def _lose(self, live: LiveRun, command: RecoverRun) -> Callable[[], None]:
         """An attempt is over: say so to all who watch; the time until training goes on is the pause."""
+        self._assisting.over(live.run)
         if not live.lost:
             live.lost_at = self._clock.now()
         live.lost = command.cause
@@ -511,6 +548,8 @@ class Runs:
         except FarflungError as error:
             self._say(f"run {live.run}: its result is not on disk: {error}")
         self.relays.assign(live.run, None, ())
+        with self.changed:
+            self._assisting.over(live.run)
         self.note(live.run, "over", outcome=command.outcome, kind=command.kind)
         self.tell(live, Frame("result", {"result": result.to_json(), "kind": command.kind}))
         with self.changed:

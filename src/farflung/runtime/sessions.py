@@ -45,7 +45,7 @@ __all__ = ["Sessions"]
 
 _MAX_SAMPLE = 1 << 20
 _LEAST_FACTOR = 1e-9
-_REPORTS = ("prepared", "dropped", "ended", "failed", "step", "evaluation", "text", "trace", "note")
+_REPORTS = ("helping", "prepared", "dropped", "ended", "failed", "step", "evaluation", "text", "trace", "note")
 _MAX_NOTE = 1000
 _MAX_TOLD = 64
 #: How often leases are looked after, and how often in the length of one both sides say something.
@@ -284,6 +284,8 @@ def _report(runs: Runs, live: LiveRun, name: str, frame: Frame) -> None:
     match frame.kind:
         case "prepared" | "ended" | "failed":
             _report_state(runs, live, frame, (name, attempt))
+        case "helping":
+            runs.helps(live, name)
         case "dropped":
             runs.dropped(live, name, read_holdings(header.get("held")), _read_told(header.get("told")))
             runs.handle(RunDropped(run=live.run, name=name, attempt=attempt))
@@ -378,9 +380,10 @@ def _offer(header: Mapping[str, Any]) -> Offer:
         description=text(raw, "description", limit=300),
         versions={str(key): str(value) for key, value in table(raw, "versions").items()},
         relay=raw.get("relay") is not False,
+        reliable=raw.get("reliable") is not False,
     )
 
 
 def _describe(offer: Offer) -> str:
     name = f"{offer.kind} ({offer.description})" if offer.description else offer.kind
-    return f"{name}, {Bytes(offer.memory)}, {FlopsPerSecond(offer.speed)}"
+    return f"{name}, {Bytes(offer.memory)}, {FlopsPerSecond(offer.speed)}{'' if offer.reliable else ', unreliable'}"

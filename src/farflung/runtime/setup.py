@@ -222,4 +222,4 @@ class RunHooks(Protocol):
 
     def event(self, kind: str, **fields: Any) -> None:
         """Something to tell, from any thread: ``trace`` with ``spans`` (a list of ``Span``) and ``lost`` (how many were dropped),
-        ``note`` with ``text`` (a line that people should read; told by one worker)."""
+        ``note`` with ``text`` (a line that people should read; told by one worker), ``helper`` with ``text`` (one has gone)."""

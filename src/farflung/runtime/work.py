@@ -21,8 +21,9 @@ from farflung.runtime.bundle import Bundle, unsqueeze
 from farflung.runtime.copies import Rounds, read_rounds
 from farflung.runtime.executor import Executor
 from farflung.runtime.feeds import FileFeed
-from farflung.runtime.fields import table, text, texts, whole
+from farflung.runtime.fields import number, table, text, texts, whole
 from farflung.runtime.freshness import write_links
+from farflung.runtime.helping import Helping
 from farflung.runtime.holding import Live, Shelf
 from farflung.runtime.relays import read_relays
 from farflung.runtime.reports import write_report
@@ -93,7 +94,7 @@ class Host(Protocol):
     def say(self, text: str) -> None:
         """Tell the person at this machine."""
 
-    def over(self, work: Work) -> None:
+    def over(self, work: Work | Helping) -> None:
         """``work`` has ended, and holds nothing any more."""
 
 
@@ -181,6 +182,9 @@ class Work:
                 if self._borrowing is not None:
                     self._borrowing.receive(peer, frame, executor.mailbox)
                 return
+            if frame.kind == "answer":
+                self._on_answer(executor, peer, frame)
+                return
             may = peer == self._submitter if frame.kind == "data" else peer in executor.setup.peers
             if not may:
                 raise WireError(f"{peer} takes no part in run {self.run}; its {frame.kind!r:.40} is refused")
@@ -194,6 +198,34 @@ class Work:
             wrong = WireError(f"a bad {frame.kind!r:.40} came from {peer}: {type(error).__name__}: {error}")
             self.abort(wrong)
             raise wrong from error
+
+    def _on_answer(self, executor: Executor, peer: str, frame: Frame) -> None:
+        """A helper's answer; a bad one ends its help, not the run.
+
+        Raises:
+            WireError: it does not belong here, or is malformed.
+        """
+        serving = executor.serving
+        if serving is None or peer not in serving.known:
+            raise WireError(f"{peer} does not help in run {self.run}; its answer is refused")
+        try:
+            serving.receive(peer, frame)
+        except Exception as error:  # it must not kill the transport's thread, nor the run
+            wrong = error if isinstance(error, FarflungError) else WireError(f"a bad answer: {type(error).__name__}: {error}")
+            serving.went(peer, f"it sent a bad answer: {wrong}")
+            raise wrong from error
+
+    def on_helper(self, frame: Frame) -> None:
+        """A helper comes, or goes, as the broker says (session's thread)."""
+        executor = self.executor
+        if executor is None or executor.serving is None:
+            return
+        name = text(frame.header, "name", limit=100)
+        if frame.kind == "helper_gone":
+            executor.serving.went(name, text(frame.header, "cause"))
+            return
+        self._host.meet({name: text(frame.header, "address", limit=300)}, {})
+        executor.serving.came(name, whole(frame.header, "stage"), number(frame.header, "speed", low=1e-12))
 
     def on_arrival(self, arrival: Arrival) -> None:
         """Bytes came in (transport thread): a span of the trace."""
@@ -214,6 +246,8 @@ class Work:
         """``peer`` broke off."""
         executor = self.executor
         borrowing = self._borrowing
+        if executor is not None and executor.serving is not None:
+            executor.serving.went(peer, str(error))  # if it helps
         if executor is not None and (peer in executor.setup.peers or (borrowing is not None and peer in borrowing.live.moves)):
             self.abort(error)
 
@@ -450,6 +484,8 @@ class Work:
         elif kind == "note":
             self._host.say(f"run {self.run}: {fields['text']}")
             self._report("note", text=fields["text"])
+        elif kind == "helper":
+            self._host.say(f"run {self.run}: {fields['text']}")
 
     def _tell_trace(self, spans: Sequence[Span], lost: int) -> None:
         names, packed = pack_spans(spans)

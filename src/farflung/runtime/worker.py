@@ -19,6 +19,7 @@ from farflung.engines.base import Array, DeviceReport, Engine
 from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
 from farflung.protocol.leases import LEASE
 from farflung.runtime.fields import number, table, text, whole
+from farflung.runtime.helping import Helping
 from farflung.runtime.holding import Live, Shelf, write_holdings
 from farflung.runtime.membership import Membership
 from farflung.runtime.network import congestion_control, host_id
@@ -59,6 +60,7 @@ class WorkerOptions:
     ``advertise``: the host that it tells its peers (default: the one by which it reaches the broker).
     An empty ``listen``: it can't be dialled, and dials others. ``relay``: it carries traffic between members of its broker's
     runs that can't dial each other. ``peak``: the device's FLOP/s by its datasheet (None: that of its best matrix product).
+    ``reliable``: it stays; else it may go at any time, and jobs with ``plan.helpers`` give it no stage, but let it help.
     ``data``: the folder that relative data paths start from; jobs read nothing else but Python's standard library, unless
     ``any_path`` lets them read whatever this process may read.
     """
@@ -71,6 +73,7 @@ class WorkerOptions:
     data: Path = field(default_factory=Path.cwd)
     any_path: bool = False
     relay: bool = True
+    reliable: bool = True
 
 
 class Worker:
@@ -90,9 +93,9 @@ class Worker:
         self._options = options
         self._say = say
         self._engine: Engine = _engine()
-        self._current: Work | None = None
+        self._current: Work | Helping | None = None
         #: The work that was taken up last, whether it has ended or not.
-        self._last: Work | None = None if before is None else before._last
+        self._last: Work | Helping | None = None if before is None else before._last
         #: What it holds of a run whose attempt has ended.
         self.shelf: Shelf = Shelf() if before is None else before.shelf
         self._lock = threading.Lock()
@@ -135,6 +138,7 @@ class Worker:
         fault_point("worker.before_join", device=self._membership.name)
         with suppress(ConnectionLost):  # if it is over already, iterating tells why
             offer = {**self._offer, "relay": self._options.relay and bool(self._endpoint.address)}
+            offer["reliable"] = self._options.reliable
             hello = {"address": self._endpoint.address, "offer": offer, **self._wishes, **self._holds()}
             session.send(Frame("hello", hello))
         self._heard = time.monotonic()
@@ -244,7 +248,7 @@ class Worker:
                 self._find_out(frame)
             case "relay" | "meet":
                 self._about_relays(frame)
-            case "prepare":
+            case "prepare" | "help":
                 self._take_up(frame)
             case "abort" | "lend" | "forget":
                 self._let_go(frame)
@@ -262,6 +266,9 @@ class Worker:
             return
         if frame.kind == "start" and work.attempt == frame.header.get("attempt"):
             work.begin()
+        elif frame.kind in ("helper", "helper_gone"):
+            if work.attempt == frame.header.get("attempt"):
+                work.on_helper(frame)
         elif frame.kind == "stop":
             work.stop()
         elif frame.kind == "hand_over":
@@ -385,7 +392,7 @@ class Worker:
     def _take_up(self, frame: Frame) -> None:
         self._end_work(TrainingError("replaced by another run"))
         try:
-            work = Work(self, frame)
+            work = Helping(self, frame) if frame.kind == "help" else Work(self, frame)
         except FarflungError as error:
             said = {key: frame.header.get(key) for key in ("run", "attempt")}
             self.report("failed", **said, cause=str(error), kind=type(error).__name__)
@@ -458,7 +465,7 @@ class Worker:
         for _ in session:
             pass
 
-    def over(self, work: Work) -> None:
+    def over(self, work: Work | Helping) -> None:
         """Forget a run that has ended."""
         with self._lock:
             if self._current is work:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 __all__ = ["FAULT_POINTS", "Injector", "fault_point", "injecting"]
 
 #: The names that code may use, with what has happened when such a point is reached. ``worker`` points tell ``step`` and
-#: ``device``, ``checkpoint`` points the step; ``link`` points are not reached yet.
+#: ``device``, ``helper`` points too, ``checkpoint`` points the step; ``link`` points are not reached yet.
 FAULT_POINTS: Mapping[str, str] = {
     "worker.before_forward": "the inputs of a micro-batch are here, its forward has not begun",
     "worker.before_backward": "the gradients of a micro-batch are here, its backward has not begun",
@@ -21,6 +21,9 @@ FAULT_POINTS: Mapping[str, str] = {
     "worker.prepared": "all gradients of a step are complete and held on this worker, and perhaps nowhere else",
     "worker.before_update": "all gradients of a step are complete on this worker, nothing is applied",
     "worker.after_update": "the step is applied on this worker",
+    "helper.before_forward": "what a forward of a slice needs has come to a helper, which has not begun",
+    "helper.before_backward": "the same for a backward",
+    "helper.before_answer": "a helper has done its task, and nobody knows",
     "link.before_send": "a value is encoded, nothing of it is on the wire",
     "link.after_receive": "a frame has arrived and is not decoded",
     "worker.before_join": "the connection to the broker is made, the worker has not said what it offers",

@@ -1,0 +1,116 @@
+"""Who helps whom: the broker tells an unreliable worker which server of a hybrid plan to help, and that server who helps it.
+
+A helper is told first; once it is ready, its server is told, and from then on the two deal with each other. They need a way
+without relays. Thread-safe by the lock of ``Runs``, under which everything here is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farflung.cluster import Topology
+from farflung.job import JobSpec
+from farflung.protocol.broker import BrokerMachine
+from farflung.protocol.joining import Server, choose_server
+from farflung.runtime.link_table import LinkTable
+from farflung.runtime.live_run import LiveRun
+from farflung.runtime.reaching import Reaching
+from farflung.wire.frames import Frame
+
+__all__ = ["Assisting", "unreliable_of"]
+
+#: Bytes per second where nobody has measured.
+_UNKNOWN = 125e6
+
+
+def unreliable_of(job: JobSpec, topology: Topology | None) -> frozenset[str]:
+    """The devices that a submitted topology marks as unreliable, where the job makes a difference."""
+    if topology is None or not job.plan.helpers:
+        return frozenset()
+    return frozenset(device.name for device in topology.devices if not device.reliable)
+
+
+class Assisting:
+    """The helpers of all runs."""
+
+    def __init__(self, send: Callable[[str, Frame], None], machine: BrokerMachine, links: LinkTable, reaching: Reaching) -> None:
+        self._send, self._machine, self._links, self._reaching = send, machine, links, reaching
+        #: run -> helper -> (server, stage)
+        self._places: dict[str, dict[str, tuple[str, int]]] = {}
+
+    def ask(self, live: LiveRun, name: str) -> None:
+        """Choose a server for ``name`` and let it get ready.
+
+        Raises:
+            InputError: it can reach none.
+        """
+        held = self._places.setdefault(live.run, {})
+        chosen = choose_server(self._servers(live, name))
+        held[name] = (chosen.name, chosen.stage)
+        assert live.preparation is not None
+        where = {
+            "device": name,
+            "server": chosen.name,
+            "stage": chosen.stage,
+            "addresses": {chosen.name: self._way(name, chosen.name)},
+        }
+        frame = live.preparation
+        self._send(name, Frame("help", {**frame.header, "relays": {}, **where}, frame.sections))
+
+    def ready(self, live: LiveRun, name: str) -> str:
+        """``name`` is ready: tell its server; what to tell people (empty: it was given up meanwhile)."""
+        place = self._places.get(live.run, {}).get(name)
+        members = self._machine.members
+        if place is None or name not in members or place[0] not in members:
+            return ""
+        server, stage = place
+        speed = members[name].offer.speed / members[server].offer.speed
+        told = {"name": name, "stage": stage, "speed": speed, "address": self._way(server, name)}
+        self._send(server, Frame("helper", {"run": live.run, "attempt": live.attempt, **told}))
+        return f"{name} helps {server} with stage {stage}"
+
+    def gone(self, live: LiveRun, name: str, cause: str) -> str:
+        """``name`` helps no more: tell its server; what to tell people (empty: it had not begun)."""
+        place = self._places.get(live.run, {}).pop(name, None)
+        if place is None:
+            return ""
+        self._send(
+            place[0], Frame("helper_gone", {"run": live.run, "attempt": live.attempt, "name": name, "cause": cause[:1000]})
+        )
+        return f"{name} helps {place[0]} no more: {cause}; its slices are computed by others"
+
+    def over(self, run: str) -> None:
+        """The attempt is over."""
+        self._places.pop(run, None)
+
+    def _servers(self, live: LiveRun, name: str) -> list[Server]:
+        assert live.planned is not None
+        members, held = self._machine.members, self._places.get(live.run, {})
+        found = []
+        for stage, estimate in ((stage, live.planned.estimate.stages[stage.index]) for stage in live.planned.plan.stages):
+            for replica in live.planned.plan.replicas_of(stage.index):
+                server = replica.device
+                able = self._reaching.can_dial(name, server) or self._reaching.can_dial(server, name)
+                if server not in members or not able:
+                    continue
+                helping = [one for one, place in held.items() if place == (server, stage.index) and one in members]
+                flops = estimate.forward_flops + estimate.backward_flops
+                found.append(
+                    Server(
+                        name=server,
+                        stage=stage.index,
+                        bandwidth=self._bandwidth(name, server),
+                        work=flops * len(replica.micro_batches),
+                        power=members[server].offer.speed + sum(members[one].offer.speed for one in helping),
+                        helpers=len(helping),
+                    )
+                )
+        return found
+
+    def _bandwidth(self, name: str, server: str) -> float:
+        ways = [self._links.get(*ends) for ends in ((name, server), (server, name))]
+        return min(_UNKNOWN if way is None else float(way.beta) for way in ways)
+
+    def _way(self, source: str, target: str) -> str:
+        """The address at which ``source`` dials ``target`` (empty: it is dialled)."""
+        return self._machine.members[target].address if self._reaching.can_dial(source, target) else ""

@@ -1,0 +1,221 @@
+"""A helper's side of a hybrid plan: it computes slices of one stage for one server, and keeps nothing that is needed.
+
+It is told the job and the plan as others are, opens its stage, and says that it is ready; the server then sends states and tasks.
+Whatever ends it, the run goes on without it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from farflung.engines.base import EngineSettings, StageRunner
+from farflung.errors import ConnectionLost, FarflungError, WireError
+from farflung.plan.document import plan_from_json
+from farflung.protocol.pool_events import TaskKind
+from farflung.runtime.bundle import Bundle, unsqueeze
+from farflung.runtime.fields import table, text, texts, whole
+from farflung.runtime.setup import RunSetup, StepReport, attempt_name
+from farflung.runtime.slices import Order, StageSlices, compute
+from farflung.telemetry.faults import fault_point
+from farflung.transports.base import Arrival, Urgency
+from farflung.wire.frames import Frame
+
+if TYPE_CHECKING:
+    from farflung.engines.base import Array
+    from farflung.runtime.work import Host
+
+__all__ = ["Helping"]
+
+
+class Helping:
+    """What a worker does as a helper, in the place of a ``Work``."""
+
+    def __init__(self, host: Host, frame: Frame) -> None:
+        self._host, self._frame = host, frame
+        self.run = text(frame.header, "run", limit=200)
+        self.attempt = whole(frame.header, "attempt", low=1)
+        self.name = attempt_name(self.run, self.attempt)
+        self._server = text(frame.header, "server", limit=100)
+        self._stage = whole(frame.header, "stage")
+        self._device = text(frame.header, "device", limit=100)
+        self._slices: StageSlices | None = None
+        self._changed = threading.Condition()
+        self._states: tuple[int, dict[str, Array]] | None = None
+        self._tasks: deque[Order] = deque()
+        self._error: BaseException | None = None
+        self._told = False
+        self._thread = threading.Thread(target=self._main, name=f"help-{self.run}", daemon=True)
+
+    # -- from other threads -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to get ready."""
+        self._thread.start()
+
+    def begin(self) -> None:
+        """The server says when."""
+
+    def stop(self) -> None:
+        """The broker ends it with the run."""
+
+    def hand_over(self) -> None:
+        """There is nothing to hand over."""
+
+    def on_helper(self, frame: Frame) -> None:
+        """Helpers have none."""
+
+    def on_arrival(self, arrival: Arrival) -> None:
+        """Nobody asks."""
+
+    def told(self) -> list[StepReport]:
+        """Helpers report no steps."""
+        return []
+
+    def join(self, timeout: float | None = 30.0) -> None:
+        """Wait for the thread."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def abort(self, error: BaseException, *, told: bool = False, keep: bool = True) -> None:
+        """End with ``error``."""
+        del keep
+        with self._changed:
+            self._told = self._told or told
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def on_lost(self, peer: str, error: ConnectionLost) -> None:
+        """``peer`` broke off."""
+        if peer == self._server:
+            self.abort(error)
+
+    def on_frame(self, peer: str, frame: Frame) -> None:
+        """States or a task came from the server (transport thread).
+
+        Raises:
+            WireError: it does not belong here, or is malformed.
+        """
+        slices = self._slices
+        if slices is None:
+            return
+        if peer != self._server:
+            raise WireError(f"{peer} takes no part in stage {self._stage} here; its {frame.kind!r:.40} is refused")
+        if frame.kind == "states":
+            states = slices.read_states(frame)
+            with self._changed:
+                before = self._states[1] if self._states is not None else {}
+                self._states = (states[0], before | states[1])
+                self._tasks.clear()  # of a step that is over
+                self._changed.notify_all()
+        elif frame.kind == "task":
+            order = slices.read_task(frame)
+            with self._changed:
+                self._tasks.append(order)
+                self._changed.notify_all()
+        else:
+            raise WireError(f"a helper is sent states and tasks, not {frame.kind!r:.40}")
+
+    # -- the compute thread -------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            runners = self._open()
+            self._host.say(f"run {self.run}: ready to help {self._server} with stage {self._stage}")
+            self._host.report("helping", run=self.run, attempt=self.attempt)
+            self._serve(runners)
+        except Exception as error:  # noqa: BLE001 - whatever ends it, the broker must hear of it
+            self._failed(error)
+        finally:
+            self._slices = None
+            self._host.over(self)
+
+    def _open(self) -> dict[int, StageRunner]:
+        """The stage's runners by samples in the slice, without states."""
+        setup, host = self._setup(), self._host
+        stage = setup.plan.stages[self._stage]
+        settings = EngineSettings(
+            device=host.device,
+            seed=setup.job.seed,
+            precision=setup.job.precision,
+            recompute=stage.recompute,
+            optimizer=setup.job.optimizer,
+        )
+        slices = StageSlices(setup, self._stage)
+        base: StageRunner | None = None
+        runners: dict[int, StageRunner] = {}
+        for rows in sorted(slices.pieces, reverse=True):
+            runners[rows] = host.engine.open(slices.pieces[rows], settings, share=base)
+            base = base or runners[rows]
+        self._slices = slices
+        return runners
+
+    def _setup(self) -> RunSetup:
+        frame, header = self._frame, self._frame.header
+        names = texts(header, "documents")
+        if names[-1:] != ["plan"] or len(frame.sections) != len(names):
+            raise WireError("the broker sent no plan with the run; install the same farflung on both machines")
+        plan = plan_from_json(unsqueeze(frame.sections[-1]))
+        bundle = Bundle.from_frame(Frame(frame.kind, {**header, "documents": names[:-1]}, frame.sections[:-1]))
+        self._frame = Frame(frame.kind)
+        if self._stage >= len(plan.stages) or self._server not in plan.stages[self._stage].devices:
+            raise WireError(f"the plan has no stage {self._stage} on {self._server!r}")
+        self._host.engine.set_threads(bundle.job.threads)
+        self._host.meet({peer: str(address) for peer, address in table(header, "addresses").items()}, {})
+        self._host.endpoint.post(self._server, Frame("hello"), Urgency.CONTROL)  # who can dial, does
+        return RunSetup(run=self.name, device=self._server, job=bundle.job, plan=plan, graphs=bundle.graphs)
+
+    def _serve(self, runners: dict[int, StageRunner]) -> None:
+        step = -1
+        base = next(iter(runners.values()))
+        assert self._slices is not None
+        slices = self._slices
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._error is not None or self._states is not None or bool(self._tasks))
+                if self._error is not None:
+                    raise self._error
+                states, self._states = self._states, None
+                order = self._tasks.popleft() if states is None else None
+            if states is not None:
+                step = states[0]
+                for runner in runners.values():
+                    runner.discard()
+                base.load(states[1])
+            elif order is not None and order.task.step == step:
+                self._do(slices, runners[slices.rows(order.task.index)], order)
+
+    def _do(self, slices: StageSlices, runner: StageRunner, order: Order) -> None:
+        task = order.task
+        point = "helper.before_forward" if task.kind is TaskKind.FORWARD else "helper.before_backward"
+        fault_point(point, step=task.step, device=self._device)
+        begin = time.monotonic()
+        answer = compute(runner, task, order.work)
+        answer = replace(answer, seconds=time.monotonic() - begin)
+        fault_point("helper.before_answer", step=task.step, device=self._device)
+        self._host.endpoint.post(self._server, slices.answer_frame(task, answer), Urgency.VALUES).add_done_callback(
+            lambda done: None if done.exception() is None else self.abort(_as_lost(done.exception()))
+        )
+
+    def _failed(self, error: Exception) -> None:
+        if self._told:
+            return
+        cause = str(error) if isinstance(error, FarflungError) else f"{type(error).__name__}: {error}"
+        self._host.say(f"run {self.run}: helps no more: {cause}")
+        try:
+            self._host.report(
+                "failed",
+                run=self.run,
+                attempt=self.attempt,
+                cause=cause[:3000],
+                kind=type(error).__name__ if isinstance(error, FarflungError) else "TrainingError",
+            )
+        except ConnectionLost:
+            return  # the broker is gone too
+
+
+def _as_lost(error: BaseException | None) -> BaseException:
+    return error if isinstance(error, FarflungError) else ConnectionLost(str(error))

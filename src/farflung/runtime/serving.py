@@ -1,0 +1,415 @@
+"""A server's side of a hybrid plan: the stages' slices are computed here and by helpers, as the task pool says.
+
+Helpers are given the stage's states in each step and whatever a task needs, and give back what it makes; they hold nothing that
+is needed. Gradients are added by ascending slice, so the sum is that of a plain loop whoever made them and whenever they came.
+All inputs stay here until the step is over, for a backward that is taken over.
+
+Cost, beside the plan's figure: the inputs of the stage's slices of a step, one copy of its states while there are helpers, and a
+gradient of the stage for each slice whose backward ended before that of an earlier one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farflung.engines.base import Array
+from farflung.errors import ConnectionLost, FarflungError
+from farflung.graph.cut import SubGraph
+from farflung.graph.ir import Use, ValueRef
+from farflung.protocol.pool_events import (
+    Accept,
+    Answered,
+    Do,
+    Give,
+    GradientCame,
+    HelperCame,
+    HelperWent,
+    InputCame,
+    PoolCommand,
+    PoolEvent,
+    SendStates,
+    ServerFree,
+    StepBegan,
+    Task,
+    TaskKind,
+    TimePassed,
+)
+from farflung.protocol.task_pool import InOrder, Patience, TaskPool
+from farflung.runtime.fields import whole
+from farflung.runtime.meter import StepMeter
+from farflung.runtime.setup import Phase
+from farflung.runtime.slices import Answer, SliceWork, StageSlices, compute
+from farflung.schedules.base import Action, ActionKind
+from farflung.telemetry.events import SpanKind
+from farflung.telemetry.faults import fault_point
+from farflung.transports.base import Endpoint, Urgency
+from farflung.wire.frames import Frame
+
+if TYPE_CHECKING:
+    from farflung.runtime.executor import Executor
+
+__all__ = ["Serving"]
+
+Gradients = Mapping[Use, Array]
+
+
+class Serving:
+    """The pools of one executor's stages. ``pipeline`` is for the compute thread, all else for any."""
+
+    def __init__(self, executor: Executor, endpoint: Endpoint, patience: Patience | None = None) -> None:
+        self._executor, self._endpoint = executor, endpoint
+        setup = executor.setup
+        count = len(setup.plan.stages)
+        self._pools: dict[int, TaskPool] = {}
+        for stage in setup.own_stages:
+            room = setup.job.micro_batches if setup.plan.schedule == "gpipe" else count - stage
+            self._pools[stage] = TaskPool(setup.device, 1.0, room=room, helper_room=max(2, room), patience=patience)
+        self._slices = {stage: StageSlices(setup, stage) for stage in setup.own_stages}
+        self._lock = threading.Lock()
+        #: helper -> its stage and the way to it
+        self._lines: dict[str, tuple[int, _Line]] = {}
+        #: All who ever helped: what they sent may still come.
+        self.known: set[str] = set()
+        #: What other threads have to tell the compute thread: (stage, event, what came with an answer).
+        self._inbox: deque[tuple[int, PoolEvent, Answer | None]] = deque()
+        self._steps: dict[int, _StageStep] = {}
+        self._losses: dict[int, float] = {}
+        self._step = -1
+        #: Tasks that were taken over and answers that were discarded, in all steps.
+        self.taken_over = self.discarded = 0
+
+    # -- from other threads -------------------------------------------------------------------------------------------
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        """Who helps now."""
+        with self._lock:
+            return tuple(self._lines)
+
+    def came(self, name: str, stage: int, speed: float) -> None:
+        """``name`` is ready to help ``stage``; ``speed``: its device's, in those of this one."""
+        if stage not in self._pools:
+            return
+        line = _Line(self._endpoint, name, lambda error: self.went(name, str(error), line))
+        with self._lock:
+            before = self._lines.pop(name, None)
+            self._lines[name] = (stage, line)
+            self.known.add(name)
+        if before is not None:
+            before[1].close()
+        self._tell(stage, HelperCame(helper=name, speed=speed, now=time.monotonic()))
+
+    def went(self, name: str, why: str, line: _Line | None = None) -> None:
+        """``name`` helps no more (``line``: only if that is still the way to it)."""
+        with self._lock:
+            held = self._lines.get(name)
+            if held is None or (line is not None and held[1] is not line):
+                return
+            del self._lines[name]
+        held[1].close()
+        self._executor.hooks.event("helper", text=f"{name} helps stage {held[0]} no more: {why}")
+        self._tell(held[0], HelperWent(helper=name, now=time.monotonic()))
+
+    def receive(self, peer: str, frame: Frame) -> None:
+        """An answer came (transport thread).
+
+        Raises:
+            WireError: it is malformed, or does not belong here.
+        """
+        with self._lock:
+            held = self._lines.get(peer)
+        if held is None or whole(frame.header, "step") != self._step:
+            return  # it was given up, or the step is over
+        task, answer = self._slices[held[0]].read_answer(frame)
+        event = Answered(device=peer, task=task, seconds=answer.seconds, now=time.monotonic())
+        self._tell(held[0], event, answer)
+
+    def close(self) -> None:
+        """Stop the senders."""
+        with self._lock:
+            lines, self._lines = list(self._lines.values()), {}
+        for _, line in lines:
+            line.close()
+
+    def _tell(self, stage: int, event: PoolEvent, answer: Answer | None = None) -> None:
+        self._inbox.append((stage, event, answer))
+        self._executor.mailbox.poke()
+
+    # -- the compute thread -------------------------------------------------------------------------------------------
+
+    def pipeline(self, step: int, meter: StepMeter) -> dict[int, float]:
+        """All forwards and backwards of a step; the losses that are made here."""
+        self._losses = {}
+        self._step = step
+        places, device = self._executor.setup.places, self._executor.setup.device
+        for stage, pool in self._pools.items():
+            mine = tuple(index for index, place in enumerate(places[stage]) if place == device)
+            self._steps[stage] = _StageStep(mine)
+            self._handle(stage, StepBegan(step=step, slices=mine, now=time.monotonic()), pool)
+        while not all(pool.done for pool in self._pools.values()):
+            self._hear()
+            self._look()
+            if not self._do_one(meter) and not all(pool.done for pool in self._pools.values()):
+                begin = self._executor.trace.now()
+                with meter.waiting():
+                    self._executor.mailbox.wait_until(self._news, self._patience())
+                self._executor.trace.note(SpanKind.WAIT, "for slices", begin, step=step)
+                for stage, pool in self._pools.items():
+                    self._handle(stage, TimePassed(now=time.monotonic()), pool)
+        self._steps.clear()
+        return dict(self._losses)
+
+    def _hear(self) -> None:
+        """Take what other threads told."""
+        while self._inbox:
+            stage, event, answer = self._inbox.popleft()
+            self._handle(stage, event, self._pools[stage], answer)
+
+    def _news(self) -> bool:
+        return bool(self._inbox) or any(self._ready(stage, kind) for stage in self._pools for kind in TaskKind)
+
+    def _patience(self) -> float | None:
+        times = [at for pool in self._pools.values() if (at := pool.deadline()) is not None]
+        return max(min(times) - time.monotonic(), 0.0) if times else None
+
+    def _ready(self, stage: int, kind: TaskKind) -> list[int]:
+        """The slices whose input (or gradient) is here and not yet announced."""
+        at, executor = self._steps[stage], self._executor
+        forward = kind is TaskKind.FORWARD
+        waiting = at.inputs_to_come if forward else at.gradients_to_come
+        found = []
+        for index in waiting:
+            if not forward and index not in at.forwarded:
+                continue
+            action = Action(stage, ActionKind.FORWARD if forward else ActionKind.BACKWARD, index)
+            if executor.mailbox.holds(self._keys(action)):
+                found.append(index)
+        return found
+
+    def _keys(self, action: Action) -> list[Hashable]:
+        """Under which the values wait that come from other stages."""
+        piece, courier, step, index = self._piece(action), self._executor.courier, self._step, action.micro_batch
+        if action.kind is ActionKind.FORWARD:
+            edges = [edge for edge in piece.requires_activations if edge.alias_of is None]
+            return [courier.key(Phase.TRAIN, step, index, edge, gradient=False) for edge in edges]
+        edges = sorted(piece.requires_gradients, key=lambda edge: -edge.target)
+        return [courier.key(Phase.TRAIN, step, index, edge, gradient=True) for edge in edges]
+
+    def _piece(self, action: Action) -> SubGraph:
+        slices = self._slices[action.stage]
+        return slices.pieces[slices.rows(action.micro_batch)]
+
+    def _inputs(self, action: Action) -> tuple[Mapping[ValueRef, Array], Mapping[str, Array]]:
+        """What a forward needs: values of other stages, and data."""
+        piece, mailbox = self._piece(action), self._executor.mailbox
+        edges = [edge for edge in piece.requires_activations if edge.alias_of is None]
+        values = {edge.value: mailbox.take(key) for edge, key in zip(edges, self._keys(action), strict=True)}
+        return values, self._executor.data(piece, Phase.TRAIN, self._step, action.micro_batch)
+
+    def _returned(self, action: Action) -> Mapping[ValueRef, list[Array]]:
+        """The gradients that came back for a backward, by descending reading stage."""
+        edges = sorted(self._piece(action).requires_gradients, key=lambda edge: -edge.target)
+        gradients: dict[ValueRef, list[Array]] = {}
+        for edge, key in zip(edges, self._keys(action), strict=True):
+            gradients.setdefault(edge.value, []).append(self._executor.mailbox.take(key))
+        return gradients
+
+    def _look(self) -> None:
+        """Announce what has come."""
+        for stage, pool in self._pools.items():
+            at = self._steps[stage]
+            inputs = tuple(self._ready(stage, TaskKind.FORWARD))
+            for index in inputs:
+                action = Action(stage, ActionKind.FORWARD, index)
+                at.inputs[index] = self._inputs(action)
+                at.inputs_to_come.remove(index)
+            if inputs:
+                self._handle(stage, InputCame(indices=inputs, now=time.monotonic()), pool)
+            gradients = tuple(self._ready(stage, TaskKind.BACKWARD))
+            for index in gradients:
+                at.gradients[index] = self._returned(Action(stage, ActionKind.BACKWARD, index))
+                at.gradients_to_come.remove(index)
+            if gradients:
+                self._handle(stage, GradientCame(indices=gradients, now=time.monotonic()), pool)
+
+    def _do_one(self, meter: StepMeter) -> bool:
+        """Compute one task here, of the last stage that has one; whether there was any."""
+        for stage in sorted(self._pools, reverse=True):
+            for command in self._handle(stage, ServerFree(now=time.monotonic()), self._pools[stage]):
+                with meter.computing(stage):
+                    self._do(stage, command)
+                return True
+        return False
+
+    def _do(self, stage: int, command: Do) -> None:
+        task, executor = command.task, self._executor
+        forward = task.kind is TaskKind.FORWARD
+        where = "worker.before_forward" if forward else "worker.before_backward"
+        fault_point(where, step=task.step, device=executor.setup.device)
+        self.taken_over += command.recompute
+        runner = executor.runners[stage][self._slices[stage].rows(task.index)]
+        begin, started = executor.trace.now(), time.monotonic()
+        answer = compute(runner, task, self._work(stage, task, recompute=command.recompute))
+        executor.trace.note(SpanKind.COMPUTE, task.kind.value, begin, stage=stage, micro_batch=task.index, step=task.step)
+        now = time.monotonic()
+        event = Answered(device=executor.setup.device, task=task, seconds=now - started, now=now)
+        self._handle(stage, event, self._pools[stage], answer)
+
+    def _handle(self, stage: int, event: PoolEvent, pool: TaskPool, answer: Answer | None = None) -> list[Do]:
+        """Let the pool decide, and carry it out but for what is to be computed here."""
+        mine: list[Do] = []
+        for command in pool.handle(event):
+            if isinstance(command, Do):
+                mine.append(command)
+            else:
+                self._carry_out(stage, command, answer)
+        return mine
+
+    def _carry_out(self, stage: int, command: PoolCommand, answer: Answer | None) -> None:
+        if isinstance(command, Accept):
+            assert answer is not None
+            self._accept(stage, command.task, answer)
+        elif isinstance(command, Give):
+            self.taken_over += command.recompute
+            work, slices, task = self._work(stage, command.task, recompute=command.recompute), self._slices[stage], command.task
+            self._post(command.helper, lambda _: slices.task_frame(task, work))
+        elif isinstance(command, SendStates):
+            self._send_states(stage, command)
+        else:
+            self.discarded += 1
+
+    def _send_states(self, stage: int, command: SendStates) -> None:
+        slices, at = self._slices[stage], self._steps[stage]
+        if at.states is None:  # one copy for all: the update writes where these are
+            at.states = self._executor.base(stage).states(slices.names(every=True))
+        states, step = at.states, command.step
+        make: MakeFrame = lambda every: slices.states_frame(step, slices.names(every=every), states)  # noqa: E731
+        self._post(command.helper, make, fresh=True)
+
+    def _post(self, name: str, make: MakeFrame, *, fresh: bool = False) -> None:
+        with self._lock:
+            held = self._lines.get(name)
+        if held is not None:  # else the pool will hear that it is gone
+            held[1].post(make, fresh=fresh)
+
+    def _work(self, stage: int, task: Task, *, recompute: bool) -> SliceWork:
+        at, job = self._steps[stage], self._executor.setup.job
+        values, data = at.inputs[task.index] if recompute or task.kind is TaskKind.FORWARD else (None, {})
+        if task.kind is TaskKind.FORWARD:
+            return SliceWork(values=values, data=data)
+        weight = job.weight(task.index) / self._executor.setup.part
+        return SliceWork(values=values, data=data, gradients=at.gradients[task.index], weight=weight)
+
+    def _accept(self, stage: int, task: Task, answer: Answer) -> None:
+        """An answer that counts: it goes on to other stages, or into the sum."""
+        executor, at, index = self._executor, self._steps[stage], task.index
+        piece = self._slices[stage].pieces[self._slices[stage].rows(index)]
+        if task.kind is TaskKind.FORWARD:
+            at.forwarded.add(index)
+            for edge in piece.sends_activations:
+                if edge.alias_of is None:
+                    executor.courier.send(Phase.TRAIN, task.step, index, edge, answer.values[edge.value], gradient=False)
+            if answer.loss is not None:
+                self._losses[index] = answer.loss
+                executor.verdicts.tell(task.step, self._losses)
+            return
+        for edge in piece.sends_gradients:
+            executor.courier.send(Phase.TRAIN, task.step, index, edge, answer.values[edge.value], gradient=True)
+        for number, gradients in at.order.put(index, answer.gradients):
+            self._add(stage, number, gradients)
+
+    def _add(self, stage: int, index: int, gradients: Gradients) -> None:
+        """Add the gradients of slice ``index``, which is the next one, as the exchange's order has it: inside a virtual replica,
+        then these sums; those of a replica that is not the first are added up by the buckets' servers."""
+        executor, at = self._executor, self._steps[stage]
+        setup, runner = executor.setup, executor.base(stage)
+        at.part = _sum(at.part, gradients)
+        if index + 1 not in setup.job.virtual_ends:
+            return
+        first, last = setup.plan.replicas_of(stage)[0].device == setup.device, index == at.slices[-1]
+        if not first:
+            runner.put_gradients(at.part)
+            executor.exchange.after_backward(self._step, stage, index, runner)
+            at.part = {}
+            return
+        at.total, at.part = _sum(at.total, at.part), {}
+        if last:
+            runner.put_gradients(at.total)
+            executor.exchange.after_backward(self._step, stage, index, runner)
+            at.total = {}
+
+
+class _StageStep:
+    """What a step has so far at one stage: inputs (until its end), gradients that came back, sums."""
+
+    def __init__(self, slices: tuple[int, ...]) -> None:
+        self.slices = slices
+        self.inputs_to_come, self.gradients_to_come = list(slices), list(slices)
+        self.inputs: dict[int, tuple[Mapping[ValueRef, Array], Mapping[str, Array]]] = {}
+        self.gradients: dict[int, Mapping[ValueRef, list[Array]]] = {}
+        self.forwarded: set[int] = set()
+        self.order: InOrder[Gradients] = InOrder(slices)
+        self.part: Gradients = {}
+        self.total: Gradients = {}
+        self.states: Mapping[str, Array] | None = None
+
+
+def _sum(before: Gradients, more: Gradients) -> Gradients:
+    """In new memory, but for what only one of them has."""
+    return {**before, **{use: np.add(before[use], array) if use in before else array for use, array in more.items()}}
+
+
+#: Makes a frame when its turn comes; it is told whether the helper has had no states yet.
+MakeFrame = Callable[[bool], Frame]
+
+
+class _Line:
+    """What goes to one helper, by a thread of its own: it may be frozen, and then this thread waits, not the server."""
+
+    def __init__(self, endpoint: Endpoint, name: str, lost: Callable[[BaseException], None]) -> None:
+        self._endpoint, self._name, self._lost = endpoint, name, lost
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[bool, MakeFrame]] = deque()
+        self._over = False
+        self._blank = True
+        threading.Thread(target=self._send_all, name=f"help-{name}", daemon=True).start()
+
+    def post(self, make: MakeFrame, *, fresh: bool) -> None:
+        """Queue a frame; ``fresh``: a step begins, and what waits of another one is not needed."""
+        with self._changed:
+            if fresh:
+                self._waiting.clear()
+            self._waiting.append((fresh, make))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        with self._changed:
+            self._over = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _send_all(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._over or bool(self._waiting))
+                    if self._over:
+                        return
+                    states, make = self._waiting.popleft()
+                    blank, self._blank = self._blank, self._blank and not states
+                self._endpoint.post(self._name, make(blank), Urgency.VALUES).add_done_callback(self._sent)
+        except FarflungError as error:
+            self._lost(error)
+
+    def _sent(self, done: Future[None]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._lost(error if isinstance(error, FarflungError) else ConnectionLost(str(error)))

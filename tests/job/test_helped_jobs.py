@@ -1,0 +1,26 @@
+"""What a job with helpers must keep to."""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.errors import InputError
+from farflung.job import make_job
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"sync": {"strategy": "diloco"}}, r"plan\.helpers with sync\.strategy = 'diloco': helpers' gradients are summed in the"),
+        ({"sync": {"order": "any"}}, r"plan\.helpers with sync\.order = 'any': helpers' gradients are summed in the job's order"),
+        ({"codec": {"name": "topk"}}, r"plan\.helpers with codec\.name = 'topk': slices come in any order"),
+    ],
+)
+def test_what_needs_an_order_is_refused(changes: dict[str, object], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        make_job({"name": "x", "data": {"kind": "caller"}, "plan": {"helpers": True, "replicas": 2}, **changes})
+
+
+def test_a_job_may_have_helpers() -> None:
+    job = make_job({"name": "x", "data": {"kind": "caller"}, "plan": {"helpers": True}})
+    assert job.plan.helpers

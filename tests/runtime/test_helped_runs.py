@@ -1,0 +1,159 @@
+"""Hybrid plans on workers of this process: unreliable ones help, fail, are silent, come and go, and no bit changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from loopback import Finished, Loopback, plainly, same, states_of, text_job
+
+from farflung.errors import ConnectionLost
+from farflung.job import JobSpec
+from farflung.protocol.task_pool import Patience
+from farflung.runtime import serving
+from farflung.telemetry import injecting
+from farflung.telemetry.records import RecoveryRecord, read_record
+
+JOB = text_job(steps=6, micro_batch_sizes=[2, 1, 2, 1], plan={"helpers": True})
+
+
+def recoveries(finished: Finished) -> list[RecoveryRecord]:
+    lines = [str(frame.header["line"]) for frame in finished.frames if frame.kind == "record"]
+    return [record for record in map(read_record, lines) if isinstance(record, RecoveryRecord)]
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> list[Patience]:
+    """The one element is the patience of pools; at first without end, so that only what a test does makes tasks change hands."""
+    chosen = [Patience(least=1e6, first=1e6)]
+    real = serving.TaskPool
+    monkeypatch.setattr(serving, "TaskPool", lambda *args, **kinds: real(*args, **{**kinds, "patience": chosen[0]}))
+    return chosen
+
+
+class Scene:
+    """Servers wait before the first forward of step 1 until a helper is with them; then ``act`` is told of helpers' points."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.here: dict[str, threading.Event] = {name: threading.Event() for name in "ab"}
+        self.seen: list[tuple[str, str]] = []
+        came = serving.Serving.came
+
+        def arrive(self_: serving.Serving, name: str, stage: int, speed: float) -> None:
+            came(self_, name, stage, speed)
+            self.here[self_._executor.setup.device].set()
+
+        monkeypatch.setattr(serving.Serving, "came", arrive)
+
+    def __call__(self, name: str, facts: Mapping[str, int | str]) -> None:
+        if name == "worker.before_forward" and facts["step"] == 1:
+            self.here[str(facts["device"])].wait()
+        if name.startswith("helper."):
+            self.seen.append((name, str(facts["device"])))
+            self.act(name, str(facts["device"]))
+
+    def act(self, name: str, device: str) -> None:
+        """What befalls the helper ``device``."""
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch, patience: list[Patience]) -> Iterator[Scene]:
+    made = Scene(monkeypatch)
+    with injecting(made):
+        yield made
+
+
+def helped(home: Path, job: JobSpec = JOB, helpers: str = "uv") -> tuple[Finished, list[str]]:
+    """The run on two reliable workers and these unreliable ones; and what the helpers said."""
+    with Loopback(home, 2) as cluster:
+        for name in helpers:
+            cluster.add(name, reliable=False)
+        found = cluster.run(job.model_copy(update={"workers": 2}))
+        return found, [line for name in helpers for line in cluster.said[name]]
+
+
+def check(home: Path, found: Finished, job: JobSpec = JOB) -> None:
+    """It is the plain loop's result, bit for bit, in one attempt."""
+    assert found.result.status == "finished", found.result.cause
+    assert found.devices == ("a", "b"), "helpers have no part in the plan"
+    assert recoveries(found) == [], "what befalls a helper costs no attempt"
+    module, _ = plainly(job, home)
+    held, tensors = states_of(found), module.state_dict()
+    assert held, "there are states to compare"
+    assert same(held, {name: tensors[name].detach().numpy() for name in held}) == []
+
+
+def test_helpers_change_no_bit(home: Path, scene: Scene) -> None:
+    found, said = helped(home)
+    check(home, found)
+    assert {device for _, device in scene.seen} == {"u", "v"}, "both have helped"
+    assert sum("ready to help" in line for line in said) == 2
+
+
+@pytest.mark.parametrize("point", ["helper.before_forward", "helper.before_answer", "helper.before_backward"])
+def test_a_helper_that_fails_costs_its_slices_only(home: Path, scene: Scene, point: str) -> None:
+    failed: list[str] = []
+
+    def act(name: str, device: str) -> None:
+        if name == point and len(failed) < 2:
+            failed.append(device)
+            raise ConnectionLost("its machine is gone")
+
+    scene.act = act  # type: ignore[method-assign]
+    found, said = helped(home)
+    check(home, found)
+    assert failed, "a helper came so far"
+    assert any("helps no more: its machine is gone" in line for line in said)
+
+
+def test_a_silent_helper_is_not_waited_for(home: Path, scene: Scene, patience: list[Patience]) -> None:
+    patience[0] = Patience(least=0.1, factor=1.0, first=0.1)
+    over, silent = threading.Event(), list[str]()
+
+    def act(name: str, device: str) -> None:
+        if name == "helper.before_answer":
+            silent.append(device)
+            over.wait()
+
+    scene.act = act  # type: ignore[method-assign]
+    with Loopback(home, 2) as cluster:
+        for name in "uv":
+            cluster.add(name, reliable=False)
+        found = cluster.run(JOB.model_copy(update={"workers": 2}))
+        over.set()
+    check(home, found)
+    assert silent, "a helper was asked and did not answer"
+
+
+def test_virtual_replicas_and_replicas_keep_their_order(home: Path, scene: Scene) -> None:
+    job = text_job(
+        steps=4,
+        micro_batch_sizes=[1] * 8,
+        virtual_replicas=4,
+        plan={"helpers": True, "planner": "equal_compute", "replicas": 2},
+    )
+    for event in scene.here.values():
+        event.set()
+    with Loopback(home, 2, folder="calm") as calm:
+        truth = calm.run(job.model_copy(update={"plan": job.plan.model_copy(update={"helpers": False, "replicas": 1})}))
+    for event in scene.here.values():
+        event.clear()
+    found, _ = helped(home, job)
+    assert found.result.status == "finished", found.result.cause
+    assert found.losses == truth.losses
+    assert same(states_of(found), states_of(truth)) == []
+    assert scene.seen
+
+
+def test_without_a_reliable_worker_the_run_waits(home: Path) -> None:
+    with Loopback(home, 0) as cluster:
+        cluster.add("u", reliable=False)
+        bundle, _ = cluster.submit(JOB)
+        status = next(run for run in cluster.client.status()["runs"] if run["run"] == bundle.run)  # type: ignore[union-attr]
+        assert status["state"] == "waiting"
+        cluster.add("a")
+        for frame in cluster.client.watch(bundle.run):
+            last = frame
+        assert last.kind == "result"
