@@ -12,6 +12,23 @@ from farflung.bench.processes import LocalCluster
 from farflung.telemetry import RecoveryRecord, RunFolder
 from farflung.testing.chaos import Fault, judge
 
+#: A broker that waits for long before it takes a silent worker for dead: on a busy machine a process may not run for seconds.
+PATIENT = """
+from farflung.__main__ import main
+from farflung.protocol.leases import Leases
+from farflung.units import Seconds
+Leases.__init__.__defaults__ = (Seconds(60.0), Seconds(0.5))
+main()
+"""
+
+
+class Patient(LocalCluster):
+    """With such a broker."""
+
+    def _spawn(self, name: str, arguments: list[str]) -> None:
+        plain = name == BROKER and arguments[:2] == ["-m", "farflung"]
+        super()._spawn(name, ["-c", PATIENT, *arguments[2:]] if plain else arguments)
+
 
 @pytest.mark.timeout(300)
 def test_nothing_is_lost(tmp_path: Path) -> None:
@@ -20,7 +37,7 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     job = text_job(steps=1_000_000, checkpoint={"every": 5})
     faults = (Fault(after_step=20, victim="b"), Fault(after_step=80, victim=BROKER))
     told: list[str] = []
-    with LocalCluster(tmp_path / "wild", ["a", "b"], data=tmp_path) as wild:
+    with Patient(tmp_path / "wild", ["a", "b"], data=tmp_path) as wild:
         root, _, recoveries = play(wild, captured(job, tmp_path), faults, told.append, stop=True)
         log = wild.log("broker")
     result = RunFolder(root).read_result()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+from loopback import until
+
 from farflung.cluster import Topology
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.setup import RunSetup
@@ -32,7 +34,7 @@ def test_a_worker_serves_several_shaped_runs() -> None:
             shaped = shape_links(own, cast(Bundle, _Bundle), cast(RunSetup, _Setup))
             assert shaped is not own
             shaped.send("west-0", Frame(run))
-            assert shaped.statistics()["west-0"].frames_sent == 1
+            until(lambda shaped=shaped: shaped.statistics()["west-0"].frames_sent == 1)  # counted just after the sender is woken
             shaped.close()
         assert arrived == [("east-0", "one"), ("east-0", "two")]
     finally:
