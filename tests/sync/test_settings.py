@@ -143,7 +143,19 @@ def test_clipping_by_all_gradients_needs_all_gradients() -> None:
     )
     check_clipping(get_strategy("free_sets"), None)
     check_clipping(get_strategy("free_sets"), 1.0, by_previous_step=True)
-    check_clipping(get_strategy("wfbp"), 1.0)
+    check_clipping(get_strategy("diloco"), 1.0)
+
+
+@pytest.mark.parametrize("name", ["ssgd", "wfbp", "asc_wfbp", "delayed", "robust"])
+def test_averaged_gradients_are_not_clipped_by_norms_of_replicas(name: str) -> None:
+    check_clipping(get_strategy(name), None)
+    with pytest.raises(InputError) as caught:
+        check_clipping(get_strategy(name), 1.0)
+    assert str(caught.value) == (
+        f"clip_norm = 1: {name} averages gradients after each replica has taken the norm of its own, so replicas would clip "
+        "differently and drift apart; remove clip_norm, or take strategy = 'exact' (order = 'any' for sums by a ring or a tree), "
+        "which clips by the norm of the mean"
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -244,15 +244,22 @@ def check_codec(name: str, sent: Sent, codec: object, *, refused: Sequence[str] 
 
 
 def check_clipping(strategy: Strategy, max_norm: float | None, *, by_previous_step: bool = False) -> None:
-    """Clipping by the norm of all gradients needs all of them before the first update.
+    """Clipping by the norm of all gradients needs all of them before the first update, and where these are averaged the norm of
+    the mean: by norms of their own, replicas that began equal would drift apart.
 
     Raises:
-        InputError: the strategy updates layers earlier, and the previous step's norm was not asked for.
+        InputError: the strategy averages gradients, or updates layers earlier and the previous step's norm was not asked for.
     """
     if max_norm is not None and strategy.sent is Sent.SCALARS:
         raise InputError(
             f"clip_norm = {max_norm:g}: {strategy.name} estimates gradients from one number of each replica, so there is no norm "
             "to clip by; remove clip_norm, or lower lr"
+        )
+    if max_norm is not None and strategy.sent is Sent.GRADIENTS:
+        raise InputError(
+            f"clip_norm = {max_norm:g}: {strategy.name} averages gradients after each replica has taken the norm of its own, so "
+            "replicas would clip differently and drift apart; remove clip_norm, or take strategy = 'exact' (order = 'any' for "
+            "sums by a ring or a tree), which clips by the norm of the mean"
         )
     if max_norm is not None and strategy.updates_early and not by_previous_step:
         raise InputError(
