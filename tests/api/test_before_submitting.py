@@ -12,6 +12,8 @@ from farflung.cli.main import main
 from farflung.cluster import Topology
 from farflung.errors import DataError, FarflungError, InputError
 from farflung.job import make_job
+from farflung.job.spec import LimitSpec
+from farflung.planners.auto import Auto
 from farflung.runtime.planning import plan_run
 
 MODEL = {"recipe": "gpt", "args": {"vocab": 32, "sequence": 8, "layers": 1, "width": 16, "heads": 2}}
@@ -43,7 +45,12 @@ def test_devices_that_are_not_used_are_named(tmp_path: Path) -> None:
     (unused,) = set(topology.names) - set(planned.plan.devices)
     assert f"not used: {unused} (the job asks for workers = 1)" in planned.explanation
     many = plan_run(bundle_job(job.model_copy(update={"workers": None}), base=tmp_path), Topology.preset("homogeneous-64"))
-    assert "(equal_number expects no shorter step with them; the model has no more parts to give)" in many.explanation
+    assert "(the model has no more parts to give)" in many.explanation
+    some = job.model_copy(update={"workers": None, "limits": LimitSpec(stages=2, exclude=("device-7",))})
+    lines = plan_run(bundle_job(some, base=tmp_path), Topology.preset("homogeneous-8"), planner=Auto()).explanation.splitlines()
+    assert lines[-1] == "not used: device-7 (the job's limits leave them out)"
+    assert "no more parts to give" not in lines[-2], "the model has more"
+    assert lines[-2].startswith("not used: ")
     both = plan_run(bundle_job(job.model_copy(update={"workers": 2}), base=tmp_path), topology)
     assert "not used" not in both.explanation
 

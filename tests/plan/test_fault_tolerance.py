@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,10 @@ from farflung.cluster import Device, Topology
 from farflung.errors import InputError
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.ir import Graph
-from farflung.job.spec import CheckpointSpec, JobSpec, PlanSpec
+from farflung.job.spec import CheckpointSpec, JobSpec, LimitSpec, PlanSpec
 from farflung.plan import Plan, estimate
 from farflung.plan.faults import (
+    NOTICE_SECONDS,
     FaultModel,
     best_interval,
     checkpoint_steps,
@@ -26,7 +28,10 @@ from farflung.plan.faults import (
 )
 from farflung.plan.model import SyncPlan
 from farflung.planners import get_planner
+from farflung.protocol.leases import LEASE
 from farflung.units import Bytes, FlopsPerSecond, Seconds
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def chain() -> Graph:
@@ -74,6 +79,25 @@ def test_replicas_keep_the_newest_weights_and_memory_lets_the_others_go_on() -> 
     assert "any 1 death at once leave copies of it that are at most" in weak.text
     none = job.model_copy(update={"copies": 0})
     assert survival(mixed, topology, none, estimate(GRAPH, mixed, topology, none)).guarded == 0
+
+
+def test_only_devices_that_the_limits_allow_can_take_over() -> None:
+    job = JobSpec(micro_batch_sizes=(4, 4))
+    plan = planned(network(1), job)
+    reliable = network(2)
+    shaky = reliable.with_devices([reliable.devices[0], replace(reliable.devices[1], reliable=False)])
+    found = estimate(GRAPH, plan, reliable, job)
+    assert survival(plan, shaky, job, found).goes_on == 1
+    for limits in (LimitSpec(exclude=("d1",)), LimitSpec(unreliable="avoid")):
+        alone = survival(plan, shaky, job.model_copy(update={"limits": limits}), found)
+        assert alone.goes_on == 0, limits
+        assert "after the death of the largest machine it waits for another" in alone.text
+
+
+def test_silence_is_that_of_the_leases() -> None:
+    assert NOTICE_SECONDS == LEASE
+    assert f"{NOTICE_SECONDS:g} s of silence" in (DOCS / "simulator.md").read_text()
+    assert f"after {NOTICE_SECONDS:g} s of silence" in (DOCS / "lost-when.md").read_text()
 
 
 def test_what_the_job_and_the_memory_do_to_survival() -> None:

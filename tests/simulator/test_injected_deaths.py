@@ -57,6 +57,21 @@ def test_machines_that_stay_away_agree_with_the_formula(away: float) -> None:
     assert none.samples_per_second < played.samples_per_second
 
 
+@given(seed=st.integers(0, 10**6), checkpoint=st.floats(0.0, 500.0), spared=st.booleans())
+@settings(deadline=None, max_examples=20)
+def test_a_death_repeats_no_more_steps_than_there_are_between_checkpoints(seed: int, checkpoint: float, spared: bool) -> None:
+    found = model(
+        rates={"a": 1 / 50},
+        step_seconds=1.0,
+        interval=3,
+        checkpoint=checkpoint,
+        recovery=0.0,
+        spared=frozenset("a" if spared else ""),
+    )
+    played = simulate_failures(found, deaths=200, seed=seed)
+    assert played.again <= (1 if spared else 3) * 200
+
+
 def test_the_same_seed_tells_the_same_story() -> None:
     assert simulate_failures(model(), seed=3) == simulate_failures(model(), seed=3)
     assert simulate_failures(model(), seed=3) != simulate_failures(model(), seed=4)

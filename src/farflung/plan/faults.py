@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.job.spec import JobSpec
+from farflung.plan.allowed import allowed_devices
 from farflung.plan.estimate import Estimate
 from farflung.plan.model import Plan
 from farflung.plan.protection import protect
@@ -43,8 +44,8 @@ __all__ = [
     "survival",
 ]
 
-#: After so much silence a worker is given up.
-NOTICE_SECONDS = 4.0
+#: After so much silence a worker is given up (``protocol.leases``), and so long a new plan takes.
+NOTICE_SECONDS, _PLAN_SECONDS = 5.0, 1.0
 #: A checkpoint to recover from comes after so many times what the last one took, at the earliest (``runtime.work``).
 _SHARE = 33.0
 #: Bytes per second at which states reach the broker and come back, where nothing else is known.
@@ -57,9 +58,9 @@ class Survival:
 
     ``in_memory``: deaths at once, whoever dies, after which every stage's newest states still lie on a machine: ``copies`` - 1 (0
     under a sync strategy, whose copies differ).
-    ``goes_on``: deaths at once, the largest machines first, after which the others have memory for the model, and are as many as
-    the job asks for: beyond them a run waits for machines. 0 where the job ends on a loss. ``checkpointed``: whether the
-    weights of the newest checkpoint outlive everything but the broker's disk.
+    ``goes_on``: deaths at once, the largest machines first, after which the others that the job's limits allow have memory for
+    the model, and are as many as the job asks for: beyond them a run waits for machines. 0 where the job ends on a loss.
+    ``checkpointed``: whether the weights of the newest checkpoint outlive everything but the broker's disk.
     ``guarded``: deaths at once, whoever dies, after which every stage's states still lie on a machine, be it as copies that
     are up to two rounds of ``round_seconds`` old (0 seconds: the plan makes no copies).
     """
@@ -105,7 +106,7 @@ def survival(plan: Plan, topology: Topology, job: JobSpec, estimate: Estimate) -
     copies = min(counts)
     recovers = job.on_loss == "recover"
     need = sum(stage.memory_bytes for stage in estimate.stages)
-    left = sorted((float(device.memory) for device in topology.devices), reverse=True)
+    left = sorted((float(device.memory) for device in allowed_devices(topology, job.limits)), reverse=True)
     least = job.workers or 1
     goes_on = 0
     while recovers and goes_on + 1 <= len(left) - least and sum(left[goes_on + 1 :]) >= need:
@@ -250,7 +251,7 @@ def failure_rates(plan: Plan, topology: Topology, mtbf: float | None = None) -> 
 def fault_model(
     plan: Plan, topology: Topology, job: JobSpec, estimate: Estimate, *, mtbf: float | None = None, recovery: float | None = None
 ) -> FaultModel:
-    """The model of ``plan`` under ``job``: states go to the broker and back at 1 Gbit/s, a death is noticed after 4 s of silence.
+    """The model of ``plan`` under ``job``: states go to the broker and back at 1 Gbit/s, a death is noticed after 5 s of silence.
 
     ``recovery``: the whole pause in seconds, where it is known from runs.
     """
@@ -262,7 +263,7 @@ def fault_model(
         samples=sum(plan.micro_batch_sizes),
         interval=checkpoint_steps(job, estimate.step_seconds, moved),
         checkpoint=moved,
-        recovery=NOTICE_SECONDS + 1.0 + moved if recovery is None else recovery,
+        recovery=NOTICE_SECONDS + _PLAN_SECONDS + moved if recovery is None else recovery,
         spared=_spared(plan),
     )
 

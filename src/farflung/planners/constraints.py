@@ -21,6 +21,7 @@ from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph, OpKind
 from farflung.job.spec import JobSpec, LimitSpec, TrafficSpec
 from farflung.plan import CostTables, Estimate, Plan, check_memory, estimate
+from farflung.plan.allowed import allowed_devices
 from farflung.planners.base import Evaluate, Judged, Planner
 from farflung.planners.finish import Problem, draft_plan
 from farflung.units import Bytes
@@ -88,14 +89,11 @@ def usable(topology: Topology, limits: LimitSpec) -> Topology:
     Raises:
         PlanError: nothing is left.
     """
-    gone = set(limits.exclude)
-    left = [d for d in topology.devices if not {d.name, d.region} & gone]
+    left = allowed_devices(topology, limits)
     if not left:
-        raise PlanError("every device is excluded (limits.exclude); leave at least one")
-    if limits.unreliable == "avoid":
-        left = [device for device in left if device.reliable]
-        if not left:
-            raise PlanError('every device that is left is unreliable, and limits.unreliable = "avoid"; mark one as reliable')
+        if not allowed_devices(topology, LimitSpec(exclude=limits.exclude)):
+            raise PlanError("every device is excluded (limits.exclude); leave at least one")
+        raise PlanError('every device that is left is unreliable, and limits.unreliable = "avoid"; mark one as reliable')
     return topology if len(left) == len(topology) else topology.select([device.name for device in left])
 
 

@@ -10,12 +10,14 @@ from farflung.cluster.topology import Pair
 from farflung.errors import InputError, PlanError
 from farflung.graph.ir import Graph
 from farflung.job.check import decided
-from farflung.job.spec import CodecSpec, JobSpec, SyncSpec
+from farflung.job.spec import CodecSpec, JobSpec, LimitSpec, SyncSpec
 from farflung.plan import Estimate, Plan, check_memory, check_plan, estimate, explain
 from farflung.plan.adding import adding_lines
+from farflung.plan.allowed import allowed_devices
 from farflung.plan.document import plan_to_json
 from farflung.plan.protection import Protection, protect
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
+from farflung.planners.finish import Problem
 from farflung.protocol.broker import Member
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.link_table import LinkTable
@@ -66,6 +68,9 @@ class Planned:
     codec: CodecSpec
     #: What the job asks for.
     workers: int | None = None
+    limits: LimitSpec
+    #: Into how many stages the model can be cut at most.
+    parts: int
     #: The job with what it left open (None: it leaves nothing open).
     decided: JobSpec | None = None
     #: How replicas sum where the job leaves the order open, as lines.
@@ -83,12 +88,16 @@ class Planned:
     @property
     def explanation(self) -> str:
         """Stages, devices, links and the predicted step, as text; devices that the planner left out are named."""
-        idle = [name for name in self.topology.names if name not in self.plan.devices]
         text = explain(self.estimate) + self._decisions() + self._dense_links()
         text += "".join(f"\n{line}" for line in (*self.sums, *self.relays))
-        if not idle:
-            return text
-        return f"{text}\nnot used: {', '.join(idle)} ({self._why_idle()})"
+        allowed = {device.name for device in allowed_devices(self.topology, self.limits)}
+        idle = [name for name in self.topology.names if name not in self.plan.devices]
+        for names, why in (
+            ([name for name in idle if name in allowed], self._why_idle()),
+            ([name for name in idle if name not in allowed], "the job's limits leave them out"),
+        ):
+            text += f"\nnot used: {', '.join(names)} ({why})" if names else ""
+        return text
 
     @property
     def relays(self) -> tuple[RelayUse, ...]:
@@ -114,8 +123,12 @@ class Planned:
             return f"the job asks for workers = {self.workers}"
         if any(stage.replicas for stage in self.plan.stages):
             return "they do not make up another stage with as many replicas"
-        hint = 'set plan.planner = "equal_number" to use all' if planner == "op_fence" else "the model has no more parts to give"
-        return f"{planner} expects no shorter step with them; {hint}"
+        stages = len(self.plan.stages)
+        if stages >= self.parts:
+            return "the model has no more parts to give"
+        if stages == self.limits.stages:
+            return f"limits.stages = {stages}"
+        return f'{planner} expects no shorter step with them; set plan.planner = "equal_number" to use all'
 
     def _dense_links(self) -> str:
         """The links that stay dense because the job wants its codec on slow links only."""
@@ -167,6 +180,8 @@ def plan_run(
         estimate=predicted,
         codec=job.codec,
         workers=job.workers,
+        limits=job.limits,
+        parts=len(Problem.of(bundle.graph, topology, job).runs),
         decided=chosen,
         sums=tuple(adding_lines(plan, bundle.graph, pieces, topology)),
     )

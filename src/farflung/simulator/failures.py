@@ -99,8 +99,9 @@ class _Story:
         self.died += 1
         step = self._step
         if math.isfinite(step):
-            kept = min(int(self.made / step), self.model.interval) * step if self._spared(device) else 0.0
-            self.again += (self.made - kept) / step
+            steps = min(self.made, self.model.interval * step)  # the rest was spent on a checkpoint
+            kept = int(steps / step) * step if self._spared(device) else 0.0
+            self.again += (steps - kept) / step
             self.made = kept
         if self.model.away > 0:
             self.missing.add(device)
