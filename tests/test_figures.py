@@ -57,6 +57,23 @@ def test_the_table_of_strategies() -> None:
             assert float(cell) == pytest.approx(value, rel=0.05 if "e" in cell else 0.002, abs=0.6 * 10**-digits), (name, cell)
 
 
+def test_what_tracing_costs() -> None:
+    found = figures("trace-cost")
+    micro = found["microseconds"]
+    said = " ".join(section("trace-cost").split())
+    assert f"{micro['note']:.1f} us to note and {micro['pack']:.1f} us to pack" in said
+    assert f"{found['wire_bytes']:.0f} bytes on the wire, {found['memory_bytes']:.0f} bytes of memory" in said
+    assert f"{100 * found['share']:.2f} %." in said
+    assert f"takes {micro['broker']:.0f} us for each span, {8 * 197 * micro['broker'] / 1e3:.0f} ms for such a step" in said
+    assert f"costs, {100 * found['share']:.2f} % of a micro-batch of 20 ms" in (DOCS.parent / "CHANGELOG.md").read_text()
+    assert f"(about {micro['note']:.0f} microseconds for each entry" in (DOCS / "traces.md").read_text(encoding="utf-8")
+
+
+def test_by_how_much_steps_are_longer_than_predicted() -> None:
+    over = [trial["measured"] - trial["predicted"] for trial in figures("prediction")["trials"]]
+    assert f"by {min(over):.2f} to {max(over):.1f} s, none shorter" in " ".join(section("prediction").split())
+
+
 def test_the_table_of_fusionllm() -> None:
     runs = {(one["topology"], one["planner"], one["codec"]): one["step_seconds"] for one in figures("fusionllm")["runs"]}
     table = rows(section("fusionllm"), 7)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import get_args
 
+import pytest
 from pydantic import BaseModel
 
 from farflung.cluster import Topology
-from farflung.job import make_job
-from farflung.job.spec import JobSpec
+from farflung.errors import InputError
+from farflung.job import load_job, make_job
+from farflung.job.spec import DataSpec, JobSpec
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -35,6 +38,15 @@ def documented() -> set[str]:
 
 def test_every_key_is_on_the_page() -> None:
     assert documented() == keys(JobSpec)
+
+
+def test_a_job_file_names_the_kind_of_its_data(tmp_path: Path) -> None:
+    page = (DOCS / "jobs.md").read_text(encoding="utf-8")
+    (kinds,) = re.findall(r"^\| `kind` \| must be named \| (.*); `farflung.train` has `caller`", page, flags=re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", kinds)) | {"caller"} == set(get_args(DataSpec.model_fields["kind"].annotation))
+    (tmp_path / "job.toml").write_text('[model]\nrecipe = "gpt"\n[data]\nsequence = 8\n')
+    with pytest.raises(InputError, match=r"data\.kind = 'caller' needs a Python caller"):
+        load_job(tmp_path / "job.toml")
 
 
 def test_the_example_is_a_job() -> None:

@@ -1,5 +1,7 @@
 """Changes of a topology, and what is no change."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.graph.builder import GraphBuilder
 from farflung.job.spec import JobSpec
+from farflung.units import BytesPerSecond
 
 BASE = Topology.preset("local4-two-regions")
 
@@ -32,6 +35,21 @@ def test_links_are_doubled_and_regions_removed():
     assert (np.asarray(faster.beta)[0, 1], faster.beta[3, 0]) == (BASE.beta[0, 1], 2 * BASE.beta[3, 0])
     assert changed_topology(BASE, "remove east").names == ("west-0", "west-1")
     assert changed_topology(BASE, "remove west-1").names == ("east-0", "east-1", "west-0")
+
+
+def test_no_link_gets_faster_than_a_cap_of_its_devices():
+    first, second, *others = BASE.devices
+    capped = replace(first, uplink=BytesPerSecond(1.5 * BASE.beta[0, 2]), downlink=BytesPerSecond(1.2 * BASE.beta[2, 0]))
+    faster = changed_topology(BASE.with_devices([capped, second, *others]), "double east west")
+    assert (faster.beta[0, 2], faster.beta[2, 0]) == (capped.uplink, capped.downlink)
+    assert (faster.beta[1, 2], faster.beta[2, 1]) == (2 * BASE.beta[1, 2], 2 * BASE.beta[2, 1])
+    slow = replace(capped, uplink=BytesPerSecond(BASE.beta[0, 2] / 2))
+    same = changed_topology(BASE.with_devices([slow, second, *others]), "double east west")
+    assert same.beta[0, 2] == BASE.beta[0, 2], "what is there is not taken away"
+    laptops = Topology.preset("two-laptops")
+    few = laptops.with_devices([replace(device, uplink=BytesPerSecond(1e6)) for device in laptops.devices])
+    grown = changed_topology(few, "add 2 like laptop-fast")
+    assert {grown.beta[i, j] for i in (0, 2, 3) for j in (0, 2, 3) if i != j} == {1e6}
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,17 @@ from farflung.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.toml")])
+#: As root, who finds what the user finds: ``sudo`` has a path of its own, without virtual environments.
+SUDO = re.escape('sudo env "PATH=$PATH" ')
 
 
 def commands(text: str) -> list[str]:
-    """Lines that begin with ``farflung`` (or with ``sudo`` before it) in code blocks, and after ``#`` in examples.
+    """Lines that begin with ``farflung`` (or with ``sudo env ...`` before it) in code blocks, and after ``#`` in examples.
 
     Comments and the brackets of ``[...]`` are left out.
     """
     blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL) or [text]
-    found = [line for block in blocks for line in re.findall(r"^(?:#  +)?(?:sudo )?(farflung .*)$", block, flags=re.MULTILINE)]
+    found = [line for block in blocks for line in re.findall(rf"^(?:#  +)?(?:{SUDO})?(farflung .*)$", block, flags=re.MULTILINE)]
     found = [re.split(r"\s+#|\s{3,}", line)[0].replace("[", "").replace("]", "") for line in found]
     return [f"farflung {part.strip()}" for line in found for part in line.removeprefix("farflung ").split("|")]
 
@@ -55,7 +57,7 @@ def parse(line: str) -> None:
 
 def mentioned(text: str) -> list[str]:
     """What stands in the text as ``farflung ...``, outside of code blocks; ``a | b`` are two."""
-    found = re.findall(r"`(?:sudo )?(farflung [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    found = re.findall(rf"`(?:{SUDO})?(farflung [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     lines = [" ".join(line.split()).replace("[", "").replace("]", "") for line in found]
     return sorted({f"{line.split(' | ')[0]}" for line in lines})
 
@@ -98,6 +100,11 @@ def every_command(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield from every_command(command, f"{before}{name} ")
         else:
             yield f"{before}{name}", command
+
+
+def test_root_finds_what_an_environment_holds() -> None:
+    bare = [page.name for page in PAGES if re.search(r"sudo farflung", page.read_text(encoding="utf-8"))]
+    assert bare == []
 
 
 def test_the_pages_are_read() -> None:

@@ -48,7 +48,7 @@ def place(tmp_path: Path) -> Path:
 
 def typed(place: Path, begins: str) -> subprocess.CompletedProcess[str]:
     """The page's line that begins so, typed by root (who needs no ``sudo``)."""
-    (line,) = re.findall(rf"^sudo ({begins}.*)$", PAGE, flags=re.MULTILINE)
+    (line,) = re.findall(rf'^sudo env "PATH=[$]PATH" ({begins}.*)$', PAGE, flags=re.MULTILINE)
     environment = {**os.environ, "PATH": f"{place}:{os.environ['PATH']}", "FARFLUNG_HOME": str(place / "home")}
     return subprocess.run(line, shell=True, cwd=place, env=environment, capture_output=True, text=True, timeout=240, check=False)
 

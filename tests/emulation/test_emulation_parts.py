@@ -113,7 +113,7 @@ def test_without_rights_one_clear_line(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said == (
         "farflung: emulation needs root (network namespaces and TUN devices), this is user 1000; "
-        "run it with sudo, or use `farflung submit --emulate`, which needs no rights\n"
+        'run it with sudo env "PATH=$PATH" farflung ..., or use `farflung submit --emulate`, which needs no rights\n'
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from farflung.cluster import Topology
+from farflung.cluster.topology import link_caps
 from farflung.errors import InputError
 
 __all__ = ["WHAT_IF", "changed_topology"]
@@ -25,7 +26,7 @@ def changed_topology(topology: Topology, change: str) -> Topology:
     """``topology`` after ``change`` (see ``WHAT_IF``).
 
     A copy of a device has its links; with the original and its other copies it is linked as this is with the nearest device of
-    its region (1 ms and 1 Gbit/s where there is none).
+    its region (1 ms and 1 Gbit/s where there is none). No link gets faster than its sender's uplink or its receiver's downlink.
 
     Raises:
         InputError: the change is not understood, names nothing known, or removes everything.
@@ -58,7 +59,8 @@ def _doubled(topology: Topology, here: list[int], there: list[int]) -> Topology:
     beta = np.array(topology.beta)
     grid = np.zeros(beta.shape, dtype=bool)
     grid[np.ix_(here, there)] = grid[np.ix_(there, here)] = True
-    beta[grid] *= 2.0
+    most = np.maximum(beta, link_caps(topology.devices))
+    beta[grid] = np.minimum(2.0 * beta, most)[grid]
     return replace(topology, beta=beta)
 
 
@@ -76,7 +78,8 @@ def _added(topology: Topology, count: int, name: str) -> Topology:
     alpha, beta = alpha[grid], beta[grid]
     same = np.array([i == like for i in rows])
     twins = np.ix_(same, same)
-    alpha[twins], beta[twins] = latency, bandwidth
+    alpha[twins] = latency
+    beta[twins] = min(bandwidth, float(link_caps([device])[0, 0]))
     names = _names(topology, name, count)
     devices = (*topology.devices, *(replace(device, name=each) for each in names))
     return Topology(devices=devices, alpha=alpha, beta=beta, name=topology.name)

@@ -61,7 +61,7 @@ from farflung.cluster.device import Device
 from farflung.cluster.network import MAX_NETWORK, QUEUE, Change, Network
 from farflung.cluster.reading import LINK_KEYS, Names, TableReader
 from farflung.cluster.timeline import read_changes
-from farflung.cluster.topology import Matrix, Topology
+from farflung.cluster.topology import Matrix, Topology, link_caps
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
@@ -168,9 +168,7 @@ def _contents(text: str, source: str) -> _Contents:
 def _capped(bandwidth: Matrix, devices: Sequence[Device], group: Sequence[int]) -> Matrix:
     """No pair is faster than its sender's uplink and its receiver's downlink, which are alike in a group."""
     first = [devices[group.index(number)] for number in range(len(bandwidth))]
-    up = np.array([np.inf if device.uplink is None else device.uplink for device in first])
-    down = np.array([np.inf if device.downlink is None else device.downlink for device in first])
-    capped: Matrix = np.minimum(bandwidth, np.minimum(up[:, None], down[None, :]))
+    capped: Matrix = np.minimum(bandwidth, link_caps(first))
     return capped
 
 

@@ -16,7 +16,7 @@ from farflung.cluster.device import Device, Link
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
-__all__ = ["Matrix", "Pair", "Topology", "pair_of"]
+__all__ = ["Matrix", "Pair", "Topology", "link_caps", "pair_of"]
 
 Matrix = npt.NDArray[np.float64]
 #: Two devices, the smaller name first.
@@ -29,6 +29,14 @@ _DENSE = 2048
 def pair_of(one: str, other: str) -> Pair:
     """The pair of two devices, the smaller name first."""
     return (one, other) if one < other else (other, one)
+
+
+def link_caps(devices: Sequence[Device]) -> Matrix:
+    """(n, n) bytes per second that no link exceeds: the sender's uplink and the receiver's downlink (infinite without them)."""
+    up = np.array([np.inf if device.uplink is None else device.uplink for device in devices], dtype=np.float64)
+    down = np.array([np.inf if device.downlink is None else device.downlink for device in devices], dtype=np.float64)
+    least: Matrix = np.minimum(up[:, None], down[None, :])
+    return least
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -57,7 +57,7 @@ def require_root() -> None:
     if os.geteuid() != 0:
         raise EmulationError(
             f"emulation needs root (network namespaces and TUN devices), this is user {os.geteuid()}; "
-            "run it with sudo, or use `farflung submit --emulate`, which needs no rights"
+            'run it with sudo env "PATH=$PATH" farflung ..., or use `farflung submit --emulate`, which needs no rights'
         )
     if not _TUN_PATH.exists():
         raise EmulationError(f"emulation needs {_TUN_PATH}; load the module (modprobe tun) or give the container the device")
@@ -71,7 +71,7 @@ def _check(result: int, what: str) -> None:
     if result:
         code = ctypes.get_errno()
         if code == errno.EPERM:
-            raise EmulationError(f"{what} is not permitted: emulation needs CAP_SYS_ADMIN and CAP_NET_ADMIN; run it with sudo")
+            raise EmulationError(f"{what} is not permitted: emulation needs CAP_SYS_ADMIN and CAP_NET_ADMIN; run it as root")
         raise EmulationError(f"{what} failed: {os.strerror(code)}; this kernel may lack network namespaces")
 
 
