@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from farflung.api.planning import judge
+from farflung.api.what_if import changed_topology
 from farflung.api.why import Case, reasons
 from farflung.clock import VirtualClock
 from farflung.cluster import Device, Topology
@@ -11,9 +19,12 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec, PlanSpec
 from farflung.plan import Plan
 from farflung.planners import get_planner
+from farflung.planners.chain_dp import Chain
+from farflung.planners.finish import Problem, finish
 from farflung.units import Bytes, FlopsPerSecond
 
 JOB = JobSpec(micro_batch_sizes=(16,) * 8)
+FIXED = JOB.model_copy(update={"plan": PlanSpec(schedule="1f1b")})
 
 
 def chain(layers: int = 8) -> Graph:
@@ -105,3 +116,54 @@ def test_memory_that_binds_is_told() -> None:
     assert needs[0] < needs[1]
     found = reasons(case(network([1e8, 1e8], 1e9, sum(needs) / 2)), changes=False)
     assert "it binds: stages 0 recompute, which costs up to " in found.memory
+
+
+def exactly(topology: Topology) -> Plan:
+    """The optimum for the devices in their order, by the exact dynamic program."""
+    problem = Problem.of(GRAPH, topology, FIXED)
+    found = Chain(problem).optimum(range(len(topology)))
+    assert found is not None
+    return finish(problem, found.placed, "exact").plan
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    speeds=st.lists(st.floats(1e7, 1e9), min_size=2, max_size=3),
+    rates=st.lists(st.floats(1e5, 1e8), min_size=3, max_size=3),
+)
+def test_what_one_faster_link_brings_to_a_plan_of_an_exact_solver_is_right(speeds: list[float], rates: list[float]) -> None:
+    topology = network(speeds, 1e9)
+    beta = np.array(topology.beta)
+    for (a, b), rate in zip(((0, 1), (1, 2), (0, 2)), rates, strict=True):
+        if b < len(speeds):
+            beta[a, b] = beta[b, a] = rate
+    topology = replace(topology, beta=beta)
+    plan = exactly(topology)
+    evaluate = judge(GRAPH, topology, FIXED)
+    asked = Case(graph=GRAPH, topology=topology, job=FIXED, plan=plan, estimate=evaluate(plan), replan=exactly)
+    found = reasons(asked)
+    assert found.seconds == evaluate(plan).step_seconds
+    # the same plan, with each pair of devices that exchange anything (verdicts too) by hand; what is named first brings most
+    told = {gain.what: gain.seconds for gain in found.held if gain.what.startswith("twice the rate")}
+    pairs = {f"twice the rate between {a} and {b}": (a, b) for a in topology.names for b in topology.names if a < b}
+    by_hand = {}
+    for what, (a, b) in pairs.items():
+        faster = changed_topology(topology, f"double {a} {b}")
+        by_hand[what] = judge(GRAPH, faster, FIXED)(plan).step_seconds
+    assert told == {what: by_hand[what] for what in told}
+    assert all(seconds == found.seconds for what, seconds in by_hand.items() if what not in told)
+    assert [gain.seconds for gain in found.held] == sorted(gain.seconds for gain in found.held)
+    assert all(seconds <= found.seconds * (1 + 1e-9) for seconds in told.values())
+    # planned anew: the solver's plan for that network, or the one at hand where that is quicker there
+    change = found.changes[1]
+    assert change.what.startswith("double ")
+    faster = changed_topology(topology, change.what)
+    again = judge(GRAPH, faster, FIXED)
+    assert change.seconds == min(again(plan).step_seconds, again(exactly(faster)).step_seconds)
+    assert change.factor == pytest.approx(found.seconds / change.seconds)
+    assert change.seconds <= found.seconds * (1 + 1e-9)
+    # by its own measure the solver loses nothing by a faster link
+    chains = [Chain(Problem.of(GRAPH, where, FIXED)).optimum(range(len(where))) for where in (topology, faster)]
+    assert chains[0] is not None
+    assert chains[1] is not None
+    assert chains[1].seconds <= chains[0].seconds * (1 + 1e-9)

@@ -190,12 +190,17 @@ def test_trials_come_from_the_seed() -> None:
     assert np.array_equal(one.topology.beta, again.topology.beta)
     assert (one.seed, one.workers, one.schedule) == (again.seed, again.workers, again.schedule)
     assert not np.array_equal(one.topology.beta, other.topology.beta)
-    assert all(2 <= draw(settings, blank, 1e9, 1e4, number).workers <= 5 for number in range(20))
+    drawn = [draw(settings, blank, 1e9, 1e4, number) for number in range(settings.trials)]
+    assert all(2 <= trial.workers <= 5 for trial in drawn)
+    assert {(trial.replicas, trial.workers) for trial in drawn if trial.replicas > 1} == {(2, 2), (2, 4)}
+    assert 10 < sum(trial.replicas == 1 for trial in drawn) < 25, "pipelines too"
+    assert {trial.codec.name for trial in drawn} == {"identity", "fp16", "adatopk"}
+    assert all(trial.replicas == 1 for trial in (draw(replace(settings, grids=0.0), blank, 1e9, 1e4, n) for n in range(30)))
 
 
-@pytest.mark.parametrize(("errors", "verdict"), [((0.05, -0.08, 0.15), [True, True]), ((0.05, -0.11, 0.4), [False, False])])
+@pytest.mark.parametrize(("errors", "verdict"), [((0.02, -0.04, 0.12), [True, True]), ((0.02, -0.06, 0.3), [False, False])])
 def test_errors_are_judged_by_median_and_ninetieth(errors: tuple[float, ...], verdict: list[bool]) -> None:
-    keys = ("stages", "micro_batches", "schedule", "codec", "predicted", "measured")
+    keys = ("stages", "replicas", "micro_batches", "schedule", "codec", "predicted", "measured")
     found = [{**dict.fromkeys(keys, 1), "error": error} for error in errors]
     assert [check.passed for check in _report(PredictionSettings(), found).checks] == verdict
     assert [check.passed for check in _report(PredictionSettings(quick=True), found).checks] == [None, None]

@@ -1,9 +1,10 @@
 """``prediction``: predicted against measured step times, random topologies and splits.
 
 Each trial draws devices, their speeds, latency and rate of each directed link, cuts at any allowed positions, micro-batches, a
-schedule and a codec, all from the seed. The plan and its predicted step come from a real broker (the simulator judges there);
-the step is measured on real workers over TLS in the nodes of an emulated network. Computing is held for the modelled time
-(``bench.paced``), because processes that share two processors have no speed of their own: what is put to the test is the model
+schedule, a codec, and whether stages have replicas (pipelines, and grids of data parallel x pipeline), all from the seed. Plan
+and predicted step come from a real broker (the simulator judges there); the step is measured on real workers over TLS in the
+nodes of an emulated network. Computing is held for the modelled time (``bench.paced``), because processes that share two
+processors have no speed of their own: what is put to the test is the model
 of pipeline, links, codecs and the end of a step, not that of a device.
 """
 
@@ -31,14 +32,14 @@ from farflung.units import FlopsPerSecond, Seconds
 
 __all__ = ["Prediction", "PredictionSettings", "Trial", "draw"]
 
-_MEDIAN, _NINETIETH = 0.10, 0.20
+_MEDIAN, _NINETIETH = 0.05, 0.15
 _SCHEDULES = ("1f1b", "gpipe", "eager-2", "auto")
 _CODECS = (CodecSpec(), CodecSpec(), CodecSpec(name="fp16"), CodecSpec(name="adatopk", ratio=10.0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """``topology``: links as planners are told them. ``workers``: how many of its devices get a stage."""
+    """``topology``: links as planners are told them. ``workers``: how many of its devices get a stage. ``replicas`` of each."""
 
     topology: Topology
     workers: int
@@ -46,14 +47,16 @@ class Trial:
     schedule: str
     codec: CodecSpec
     seed: int
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionSettings(Settings):
     """``trials`` on up to ``devices`` devices; ``compute``: seconds of a whole micro-batch on a typical device; ``transfer``:
-    seconds of a block's value on a typical link."""
+    seconds of a block's value on a typical link. ``grids``: the part of the trials whose stages have two replicas."""
 
     trials: int = 30
+    grids: float = 0.4
     devices: int = 5
     blocks: int = 4
     width: int = 32
@@ -114,7 +117,7 @@ def draw(settings: PredictionSettings, blank: Topology, flops: float, value_byte
         replace(device, speed=FlopsPerSecond(fast), speed_factor=1.0, overhead=Seconds(0.0))
         for device, fast in zip(blank.devices, speed.tolist(), strict=True)
     ]
-    return Trial(
+    trial = Trial(
         topology=replace(blank.with_devices(devices), alpha=alpha, beta=rate),
         workers=int(random.integers(2, count + 1)),
         micro_batches=int(random.integers(3, 9)),
@@ -122,13 +125,17 @@ def draw(settings: PredictionSettings, blank: Topology, flops: float, value_byte
         codec=_CODECS[int(random.integers(len(_CODECS)))],
         seed=int(random.integers(1 << 31)),
     )
+    if random.random() >= settings.grids:
+        return trial
+    stages = int(random.integers(1, max(2, count // 2 + 1)))
+    return replace(trial, replicas=2, workers=2 * stages)
 
 
 def variant_of(base: Bundle, trial: Trial, steps: int) -> Bundle:
     """The trial's run: the planner ``random`` takes its cuts and the order of devices from the job's seed."""
     more = {"schedule": trial.schedule, "codec": trial.codec}
     bundle = variant(base, trial.topology, trial.micro_batches, steps, more)
-    plan = bundle.job.plan.model_copy(update={"planner": "random"})
+    plan = bundle.job.plan.model_copy(update={"planner": "random", "replicas": trial.replicas})
     return replace(bundle, job=bundle.job.model_copy(update={"plan": plan, "workers": trial.workers, "seed": trial.seed}))
 
 
@@ -145,6 +152,7 @@ def _measure(settings: PredictionSettings, cluster: EmulatedCluster, bundle: Bun
         "error": predicted / measured - 1.0,
         "seconds": times,
         "stages": len(run.plan.stages),
+        "replicas": trial.replicas,
         "micro_batches": trial.micro_batches,
         "schedule": run.plan.schedule,
         "codec": trial.codec.name,
@@ -157,7 +165,7 @@ def _measure(settings: PredictionSettings, cluster: EmulatedCluster, bundle: Bun
 def _report(settings: PredictionSettings, found: Sequence[Mapping[str, Any]]) -> Report:
     errors = sorted(abs(item["error"]) for item in found)
     middle, high = median(errors), float(np.quantile(errors, 0.9))
-    keys = ("stages", "micro_batches", "schedule", "codec", "predicted", "measured", "error")
+    keys = ("stages", "replicas", "micro_batches", "schedule", "codec", "predicted", "measured", "error")
     checks = (
         Check(
             name="median error",
