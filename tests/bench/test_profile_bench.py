@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farflung.bench.profile import Profile, ProfileSettings, compare, describe
+from farflung.bench.profile_training import changed, counts
 from farflung.cluster import Network
 from farflung.runtime.link_table import LinkFigures, LinkTable
 
@@ -25,8 +26,33 @@ def test_links_are_described_between_regions_that_have_nodes(nodes: int) -> None
     assert len(Network.from_text(describe(ProfileSettings(nodes=nodes))).topology) == nodes
 
 
+def test_right_directions_are_counted_apart_where_training_told_them() -> None:
+    rows = [
+        {"source": "probe", "beta_error": 0.06, "alpha_excess": 0.5},
+        {"source": "training", "beta_error": -0.05, "alpha_excess": 1.1},
+        {"source": "training", "beta_error": 0.01, "alpha_excess": 1.0},
+    ]
+    assert list(counts(rows).values()) == [3, 2, 2, 2, 2, 1]
+
+
+def test_neighbours_change_their_rates_both_ways() -> None:
+    topology = Network.from_text(describe(ProfileSettings(nodes=4, uplink=0.0))).topology
+    after = changed(topology)
+    ways = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3)]
+    assert [after.beta[way] / topology.beta[way] for way in ways] == [2.0, 2.0, 0.25, 0.25, 1.0]
+
+
+@pytest.mark.netns
+def test_training_tells_the_links_that_it_uses() -> None:
+    settings = ProfileSettings(quick=True, nodes=2, uplink=0.0, idle=False, training=24, probed=False)
+    report = Profile().run(settings, lambda text: None)
+    during = report.figures["training"]["during"]
+    assert during["told"] == during["told_alpha_right"] == 2
+    assert report.figures["training"]["changed"]["told_beta_right"] >= 0
+
+
 @pytest.mark.netns
 def test_a_small_network_is_measured() -> None:
-    report = Profile().run(ProfileSettings(quick=True, nodes=2, uplink=0.0), lambda text: None)
+    report = Profile().run(ProfileSettings(quick=True, nodes=2, uplink=0.0, training=0), lambda text: None)
     assert len(report.figures["links"]) == 2
     assert report.figures["unreachable"] == []

@@ -2,7 +2,7 @@
 
 Eight nodes in three regions, on links of 8 to 100 Mbit/s and 2 to 90 ms, one of them behind an up-link that its links share. The
 broker's rounds are run over the workers' own transport. What beta should be is payload: 0.956 of the rate, which counts packet
-headers.
+headers. Then the same is compared while a model is trained over such links (``bench.profile_training``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.profile_training import TrainingPart, train
 from farflung.bench.transport_node import make_members
 from farflung.cluster import Network
 from farflung.emulation import Emulation
@@ -40,10 +41,14 @@ _PORT = 7001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSettings(Settings):
-    """``nodes``: how many. ``uplink``: Mbit/s that the first node of the cloud sends in all (0: no cap)."""
+    """``nodes``: how many. ``uplink``: Mbit/s that the first node of the cloud sends in all (0: no cap). ``idle``: whether the
+    rounds are run; ``training``: steps of each run (0: none), on links that were measured before if ``probed``."""
 
     nodes: int = 8
     uplink: float = 40.0
+    idle: bool = True
+    training: int = 24
+    probed: bool = True
 
 
 class Profile:
@@ -54,13 +59,13 @@ class Profile:
 
     def settings(self, quick: bool) -> ProfileSettings:
         """Three nodes with ``quick``."""
-        return ProfileSettings(quick=True, nodes=3, uplink=0.0) if quick else ProfileSettings()
+        return ProfileSettings(quick=True, nodes=3, uplink=0.0, training=0) if quick else ProfileSettings()
 
     def run(self, settings: Settings, say: Say) -> Report:
         """Emulate, measure, compare."""
         assert isinstance(settings, ProfileSettings)
         network = Network.from_text(describe(settings))
-        table, seconds, lost = measure(network, say)
+        table, seconds, lost = measure(network, say) if settings.idle else (LinkTable(), 0.0, [])
         rows = compare(network, table)
         beta = [abs(row["beta_error"]) for row in rows]
         alpha = [row["alpha_excess"] for row in rows]
@@ -74,12 +79,29 @@ class Profile:
             "alpha_error_max_ms": max((abs(row["alpha_ms"] - row["alpha_true_ms"]) for row in rows), default=None),
             "uplink_mbps": None if (cap := table.uplink(first)) is None else cap * 8e-6,
         }
+        trained = {}
+        if settings.training:
+            alone = Network.from_text(describe(replace(settings, uplink=0.0)))
+            trained = train(alone, TrainingPart(steps=settings.training, probed=settings.probed), compare, say)
         columns = ("from", "to", "alpha ms", "true", "beta Mbit/s", "payload of the rate", "error")
         cells = [
             (r["from"], r["to"], r["alpha_ms"], r["alpha_true_ms"], r["beta_mbps"], r["beta_true_mbps"], r["beta_error"])
             for r in rows
         ]
-        return Report(figures=figures, columns=columns, rows=cells, checks=_checks(settings, rows, beta, alpha, lost))
+        checks = _checks(settings, rows, beta, alpha, lost) if settings.idle else []
+        checks += [_trained(settings, name, found) for name, found in trained.items()]
+        return Report(figures=figures | {"training": trained}, columns=columns, rows=cells, checks=checks)
+
+
+def _trained(settings: ProfileSettings, name: str, found: Mapping[str, Any]) -> Check:
+    right = min(found["beta_right"], found["alpha_right"]) == found["known"] and found["told"] > 0
+    told = f"of {found['told']} that training told: beta {found['told_beta_right']}, alpha {found['told_alpha_right']}"
+    return Check(
+        name={"during": "during training", "changed": "after a change in training"}[name],
+        target="every known direction: beta within 5 %, alpha within 2 ms or 5 %",
+        measured=f"beta {found['beta_right']} and alpha {found['alpha_right']} of {found['known']}; {told}",
+        passed=None if settings.quick else right,
+    )
 
 
 def _checks(
@@ -194,6 +216,7 @@ def compare(network: Network, table: LinkTable) -> list[dict[str, Any]]:
                 {
                     "from": source,
                     "to": target,
+                    "source": found.source,
                     "alpha_ms": 1e3 * found.alpha,
                     "alpha_true_ms": 1e3 * float(link.latency),
                     "beta_mbps": found.beta * 8e-6,
