@@ -40,19 +40,21 @@ def test_helpers_may_be_killed(tmp_path: Path) -> None:
             until(frames, lambda: log("u helps ") > 0 and log("v helps ") > 0)
             wild.kill("u")
             until(frames, lambda: log("worker u is gone") > 0)
+            before = log("u helps a with") + log("u helps b with")
             wild.restart("u")
-            until(frames, lambda: log("u helps ") - log("u helps a no more") - log("u helps b no more") > 1)
+            until(frames, lambda: log("u helps a with") + log("u helps b with") > before)
             wild.kill("u")
             wild.kill("v")
-            until(frames, lambda: log("worker u is gone") > 1 and log("worker v is gone") > 0)
+            until(frames, lambda: all(log(f"worker {name} is gone") == log(f"worker {name} joined") for name in "uv"))
             client.stop(bundle.run)
             for _ in frames:
                 pass
         finally:
             client.close()
         over = finished(root)
-    assert [record for record in RunFolder(root).records() if isinstance(record, RecoveryRecord)] == []
-    assert set(over.plan.devices) == {"a", "b"}
+    attempts = [record.cause for record in RunFolder(root).records() if isinstance(record, RecoveryRecord)]
+    assert not [cause for cause in attempts if "worker u" in cause or "worker v" in cause], "a helper's death costs no attempt"
+    assert set(over.plan.devices) <= {"a", "b"}
     assert [record.step for record in over.steps] == list(range(over.result.steps))
     module, _ = plainly(job.model_copy(update={"steps": over.result.steps}), tmp_path)
     held, tensors = over.states(), module.state_dict()
