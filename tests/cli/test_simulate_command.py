@@ -122,6 +122,27 @@ def test_what_is_refused(planned: tuple[Path, Path], tmp_path: Path, capsys: pyt
         assert message in run([*base, "--job", job, "--prices", prices], capsys)[2]
 
 
+def test_options_are_read_before_the_model(
+    planned: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a model was captured")
+
+    monkeypatch.setattr("farflung.api.submission.bundle_job", never)
+    plan, job = planned
+    for options, message in (
+        (("--steps", "0"), "setting steps must be from 1"),
+        (("--jitter", "-1"), "jitter of compute must be from 0 (none) to 5, got -1"),
+        (("--mtbf", "abc"), "--mtbf: cannot read 'abc' as Seconds"),
+        (("--prices", "gone.toml"), "cannot read the price file gone.toml"),
+        (("--deaths", "5"), "no machine has a failure rate: --deaths needs --mtbf"),
+    ):
+        code, _, err = run(["simulate", plan, "--job", job, "--topology", "homogeneous-2", *options], capsys)
+        assert code == 2
+        assert message in err
+        assert err.count("\n") == 1
+
+
 def test_plan_compares_what_could_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB)

@@ -53,6 +53,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan . --topology two-laptops", "job file . can't be read: Is a directory; check the path"),
         ("plan job.toml --topology two.toml --what-if 'remove x'", "'x' is no device and no region; known are a, b"),
         ("plan job.toml --topology two-laptops --what-if 'add 0 like laptop-fast'", 'write "add 2 like NAME", "double A B"'),
+        (
+            "plan job.toml --topology two-laptops --mtbf '6 h'",
+            "--mtbf is for what deaths cost, which --explain tells: add",
+        ),
+        ("plan job.toml --topology two-laptops --explain --mtbf abc", "--mtbf: cannot read 'abc' as Seconds"),
+        ("emulate two-laptops --counters --every abc -- true", "--every: cannot read 'abc' as Seconds"),
+        ("emulate two-laptops --counters --every '0 s' -- true", "--every must be more than 0, got '0 s'"),
         ("simulate gone.json", "the plan gone.json can't be read: No such file or directory; check the path"),
         ("simulate job.toml", "the plan is not JSON: "),
         (
@@ -112,6 +119,7 @@ def test_it_is_one_line(command: str, says: str, capsys: pytest.CaptureFixture[s
     [
         "doctor --port 70000",
         "doctor --port -1",
+        "chaos job.toml --faults -1",
         "plan job.toml --topology two-laptops --planner auto --evaluations -1",
         "plan job.toml --topology two-laptops --planner auto --seconds -1",
         "plan job.toml --topology two-laptops --planner auto --stages 0",
@@ -120,6 +128,15 @@ def test_it_is_one_line(command: str, says: str, capsys: pytest.CaptureFixture[s
 def test_numbers_out_of_range_are_usage_errors(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main_ok(*shlex.split(command)) == 2
     assert "Invalid value for" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("farflung.cli.planning.load_job", interrupted)
+    assert main_ok("plan", "job.toml", "--topology", "two-laptops") == 130
+    assert capsys.readouterr().err == "\nfarflung: interrupted\n"
 
 
 def test_tickets_of_a_folder_that_no_broker_had_are_not_made(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,13 @@ def test_paths_of_workers_and_names_of_runs_stay(tmp_path: Path) -> None:
             f"micro_batch_sizes = [{10**30}]\n" + MINIMAL,
             f"micro_batch_sizes[0] = {10**30}: must be at most 1000000000",
         ),
+        ("copies = 9\n" + MINIMAL, "copies = 9: must be at most 8, or 'auto'"),
+        ("copies = 'none'\n" + MINIMAL, "copies = 'none': must be a whole number, or 'auto'"),
+        (
+            MINIMAL + "[sync.settings]\nperiod = {}\n",
+            "sync.settings.period = {}: must be a number, a text, true or false, or a list",
+        ),
+        (MINIMAL + "[data.fields]\nx = 3\n", "data.fields.x = 3: must be a text in quotes"),
         ("micro_batch_sizes = []\n" + MINIMAL, "micro_batch_sizes = []: a step needs at least one micro-batch"),
         (MINIMAL + "[[optimizer.groups]]\nlr = 0.1\n", "optimizer.groups[0].match is missing: add it"),
         (MINIMAL + "[[optimizer.groups]]\nmatch = '('\n", "optimizer.groups[0].match = '(' is not a regular expression"),

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def chaos(
     job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     workers: Annotated[int, typer.Option(help="Workers, as processes of this machine.")] = 3,
-    faults: Annotated[int, typer.Option(help="How many faults.")] = 6,
+    faults: Annotated[int, typer.Option(min=0, help="How many faults.")] = 6,
     kinds: Annotated[
         str, typer.Option(help="Of kill, stop, partition, one_way, corrupt, full_disk, clock_jump, or all of them: all.")
     ] = "kill",

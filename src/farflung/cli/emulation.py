@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.planning import read_time
 from farflung.errors import InputError
 from farflung.units import Bytes, Seconds, counted
 
@@ -64,7 +65,7 @@ def emulate(
     if every is not None and not counters:
         raise InputError("--every says how often to show counters: add --counters")
     network = Network.named(topology)
-    beat = None if every is None else Seconds.parse(every)
+    beat = read_time(every, "--every")
     require_root()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with Emulation(network, EmulationOptions(seed=seed)) as emulation:

@@ -81,6 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
         where = f"{error.filename}: " if error.filename else ""
         typer.echo(f"farflung: {where}{error.strerror or error}; check path, rights and free space", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("farflung: interrupted", err=True)
-        sys.exit(130)
+    except SystemExit as over:
+        if over.__context__ is not None and isinstance(over.__context__.__cause__, KeyboardInterrupt):
+            typer.echo("\nfarflung: interrupted", err=True)  # typer has made an exit of it
+        raise

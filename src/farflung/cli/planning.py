@@ -115,6 +115,9 @@ def plan(
     auto = AutoSettings(evaluations=evaluations, seconds=seconds, stages=spec.limits.stages, replicas=spec.limits.replicas)
     if spec.plan.planner != "auto" and seconds:
         raise InputError("--seconds is for the planner auto: add --planner auto")
+    between = read_time(mtbf, "--mtbf")
+    if between is not None and not explain:
+        raise InputError("--mtbf is for what deaths cost, which --explain tells: add --explain")
     now = None if running is None else Plan.from_json(plan_text(read_text(running, "plan")))
     if draw is not None:
         from farflung.dashboard.drawing import check_drawing
@@ -125,7 +128,7 @@ def plan(
     chosen, changed = with_relays(chosen), {text: with_relays(other) for text, other in changed.items()}
     bundle = bundle_job(spec, base=job.parent, topology=chosen, say=lambda text: typer.echo(text, err=True))
     check_data(bundle, job.parent)
-    planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=read_time(mtbf, "--mtbf"), running=now)
+    planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=between, running=now)
     planned = planning.plan(chosen)
     others = {text: planning.plan(other) for text, other in changed.items()}
     why = planning.reasons(planned) if explain else None

@@ -16,6 +16,7 @@ from farflung.errors import InputError
 from farflung.graph.ir import Graph
 from farflung.job import load_job
 from farflung.job.spec import JobSpec
+from farflung.plan.faults import failure_rates
 from farflung.plan.model import Plan
 from farflung.simulator import Jitter, PriceTable, Simulation, SimulationSettings, Simulator
 from farflung.telemetry import RunFolder, perfetto
@@ -52,7 +53,6 @@ def simulate(
     network = with_relays(read_topology(topology) if topology else _topology(folder))
     if trace is not None:
         to_write(trace)
-    graph, spec = _graph(folder, job, chosen)
     settings = SimulationSettings(steps=steps, spans=trace is not None, seed=seed, jitter=Jitter(compute=jitter, link=jitter))
     table = None if prices is None else PriceTable.from_toml(prices)
     faults = FaultSettings(
@@ -62,6 +62,9 @@ def simulate(
         deaths=deaths,
         seed=seed,
     )
+    if deaths and not failure_rates(chosen, network, faults.mtbf):
+        raise InputError('no machine has a failure rate: --deaths needs --mtbf, e.g. --mtbf "6 h", or mtbf in the topology')
+    graph, spec = _graph(folder, job, chosen)
     simulator = Simulator(graph, network, spec, settings)
     found = simulator.run(chosen, prices=table)
     survives = _tolerance(simulator, chosen, faults)
@@ -77,12 +80,9 @@ def _tolerance(simulator: Simulator, plan: Plan, settings: FaultSettings) -> Tol
 
     graph, topology, job = simulator.graph, simulator.topology, simulator.job or JobSpec()
     estimate = simulator.evaluate(plan)
-    found = tolerance(
+    return tolerance(
         graph, topology, job, (plan, estimate), settings, lambda rest: make_plan(graph, rest, planner=plan.planner, job=job)
     )
-    if settings.deaths and found.played is None:
-        raise InputError('no machine has a failure rate: --deaths needs --mtbf, e.g. --mtbf "6 h", or mtbf in the topology')
-    return found
 
 
 def describe(found: Simulation) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -40,7 +40,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
             return f"not valid JSON: {item['ctx']['error']}"
         path, section = _locate(model, item["loc"])
         lines.setdefault(path, []).append(_line(path, section, item))
-    texts = [found[0] if len(found) == 1 else _union(path, error) for path, found in lines.items()]
+    texts = [found[0] if len(found) == 1 else _either(found) or _union(path, error) for path, found in lines.items()]
     more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return "; ".join(texts[:_SHOWN]) + more
 
@@ -70,6 +70,14 @@ def _figure(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
+def _either(found: list[str]) -> str:
+    """What a value of few kinds must be, from the lines of all kinds; "" where they are many or not of one form."""
+    parts = [line.partition(": must be ") for line in found]
+    if len(parts) > _SHOWN or len({head for head, _, _ in parts}) > 1 or not all(rule for _, _, rule in parts):
+        return ""
+    return f"{parts[0][0]}: must be {', or '.join(rule for _, _, rule in parts)}"
+
+
 def _union(path: str, error: ValidationError) -> str:
     for item in error.errors(include_url=False):
         if ".".join(map(str, item["loc"])).startswith(path):
@@ -94,17 +102,21 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ty
     parts: list[str] = []
     section: type[BaseModel] | None = model
     holder: type[BaseModel] | None = model
+    keys = False  # whether what comes next is a key of a table that is no section
     for part in loc:
         if isinstance(part, int):
             parts[-1] += f"[{part}]"
             continue
-        if section is None and parts and parts[0] == "model" and len(parts) >= 3:
-            break
+        if section is None and parts and not keys:
+            break  # the tag of a union's branch
         parts.append(part)
         if section is not None:
             holder = section
             field = section.model_fields.get(part)
             section = None if field is None else _section_of(field.annotation)
+            keys = field is not None and get_origin(field.annotation) is dict
+        else:
+            keys = False
     return ".".join(parts) or "document", holder
 
 
