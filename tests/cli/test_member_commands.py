@@ -85,6 +85,9 @@ def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest
     assert run(capsys, "limit", "--memory", "4 GB", "--bandwidth", "20 Mbit/s", "--hours", "22:00-07:00")[1] == (
         "attic: works from 22:00 to 07:00, memory 4 GB, sends at most 2.5 MB/s\n"
     )
+    code, _, err = run(capsys, "limit", "--bandwidth", "0 Mbit/s")
+    assert code == 2
+    assert err == "farflung: a limit of bandwidth must be at least 1 B/s, got 0 B/s: farflung pause lets a worker rest\n"
     assert run(capsys, "limit", "attic", "--hours", "", "--memory", "", "--bandwidth", "")[1] == "attic: no limits\n"
     assert run(capsys, "drain")[1] == "attic: leaves when its run is over\n"
     assert wishes.read().parting == "drain"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -118,6 +120,16 @@ def test_no_run_begins_on_a_worker_that_joins_paused() -> None:
     assert made.handle(MemberJoined(name="a", address="a:1", offer=OFFER, wants=paused)) == []
     assert made.members["a"].offer.memory == 5e8
     assert made.handle(MemberWants(name="a")) == [MakePlan(run="r", members=("a",), attempt=1)]
+
+
+@pytest.mark.parametrize("wish", [{"paused": True}, {"parting": "leave"}], ids=["paused", "leaves"])
+def test_who_withdraws_from_an_attempt_that_is_over_hands_nothing_over(wish: dict[str, Any]) -> None:
+    made = surviving("a", "b", "c", "d")
+    made.handle(MemberLost(name="d", cause="dead"))
+    assert made.handle(MemberWants(name="c", **wish)) == []
+    assert MakePlan(run="r", members=("a", "b"), attempt=2) in drop(made, "a", "b", "c")
+    begin(made, "a", "b")
+    assert made.handle(leaves("b")) == [HandOver(run="r", name="a"), HandOver(run="r", name="b")]
 
 
 def test_jobs_queue_in_their_order() -> None:
@@ -394,13 +406,22 @@ def test_it_waits_for_as_many_as_the_job_asks_for() -> None:
     assert made.handle(MemberJoined(name="c", address="c:1", offer=OFFER)) == [MakePlan(run="r", members=("a", "c"), attempt=2)]
 
 
-def test_it_waits_for_somebody_new_where_those_left_do_not_suffice() -> None:
+@pytest.mark.parametrize("kind", ["PlanError", "InputError"])
+def test_it_waits_for_somebody_new_where_those_left_do_not_suffice(kind: str) -> None:
     made = surviving("a", "b")
     made.handle(MemberLost(name="b", cause="dead"))
     drop(made, "a")
-    commands = made.handle(PlanMade(run="r", attempt=2, error="device a lacks 1.2 GB", kind="PlanError"))
+    commands = made.handle(PlanMade(run="r", attempt=2, error="device a lacks 1.2 GB", kind=kind))
     assert commands == [RecoverRun(run="r", cause="no plan for those who are left: device a lacks 1.2 GB")]
     assert made.handle(MemberJoined(name="b", address="b:2", offer=OFFER)) == [MakePlan(run="r", members=("a", "b"), attempt=3)]
+
+
+def test_trouble_of_the_brokers_own_while_it_plans_again_ends_the_run() -> None:
+    made = surviving("a", "b")
+    made.handle(MemberLost(name="b", cause="dead"))
+    drop(made, "a")
+    commands = made.handle(PlanMade(run="r", attempt=2, error="no space left", kind="DiskFull"))
+    assert commands == [FinishRun(run="r", outcome="failed", cause="no space left", kind="DiskFull")]
 
 
 def test_too_many_losses_without_a_step_end_the_run() -> None:

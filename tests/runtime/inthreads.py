@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -117,7 +118,9 @@ class Case:
     make: Callable[[], nn.Module] = tangle
     root: Path | None = None
     evaluation: bool = False
+    #: as often as the leader asks whether the run shall end, or be handed over
     stop_after: int | None = None
+    leave_after: int | None = None
     #: a checkpoint's folder to begin with
     resume: Path | None = None
     cut_seed: int = 0
@@ -198,6 +201,9 @@ class Ran:
     store: RunStore | None = None
     kept: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    #: the names of what the trace holds
+    spans: set[str] = field(default_factory=set)
 
     @property
     def losses(self) -> list[float]:
@@ -295,7 +301,7 @@ class Hooks:
         return self._case.stop_after is not None and self._asked >= self._case.stop_after
 
     def leave_requested(self) -> bool:
-        return False
+        return self._case.leave_after is not None and self._asked >= self._case.leave_after
 
     def save_requested(self) -> bool:
         return False
@@ -313,9 +319,10 @@ class Hooks:
             return
         from farflung.checkpoint import encode_shard
 
-        store.add_shard(step, self._device, encode_shard(pack(states, optimizer)), committed)
-        if store.complete(step, self._bundle, self._plan):
-            self._ran.kept.append(step)
+        with self._ran.lock:  # as a broker's
+            store.add_shard(step, self._device, encode_shard(pack(states, optimizer)), committed)
+            if store.complete(step, self._bundle, self._plan):
+                self._ran.kept.append(step)
         self._saved = True
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
@@ -327,6 +334,8 @@ class Hooks:
     def event(self, kind: str, **fields: Any) -> None:
         if kind == "note":
             self._ran.notes.append(fields["text"])
+        elif kind == "trace":
+            self._ran.spans |= {span.name for span in fields["spans"]}
 
 
 def plainly(case: Case, module: nn.Module | None = None) -> PlainResult:

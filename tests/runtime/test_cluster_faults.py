@@ -155,21 +155,26 @@ def test_malformed_frames_end_the_run_only(cluster: Loopback, captured: Bundle, 
     works(cluster, captured)
 
 
-def test_a_stranger_is_refused_by_name(cluster: Loopback, captured: Bundle) -> None:
-    stranger = Client(join(cluster.ticket("submit"), name="stranger", role="client"))
+@pytest.mark.parametrize("kind", ["value", "lent"])
+def test_a_stranger_is_refused_by_name_and_the_run_goes_on(cluster: Loopback, captured: Bundle, kind: str) -> None:
+    stranger = Client(join(cluster.ticket("submit"), name=f"stranger-{kind}", role="client"))
     endpoint = stranger.endpoint()
+    refused: list[BaseException | None] = []
 
     def act(run: str) -> None:
+        work = cluster.workers["a"]._current
+        assert work is not None
         endpoint.connect("a", cluster.workers["a"]._endpoint.address)
-        endpoint.post("a", Frame("value", {"run": run, "key": ["x"]}))
+        refused.append(endpoint.post("a", Frame(kind, {"run": work.name, "key": ["x"], "step": 0})).exception(PATIENCE))
+        cluster.client.stop(run)
 
     try:
         end = play(cluster, captured, "started", act, steps=5000)
     finally:
         endpoint.close()
         stranger.close()
-    assert "client-stranger takes no part in run" in end.result.cause
-    works(cluster, captured)
+    assert f"client-stranger-{kind} takes no part in run" in str(refused)
+    assert (end.result.status, end.result.cause) == ("stopped", "")
 
 
 def test_garbage_on_a_link_counts_as_the_loss_of_its_sender(cluster: Loopback, captured: Bundle) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,14 +12,17 @@ from typing import Any, cast
 import pytest
 from loopback import Finished, Loopback, text_job
 
-from farflung.errors import ConnectionLost
+from farflung.errors import ConnectionLost, WireError
+from farflung.protocol.events import Event, MemberJoined
 from farflung.runtime.broker import Broker
 from farflung.runtime.membership import join
 from farflung.runtime.runs import Runs
 from farflung.runtime.sessions import Sessions
 from farflung.runtime.work import Work
 from farflung.runtime.worker import Worker, WorkerOptions
+from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
+from farflung.wire.frames import Frame
 
 PATIENCE = 60.0
 
@@ -127,6 +131,76 @@ def test_nothing_fails_because_nobody_can_be_told(tmp_path: Path) -> None:
     broker = Broker(tmp_path, listen="127.0.0.1:0", say=say)
     broker._say("a line")
     broker.close()
+
+
+class Door:
+    """Calls of a worker called w, one after the other, with the hellos that they begin with."""
+
+    OFFER = {
+        "memory": 1e9,
+        "speed": 1e9,
+        "factor": 1.0,
+        "overhead": 0.0,
+        "host": "h",
+        "kind": "cpu",
+        "description": "",
+        "versions": {},
+    }
+    caller = Caller(name="w", role="worker")
+
+    def __init__(self) -> None:
+        self.sessions = Sessions(lambda text: None)
+        self.runs = Runs(self.sessions.send, lambda text: None)
+
+    def on_end(self, action: Callable[[], None]) -> None:
+        """The connection stays."""
+
+    def welcome(self, **wishes: object) -> str:
+        """The kind of what is answered first."""
+        over = threading.Event()
+
+        def frames() -> Iterator[Frame]:
+            yield Frame("hello", {"address": "", "offer": self.OFFER, **wishes})
+            over.wait(PATIENCE)
+
+        try:
+            return next(self.sessions.serve(self.runs, cast(Any, self), frames())).kind
+        finally:
+            over.set()
+
+
+@pytest.mark.parametrize(
+    ("wishes", "says"),
+    [
+        ({"bandwidth": 0.0}, "'bandwidth' must be a number, at least 1"),
+        ({"memory": 0.5}, "'memory' must be a number, at least 1"),
+        ({"parting": "fly"}, "'parting' must be drain, leave or nothing"),
+    ],
+)
+def test_a_hello_with_bad_wishes_leaves_nobody_behind(wishes: dict[str, object], says: str) -> None:
+    door = Door()
+    with pytest.raises(WireError, match=says):
+        door.welcome(**wishes)
+    assert list(door.runs.machine.members) == []
+    assert door.welcome() == "welcome"
+
+
+def test_a_session_that_can_not_begin_leaves_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong, and after whatever part of it."""
+    door = Door()
+    handle = door.runs.handle
+
+    def broken(event: Event) -> None:
+        handle(event)
+        if isinstance(event, MemberJoined):
+            raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(door.runs, "handle", broken)
+        with pytest.raises(RuntimeError, match="a defect"):
+            door.welcome()
+    assert (list(door.runs.machine.members), door.sessions.serves("w")) == ([], False)
+    assert door.welcome() == "welcome"
 
 
 def test_a_broker_that_ends_says_goodbye(home: Path) -> None:

@@ -100,6 +100,13 @@ def test_evaluation_changes_nothing() -> None:
     assert len({outputs["loss"] for outputs in ran.evaluations.values()}) == 4
 
 
+def test_the_trace_of_a_long_evaluation_has_few_names() -> None:
+    job = evaluating(job_of(steps=1), batches=9)
+    ran = run_threads(Case(job=job, devices=("a", "b"), evaluation=True))
+    assert {"send eval-done", "decode eval-done"} <= ran.spans
+    assert [name for name in ran.spans if name[-1].isdigit()] == []
+
+
 def test_evaluation_is_that_of_the_module() -> None:
     job = job_of(steps=2)
     job = job.model_copy(update={"evaluate": job.evaluate.model_copy(update={"batches": 3})})

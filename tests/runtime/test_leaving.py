@@ -242,6 +242,10 @@ def test_wishes(tmp_path: Path) -> None:
         Wishes(hours="always")
     with pytest.raises(InputError, match="unknown way to go 'fly': known are drain, leave"):
         Wishes(parting="fly")
+    with pytest.raises(InputError, match=r"a limit of bandwidth must be at least 1 B/s, got 0 B/s: farflung pause lets"):
+        Wishes(bandwidth=0.0)
+    with pytest.raises(InputError, match=r"a limit of memory must be at least 1 B, got 0\.5 B: farflung pause lets"):
+        Wishes(memory=0.5)
     kept = WishesFile(tmp_path, "attic")
     assert kept.read() == Wishes()
     kept.change(paused=True, parting="drain", pid=1)
@@ -250,6 +254,9 @@ def test_wishes(tmp_path: Path) -> None:
     kept.end()
     assert not kept.runs
     assert [one.name for one in known_workers(tmp_path)] == ["attic"]
+    kept.path.write_text('{"bandwidth": 0.0}')
+    with pytest.raises(InputError, match=r"attic\.json can't be read: a limit of bandwidth .*; delete it to begin anew"):
+        kept.read()
     kept.path.write_text("{")
     with pytest.raises(InputError, match=r"attic\.json can't be read: .*; delete it to begin anew"):
         kept.read()

@@ -11,8 +11,12 @@ from farflung.job.check import check_decided, check_job
 from farflung.job.spec import JobSpec, OpenSpec, PlanSpec
 from farflung.planners import get_planner
 from farflung.planners.auto import Auto, AutoSettings
+from farflung.protocol.broker import Member
+from farflung.protocol.events import Offer
 from farflung.runtime.bundle import Bundle
-from farflung.runtime.planning import check_runnable, plan_run
+from farflung.runtime.link_table import LinkTable
+from farflung.runtime.planning import check_runnable, cluster_of, plan_run, strangers_of
+from farflung.runtime.reaching import Reaching
 from farflung.units import FlopsPerSecond
 
 
@@ -34,6 +38,33 @@ def test_a_schedule_with_weight_actions_is_refused():
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-3", "interleaved-2"])
 def test_the_others_are_not(schedule):
     check_runnable(replace(a_plan(), schedule=schedule))
+
+
+def members_of(*names):
+    return [Member(name=name, address="x", offer=Offer(memory=1e9, speed=1e9)) for name in names]
+
+
+def test_workers_that_the_submitted_topology_does_not_have_are_left_out_and_named():
+    builder = GraphBuilder("chain")
+    value = builder.input("x", "float32", (4, 8))
+    value = builder.add("fc", "Linear", value, in_features=8, out_features=8)
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (4, 8)))
+    preset = Topology.preset("homogeneous-3")
+    two = preset.names[:2]
+    bundle = Bundle(run="r", job=JobSpec(micro_batch_sizes=(4,)), graphs={4: builder.build()}, topology=preset)
+    there = members_of(two[0], "stranger", two[1])
+    for reaching in (None, Reaching(lambda name, frame: None, None)):
+        cluster = cluster_of(bundle, there, LinkTable(), reaching)
+        assert cluster.names == two
+    planned = replace(plan_run(bundle, cluster), strangers=tuple(strangers_of(bundle, there)))
+    assert "not used: stranger (not in the submitted topology; join under one of its names)" in planned.explanation
+    says = "worker 'stranger' is not in the submitted topology, which has .*; join under one of these names"
+    with pytest.raises(InputError, match=says):
+        cluster_of(bundle, members_of("stranger"))
+    three = replace(bundle, job=JobSpec(micro_batch_sizes=(4,), workers=3))
+    with pytest.raises(InputError, match=says):
+        cluster_of(three, there)
+    assert strangers_of(replace(bundle, topology=None), there) == []
 
 
 def an_open_job(**kwargs):

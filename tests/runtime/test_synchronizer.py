@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from inthreads import Case, Ran, differing, hand_plan, job_of, other, random_batches, run_threads
+from inthreads import Case, Ran, differing, hand_plan, job_of, newest, other, random_batches, run_threads
 from test_replicas import knot
 from torch import nn
 
 from farflung.engines.base import Array
 from farflung.errors import PlanError
+from farflung.job.spec import EvaluateSpec
 from farflung.plan.model import Plan
 from farflung.plan.synchronization import strategy_of, world_of
 from farflung.runtime.averaging import Averager, Outcome
@@ -302,6 +303,38 @@ def test_a_run_that_goes_on_waits_for_nothing_from_before(strategy: str, tmp_pat
     again = run_threads(other(more, root=tmp_path / "two", resume=ran.store.root))
     assert len(again.losses) == 5
     assert all(np.isfinite(loss) for loss in again.losses)
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "the last step": {},
+    "the last step, at_end off": {"checkpoint": {"every": 3, "at_end": False}},
+    "stopped after a step": {"stop_after": 3, "steps": 5},
+    "stopped in an evaluation": {"stop_after": 4, "steps": 5, "evaluation": True},
+}
+
+
+@pytest.mark.parametrize("changes", ENDS.values(), ids=ENDS)
+def test_the_last_checkpoint_holds_what_the_replicas_agree_on(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Also where it is one of those of every so many steps: local_sgd agrees in every second, and the run ends in between."""
+    asked = {key: value for key, value in changes.items() if key in ("stop_after", "evaluation")}
+    job = {"checkpoint": {"every": 3}, "steps": 3} | {key: value for key, value in changes.items() if key not in asked}
+    case = case_of("local_sgd", {"sync_every": 2}, **job)
+    if "evaluation" in asked:
+        case = other(case, job=case.job.model_copy(update={"evaluate": EvaluateSpec(every=3, batches=2)}))
+    ran = run_threads(other(case, root=tmp_path / "run", **asked))
+    assert newest(ran).manifest.step == len(ran.losses) == 3
+    assert_agreed("local_sgd", ran.held["a"], ran.held["c"])
+    kept = newest(ran).read(newest(ran).manifest.states)
+    assert differing(ran.states, {name: value for name, value in kept.items() if name in ran.states}) == []
+
+
+def test_a_run_that_is_handed_over_keeps_its_replicas_apart(tmp_path: Path) -> None:
+    """Others go on from its checkpoint as if nothing had been: nobody agrees on anything before the end."""
+    case = case_of("local_sgd", {"sync_every": 4}, steps=5)
+    handed = run_threads(other(case, root=tmp_path / "run", leave_after=3))
+    assert handed.kept == [3]
+    again = run_threads(other(case, root=tmp_path / "again", resume=tmp_path / "run"))
+    assert differing(run_threads(case).states, again.states) == []
 
 
 def test_what_was_sent_is_what_the_sender_counts() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from farflung.errors import InputError
 from farflung.protocol.events import (
+    INPUT_ERROR,
     PLAN_ERROR,
     TRAINING_ERROR,
     AbortRun,
@@ -62,6 +63,8 @@ __all__ = ["BrokerMachine", "Member", "Run", "RunState"]
 _MOST_GONE = 50
 #: A helper that failed so often in an attempt is not asked again.
 _HELPER_TRIES = 3
+#: Errors of planning that other workers may mend; the rest are the broker's own (a full disk).
+_NEEDS_OTHERS = frozenset({PLAN_ERROR, INPUT_ERROR})
 
 
 class RunState(StrEnum):
@@ -215,7 +218,7 @@ class BrokerMachine:
             commands = self._abort(run, why, keep=True)
             self._wait_again(run, {command.name for command in commands})
             return [*commands, RecoverRun(run=run.run, cause=why)]
-        if run.handing or run.stopping:
+        if run.state is not RunState.RUNNING or run.handing or run.stopping:
             return []
         run.handing = why
         return [HandOver(run=run.run, name=name) for name in run.devices if self._serves(name, run)]
@@ -342,7 +345,7 @@ class BrokerMachine:
         run = self._run(event.run)
         if run.state is not RunState.PLANNING or event.attempt != run.attempts:
             return []  # stopped meanwhile, or made for workers of whom one has gone since
-        if event.error and event.kind == PLAN_ERROR and run.began and run.recoveries:  # wait for one who makes up for the loss
+        if event.error and event.kind in _NEEDS_OTHERS and run.began and run.recoveries:  # wait for who makes up for the loss
             run.refused = frozenset(run.devices)
             self._wait_again(run)
             return [RecoverRun(run=run.run, cause=f"no plan for those who are left: {event.error}")]

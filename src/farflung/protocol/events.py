@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
+    "INPUT_ERROR",
     "PLAN_ERROR",
     "TRAINING_ERROR",
     "AbortRun",
@@ -42,6 +43,8 @@ __all__ = [
 TRAINING_ERROR = "TrainingError"
 #: The class of the error that there is no plan for the workers that are there.
 PLAN_ERROR = "PlanError"
+#: That of the error that what somebody gave (the job's topology) does not go with them.
+INPUT_ERROR = "InputError"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

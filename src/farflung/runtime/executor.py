@@ -44,7 +44,7 @@ from farflung.schedules.base import Action, ActionKind
 from farflung.sync.zeroth import SeedAndScalar
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
-from farflung.telemetry.trace import SpanRing
+from farflung.telemetry.trace import SpanRing, frame_name
 from farflung.transports.base import Endpoint
 from farflung.wire.frames import Frame
 
@@ -129,29 +129,33 @@ class Executor:
         """
         job = self.setup.job
         saved = (self.step if self.setup.kept_step is None else self.setup.kept_step) or -1
-        if self.step and job.checkpoint.every and self.step % job.checkpoint.every == 0 and saved < self.step:
+        if self.setup.keeps(self.step) and saved < self.step:
             self._checkpoint()  # the loss may have come before it was whole
             saved = self.step
-        again = self.setup.recovered and bool(job.evaluate.every and self.step and self.step % job.evaluate.every == 0)
-        stop = self.evaluate() if again and self.step < job.steps else False
+        stop = self.setup.recovered and self.setup.evaluates(self.step) and self.evaluate()
+        drifts, handed = self.sync is not None and self.sync.drifts, False
         while self.step < job.steps and not stop:
             stop = self._train_step(self.step)
             self.step += 1
             self.mailbox.poke()
             self.mailbox.poke()
-            if self._save or (job.checkpoint.every and self.step % job.checkpoint.every == 0):
+            handed = stop and self._save  # others go on: the replicas do not end here
+            looks = self.setup.evaluates(self.step)
+            stop = (drifts and looks and self.evaluate()) or stop  # before the checkpoint: it may end the run
+            ends = drifts and not handed and (stop or self.step == job.steps)  # its checkpoint comes when they agree
+            if (self._save or self.setup.keeps(self.step)) and not ends:
                 self._checkpoint()
                 saved = self.step
-            if job.evaluate.every and self.step % job.evaluate.every == 0 and self.step < job.steps:
-                stop = self.evaluate() or stop
-        if self.sync is not None:
+            stop = (looks and not drifts and self.evaluate()) or stop
+        if self.sync is not None and drifts and not handed:
             self.sync.agree("end")
-        if job.checkpoint.at_end and saved != self.step:
+            saved = -1  # what an earlier attempt wrote of this step is not what they agree on now
+        if (job.checkpoint.at_end or self._save or self.setup.keeps(self.step)) and saved != self.step:
             self._checkpoint()
         if job.evaluate.batches and not stop:
             stop = self.evaluate()
         if job.generate.tokens and not stop:
-            self.generate()
+            generate(self)
         self.links.flush()
         self._tell_trace()
 
@@ -186,15 +190,11 @@ class Executor:
             if frame.kind == "losses":
                 self.verdicts.heard(int(frame.header["step"]))
         size = sum(memoryview(section).nbytes for section in frame.sections)
-        self.trace.note(SpanKind.DECODE, f"decode {frame.kind}", begin, peer=peer, nbytes=size)
+        self.trace.note(SpanKind.DECODE, frame_name("decode", frame.kind), begin, peer=peer, nbytes=size)
 
     def evaluate(self) -> bool:
         """Forward-only micro-batches of the evaluation graph, through the same stages; whether the run shall end here."""
         return evaluate(self)
-
-    def generate(self) -> None:
-        """Text from the job's prompt, through the same stages."""
-        generate(self)
 
     def _note(self, text: str) -> None:
         self.hooks.event("note", text=text)

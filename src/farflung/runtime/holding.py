@@ -57,6 +57,8 @@ class Shelf:
         self._lock = threading.Lock()
         self._run = ""
         self._held: list[Held] = []
+        #: The run that is over for this worker: what still ends here of it is not kept.
+        self._forgotten = ""
         #: Attempt whose workers may fetch, who they are, and the step that they need.
         self._open: tuple[int, frozenset[str], int] = (0, frozenset(), 0)
         #: Requests that came before this worker was told whom to lend.
@@ -74,25 +76,44 @@ class Shelf:
             return [held.holding for held in self._held] if self._run == run else []
 
     def put(self, run: str, *held: Held) -> None:
-        """Keep ``held`` of ``run``; what there is of another run goes."""
+        """Keep ``held`` of ``run``, unless that was forgotten; what there is of another run goes.
+
+        So does what ``held`` has all states of, after as many steps: attempts that end before they train hold the same again.
+        """
         with self._lock:
+            if run == self._forgotten:
+                return
             if self._run != run:
                 self._run, self._held = run, []
                 self._parked.clear()
+            fresh = [one.holding for one in held]
+            self._held = [one for one in self._held if not any(_covers(new, one.holding) for new in fresh)]
             self._held += held
 
     def keep_only(self, run: str) -> None:
         """This worker works for ``run`` now: what it held of others is forgotten."""
-        if self._run != run:
-            self.clear()
-
-    def clear(self, run: str | None = None) -> None:
-        """Forget everything (``run``: if it is of this run)."""
         with self._lock:
-            if run in (None, self._run):
-                self._held = []
-                self._parked.clear()
-                self._open = (0, frozenset(), 0)
+            self._forgotten = ""
+            if self._run != run:
+                self._drop()
+
+    def begins(self, run: str) -> None:
+        """Training of ``run`` goes on here: what was held of it before is not needed any more."""
+        with self._lock:
+            if self._run == run:
+                self._drop()
+
+    def clear(self, run: str) -> None:
+        """Forget ``run``, until this worker works for it again: a part of it that is still under way leaves nothing, either."""
+        with self._lock:
+            self._forgotten = run
+            if self._run == run:
+                self._drop()
+
+    def _drop(self) -> None:
+        self._held = []
+        self._parked.clear()
+        self._open = (0, frozenset(), 0)
 
     def settle(self, run: str, attempt: int, live: Live, peers: Iterable[str]) -> None:
         """Plan number ``attempt`` goes on from ``live``: apply what is ready for it, and let ``peers`` fetch."""
@@ -133,6 +154,11 @@ class Shelf:
         good = attempt == opened and peer in peers
         args = (endpoint, peer, str(header.get("run")), self.read(run, step, names) if good else {})
         threading.Thread(target=_send, args=args, name=f"lend-{peer}", daemon=True).start()
+
+
+def _covers(new: Holding, old: Holding) -> bool:
+    """Whether ``old`` is of no use beside ``new``."""
+    return new.step == old.step and old.states <= new.states
 
 
 def _send(endpoint: Endpoint, peer: str, run: str, arrays: Mapping[str, Array]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from farflung.errors import ConnectionLost
 from farflung.telemetry.events import SpanKind
-from farflung.telemetry.trace import SpanRing
+from farflung.telemetry.trace import SpanRing, frame_name
 from farflung.transports.base import Endpoint, Urgency
 from farflung.wire.frames import Frame
 
@@ -231,7 +231,8 @@ class Links:
         lane = (peer, parcel.urgency)
         begin = max(posted, self._arrived.get(lane, 0.0))
         self._arrived[lane] = self._trace.now()
-        self._trace.note(SpanKind.SEND, f"send {frame.kind}", begin, step=parcel.step, stage=stage, peer=peer, nbytes=size)
+        name = frame_name("send", frame.kind)
+        self._trace.note(SpanKind.SEND, name, begin, step=parcel.step, stage=stage, peer=peer, nbytes=size)
         self._delivered(error)
 
     def _delivered(self, error: BaseException | None) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from farflung.errors import InputError
 from farflung.protocol.members import Parting
 from farflung.security.files import make_private_folder, write_private
-from farflung.units import Bytes, BytesPerSecond
+from farflung.units import Bytes, BytesPerSecond, Quantity
 
 __all__ = ["Wishes", "WishesFile", "known_workers"]
 
@@ -46,6 +46,8 @@ class Wishes:
             _minutes(self.hours)
         if self.parting not in list(Parting):
             raise InputError(f"unknown way to go {self.parting!r}: known are drain, leave")
+        _check_least("memory", Bytes, self.memory)
+        _check_least("bandwidth", BytesPerSecond, self.bandwidth)
 
     def rests(self, minute: int) -> bool:
         """Whether it shall not work at ``minute`` of the day (0 to 1439)."""
@@ -88,7 +90,7 @@ class WishesFile:
             return Wishes(**body)
         except FileNotFoundError:
             return Wishes()
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, InputError) as error:
             raise InputError(f"{self.path} can't be read: {error}; delete it to begin anew") from None
 
     def change(self, **changes: Any) -> Wishes:
@@ -138,6 +140,12 @@ def _minutes(hours: str) -> tuple[int, int]:
         raise InputError(f"hours must be like 22:00-07:00, got {hours!r:.40}")
     first, first_minute, last, last_minute = map(int, match.groups())
     return first * 60 + first_minute, last * 60 + last_minute
+
+
+def _check_least(what: str, kind: type[Quantity], limit: float | None) -> None:
+    """Nobody can work with less than one byte, and rates are divided by."""
+    if limit is not None and not limit >= 1.0:
+        raise InputError(f"a limit of {what} must be at least {kind(1.0)}, got {kind(limit)}: farflung pause lets a worker rest")
 
 
 def _runs(pid: int) -> bool:

@@ -25,7 +25,7 @@ from farflung.runtime.reaching import Reaching
 from farflung.schedules import get_schedule, splits
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
-__all__ = ["Judge", "Planned", "RelayUse", "check_runnable", "cluster_of", "devices_of", "linked", "plan_run"]
+__all__ = ["Judge", "Planned", "RelayUse", "check_runnable", "cluster_of", "devices_of", "linked", "plan_run", "strangers_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,8 @@ class Planned:
     parts: int
     #: The job with what it left open (None: it leaves nothing open).
     decided: JobSpec | None = None
+    #: Workers that are there, but not in the submitted topology.
+    strangers: tuple[str, ...] = ()
     #: How replicas sum where the job leaves the order open, as lines.
     sums: tuple[str, ...] = ()
 
@@ -95,6 +97,7 @@ class Planned:
         for names, why in (
             ([name for name in idle if name in allowed], self._why_idle()),
             ([name for name in idle if name not in allowed], "the job's limits leave them out"),
+            (self.strangers, "not in the submitted topology; join under one of its names"),
         ):
             text += f"\nnot used: {', '.join(names)} ({why})" if names else ""
         return text
@@ -246,17 +249,32 @@ def devices_of(members: Sequence[Member]) -> dict[str, Device]:
     }
 
 
+def strangers_of(bundle: Bundle, members: Sequence[Member]) -> list[str]:
+    """Those of ``members`` that the submitted topology does not have."""
+    return [] if bundle.topology is None else [one.name for one in members if one.name not in bundle.topology.names]
+
+
 def cluster_of(
     bundle: Bundle, members: Sequence[Member], links: LinkTable | None = None, reaching: Reaching | None = None
 ) -> Topology:
     """The joined workers as a topology: links from the submitted topology (by name), memory and speed as the workers measured.
 
     Without a submitted topology the links are those that were measured; what nobody measured counts as 1 Gbit/s with 1 ms.
-    Pairs that can't reach each other by what ``reaching`` finds out are linked through relays.
+    Pairs that can't reach each other by what ``reaching`` finds out are linked through relays. ``strangers_of`` the topology are
+    left out.
 
     Raises:
-        InputError: a worker is not in the topology.
+        InputError: without those there are fewer than the job asks for, or nobody.
     """
+    strangers = strangers_of(bundle, members)
+    if bundle.topology is not None and strangers:
+        if len(members) - len(strangers) < (bundle.job.workers or 1):
+            known = ", ".join(bundle.topology.names)
+            raise InputError(
+                f"worker {strangers[0]!r} is not in the submitted topology, which has {known}; "
+                "join under one of these names (farflung join --name), or submit without --topology"
+            )
+        members = [member for member in members if member.name not in strangers]
     apart = frozenset() if reaching is None else reaching.apart(members)
     direct = _directly(bundle, members, links, apart)
     if reaching is None:
@@ -283,13 +301,6 @@ def _directly(bundle: Bundle, members: Sequence[Member], links: LinkTable | None
         blank = Topology.preset(f"homogeneous-{count}")
         renamed = blank.rename(dict(zip(blank.names, devices, strict=True)))
         return renamed.with_devices([devices[name] for name in renamed.names])
-    unknown = [name for name in devices if name not in bundle.topology.names]
-    if unknown:
-        known = ", ".join(bundle.topology.names)
-        raise InputError(
-            f"worker {unknown[0]!r} is not in the submitted topology, which has {known}; "
-            "join under one of these names (farflung join --name), or submit without --topology"
-        )
     chosen = bundle.topology.select([name for name in bundle.topology.names if name in devices])
     return chosen.with_devices([_measured(known, devices[known.name]) for known in chosen.devices])
 

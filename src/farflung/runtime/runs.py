@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from farflung.clock import MonotonicClock
@@ -46,7 +47,7 @@ from farflung.runtime.freshness import Freshness, Told
 from farflung.runtime.link_table import LinkTable
 from farflung.runtime.live_run import Holds, LiveRun, first_source
 from farflung.runtime.measuring import Measuring
-from farflung.runtime.planning import Judge, Planned, check_runnable, cluster_of, plan_run
+from farflung.runtime.planning import Judge, Planned, check_runnable, cluster_of, plan_run, strangers_of
 from farflung.runtime.probing import Probing
 from farflung.runtime.progress import Progress
 from farflung.runtime.reaching import Dial, Reaching
@@ -298,6 +299,7 @@ class Runs:
             self._measuring.measure(fresh, live.job.threads)  # the members' offers are changed by their answers
             cluster = cluster_of(bundle, members, self.links, self.reaching)
             planned = plan_run(bundle, cluster, self._judge, running=live.running)
+            planned = replace(planned, strangers=tuple(strangers_of(bundle, members)))
             check_runnable(planned.plan)
             with live.files:
                 if attempt < live.store.attempt:
@@ -414,7 +416,9 @@ class Runs:
         assert live.preparation is not None
         others = {peer: address for peer, address in self._addresses(live.planned).items() if peer != name}
         assert live.start is not None
-        ways = self._ways(live.planned.topology, name, others)
+        members = self.machine.members
+        lenders = {holder: members[holder].address for holder in live.start.moves.get(name, {}) if holder in members}
+        ways = self._ways(live.planned.topology, name, {**lenders, **others})  # who lends may have no part in the plan
         through = self._submitted_through(live, live.planned).get(name)
         if through:
             ways["relays"][live.submitter] = [list(relay) for relay in through]

@@ -171,8 +171,8 @@ class Sessions:
             runs.reaching.joined(name, address)
             wants = _wishes(runs, name, hello.header)  # no run may begin on it that its owner does not want there
             runs.handle(MemberJoined(name=name, address=address, offer=offer, generation=session.generation, wants=wants))
-        except FarflungError:
-            self._leave(session)
+        except BaseException as error:  # whatever it is: no member may stay behind whose session did not begin
+            self._over(runs, session, f"its session did not begin: {error}")
             raise
         self._say(f"worker {name} joined from {address or 'where nobody can dial'}: {_describe(offer)}")
         reader = threading.Thread(target=self._read, args=(runs, session, frames), name=f"session-{name}", daemon=True)

@@ -123,6 +123,16 @@ class RunSetup:
         replica = self.plan.replicas_of(0)[self.number]
         return sum(self.job.weight(index) for index in replica.micro_batches)
 
+    def keeps(self, step: int) -> bool:
+        """Whether the job wants a checkpoint after ``step`` steps, that of the end left aside."""
+        every = self.job.checkpoint.every
+        return bool(every and step and step % every == 0)
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the job wants an evaluation after ``step`` steps, that of the end left aside."""
+        every = self.job.evaluate.every
+        return bool(every and step and step % every == 0) and step < self.job.steps
+
     def home(self, stage: int) -> str:
         """The device that speaks for ``stage``: that of its first replica."""
         return self.plan.stages[stage].device

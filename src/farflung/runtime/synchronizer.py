@@ -164,7 +164,7 @@ class Synchronizer:
         Raises:
             BaseException: what ended the run meanwhile.
         """
-        alone = self.strategy.sent in (Sent.PARAMETERS, Sent.PSEUDO_GRADIENTS)
+        alone = self.drifts
         self._averager.settle()
         found: dict[str, Array] = {}
         for member in self._members.values():
@@ -279,9 +279,14 @@ class Synchronizer:
         member.flying[tag] = names[:1], member.world.group
         self._share(member, tag, member.world.group, [times.take()])
 
+    @property
+    def drifts(self) -> bool:
+        """Whether replicas hold parameters of their own between exchanges."""
+        return self.strategy.sent in (Sent.PARAMETERS, Sent.PSEUDO_GRADIENTS)
+
     def agree(self, tag: str) -> None:
         """At the end of training: the mean of what the replicas hold becomes everybody's parameters."""
-        if self.strategy.sent not in (Sent.PARAMETERS, Sent.PSEUDO_GRADIENTS):
+        if not self.drifts:
             return
         pairs = []
         for member in self._members.values():

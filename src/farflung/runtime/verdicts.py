@@ -80,9 +80,10 @@ class Verdicts:
         bad = [index for index, loss in losses.items() if not math.isfinite(loss)]
         stop, save = self._hooks.stop_requested(), self._hooks.save_requested()
         more = step + 1 < self._setup.job.steps
-        leave = more and self._hooks.leave_requested()
+        leave = more and not stop and self._hooks.leave_requested()
         told = [losses[index] for index in sorted(losses)]
-        asked = {"stop": stop or leave, "save": save or leave, "copy": more and self._copy_due(step)}
+        # a step that is the last and saves is handed over; else the end writes its own checkpoint
+        asked = {"stop": stop or leave, "save": (save and more and not stop) or leave, "copy": more and self._copy_due(step)}
         verdict = {"finite": not bad, "bad": bad, "losses": told, **asked}
         self._mailbox.put(("verdict", step), verdict)
         for peer in self._setup.peers:

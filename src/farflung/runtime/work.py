@@ -140,7 +140,7 @@ class Work:
     def begin(self) -> None:
         """All workers are prepared: train."""
         self._host.say(f"run {self.run}: training begins")
-        self._host.shelf.clear(self.run)
+        self._host.shelf.begins(self.run)
         self._saved = _Saved()
         self._go.put(True)
 
@@ -168,7 +168,9 @@ class Work:
             executor.abort(error)
 
     def on_frame(self, peer: str, frame: Frame) -> None:
-        """A frame of this run came from ``peer`` (transport thread). A bad one ends the run, and the sender is told.
+        """A frame of this run came from ``peer`` (transport thread).
+
+        A bad one of who takes part ends the run, one of anybody else is only refused; the sender is told.
 
         Raises:
             WireError: it does not belong here, or its header is malformed.
@@ -177,17 +179,20 @@ class Work:
         executor = self.executor
         if executor is None:
             return  # not ready, or over: nobody waits for it
+        if frame.kind == "answer":
+            self._on_answer(executor, peer, frame)
+            return
+        borrowing, peers = self._borrowing, executor.setup.peers
+        if not (peer == self._submitter or peer in peers or (borrowing is not None and peer in borrowing.live.moves)):
+            raise self._strange(peer, frame)
         try:
             if frame.kind == "lent":
-                if self._borrowing is not None:
-                    self._borrowing.receive(peer, frame, executor.mailbox)
+                if borrowing is not None:
+                    borrowing.receive(peer, frame, executor.mailbox)
                 return
-            if frame.kind == "answer":
-                self._on_answer(executor, peer, frame)
-                return
-            may = peer == self._submitter if frame.kind == "data" else peer in executor.setup.peers
+            may = peer == self._submitter if frame.kind == "data" else peer in peers
             if not may:
-                raise WireError(f"{peer} takes no part in run {self.run}; its {frame.kind!r:.40} is refused")
+                raise self._strange(peer, frame)
             executor.on_frame(peer, frame)
         except (WireError, CodecError, VersionError) as error:
             self.abort(type(error)(f"a bad {frame.kind!r:.40} came from {peer}: {error}"))
@@ -226,6 +231,9 @@ class Work:
             return
         self._host.meet({name: text(frame.header, "address", limit=300)}, {})
         executor.serving.came(name, whole(frame.header, "stage"), number(frame.header, "speed", low=1e-12))
+
+    def _strange(self, peer: str, frame: Frame) -> WireError:
+        return WireError(f"{peer} takes no part in run {self.run}; its {frame.kind!r:.40} is refused")
 
     def on_arrival(self, arrival: Arrival) -> None:
         """Bytes came in (transport thread): a span of the trace."""

@@ -27,6 +27,7 @@ __all__ = [
     "Span",
     "SpanRing",
     "estimate_offset",
+    "frame_name",
     "pack_spans",
     "read_traces",
     "unpack_spans",
@@ -37,6 +38,8 @@ _KINDS = tuple(SpanKind)
 _KIND_NUMBER = {kind: number for number, kind in enumerate(_KINDS)}
 _RECORD = struct.Struct("<BHHiiidfQ")
 _MAX_NAMES, _MAX_NAME = 4096, 200
+#: What those are called that have no more place in a table of names.
+_OTHERS = "others"
 _CAPACITY = 1 << 16
 
 
@@ -130,12 +133,23 @@ def estimate_offset(ping: Callable[[], float], now: Callable[[], float], rounds:
     return best or ClockOffset()
 
 
+def frame_name(verb: str, kind: str) -> str:
+    """The name of the span in which a frame was sent or decoded: its kind without a number (``token-17``), so names stay few."""
+    return f"{verb} {kind.rstrip('0123456789').rstrip('-')}"
+
+
 def pack_spans(spans: Sequence[Span]) -> tuple[list[str], bytes]:
-    """``spans`` as a table of names and 37 bytes each."""
-    names: dict[str, int] = {}
+    """``spans`` as a table of names and 37 bytes each; of more names than a table may have, the last are ``others``."""
+    names = {peer: number for number, peer in enumerate(dict.fromkeys(span.peer[:_MAX_NAME] for span in spans))}
     records = []
+
+    def number(name: str) -> int:
+        if name not in names and len(names) >= _MAX_NAMES - 1:
+            name = _OTHERS
+        return names.setdefault(name, len(names))
+
     for span in spans:
-        name, peer = (names.setdefault(text[:_MAX_NAME], len(names)) for text in (span.name, span.peer))
+        name, peer = number(span.name[:_MAX_NAME]), names[span.peer[:_MAX_NAME]]
         places = (span.stage, span.micro_batch, span.step)
         records.append(_RECORD.pack(_KIND_NUMBER[span.what], name, peer, *places, span.start, span.seconds, span.nbytes))
     return list(names), b"".join(records)

@@ -1,0 +1,97 @@
+"""What a worker holds between two attempts, and how who needs it finds the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+from farflung.cluster import Topology
+from farflung.engines.base import Array
+from farflung.protocol.events import MemberJoined, Offer
+from farflung.protocol.holdings import Decision, Holding
+from farflung.runtime.holding import Shelf
+from farflung.runtime.runs import Runs
+from farflung.wire.frames import Frame
+
+
+class Held:
+    """States ``names`` of step ``step``."""
+
+    def __init__(self, step: int, names: str) -> None:
+        self.holding = Holding(step=step, committed=step, states=frozenset(names))
+
+    def advance(self, decision: Decision) -> None:
+        raise AssertionError("nothing is ready")
+
+    def read(self, states: Collection[str]) -> Mapping[str, Array]:
+        return {}
+
+
+def kept(shelf: Shelf) -> list[tuple[int, str]]:
+    return [(holding.step, "".join(sorted(holding.states))) for holding in shelf.holdings("r")]
+
+
+def test_attempts_that_end_before_they_train_leave_one_set_of_states() -> None:
+    shelf = Shelf()
+    shelf.put("r", Held(6, "ab"), Held(7, "ab"))
+    for _ in range(8):
+        shelf.keep_only("r")
+        shelf.put("r", Held(7, "ab"))
+    assert kept(shelf) == [(6, "ab"), (7, "ab")], "an older step may be the one that all hold"
+    shelf.put("r", Held(7, "bc"))
+    assert kept(shelf) == [(6, "ab"), (7, "ab"), (7, "bc")], "nobody else may have the first any more"
+    shelf.put("r", Held(7, "abc"))
+    assert kept(shelf) == [(6, "ab"), (7, "abc")]
+
+
+def test_a_part_that_ends_after_its_run_was_forgotten_leaves_nothing() -> None:
+    shelf = Shelf()
+    shelf.put("r", Held(7, "a"))
+    shelf.clear("r")
+    shelf.put("r", Held(7, "a"))
+    assert (shelf.run, kept(shelf)) == ("", [])
+    shelf.keep_only("r")  # it works for the run again
+    shelf.put("r", Held(7, "a"))
+    assert (shelf.run, kept(shelf)) == ("r", [(7, "a")])
+
+
+def test_what_was_held_goes_when_training_goes_on_and_the_next_loss_is_kept_again() -> None:
+    shelf = Shelf()
+    shelf.put("r", Held(7, "a"))
+    shelf.begins("other")
+    assert kept(shelf) == [(7, "a")]
+    shelf.begins("r")
+    assert kept(shelf) == []
+    shelf.put("r", Held(9, "a"))
+    assert kept(shelf) == [(9, "a")]
+
+
+def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -> None:
+    """A holder was paused; d, who never met it, takes its stage."""
+    sent: list[tuple[str, Frame]] = []
+    runs = Runs(lambda name, frame: sent.append((name, frame)), lambda text: None)
+    for name in "abd":
+        runs.handle(MemberJoined(name=name, address=f"192.0.2.1:{ord(name)}", offer=Offer(memory=1e9, speed=1e9)))
+    blank = Topology.preset("homogeneous-2")
+    planned = SimpleNamespace(
+        plan=SimpleNamespace(devices=("a", "d")), topology=blank.rename(dict(zip(blank.names, "ad", strict=True)))
+    )
+    start = SimpleNamespace(
+        moves={"d": {"b": ("w",), "gone": ("v",)}, "a": {}}, live_header=lambda name: {"step": 7, "moves": {}}
+    )
+    live: Any = SimpleNamespace(
+        run="r",
+        planned=planned,
+        start=start,
+        preparation=Frame("prepare"),
+        job=SimpleNamespace(data=SimpleNamespace(kind="text")),
+        submitter="s",
+    )
+    for name in ("a", "d"):
+        runs._prepare(cast(Any, live), name)
+    told = {name: frame.header["addresses"] for name, frame in sent}
+    assert told == {
+        "a": {"d": "192.0.2.1:100"},
+        "d": {"b": "192.0.2.1:98", "a": "192.0.2.1:97"},
+    }
