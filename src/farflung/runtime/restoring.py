@@ -29,7 +29,7 @@ from farflung.wire.frames import Frame, decode_frame, encode_frame
 __all__ = ["keep_bundle", "restore"]
 
 #: Seconds for the workers of a run to come back, before it goes on with those that are there.
-_RETURN_SECONDS = 15.0
+_RETURN_SECONDS = 30.0
 #: Seconds for the process that has the data to come back.
 _FEEDER_SECONDS = 120.0
 _BUNDLE = "bundle.frame"
