@@ -190,8 +190,10 @@ class Helping:
 
     def _do(self, slices: StageSlices, runner: StageRunner, order: Order) -> None:
         task = order.task
-        point = "helper.before_forward" if task.kind is TaskKind.FORWARD else "helper.before_backward"
-        fault_point(point, step=task.step, device=self._device)
+        if task.kind is TaskKind.FORWARD:
+            fault_point("helper.before_forward", step=task.step, device=self._device)
+        else:
+            fault_point("helper.before_backward", step=task.step, device=self._device)
         begin = time.monotonic()
         answer = compute(runner, task, order.work)
         answer = replace(answer, seconds=time.monotonic() - begin)

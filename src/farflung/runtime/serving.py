@@ -251,8 +251,10 @@ class Serving:
     def _do(self, stage: int, command: Do) -> None:
         task, executor = command.task, self._executor
         forward = task.kind is TaskKind.FORWARD
-        where = "worker.before_forward" if forward else "worker.before_backward"
-        fault_point(where, step=task.step, device=executor.setup.device)
+        if forward:
+            fault_point("worker.before_forward", step=task.step, device=executor.setup.device)
+        else:
+            fault_point("worker.before_backward", step=task.step, device=executor.setup.device)
         self.taken_over += command.recompute
         runner = executor.runners[stage][self._slices[stage].rows(task.index)]
         begin, started = executor.trace.now(), time.monotonic()
