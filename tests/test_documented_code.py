@@ -89,7 +89,7 @@ def test_the_emulated_network_of_the_page() -> None:
     links, timeline = blocks("docs/emulation.md", "toml")
     rest = 'memory = "1 GB"\nspeed = "1 GFLOP/s"\nregion = "{}"\n'
     others = "".join(f'[[device]]\nname = "{region}-pc"\n{rest.format(region)}' for region in ("cloud", "office"))
-    network = Network.from_text(links + rest.format("home") + others + timeline)
+    network = Network.from_text(links + others + timeline)
     assert network.topology.names == ("attic-pc", "cloud-pc", "office-pc")
     assert len(network.timeline) == timeline.count("[[change]]")
 

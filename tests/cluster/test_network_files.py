@@ -56,6 +56,18 @@ def test_links_caps_and_nat():
     assert network.jitter[1, 2] == 0.0, "[inside] has its own"
 
 
+def test_devices_without_a_region_take_the_default_where_nothing_is_said_of_insides():
+    device = '[[device]]\nname = "n"\ncount = 3\nmemory = "8 GB"\nspeed = "1 TFLOP/s"\n'
+    default = '[default]\nlatency = "20 ms"\nbandwidth = "8 Mbit/s"\nloss = "1 %"\n'
+    network = Network.from_text(default + device)
+    assert (network.topology.alpha[0, 1], network.bandwidth[2, 1], network.loss[1, 0]) == (0.02, 1e6, 0.01)
+    assert network.topology.alpha[1, 1] == 0.0
+    same = Network.from_text(default + device + 'region = "home"\n')
+    assert (same.topology.alpha[0, 1], same.bandwidth[2, 1]) == (0.001, 125e6)
+    told = Network.from_text(default + '[inside]\nlatency = "2 ms"\nbandwidth = "80 Mbit/s"\n' + device)
+    assert (told.topology.alpha[0, 1], told.bandwidth[2, 1]) == (0.002, 1e7)
+
+
 def test_topologies_keep_caps_and_nat_in_all_their_forms():
     topology = Topology.from_text(TEXT)
     assert Topology.from_text(topology.to_toml(), "home-lab") == topology

@@ -66,6 +66,8 @@ def test_the_command_prints_and_writes(finished: Path, tmp_path: Path) -> None:
     document = json.loads(target.read_text())
     assert {event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"} == {"a", "b"}
     assert set(document["otherData"]["clocks"]) == {"a", "b"}
+    by_name = CliRunner().invoke(app, ["trace", finished.name, "--home", str(finished.parents[1])])
+    assert by_name.exit_code == 0, by_name.output
 
 
 def test_a_folder_without_trace_is_told(tmp_path: Path) -> None:

@@ -30,9 +30,10 @@ def trace(
     target: Annotated[
         Path | None, typer.Option("--perfetto", help="Write the trace as JSON, to be opened at ui.perfetto.dev.")
     ] = None,
+    home: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
 ) -> None:
     """Show where the time of a run went: computing, sending, receiving, waiting, and how much of the transfer was hidden."""
-    folder = run_folder(run)
+    folder = run_folder(run, home)
     traces = read_traces(RunFolder(folder).events)
     if not traces:
         raise InputError(f"{folder} holds no trace: the run made no step, or was made by an older farflung")

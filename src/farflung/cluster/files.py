@@ -4,7 +4,8 @@
 
     name = "home and office"
 
-    [default]                       # links between regions that no [[link]] names
+    [default]                       # links between regions that no [[link]] names; without [inside] also those of devices
+                                    # without a region
     latency = "20 ms"
     bandwidth = "8 Mbit/s"
 
@@ -229,6 +230,8 @@ def _tables(reader: TableReader, body: Mapping[str, Any], devices: Sequence[Devi
     region = np.array([key[0] for key in numbers])
     tables = {key: np.full((len(numbers),) * 2, default) for key, default in _DEFAULTS.items()}
     same = region[:, None] == region[None, :]
+    if "default" in body and "inside" not in body:
+        same &= region[:, None] != ""  # who names no region shares none
     inside: Mapping[str, Any] = body.get("inside", {"latency": 1e-3, "bandwidth": 125e6})
     for where, table, mask in (("default", body.get("default"), ~same), ("inside", inside, same)):
         if table is not None:
