@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +16,16 @@ from small_runs import ROWS, small_job
 
 from farflung.cluster import Topology
 from farflung.engines.base import Array
+from farflung.errors import TrainingError
 from farflung.graph import Graph
 from farflung.graph.builder import GraphBuilder
 from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.plan.model import LinkPlan, Plan, Stage
-from farflung.runtime import planning
+from farflung.runtime import feeding, planning
 from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Feeder, PlannedRun
+from farflung.runtime.client import PlannedRun
+from farflung.runtime.feeding import Feeder
 from farflung.runtime.work import Work
 from farflung.telemetry.records import RunResult
 
@@ -54,14 +60,22 @@ def batch(step: int, micro_batch: int) -> dict[str, Array]:
     return {"x": random.standard_normal((ROWS, 8)).astype(np.float32), "label": random.integers(0, 5, ROWS)}
 
 
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """An address that refuses every call."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
 def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = looping_graph()
     monkeypatch.setattr(planning, "get_planner", lambda name: ThereAndBack())
     bundle = Bundle(run=new_id("run"), job=small_job(workers=2), graphs={ROWS: graph})
     with Loopback(tmp_path, 2) as cluster:
         cluster.client.submit(bundle)
-        endpoint = cluster.client.endpoint()
         planned: PlannedRun | None = None
+        feeder: Feeder | None = None
         held: list[int] = []
         close = Work._close
         monkeypatch.setattr(Work, "_close", lambda self: (held.append(len(self._held)), close(self))[1])
@@ -73,11 +87,37 @@ def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monk
                 planned = PlannedRun.from_frame(frame)
             elif frame.kind == "started":
                 assert planned is not None
-                feeder = Feeder(bundle, planned, endpoint, batch, lambda: None)
-                threading.Thread(target=feeder.run, daemon=True).start()
+                feeder = Feeder(bundle, planned, cluster.client, batch)
+                feeder.start()
         guard.cancel()
-        endpoint.close()
+        assert feeder is not None
+        feeder.end()
         until(lambda: len(held) == 2)
     result = RunResult.from_json(frame.header["result"])
     assert (result.status, result.cause, result.steps) == ("finished", "", 3)
     assert held == [0, 0], "nothing is kept after its last reader"
+
+
+def test_a_worker_that_only_the_caller_cannot_reach_ends_the_run_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "get_planner", lambda name: ThereAndBack())
+    monkeypatch.setattr(feeding, "_PATIENCE", 2)
+    bundle = Bundle(run=new_id("run"), job=small_job(workers=2), graphs={ROWS: looping_graph()})
+    with Loopback(tmp_path, 2) as cluster, closed_port() as nowhere:
+        cluster.client.submit(bundle)
+        guard = threading.Timer(90, lambda: cluster.client.stop(bundle.run, now=True))
+        guard.start()
+        planned: PlannedRun | None = None
+        for frame in cluster.client.watch(bundle.run):
+            if frame.kind == "planned":
+                planned = PlannedRun.from_frame(frame)
+            elif frame.kind == "started":
+                assert planned is not None
+                feeder = Feeder(bundle, replace(planned, addresses={**planned.addresses, "a": nowhere}), cluster.client, batch)
+                feeder.start()
+        guard.cancel()
+        feeder.end()
+    assert RunResult.from_json(frame.header["result"]).status == "stopped"
+    assert isinstance(feeder.error, TrainingError)
+    text = str(feeder.error)
+    assert text.startswith(f"this process cannot send its data to a at {nowhere}, where the run still waits for it: ")
+    assert text.endswith("open that address to this machine, or submit a job whose workers read the data themselves (data.kind)")

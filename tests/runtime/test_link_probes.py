@@ -20,7 +20,7 @@ from farflung.runtime import probing
 from farflung.runtime.link_table import LinkFigures, LinkTable
 from farflung.runtime.probing import Probe, Probing, _usual_rate, probe_link
 from farflung.transports.base import LinkStatistics, Urgency
-from farflung.units import Bytes, FlopsPerSecond
+from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame
 
 
@@ -66,6 +66,18 @@ def test_a_probe_finds_latency_and_rate(latency: float, rate: float) -> None:
     assert found.alpha == pytest.approx(latency)
     assert found.beta == pytest.approx(rate, rel=0.05)
     assert link.time < 12.0
+
+
+class HeldUp(Slow):
+    """Programs answer 5 ms late; the system tells what it saw."""
+
+    def statistics(self) -> dict[str, LinkStatistics]:
+        return {"b": LinkStatistics(alpha=Seconds(self.latency - 0.005))}
+
+
+def test_what_the_system_saw_counts_where_programs_answer_late() -> None:
+    link = HeldUp(0.025, 12.5e6)
+    assert probe_link(link, "b", link.now).alpha == pytest.approx(0.02)  # type: ignore[arg-type]
 
 
 class Opening(Slow):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,11 +12,11 @@ from farflung.engines.base import Array
 from farflung.graph.ir import StateKind
 from farflung.job.spec import CheckpointSpec, DataSpec
 from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client, Feeder, PlannedRun
+from farflung.runtime.client import Client, PlannedRun
+from farflung.runtime.feeding import Feeder
 from farflung.runtime.membership import join
 from farflung.security import Ticket
 from farflung.telemetry.records import RecoveryRecord, RunResult, StepRecord, read_record
-from farflung.transports.base import Endpoint
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 
@@ -63,8 +62,6 @@ class _Follower:
         self.planned: PlannedRun | None = None
         self.records: list[StepRecord] = []
         self._feeder: Feeder | None = None
-        self._feeding: threading.Thread | None = None
-        self._endpoint: Endpoint | None = None
         #: The plan that was fed last, and how many steps were told.
         self._fed = 0
         self._told = 0
@@ -95,22 +92,13 @@ class _Follower:
         if planned.attempt == self._fed:
             return
         self._end_feeding()
-        self._fed, self._endpoint = planned.attempt, self._client.endpoint()
-        self._feeder = Feeder(self._bundle, planned, self._endpoint, self._batches, self._failed)
-        self._feeding = threading.Thread(target=self._feeder.run, name="feeder", daemon=True)
-        self._feeding.start()
+        self._fed = planned.attempt
+        self._feeder = Feeder(self._bundle, planned, self._client, self._batches)
+        self._feeder.start()
 
     def _end_feeding(self) -> None:
         if self._feeder is not None:
-            self._feeder.stop()
-        if self._endpoint is not None:
-            self._endpoint.close()
-        if self._feeding is not None:
-            self._feeding.join(timeout=30)
-
-    def _failed(self) -> None:
-        """The caller's function raised: the run can't go on."""
-        self._client.stop(self._bundle.run, now=True)
+            self._feeder.end()
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == "record":

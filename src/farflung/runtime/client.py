@@ -1,4 +1,4 @@
-"""The submitting side: hand a job in, watch it, stop it, fetch its states, and feed it where the caller is the data's home."""
+"""The submitting side: hand a job in, watch it, stop it, fetch its states."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError, TrainingError
 from farflung.plan.document import plan_from_json
 from farflung.plan.model import Plan
-from farflung.runtime.arrays import encode_array
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.membership import Membership
 from farflung.runtime.relays import read_relays
-from farflung.runtime.setup import RunSetup, attempt_name
 from farflung.runtime.tensors import pieces_of, read_arrays
-from farflung.transports.base import Endpoint
 from farflung.transports.tcp_endpoint import TcpEndpoint
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
@@ -26,11 +23,7 @@ from farflung.wire.frames import Frame
 #: Seconds between two calls of a broker that is away.
 _AGAIN = 1.0
 
-__all__ = ["BatchSource", "Client", "Feeder", "PlannedRun"]
-
-
-#: (step, micro-batch) -> every placeholder's array, by name.
-BatchSource = Callable[[int, int], Mapping[str, Array]]
+__all__ = ["Client", "PlannedRun"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,64 +154,3 @@ class Client:
 def _kind(name: object) -> type[FarflungError]:
     found = getattr(errors, name) if isinstance(name, str) and name in errors.__all__ else TrainingError
     return found if issubclass(found, FarflungError) else TrainingError
-
-
-class Feeder:
-    """Sends, under one plan, each micro-batch's arrays to the workers whose stages read them, a step ahead of the training.
-
-    The workers' back-pressure paces it: they take data of the next step only. ``error`` holds what ended it early.
-    """
-
-    def __init__(
-        self, bundle: Bundle, planned: PlannedRun, endpoint: Endpoint, batches: BatchSource, on_failure: Callable[[], None]
-    ) -> None:
-        self._bundle, self._planned, self._on_failure = bundle, planned, on_failure
-        self._endpoint, self._batches = endpoint, batches
-        self._run = attempt_name(bundle.run, planned.attempt)
-        self._over = threading.Event()
-        self.error: BaseException | None = None
-        setup = RunSetup(
-            run=bundle.run, device="", job=bundle.job, plan=planned.plan, graphs=bundle.graphs
-        )  # device "": the caller runs no stage
-        #: micro-batch -> device -> the placeholders that its stages read
-        self._readers: list[dict[str, list[str]]] = [{} for _ in range(bundle.job.micro_batches)]
-        for piece in setup.subgraphs:
-            for readers, device in zip(self._readers, setup.places[piece.stage], strict=True):
-                readers.setdefault(device, []).extend(piece.placeholders)
-        for device, address in planned.addresses.items():
-            endpoint.connect(device, address)
-            relays = planned.relays.get(device, ())
-            for relay, place in relays:
-                endpoint.connect(relay, place)
-            if isinstance(endpoint, TcpEndpoint):
-                endpoint.relay_through(device, [relay for relay, _ in relays])
-
-    def run(self) -> None:
-        """Feed all steps; returns at the end, or when ``stop`` was called."""
-        try:
-            for step in range(self._planned.first_step, self._bundle.job.steps):
-                for micro_batch in range(self._bundle.job.micro_batches):
-                    if self._over.is_set() or not self._feed(step, micro_batch):
-                        return
-        except Exception as error:  # noqa: BLE001 - the caller's own function failed: it is raised where the caller waits
-            self.error = error
-            self._on_failure()
-
-    def _feed(self, step: int, micro_batch: int) -> bool:
-        arrays = self._batches(step, micro_batch)
-        try:
-            self._send(step, micro_batch, arrays)
-        except FarflungError:
-            return False  # a worker is gone, or the run is over: the broker says why, and what comes next
-        return True
-
-    def stop(self) -> None:
-        """Send nothing more."""
-        self._over.set()
-
-    def _send(self, step: int, micro_batch: int, arrays: Mapping[str, Array]) -> None:
-        for device, names in self._readers[micro_batch].items():
-            for name in dict.fromkeys(names):
-                header, sections = encode_array(arrays[name], None)
-                key = ["data", step, micro_batch, name]
-                self._endpoint.post(device, Frame("data", {"run": self._run, "key": key, "step": step} | header, sections))

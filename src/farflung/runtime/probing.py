@@ -1,9 +1,9 @@
 """Measuring links: the worker's side sends, the broker's side says who sends when.
 
-A probe of one direction is made over the very link that training uses. First small frames: the quickest answer is the round
-trip, half of it alpha. Then frames one after another, each as long as the rate so far carries in a few round trips, until
-what is confirmed grows no faster than before: slow start is over then, and the link has found its number of connections. The
-usual rate of the last two thirds of that time is beta: payload bytes per second. Whatever disturbs a probe (a processor that
+A probe of one direction is made over the very link that training uses. First small frames: half of the quickest answer's time
+is alpha, or of the system's own quickest round trip if that is less. Then frames one after another, each as long as the rate so
+far carries in a few round trips, until what is confirmed grows no faster than before: slow start is over then, and the link has
+found its number of connections. The usual rate of the last two thirds of that time is beta: payload bytes per second. Whatever disturbs a probe (a processor that
 serves others, another sender) makes it too low, hardly anything too high. So a rate is usual if a fifth of the time was faster,
 and where the fastest and the slowest fifth differ, the direction is probed again at the end, and its best figures stay.
 """
@@ -70,7 +70,13 @@ def probe_link(endpoint: Endpoint, peer: str, now: Callable[[], float] = time.mo
         trips.append(now() - begin)
     round_trip = min(trips)
     beta, spread = _goodput(endpoint, peer, round_trip, now)
-    return Probe(alpha=round_trip / 2, beta=beta, spread=spread)
+    return Probe(alpha=_least_alpha(endpoint, peer, round_trip / 2), beta=beta, spread=spread)
+
+
+def _least_alpha(endpoint: Endpoint, peer: str, pinged: float) -> float:
+    """What the system saw of the same connections, if that is less: programs that are held up answer late, it does not."""
+    seen = endpoint.statistics().get(peer)
+    return min(pinged, float(seen.alpha)) if seen is not None and seen.alpha else pinged
 
 
 def _goodput(endpoint: Endpoint, peer: str, round_trip: float, now: Callable[[], float]) -> tuple[float, float]:
