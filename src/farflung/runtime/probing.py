@@ -3,9 +3,10 @@
 A probe of one direction is made over the very link that training uses. First small frames: half of the quickest answer's time
 is alpha, or of the system's own quickest round trip if that is less. Then frames one after another, each as long as the rate so
 far carries in a few round trips, until what is confirmed grows no faster than before: slow start is over then, and the link has
-found its number of connections. The usual rate of the last two thirds of that time is beta: payload bytes per second. Whatever disturbs a probe (a processor that
-serves others, another sender) makes it too low, hardly anything too high. So a rate is usual if a fifth of the time was faster,
-and where the fastest and the slowest fifth differ, the direction is probed again at the end, and its best figures stay.
+found its number of connections. The usual rate of the last two thirds of that time is beta: payload bytes per second. Whatever
+disturbs a probe (a processor that serves others, another sender) makes it too low, hardly anything too high. So a rate is usual
+if a fifth of the time was faster, and where the fastest and the slowest fifth differ, the direction is probed again at the end,
+and its best figures stay.
 """
 
 from __future__ import annotations
