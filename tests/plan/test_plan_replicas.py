@@ -6,7 +6,7 @@ import pytest
 from test_plan_estimate import FORWARD, VALUE, chain, plan_of, topology
 
 from farflung.graph.cut import cut
-from farflung.job.spec import JobSpec
+from farflung.job.spec import GroupSpec, JobSpec, OptimizerSpec
 from farflung.plan import Plan, Replica, Stage, check_plan, estimate, explain, make_links
 from farflung.plan.traffic import gradient_bytes
 
@@ -26,13 +26,29 @@ def test_two_replicas_halve_the_compute_and_exchange_their_gradients():
     two = estimate(GRAPH, alone(("d0", 0, 2), ("d1", 2, 4)), topology(), JOB)
     gradients = gradient_bytes(GRAPH, cut(GRAPH, [(0, len(GRAPH.ops))])[0])
     assert gradients == 3 * 256 * 256 * 4
-    assert two.exchange_bytes == 2 * gradients
+    assert two.exchange_bytes == 3 * gradients  # a part for each of d1's two micro-batches, and the total
     busy = one.devices[0].busy_seconds - one.stages[0].update_seconds
     for device in two.devices:
         assert device.busy_seconds - two.stages[0].update_seconds == pytest.approx(busy / 2)
-    wire = 2 * (0.01 + gradients / 2 / 1e6)  # parts to the servers, totals back, at 1 MB/s and 10 ms
-    assert two.step_seconds == pytest.approx(busy / 2 + wire + two.stages[0].update_seconds)
-    assert two.replicas[0].memory["exchange"] == gradients * (1 + 2 / 2)
+    wire = gradients / 1e6  # at 1 MB/s and 10 ms; less than a bucket: d0 serves all of it
+    parts = max(busy / 2, busy / 4 + wire) + wire + 0.01
+    assert two.step_seconds == pytest.approx(parts + wire + 0.01 + two.stages[0].update_seconds)
+    assert two.replicas[0].memory["exchange"] == gradients * (1 + 2)
+
+
+def test_one_virtual_replica_each_sends_one_part():
+    job = JobSpec(micro_batch_sizes=JOB.micro_batch_sizes, virtual_replicas=2)
+    found = estimate(GRAPH, alone(("d0", 0, 2), ("d1", 2, 4)), topology(), job)
+    gradients = gradient_bytes(GRAPH, cut(GRAPH, [(0, len(GRAPH.ops))])[0])
+    assert found.exchange_bytes == 2 * gradients
+    assert [(e.source, e.target, e.after) for e in found.exchanges] == [(1, 0, (3,)), (0, 1, ())]
+
+
+def test_a_frozen_parameter_is_not_exchanged():
+    frozen = OptimizerSpec(groups=(GroupSpec(match="fc0", frozen=True),))
+    job = JobSpec(micro_batch_sizes=JOB.micro_batch_sizes, virtual_replicas=2, optimizer=frozen)
+    found = estimate(GRAPH, alone(("d0", 0, 2), ("d1", 2, 4)), topology(), job)
+    assert found.exchange_bytes == 2 * 2 * 256 * 256 * 4
 
 
 def test_uneven_shares_wait_for_the_larger():

@@ -14,6 +14,9 @@ from test_cluster_faults import End, play
 from farflung.checkpoint import CheckpointReader
 from farflung.cluster import Topology
 from farflung.engines.base import Array
+from farflung.graph.ir import Graph
+from farflung.job import JobSpec
+from farflung.plan import estimate
 from farflung.plan.model import Plan
 
 
@@ -81,3 +84,14 @@ def test_a_strategy_over_tls(two: Loopback) -> None:
     plan = Plan.from_json((rounds.folder / "plan.json").read_text())
     assert plan.sync is not None
     assert plan.sync.strategy == "diloco"
+
+
+@pytest.mark.parametrize("virtual", [None, 2])
+def test_the_estimate_counts_the_bytes_that_replicas_exchange(virtual: int | None, two: Loopback) -> None:
+    end = ran(two, plan={"replicas": 2}, virtual_replicas=virtual)
+    plan = Plan.from_json((end.folder / "plan.json").read_text())
+    graph = Graph.from_json((end.folder / "graph.json").read_text())
+    job = JobSpec.model_validate_json((end.folder / "job.json").read_text())
+    found = estimate(graph, plan, Topology.from_json((end.folder / "topology.json").read_text()), job)
+    lines = [json.loads(line) for line in (end.folder / "metrics.jsonl").read_text().splitlines()]
+    assert {line["link_bytes"]["0->0"] for line in lines if line["kind"] == "step"} == {found.exchange_bytes}

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -37,6 +37,15 @@ def plan_of(topology, job=JOB, planner="equal_compute", schedule="1f1b"):
     return replace(get_planner(planner).plan(GRAPH, topology, job=job), schedule=schedule)
 
 
+def grid_of(topology, middle):
+    """Two stages with two replicas each, the first of which have the first ``middle`` of four micro-batches."""
+    plan = plan_of(topology.select(["d0", "d2"]))
+    pairs = [("d0", "d1"), ("d2", "d3")]
+    copies = [(Replica(device=a, first=0, end=middle), Replica(device=b, first=middle, end=4)) for a, b in pairs]
+    stages = tuple(replace(stage, replicas=copy) for stage, copy in zip(plan.stages, copies, strict=True))
+    return replace(plan, stages=stages)
+
+
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 5), schedule=st.sampled_from(["gpipe", "1f1b", "eager-3", "zb-h1"]))
 def test_without_queues_and_codecs_it_agrees_with_the_dry_run(seed, count, schedule):
@@ -58,13 +67,7 @@ def test_without_queues_and_codecs_it_agrees_with_the_dry_run(seed, count, sched
 @given(seed=st.integers(0, 10**6), middle=st.integers(1, 3))
 def test_replicas_share_the_micro_batches_and_exchange_gradients(seed, middle):
     topology = network(seed, 4)
-    stages = plan_of(topology.select(["d0", "d2"])).stages
-    pairs = [("d0", "d1"), ("d2", "d3")]
-    copies = [(Replica(device=a, first=0, end=middle), Replica(device=b, first=middle, end=4)) for a, b in pairs]
-    plan = replace(
-        plan_of(topology.select(["d0", "d2"])),
-        stages=tuple(replace(stage, replicas=copy) for stage, copy in zip(stages, copies, strict=True)),
-    )
+    plan = grid_of(topology, middle)
     found = estimate(GRAPH, plan, topology, JOB)
     simulated = simulate(plan, topology, GRAPH, job=JOB, settings=BARE)
     assert {use.device: use.busy_seconds for use in simulated.devices} == pytest.approx(
@@ -73,7 +76,26 @@ def test_replicas_share_the_micro_batches_and_exchange_gradients(seed, middle):
     assert simulated.step_seconds == pytest.approx(found.step_seconds, rel=0.05)
     sent = {(link.source, link.target): link.sent_bytes for link in simulated.links}
     exchanged = [e for e in found.exchanges if found.replicas[e.source].index == 0]
-    assert sent["d0", "d1"] == pytest.approx(sum(e.nbytes for e in exchanged if e.source == 0))
+    for source, pair in ((0, ("d0", "d1")), (1, ("d1", "d0"))):
+        assert sent[pair] == pytest.approx(sum(e.total_bytes for e in exchanged if e.source == source))
+    parts = {e.source: len(e.after) for e in exchanged if e.round == 0}
+    assert parts == {1: 4 - middle}  # d0 serves this one bucket, and d1 sends a part for each micro-batch
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 10**6), middle=st.integers(1, 3), pair=st.sampled_from(list(permutations(range(4), 2))))
+def test_a_faster_link_never_makes_a_grid_slower(seed, middle, pair):
+    topology = network(seed, 4)
+    plan = grid_of(topology, middle)
+    beta = topology.beta.copy()
+    beta[pair] *= 4
+    for chosen in (BARE, SimulationSettings()):
+        before = simulate(plan, topology, GRAPH, job=JOB, settings=chosen).seconds
+        faster = simulate(plan, replace(topology, beta=beta), GRAPH, job=JOB, settings=chosen).seconds
+        assert faster <= before * (1 + 1e-12)
+    assert estimate(GRAPH, plan, replace(topology, beta=beta), JOB).step_seconds <= (
+        estimate(GRAPH, plan, topology, JOB).step_seconds * (1 + 1e-12)
+    )
 
 
 @settings(deadline=None, max_examples=20)

@@ -6,7 +6,7 @@ forwards, backwards, transfers of values and gradients after their codecs, excha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -32,6 +32,7 @@ from farflung.graph.cut import Cutter, SubGraph
 from farflung.graph.drift import drifting
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
+from farflung.plan.buckets import parts_of, served_bytes
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
 from farflung.plan.traffic import LinkTraffic, gradient_bytes, sync_bytes, tied_exchanges, traffic
 from farflung.schedules import (
@@ -181,15 +182,22 @@ class LinkEstimate:
 
 @dataclass(frozen=True, slots=True)
 class GradientExchange:
-    """Bytes that the copy ``source`` (a number of ``Estimate.replicas``) sends the copy ``target`` once per step.
+    """Bytes that the copy ``source`` (a number of ``Estimate.replicas``) sends the copy ``target``.
 
-    Those of a later ``round`` wait for what the earlier ones brought.
+    ``after``: the micro-batches after whose backwards it sends so much each time; empty: once per step, after all of them. Those
+    of a later ``round`` wait for what the earlier ones brought.
     """
 
     source: int
     target: int
     nbytes: float
     round: int
+    after: tuple[int, ...] = ()
+
+    @property
+    def total_bytes(self) -> float:
+        """In a step."""
+        return self.nbytes * max(1, len(self.after))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +293,7 @@ def estimate(
     )
     stages = tuple(found for unit, found in zip(units, replicas, strict=True) if unit.home)
     flows = traffic(plan, pieces, topology, tables.part)
-    exchanges = _exchanges(graph, plan, units, pieces)
+    exchanges = _exchanges(graph, plan, units, pieces, job)
     times = _times(plan, topology, _Lowered(units, replicas, flows, exchanges))
     timeline = time_schedule([unit.order for unit in units], times, free=as_ready(schedule))
     links = tuple(_link(plan, topology, flow) for flow in flows)
@@ -304,7 +312,7 @@ def estimate(
         compressed_seconds=pipeline_seconds(compute, wire, count),
         step_seconds=timeline.seconds,
         step_throughput=throughput(batch, timeline.seconds),
-        exchange_bytes=float(sum(exchange.nbytes for exchange in exchanges)),
+        exchange_bytes=float(sum(exchange.total_bytes for exchange in exchanges)),
         exchanges=tuple(exchanges),
         bound_by=bound,
         bound_share=share,
@@ -354,7 +362,9 @@ def _units(plan: Plan, orders: Sequence[Sequence[Action]]) -> list[_Unit]:
     return units
 
 
-def _exchanges(graph: Graph, plan: Plan, units: Sequence[_Unit], pieces: Sequence[SubGraph]) -> list[GradientExchange]:
+def _exchanges(
+    graph: Graph, plan: Plan, units: Sequence[_Unit], pieces: Sequence[SubGraph], job: JobSpec
+) -> list[GradientExchange]:
     """Replicas send parts to the servers of their stage, these the totals back; then tied uses go to the other stages."""
     copies: dict[int, list[int]] = {}
     for index, unit in enumerate(units):
@@ -372,13 +382,23 @@ def _exchanges(graph: Graph, plan: Plan, units: Sequence[_Unit], pieces: Sequenc
             sent = transfers(adds, len(held))
             found += [GradientExchange(held[t.source], held[t.target], size * t.part, t.round) for t in sent]
             continue
-        share = gradient_bytes(graph, pieces[stage]) / len(held)  # each serves as many bytes
-        pairs = [(a, b) for a in held for b in held if a != b and len(held) > 1]
-        found += [GradientExchange(a, b, share, 0) for a, b in pairs] + [GradientExchange(a, b, share, 1) for a, b in pairs]
+        if len(held) > 1:
+            served = served_bytes(graph, pieces[stage], job.optimizer, plan.stages[stage].devices)
+            found += _served(held, plan, stage, served, job)
     last = max((exchange.round for exchange in found), default=0) + 1
     for source, target, size in tied_exchanges(graph, pieces):
         found += [GradientExchange(copies[source][0], there, size, last) for there in copies[target]]
     return found
+
+
+def _served(held: Sequence[int], plan: Plan, stage: int, served: Sequence[int], job: JobSpec) -> Iterator[GradientExchange]:
+    """The exact exchange: every replica sends its parts of what the others serve as soon as it has them, and gets the totals."""
+    parts = parts_of(plan.replicas_of(stage), job.virtual_ends)
+    for source, ends in zip(held, parts, strict=True):
+        for server, nbytes in zip(held, served, strict=True):
+            if source != server and nbytes:
+                yield GradientExchange(source, server, nbytes, 0, tuple(end - 1 for end in ends))
+                yield GradientExchange(server, source, nbytes, 1)
 
 
 def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> StageEstimate:
@@ -441,7 +461,7 @@ def exchange_memory(graph: Graph, stage: Stage, sub: SubGraph, job: JobSpec, syn
     if stage.adds is not None:
         return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))
     others = sum(end > stage.replicas[0].end for end in job.virtual_ends)
-    return gradient_bytes(graph, sub) * (1.0 + others / len(stage.replicas))
+    return gradient_bytes(graph, sub) + others * max(served_bytes(graph, sub, job.optimizer, stage.devices))
 
 
 def sync_copies(strategy: Strategy, members: int) -> float:
@@ -479,6 +499,7 @@ def _times(plan: Plan, topology: Topology, lowered: _Lowered) -> PipelineTimes:
                 target=sent.target,
                 transfer=_transfer(topology, names[sent.source], names[sent.target], sent.nbytes),
                 round=sent.round,
+                after=sent.after,
             )
             for sent in lowered.exchanges
         ],

@@ -13,7 +13,6 @@ Cost per step and replica: its gradients once (or once per virtual replica) up, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy as np
 from farflung.engines.base import Array, StageRunner
 from farflung.errors import WireError
 from farflung.graph.ir import TensorSpec, Use
-from farflung.job.groups import is_frozen
+from farflung.plan.buckets import Bucket, buckets_of, parts_of
 from farflung.plan.model import Replica
 from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.runtime.fields import whole
@@ -32,56 +31,15 @@ from farflung.transports.base import Urgency
 from farflung.wire.arrays import ArrayMeta
 from farflung.wire.frames import Frame
 
-__all__ = ["Bucket", "Exchange", "Sums", "buckets", "plus", "trained_uses", "unpack_sums"]
-
-_BUCKET_BYTES = 4 << 20
-_BUCKET_USES = 64
+__all__ = ["Exchange", "Sums", "buckets", "plus", "unpack_sums"]
 
 #: The sums of a bucket's uses, in its order; None where no gradient flowed.
 Sums = list[Array | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """Uses whose gradients travel together; ``server`` adds them up."""
-
-    uses: tuple[Use, ...]
-    specs: tuple[TensorSpec, ...]
-    server: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one sum."""
-        return sum(spec.nbytes for spec in self.specs)
-
-
-def trained_uses(setup: RunSetup, stage: int) -> list[Use]:
-    """The uses in ``stage`` through which its parameters are trained, by parameter and program order."""
-    graph, piece = setup.graph, setup.subgraphs[stage]
-    own = range(piece.start, piece.stop)
-    trained = [n for n in piece.states if graph.state[n].trainable and not is_frozen(setup.job.optimizer, n)]
-    return [u for n in trained for u in graph.uses.get(n, ()) if u.op in graph.grad_ops and graph.position[u.op] in own]
-
-
 def buckets(setup: RunSetup, stage: int) -> tuple[Bucket, ...]:
-    """The buckets of ``stage``, the same on every replica: by program order, served by who serves the fewest bytes so far."""
-    graph = setup.graph
-    groups: list[list[Use]] = []
-    size = _BUCKET_BYTES
-    for use in trained_uses(setup, stage):
-        if size >= _BUCKET_BYTES or len(groups[-1]) >= _BUCKET_USES:
-            groups.append([])
-            size = 0
-        groups[-1].append(use)
-        size += graph.state[use.state].spec.nbytes
-    served = dict.fromkeys(setup.plan.stages[stage].devices, 0)
-    found = []
-    for group in groups:
-        specs = tuple(graph.state[use.state].spec for use in group)
-        server = min(served, key=lambda device: served[device])
-        served[server] += sum(spec.nbytes for spec in specs)
-        found.append(Bucket(uses=tuple(group), specs=specs, server=server))
-    return tuple(found)
+    """The buckets of ``stage``, the same on every replica."""
+    return buckets_of(setup.graph, setup.subgraphs[stage], setup.job.optimizer, setup.plan.stages[stage].devices)
 
 
 class Exchange:
@@ -153,9 +111,9 @@ class Exchange:
 
     def _parts(self, stage: int) -> list[tuple[str, int]]:
         """(device, part) in the order of addition; a part has the number of the micro-batch before which it ends."""
-        first, *others = self._setup.plan.replicas_of(stage)
-        ends = sorted(self._ends)
-        return [(first.device, first.end)] + [(r.device, end) for r in others for end in ends if r.first < end <= r.end]
+        replicas = self._setup.plan.replicas_of(stage)
+        held = parts_of(replicas, self._setup.job.virtual_ends)
+        return [(replica.device, end) for replica, ends in zip(replicas, held, strict=True) for end in ends]
 
     def _parts_of(self, stage: int, device: str) -> set[int]:
         return {part for held, part in self._parts(stage) if held == device}

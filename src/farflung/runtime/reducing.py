@@ -19,8 +19,9 @@ import numpy as np
 from farflung.engines.base import Array, StageRunner
 from farflung.errors import WireError
 from farflung.graph.ir import TensorSpec, Use
+from farflung.plan.buckets import trained_uses
 from farflung.runtime.arrays import pack_arrays
-from farflung.runtime.exchange import Sums, plus, trained_uses, unpack_sums
+from farflung.runtime.exchange import Sums, plus, unpack_sums
 from farflung.runtime.fields import whole
 from farflung.runtime.links import Links, Parcel
 from farflung.runtime.mailbox import Mailbox
@@ -48,7 +49,7 @@ def parts_of(setup: RunSetup, stage: int) -> tuple[Part, ...]:
     """The pieces of ``stage``, the same on every replica."""
     reduction, members = setup.plan.stages[stage].adds, len(setup.plan.stages[stage].devices)
     assert reduction is not None
-    uses = trained_uses(setup, stage)
+    uses = trained_uses(setup.graph, setup.subgraphs[stage], setup.job.optimizer)
     specs = [setup.graph.state[use.state].spec for use in uses]
     count = reduction.count(members, sum(spec.nbytes for spec in specs))
     found = []

@@ -14,9 +14,9 @@ from farflung.engines.base import Array, MicroBatch, StageRunner, gradient_parts
 from farflung.errors import WireError
 from farflung.graph.cut import Edge, SubGraph, cut
 from farflung.graph.ir import StateKind, TensorSpec, Use, ValueRef
+from farflung.plan.buckets import trained_uses
 from farflung.protocol.pool_events import Task, TaskKind
 from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
-from farflung.runtime.exchange import trained_uses
 from farflung.runtime.fields import number, table, text, texts, whole
 from farflung.runtime.setup import RunSetup
 from farflung.wire.arrays import DTYPES, ArrayMeta
@@ -76,7 +76,7 @@ class StageSlices:
         self._setup, self.stage = setup, stage
         #: The stage's sub-graph by samples in the slice.
         self.pieces: Mapping[int, SubGraph] = {rows: cut(g, setup.plan.bounds)[stage] for rows, g in setup.graphs.items()}
-        self.uses = tuple(trained_uses(setup, stage))
+        self.uses = tuple(trained_uses(setup.graph, setup.subgraphs[stage], setup.job.optimizer))
         graph = setup.graph
         self._specs: Mapping[str, TensorSpec] = {
             name: graph.state[name].spec

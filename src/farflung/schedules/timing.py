@@ -59,13 +59,15 @@ class TimedEdge:
 class Exchange:
     """After its last backward stage ``source`` sends gradients to stage ``target``: those of tied parameters or of replicas.
 
-    An exchange of a later ``round`` begins when all of the rounds before have arrived at its source.
+    An exchange of a later ``round`` begins when all of the rounds before have arrived at its source. ``after``: micro-batches
+    after whose backwards such a message leaves each time, whatever else has come (empty: one after the last).
     """
 
     source: int
     target: int
     transfer: Transfer
     round: int = 0
+    after: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +198,13 @@ class _Clock:
         self.arrived = [0.0] * len(self.missing)
         self.links: dict[Link, int] = {}
         self.outs: list[list[_Out]] = [[] for _ in range(len(orders) * 3)]
+        #: by number of an action: the exchanges of which a part leaves after it; by stage: when the last part for it comes
+        self.parts: dict[int, list[tuple[int, Transfer, int]]] = {}
+        self.came: dict[int, float] = {}
         for edge in times.edges:
             self._edge(edge)
+        for exchange in times.exchanges:
+            self._parts(exchange)
         self.link_free = [0.0] * len(self.links)
         self.link_busy = [0.0] * len(self.links)
         self.ends = [0.0] * len(orders)
@@ -235,6 +242,14 @@ class _Clock:
                 self.missing[number] += 1
             shift = (target - source) * 3 * width
             self.outs[source * 3 + rank].append((shift, both, transfer.wire, transfer.latency, link))
+
+    def _parts(self, exchange: Exchange) -> None:
+        """The parts of an exchange leave after the actions that make gradients of parameters."""
+        kind = ActionKind.WEIGHT if self.orders[exchange.source].splits else ActionKind.BACKWARD
+        base = (exchange.source * 3 + _RANK[kind]) * self.width
+        link = self._link(self.device_of[exchange.source], self.device_of[exchange.target])
+        for m in exchange.after:
+            self.parts.setdefault(base + m, []).append((exchange.target, exchange.transfer, link))
 
     def _link(self, source: int, target: int) -> int:
         return -1 if source == target else self.links.setdefault((source, target), len(self.links))
@@ -346,6 +361,10 @@ class _Clock:
                 missing[target] -= 1
                 if not missing[target]:
                     complete.append(target)
+        if number in self.parts:
+            for stage, transfer, link in self.parts[number]:
+                when = now if link < 0 else self._carry(link, transfer.latency, transfer.wire, now)
+                self.came[stage] = max(when, self.came.get(stage, 0.0))
         return complete
 
     def _carry(self, link: int, latency: float, wire: float, now: float) -> float:
@@ -364,7 +383,11 @@ class _Clock:
             rounds.setdefault(exchange.round, []).append(exchange)
         for turn in sorted(rounds):
             made = list(begin)
+            for stage in {exchange.target for exchange in rounds[turn] if exchange.after}:
+                begin[stage] = max(begin[stage], self.came[stage])
             for exchange in sorted(rounds[turn], key=lambda e: (made[e.source], e.source, e.target)):
+                if exchange.after:
+                    continue
                 link, when = self._link(self.device_of[exchange.source], self.device_of[exchange.target]), made[exchange.source]
                 if link >= 0:
                     if link == len(self.link_free):

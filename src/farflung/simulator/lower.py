@@ -220,15 +220,21 @@ class _Lowering:
         self._verdict(tail)
         for exchange in at.estimate.exchanges:
             here, there = self.device_of[exchange.source], self.device_of[exchange.target]
-            place = rounds.index(exchange.round)
+            place, unit = rounds.index(exchange.round), self.units[exchange.source]
+            makers = [self._maker(unit.index, micro_batch) for micro_batch in exchange.after] or [tail[here][place]]
             if here != there:
-                self._connect(tail[here][place], tail[there][place + 1], exchange.nbytes)
+                for maker in makers:
+                    self._connect(maker, tail[there][place + 1], exchange.nbytes)
         if clips:
             for here in range(len(self.devices)):
                 for there in range(len(self.devices)):
                     if here != there:
                         self._connect(tail[here][-2], tail[there][-1], self._norms(here))
         return tuple(tail)
+
+    def _maker(self, stage: int, micro_batch: int) -> int:
+        """The action that makes a micro-batch's gradients of parameters: its W, or its B where that is not split."""
+        return self.number.get((stage, "W", micro_batch), self.number[stage, "B", micro_batch])
 
     def _verdict(self, tail: Sequence[Sequence[int]]) -> None:
         """Where the last loss is computed, all are told whether to apply the step (one hop, also where a replica does it)."""

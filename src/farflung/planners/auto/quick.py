@@ -7,6 +7,7 @@ factor, and of a stage's exchange of gradients only the slowest way into each re
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from farflung.cost import ALLOCATOR, MemorySettings, cast_factor, optimizer_fact
 from farflung.errors import InputError, PlanError
 from farflung.job.spec import JobSpec
 from farflung.plan import wire_factor_of
+from farflung.plan.buckets import BUCKET_BYTES
 from farflung.plan.estimate import UPDATE_FLOPS, sync_copies
 from farflung.plan.traffic import sync_bytes
 from farflung.planners.auto.layout import Context, Layout
@@ -186,7 +188,7 @@ class Quick:
             return span.gradients * sync_copies(get_strategy(job.sync.strategy, **job.sync.settings), count)
         home_end = end if first == 0 else first
         others = sum(virtual > home_end for virtual in job.virtual_ends)
-        return span.gradients * (1.0 + others / count)
+        return span.gradients * (1.0 + others * max(_served(span.gradients, count)))
 
     def _fits(self, units: Sequence[_Unit], job: JobSpec) -> bool:
         """Whether all devices hold what is on them; decides which stages recompute, as ``finish`` does."""
@@ -280,6 +282,9 @@ class Quick:
             if len(held) < 2:
                 continue
             each = units[held[0]].span.gradients
+            if job.sync.strategy == "exact" and job.sync.order == "job":
+                found += self._parts(held, units, job.virtual_ends, each)
+                continue
             if len(rounds) == 2:
                 each /= len(held)
             else:
@@ -291,6 +296,24 @@ class Quick:
                 )
                 found += [Exchange(source=source, target=target, transfer=transfer, round=turn) for turn in rounds]
         return found + self._tied_exchanges(layout, units, copies)
+
+    def _parts(self, held: Sequence[int], units: Sequence[_Unit], virtual_ends: Sequence[int], each: float) -> list[Exchange]:
+        """The exact exchange: of the parts that come to a server those count that are slowest together, and its slowest total."""
+        parts = {number: [end for end in virtual_ends if units[number].first < end <= units[number].end] for number in held}
+        parts[held[0]] = [units[held[0]].end]
+        found = []
+        for server, share in zip(held, _served(each, len(held)), strict=True):
+            if not share:
+                continue
+            here = units[server].device
+            ways = {other: self._way(units[other].device, here, each * share) for other in held if other != server}
+            source = max(ways, key=lambda other: ways[other].latency + ways[other].wire * len(parts[other]))
+            after = [end - 1 for end in parts[source]]
+            found.append(Exchange(source=source, target=server, transfer=ways[source], round=0, after=after))
+            back = {other: self._way(here, units[other].device, each * share) for other in ways}
+            target = max(back, key=lambda other: back[other].latency + back[other].wire)
+            found.append(Exchange(source=server, target=target, transfer=back[target], round=1))
+        return found
 
     def _tied_exchanges(self, layout: Layout, units: Sequence[_Unit], copies: dict[int, list[int]]) -> list[Exchange]:
         sizes: dict[tuple[int, int], int] = {}
@@ -312,6 +335,14 @@ class Quick:
         if source == target:
             return Transfer(0.0, 0.0)
         return Transfer(float(self.topology.alpha[source, target]), nbytes / float(self.topology.beta[source, target]))
+
+
+def _served(gradients: float, count: int) -> list[float]:
+    """The part of a stage's gradients that each of ``count`` replicas serves: whole buckets (``plan.buckets``), dealt out."""
+    buckets = max(1, math.ceil(gradients / BUCKET_BYTES))
+    if buckets > 8 * count:
+        return [1.0 / count] * count
+    return [(buckets // count + (number < buckets % count)) / buckets for number in range(count)]
 
 
 def _held(units: Sequence[_Unit], chosen: set[int]) -> float:

@@ -1,0 +1,82 @@
+"""Which gradients of a stage's replicas travel together in the exact exchange, and who adds them up.
+
+Source: a colocated sharded parameter server (DT-FM, equation (2)). What differs: whole uses of parameters are packed, so
+servers are balanced only as well as buckets can be dealt out; a stage with less than one bucket has one server. The runtime
+exchanges by this list and the estimate counts by it. Cost: linear in the uses of the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from farflung.graph.cut import SubGraph
+from farflung.graph.ir import Graph, TensorSpec, Use
+from farflung.job.groups import is_frozen
+from farflung.job.spec import OptimizerSpec
+from farflung.plan.model import Replica
+
+__all__ = ["BUCKET_BYTES", "Bucket", "buckets_of", "parts_of", "served_bytes", "trained_uses"]
+
+#: A bucket is closed when it has so many bytes, or so many uses.
+BUCKET_BYTES = 4 << 20
+_BUCKET_USES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Uses whose gradients travel together; ``server`` adds them up."""
+
+    uses: tuple[Use, ...]
+    specs: tuple[TensorSpec, ...]
+    server: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sum."""
+        return sum(spec.nbytes for spec in self.specs)
+
+
+def trained_uses(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec) -> list[Use]:
+    """The uses in ``piece`` through which its parameters are trained, by parameter and program order."""
+    own = range(piece.start, piece.stop)
+    trained = [name for name in piece.states if graph.state[name].trainable and not is_frozen(optimizer, name)]
+    return [u for n in trained for u in graph.uses.get(n, ()) if u.op in graph.grad_ops and graph.position[u.op] in own]
+
+
+def buckets_of(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec, devices: Sequence[str]) -> tuple[Bucket, ...]:
+    """The buckets of a stage held by ``devices``, by program order; each is served by who serves the fewest bytes so far."""
+    groups: list[list[Use]] = []
+    size = BUCKET_BYTES
+    for use in trained_uses(graph, piece, optimizer):
+        if size >= BUCKET_BYTES or len(groups[-1]) >= _BUCKET_USES:
+            groups.append([])
+            size = 0
+        groups[-1].append(use)
+        size += graph.state[use.state].spec.nbytes
+    served = dict.fromkeys(devices, 0)
+    found = []
+    for group in groups:
+        specs = tuple(graph.state[use.state].spec for use in group)
+        server = min(served, key=lambda device: served[device])
+        served[server] += sum(spec.nbytes for spec in specs)
+        found.append(Bucket(uses=tuple(group), specs=specs, server=server))
+    return tuple(found)
+
+
+def served_bytes(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec, devices: Sequence[str]) -> list[int]:
+    """Bytes of one sum that each of ``devices`` serves."""
+    served = dict.fromkeys(devices, 0)
+    for bucket in buckets_of(graph, piece, optimizer, devices):
+        served[bucket.server] += bucket.nbytes
+    return list(served.values())
+
+
+def parts_of(replicas: Sequence[Replica], virtual_ends: Sequence[int]) -> list[tuple[int, ...]]:
+    """For each replica the micro-batches before whose numbers its parts of a sum end, which it sends to the servers.
+
+    The first sends one sum over all that it computes, since its micro-batches come first anyway; each other one a sum over each
+    of its virtual replicas (``virtual_ends``), because the order of additions is the job's.
+    """
+    first, *others = replicas
+    return [(first.end,), *(tuple(end for end in virtual_ends if replica.first < end <= replica.end) for replica in others)]
