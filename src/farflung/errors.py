@@ -101,6 +101,11 @@ class ConnectionLost(FarflungError):
 
     exit_code = 10
 
+    @classmethod
+    def of(cls, error: BaseException) -> FarflungError:
+        """What ended a transfer: ``error`` itself where it is one of farflung's, else a lost connection that says the same."""
+        return error if isinstance(error, FarflungError) else cls(str(error))
+
 
 class CheckpointError(FarflungError):
     """A checkpoint is incomplete, torn, or belongs to another model."""

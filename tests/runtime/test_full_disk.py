@@ -151,3 +151,22 @@ def test_a_rollback_does_not_go_on_without_its_checkpoint() -> None:
     work._bundle = type("Bundle", (), {"job": text_job(on_nan="rollback", checkpoint={"every": 1})})()  # type: ignore[assignment]
     with pytest.raises(DiskFull, match="no space"):
         work._upload({"step": 1}, {})
+
+
+def test_a_stop_ends_the_tries_of_the_last_checkpoint() -> None:
+    tries: list[int] = []
+
+    class Host:
+        def upload(self, *args: object) -> None:
+            tries.append(1)
+            if len(tries) == 2:
+                work.stop()
+            raise DiskFull("no space")
+
+    work = object.__new__(Work)
+    work._host, work.run, work._ended_by = Host(), "r", None  # type: ignore[assignment]
+    work._stopping, work._woken = threading.Event(), threading.Event()
+    work._bundle = type("Bundle", (), {"job": text_job(steps=1)})()  # type: ignore[assignment]
+    work.event = lambda *args, **fields: work._woken.set()  # type: ignore[method-assign]  # it is tried again at once
+    assert not work._upload({"step": 1}, {})
+    assert len(tries) == 2

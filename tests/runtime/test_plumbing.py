@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from farflung.errors import ConnectionLost, TrainingError, WireError
 from farflung.runtime import fields
+from farflung.runtime import links as runtime_links
 from farflung.runtime.links import Links, LinkUse, Parcel
 from farflung.runtime.mailbox import Mailbox
 from farflung.runtime.network import congestion_control, host_and_port, reachable_host
@@ -262,6 +263,22 @@ def test_an_abort_wakes_a_post_that_waits_for_a_slow_link() -> None:
         gate.set()
         assert ended == ["another worker died"]
         assert errors == []
+
+
+def test_closing_waits_for_no_link_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_links, "_CLOSE_SECONDS", 0.0)
+    wire, gate = Wire(), threading.Event()
+
+    def stuck() -> Frame:
+        gate.wait()
+        return Frame("value")
+
+    with links(wire, "b", "c") as (made, _):
+        made.post("b", Parcel(make=stuck))
+        made.post("c", Parcel(make=stuck))
+        closing = later(made.close)
+        closing.result(PATIENCE)
+        gate.set()
 
 
 def test_a_codec_that_fails_ends_the_run_not_the_thread_alone() -> None:

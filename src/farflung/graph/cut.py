@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from farflung.errors import GraphError, InputError
 from farflung.graph.ir import Graph, OpKind, TensorSpec, ValueRef
@@ -74,6 +75,16 @@ class SubGraph:
     placeholders: tuple[str, ...]
     requires_activations: tuple[Edge, ...]
     sends_activations: tuple[Edge, ...]
+
+    @cached_property
+    def takes(self) -> tuple[Edge, ...]:
+        """Required activations that are sent as they are, not as a view of another one."""
+        return tuple(edge for edge in self.requires_activations if edge.alias_of is None)
+
+    @cached_property
+    def gives(self) -> tuple[Edge, ...]:
+        """The same of those that this stage sends."""
+        return tuple(edge for edge in self.sends_activations if edge.alias_of is None)
 
     @property
     def requires_gradients(self) -> tuple[Edge, ...]:

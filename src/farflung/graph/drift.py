@@ -17,7 +17,7 @@ def drifting(subgraph: SubGraph) -> frozenset[str]:
     graph = subgraph.graph
     changing = {name for name, value in graph.state_updates if graph.position[value.op] in subgraph.positions}
     own = range(subgraph.start, subgraph.stop)
-    wanted = {edge.value for edge in subgraph.sends_activations if edge.alias_of is None}
+    wanted = {edge.value for edge in subgraph.gives}
     wanted |= {value for _, value in graph.outputs if graph.position[value.op] in own}
     found: set[str] = set()
     for position in reversed(subgraph.positions if changing else ()):

@@ -174,6 +174,12 @@ class BrokerMachine:
         waiting = [one.run for one in self.runs.values() if one.state is RunState.WAITING]
         return waiting.index(run) if run in waiting else 0
 
+    def forget(self, run: str) -> None:
+        """Let go of a run that is over."""
+        if run in self.runs:
+            assert self.runs[run].state.over, f"{run} is not over"
+            del self.runs[run]
+
     def validate(self) -> None:
         """The machine's own invariants (a failure is a defect of this class)."""
         for member in self.members.values():
@@ -283,8 +289,9 @@ class BrokerMachine:
         return []
 
     def _waited(self, event: WaitedEnough) -> list[Command]:
-        run = self._run(event.run)
-        run.hoped, run.named = 0, frozenset()
+        run = self.runs.get(event.run)
+        if run is not None:  # else it was over long ago
+            run.hoped, run.named = 0, frozenset()
         return []
 
     def _advanced(self, event: RunAdvanced) -> list[Command]:

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from farflung.engines.base import Array, Engine, EngineSettings, MicroBatch, StageRunner
+from farflung.engines.base import Array, Engine, MicroBatch, StageRunner
 from farflung.errors import TrainingError
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Use, ValueRef
@@ -28,6 +28,7 @@ from farflung.runtime.exchange import Exchange
 from farflung.runtime.links import Links, LinkUse
 from farflung.runtime.mailbox import Mailbox
 from farflung.runtime.meter import StepMeter
+from farflung.runtime.opening import open_stage
 from farflung.runtime.planning import check_runnable
 from farflung.runtime.reducing import Reducing
 from farflung.runtime.replica_states import is_replica_slot
@@ -102,20 +103,8 @@ class Executor:
         setup = self.setup
         check_runnable(setup.plan)
         for index in setup.own_stages:
-            stage = setup.plan.stages[index]
-            settings = EngineSettings(
-                device=self.compute_device,
-                seed=setup.job.seed,
-                precision=setup.job.precision,
-                recompute=stage.recompute,
-                optimizer=setup.job.optimizer,
-            )
-            base: StageRunner | None = None
-            self.runners[index] = {}
-            for rows in sorted(self._cuts, reverse=True):
-                runner = self.engine.open(self._cuts[rows][index], settings, share=base)
-                base = base or runner
-                self.runners[index][rows] = runner
+            pieces = {rows: cuts[index] for rows, cuts in self._cuts.items()}
+            self.runners[index] = open_stage(self.engine, self.compute_device, setup, index, pieces)
         self._begin_states()
         if self.slopes is not None:
             self.slopes.open(self._cuts)
@@ -137,7 +126,6 @@ class Executor:
         while self.step < job.steps and not stop:
             stop = self._train_step(self.step)
             self.step += 1
-            self.mailbox.poke()
             self.mailbox.poke()
             handed = stop and self._save  # others go on: the replicas do not end here
             looks = self.setup.evaluates(self.step)
@@ -367,8 +355,7 @@ class Executor:
     def _needs(self, step: int, action: Action) -> list[Hashable]:
         piece = self.setup.subgraphs[action.stage]
         if action.kind is ActionKind.FORWARD:
-            edges = [edge for edge in piece.requires_activations if edge.alias_of is None]
-            return [self.courier.key(Phase.TRAIN, step, action.micro_batch, edge, gradient=False) for edge in edges]
+            return [self.courier.key(Phase.TRAIN, step, action.micro_batch, edge, gradient=False) for edge in piece.takes]
         return [self.courier.key(Phase.TRAIN, step, action.micro_batch, edge, gradient=True) for edge in piece.requires_gradients]
 
     def _forward(self, step: int, action: Action, losses: dict[int, float]) -> None:
@@ -377,16 +364,14 @@ class Executor:
         piece = self._cuts[rows][action.stage]
         values = {
             edge.value: self.mailbox.take(self.courier.key(Phase.TRAIN, step, action.micro_batch, edge, gradient=False))
-            for edge in piece.requires_activations
-            if edge.alias_of is None
+            for edge in piece.takes
         }
         data = self._awaited_data(piece, step, action)
         begin = self.trace.now()
         result = self.runners[action.stage][rows].forward(MicroBatch(step, action.micro_batch), values, data)
         self.trace.note(SpanKind.COMPUTE, "F", begin, stage=action.stage, micro_batch=action.micro_batch, step=step)
-        for edge in piece.sends_activations:
-            if edge.alias_of is None:
-                self.courier.send(Phase.TRAIN, step, action.micro_batch, edge, result.values[edge.value], gradient=False)
+        for edge in piece.gives:
+            self.courier.send(Phase.TRAIN, step, action.micro_batch, edge, result.values[edge.value], gradient=False)
         if "loss" in result.outputs:
             losses[action.micro_batch] = float(result.outputs["loss"])
 

@@ -12,12 +12,13 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from farflung.engines.base import EngineSettings, StageRunner
+from farflung.engines.base import StageRunner
 from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.plan.document import plan_from_json
 from farflung.protocol.pool_events import TaskKind
 from farflung.runtime.bundle import Bundle, unsqueeze
 from farflung.runtime.fields import table, text, texts, whole
+from farflung.runtime.opening import open_stage
 from farflung.runtime.setup import RunSetup, StepReport, attempt_name
 from farflung.runtime.slices import Order, StageSlices, compute
 from farflung.telemetry.faults import fault_point
@@ -136,20 +137,8 @@ class Helping:
     def _open(self) -> dict[int, StageRunner]:
         """The stage's runners by samples in the slice, without states."""
         setup, host = self._setup(), self._host
-        stage = setup.plan.stages[self._stage]
-        settings = EngineSettings(
-            device=host.device,
-            seed=setup.job.seed,
-            precision=setup.job.precision,
-            recompute=stage.recompute,
-            optimizer=setup.job.optimizer,
-        )
         slices = StageSlices(setup, self._stage)
-        base: StageRunner | None = None
-        runners: dict[int, StageRunner] = {}
-        for rows in sorted(slices.pieces, reverse=True):
-            runners[rows] = host.engine.open(slices.pieces[rows], settings, share=base)
-            base = base or runners[rows]
+        runners = open_stage(host.engine, host.device, setup, self._stage, slices.pieces)
         self._slices = slices
         return runners
 
@@ -199,7 +188,7 @@ class Helping:
         answer = replace(answer, seconds=time.monotonic() - begin)
         fault_point("helper.before_answer", step=task.step, device=self._device)
         self._host.endpoint.post(self._server, slices.answer_frame(task, answer), Urgency.VALUES).add_done_callback(
-            lambda done: None if done.exception() is None else self.abort(_as_lost(done.exception()))
+            lambda done: None if (error := done.exception()) is None else self.abort(ConnectionLost.of(error))
         )
 
     def _failed(self, error: Exception) -> None:
@@ -217,7 +206,3 @@ class Helping:
             )
         except ConnectionLost:
             return  # the broker is gone too
-
-
-def _as_lost(error: BaseException | None) -> BaseException:
-    return error if isinstance(error, FarflungError) else ConnectionLost(str(error))

@@ -21,7 +21,7 @@ from farflung.telemetry.faults import fault_point
 __all__ = ["Journal", "KeptRun"]
 
 #: Runs that are over and still shown after a restart.
-_MOST_OVER = 50
+MOST_OVER = 50
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, run TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS snapshot (place INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, body TEXT NOT NULL);
@@ -97,7 +97,7 @@ class Journal:
         for run, body in self._base.execute("SELECT run, body FROM events ORDER BY id"):
             runs[run] = replace(runs.get(run, KeptRun(run=run)), **_fields(body))
         over = [run for run, kept in runs.items() if kept.outcome]
-        for run in over[:-_MOST_OVER]:
+        for run in over[:-MOST_OVER]:
             del runs[run]
         self._base.execute("BEGIN")
         self._base.execute("DELETE FROM snapshot")

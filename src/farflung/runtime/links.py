@@ -8,6 +8,7 @@ the more urgent overtake the others, here and on the link (``transports.base.Urg
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ Lane = tuple[str, Urgency]
 StagePair = tuple[int, int]
 
 _QUEUE_FRAMES = 6
+#: For all sender threads together: no run waits longer for those of the last one.
+_CLOSE_SECONDS = 2.0
 #: A frame that many small things share shall take a link so long, or its round trip: bytes at least, at most, and before the rate
 #: of the link is known.
 _TOGETHER_SECONDS, _TOGETHER = 0.04, (16 << 10, 1 << 20, 64 << 10)
@@ -176,11 +179,12 @@ class Links:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop the sender threads; queued frames are dropped."""
+        """Stop the sender threads; queued frames are dropped. One whose link stands still ends when that moves, or breaks."""
         self.abort(ConnectionLost("the links of this run are closed"))
+        end = time.monotonic() + _CLOSE_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout=10)
+                thread.join(timeout=max(end - time.monotonic(), 0.0))
 
     def _lane(self, lane: Lane) -> deque[Parcel]:
         """The queue of ``lane``, whose thread starts with its first frame (under the lock)."""

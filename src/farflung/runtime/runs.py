@@ -41,13 +41,14 @@ from farflung.protocol.events import (
 )
 from farflung.protocol.holdings import Holding
 from farflung.runtime.assisting import Assisting, unreliable_of
-from farflung.runtime.bundle import Bundle, squeeze
-from farflung.runtime.copies import Rounds
+from farflung.runtime.bundle import Bundle
 from farflung.runtime.freshness import Freshness, Told
+from farflung.runtime.journal import MOST_OVER
 from farflung.runtime.link_table import LinkTable
 from farflung.runtime.live_run import Holds, LiveRun, first_source
 from farflung.runtime.measuring import Measuring
 from farflung.runtime.planning import Judge, Planned, check_runnable, cluster_of, plan_run, strangers_of
+from farflung.runtime.preparation import preparation_of
 from farflung.runtime.probing import Probing
 from farflung.runtime.progress import Progress
 from farflung.runtime.reaching import Dial, Reaching
@@ -304,14 +305,11 @@ class Runs:
             with live.files:
                 if attempt < live.store.attempt:
                     return  # somebody has gone, and a newer plan is made
-                newest = live.store.begin(attempt)
-                live.store.write_plan(planned.plan, planned.topology.to_json())
-            start = Start.of(attempt, newest, first_source(live)).or_live(self._held(live), bundle.graph, planned.plan)
-            self.note(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
+                start = self._take_over(live, attempt, planned, bundle)
             protection = planned.protection(live.job)
             if protection.guards:
                 self._say(f"run {live.run}: {protection}")
-            preparation = _preparation(bundle, live, planned, start)
+            preparation = preparation_of(bundle, live, planned, start)
         except FarflungError as error:
             self.handle(PlanMade(run=live.run, attempt=attempt, error=str(error), kind=type(error).__name__))
             return
@@ -328,10 +326,6 @@ class Runs:
             start.step,
         )
         progress.keep = False
-        older = live.progress
-        if older is not None:
-            older.settle(start.step, live.told)
-            older.close()
         with self.changed:
             run = self.machine.runs[live.run]
             if run.state is RunState.PLANNING and run.attempts == attempt:
@@ -342,6 +336,20 @@ class Runs:
                 self.relays.assign(live.run, planned.topology, served, self._for_submitter(live, planned))
                 self.tell(live, self._planned_frame(live, planned))
         self.handle(PlanMade(run=live.run, attempt=attempt, devices=planned.plan.devices))
+
+    def _take_over(self, live: LiveRun, attempt: int, planned: Planned, bundle: Bundle) -> Start:
+        """From now on attempt number ``attempt`` is the run's: on disk, in the journal, and for reports of an older one.
+
+        Under ``live.files``, so that of two plans the older one, if it comes late, changes none of that.
+        """
+        newest = live.store.begin(attempt)
+        live.store.write_plan(planned.plan, planned.topology.to_json())
+        start = Start.of(attempt, newest, first_source(live)).or_live(self._held(live), bundle.graph, planned.plan)
+        self.note(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
+        if live.progress is not None:
+            live.progress.settle(start.step, live.told)
+            live.progress.close()
+        return start
 
     def _addresses(self, planned: Planned) -> dict[str, str]:
         members = self.machine.members
@@ -562,6 +570,9 @@ class Runs:
             for name in live.planned.plan.devices if live.planned else ():
                 live.held.setdefault(name, [])
             self._forget(live)
+            for run in [one.run for one in self._live.values() if one.result is not None][:-MOST_OVER]:
+                del self._live[run]
+                self.machine.forget(run)
             self.changed.notify_all()
         took = f" in {Seconds(result.seconds)}" if live.started is not None else ""
         self._say(
@@ -578,13 +589,3 @@ def _order(command: StopRun | HandOver | AbortRun, attempt: int) -> Frame:
 
 def _forget(run: str, what: str, /, **body: Any) -> None:
     del run, what, body
-
-
-def _preparation(bundle: Bundle, live: LiveRun, planned: Planned, start: Start) -> Frame:
-    """What every worker of the run gets, but for its own name and its peers' addresses."""
-    frame = bundle.to_frame("prepare")
-    protection = planned.protection(live.job)
-    rounds = Rounds(every=protection.every, guards=protection.guards).header()
-    extra: dict[str, Any] = {**start.header, "recovered": live.begun > 0, "submitter": live.submitter, "rounds": rounds}
-    header = {**frame.header, **extra, "documents": [*frame.header["documents"], "plan"]}
-    return Frame("prepare", header, (*frame.sections, squeeze(planned.plan_json)))

@@ -197,8 +197,7 @@ class Serving:
         """Under which the values wait that come from other stages."""
         piece, courier, step, index = self._piece(action), self._executor.courier, self._step, action.micro_batch
         if action.kind is ActionKind.FORWARD:
-            edges = [edge for edge in piece.requires_activations if edge.alias_of is None]
-            return [courier.key(Phase.TRAIN, step, index, edge, gradient=False) for edge in edges]
+            return [courier.key(Phase.TRAIN, step, index, edge, gradient=False) for edge in piece.takes]
         edges = sorted(piece.requires_gradients, key=lambda edge: -edge.target)
         return [courier.key(Phase.TRAIN, step, index, edge, gradient=True) for edge in edges]
 
@@ -209,8 +208,7 @@ class Serving:
     def _inputs(self, action: Action) -> tuple[Mapping[ValueRef, Array], Mapping[str, Array]]:
         """What a forward needs: values of other stages, and data."""
         piece, mailbox = self._piece(action), self._executor.mailbox
-        edges = [edge for edge in piece.requires_activations if edge.alias_of is None]
-        values = {edge.value: mailbox.take(key) for edge, key in zip(edges, self._keys(action), strict=True)}
+        values = {edge.value: mailbox.take(key) for edge, key in zip(piece.takes, self._keys(action), strict=True)}
         return values, self._executor.data(piece, Phase.TRAIN, self._step, action.micro_batch)
 
     def _returned(self, action: Action) -> Mapping[ValueRef, list[Array]]:
@@ -315,9 +313,8 @@ class Serving:
         piece = self._slices[stage].pieces[self._slices[stage].rows(index)]
         if task.kind is TaskKind.FORWARD:
             at.forwarded.add(index)
-            for edge in piece.sends_activations:
-                if edge.alias_of is None:
-                    executor.courier.send(Phase.TRAIN, task.step, index, edge, answer.values[edge.value], gradient=False)
+            for edge in piece.gives:
+                executor.courier.send(Phase.TRAIN, task.step, index, edge, answer.values[edge.value], gradient=False)
             if answer.loss is not None:
                 self._losses[index] = answer.loss
                 executor.verdicts.tell(task.step, self._losses)
@@ -414,4 +411,4 @@ class _Line:
     def _sent(self, done: Future[None]) -> None:
         error = done.exception()
         if error is not None:
-            self._lost(error if isinstance(error, FarflungError) else ConnectionLost(str(error)))
+            self._lost(ConnectionLost.of(error))

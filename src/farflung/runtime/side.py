@@ -67,25 +67,20 @@ def _forward(executor: Executor, work: Pass, step: int, micro_batch: int, feed: 
     outputs: dict[str, Array] = {}
     executor.mailbox.wait_until(lambda: True)  # raises if the run was aborted: a single worker waits nowhere else
     for piece, runner in work.own:
-        values = {
-            edge.value: executor.mailbox.take(_key(work, step, micro_batch, edge))
-            for edge in piece.requires_activations
-            if edge.alias_of is None
-        }
+        values = {edge.value: executor.mailbox.take(_key(work, step, micro_batch, edge)) for edge in piece.takes}
         if feed is None:
             data = executor.data(piece, work.phase, step, micro_batch)
         else:
             data = {name: feed[name] for name in piece.placeholders}
         result = runner.forward(MicroBatch(step, micro_batch), values, data)
         outputs |= result.outputs
-        for edge in piece.sends_activations:
-            if edge.alias_of is None:
-                key = _key(work, step, micro_batch, edge)
-                peer = work.device(executor, edge.target)
-                if peer == executor.setup.device:
-                    executor.mailbox.put(key, result.values[edge.value])
-                else:
-                    executor.courier.send_array(peer, key, result.values[edge.value])
+        for edge in piece.gives:
+            key = _key(work, step, micro_batch, edge)
+            peer = work.device(executor, edge.target)
+            if peer == executor.setup.device:
+                executor.mailbox.put(key, result.values[edge.value])
+            else:
+                executor.courier.send_array(peer, key, result.values[edge.value])
     return outputs
 
 

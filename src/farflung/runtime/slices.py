@@ -226,12 +226,12 @@ _MOST_PARTS = 64
 
 def _inputs(piece: SubGraph) -> list[Edge]:
     """What comes from other stages, once."""
-    return list({edge.value: edge for edge in piece.requires_activations if edge.alias_of is None}.values())
+    return list({edge.value: edge for edge in piece.takes}.values())
 
 
 def _outputs(piece: SubGraph) -> list[Edge]:
     """What goes to other stages, once."""
-    return list({edge.value: edge for edge in piece.sends_activations if edge.alias_of is None}.values())
+    return list({edge.value: edge for edge in piece.gives}.values())
 
 
 def _returned(piece: SubGraph) -> list[tuple[ValueRef, int]]:

@@ -140,23 +140,22 @@ class Slopes:
             todo[stage].popleft()
             with meter.computing(stage):
                 result = self._forward(step, phase, stage, index)
-            for edge in setup.subgraphs[stage].sends_activations:
-                if edge.alias_of is None:
-                    courier.send(phase, step, index, edge, result.values[edge.value], gradient=False)
+            for edge in setup.subgraphs[stage].gives:
+                courier.send(phase, step, index, edge, result.values[edge.value], gradient=False)
             if "loss" in result.outputs:
                 losses[index] = float(result.outputs["loss"])
         return losses
 
     def _needs(self, step: int, phase: Phase, stage: int, index: int) -> list[Hashable]:
         executor = self._executor
-        edges = [edge for edge in executor.setup.subgraphs[stage].requires_activations if edge.alias_of is None]
+        edges = executor.setup.subgraphs[stage].takes
         return [executor.courier.key(phase, step, index, edge, gradient=False) for edge in edges]
 
     def _forward(self, step: int, phase: Phase, stage: int, index: int) -> Forward:
         executor = self._executor
         fault_point("worker.before_forward", step=step, device=executor.setup.device)
         runner = self._runners[stage][executor.setup.job.micro_batch_sizes[index]]
-        edges = [edge for edge in runner.subgraph.requires_activations if edge.alias_of is None]
+        edges = runner.subgraph.takes
         keys = {edge.value: executor.courier.key(phase, step, index, edge, gradient=False) for edge in edges}
         values = {value: executor.mailbox.take(key) for value, key in keys.items()}
         if (stage, index) not in self._data:  # the feed gives a step's samples once

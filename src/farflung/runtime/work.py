@@ -88,6 +88,9 @@ class Host(Protocol):
     def upload(self, run: str, place: Mapping[str, int], tensors: Mapping[str, Array]) -> None:
         """Send this worker's share of a checkpoint (``place``: its ``step``, and how many steps are ``committed``)."""
 
+    def break_off(self) -> None:
+        """End the upload that is under way, if there is one: it raises ``ConnectionLost``."""
+
     def clock_offset(self) -> ClockOffset:
         """How far the broker's clock is from this machine's."""
 
@@ -113,6 +116,8 @@ class Work:
         self.executor: Executor | None = None
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        #: The run is stopped, or ended.
+        self._woken = threading.Event()
         self._handing = threading.Event()
         self._feed: FileFeed | None = None
         #: (step, micro-batch, placeholder) -> what the submitter sent, and how many stages here have yet to read it
@@ -147,6 +152,7 @@ class Work:
     def stop(self) -> None:
         """End after the current step."""
         self._stopping.set()
+        self._woken.set()
 
     def hand_over(self) -> None:
         """End after the current step with a checkpoint; others go on."""
@@ -163,9 +169,12 @@ class Work:
         self._told = self._told or told
         self._ended_by = self._ended_by or error
         self._go.put(False)
+        self._woken.set()
         executor = self.executor
         if executor is not None:
             executor.abort(error)
+        if not keep:
+            self._host.break_off()  # else the others may go on from the checkpoint that it is part of
 
     def on_frame(self, peer: str, frame: Frame) -> None:
         """A frame of this run came from ``peer`` (transport thread).
@@ -449,7 +458,8 @@ class Work:
         self._saved.now(begin)
 
     def _upload(self, place: Mapping[str, int], tensors: Mapping[str, Array]) -> bool:
-        """Whether it is kept. If the broker's disk is full, training goes on without this one; the last one is tried again.
+        """Whether it is kept. If the broker's disk is full, training goes on without this one; the last one is tried again,
+        until somebody stops the run.
 
         Raises:
             DiskFull: it was full for too long, or the job goes back to checkpoints by itself.
@@ -472,7 +482,13 @@ class Work:
                 if not last:
                     return False
                 until = until or now + _FULL_SECONDS
-                self._stopping.wait(_FULL_AGAIN)
+                if self._stopping.is_set():
+                    return False
+                self._woken.wait(_FULL_AGAIN)
+            except ConnectionLost:
+                if self._ended_by is not None:
+                    raise self._ended_by from None
+                raise
             else:
                 return True
 

@@ -101,6 +101,7 @@ class Worker:
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._session: RpcSession | None = None
+        self._uploading: RpcSession | None = None
         #: Why the broker said goodbye, once it has.
         self._dismissed = ""
         self._lease, self._heard, self._obeying = float(LEASE), 0.0, False
@@ -425,6 +426,7 @@ class Worker:
             work, self._current = self._current, None
         if work is not None:
             work.abort(error, told=True)
+            self.break_off()
             work.join(_END_SECONDS if self._leaving.is_set() else 30.0)
 
     # -- for the work -------------------------------------------------------------------------------------------------
@@ -455,7 +457,7 @@ class Worker:
 
     def upload(self, run: str, place: Mapping[str, int], tensors: Mapping[str, Array]) -> None:
         """Send this worker's share of a checkpoint to the broker (``place``: ``step`` and ``committed``)."""
-        session = self._membership.client.session("upload")
+        session = self._uploading = self._membership.client.session("upload")
         try:
             for frame in pieces_of(encode_shard(tensors), "shard", {"run": run, **place}):
                 session.send(frame)
@@ -464,6 +466,13 @@ class Worker:
             pass  # the broker refused it: iterating tells why
         for _ in session:
             pass
+        self._uploading = None
+
+    def break_off(self) -> None:
+        """End the upload that is under way, if there is one."""
+        session = self._uploading
+        if session is not None:
+            session.close()
 
     def over(self, work: Work | Helping) -> None:
         """Forget a run that has ended."""

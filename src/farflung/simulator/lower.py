@@ -180,9 +180,8 @@ class _Lowering:
     def _flows(self) -> None:
         """Each value forward and each gradient back is a frame per micro-batch (nothing to send: nothing to wait for)."""
         for piece in self.at.pieces:
-            for edge in piece.sends_activations:
-                if edge.alias_of is None:
-                    self._flow(edge, "F")
+            for edge in piece.gives:
+                self._flow(edge, "F")
             for edge in piece.sends_gradients:
                 self._flow(edge, "B")
 

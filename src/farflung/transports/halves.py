@@ -219,11 +219,6 @@ class Inbox:
         self.arrived = 0
         self._lanes = [_InLane(FrameDecoder(limits)) for _ in range(LANES)]
 
-    @property
-    def midway(self) -> bool:
-        """Whether a frame is only partly here."""
-        return any(not lane.decoder.idle or lane.early for lane in self._lanes)
-
     def take(self, lane: int, number: int, data: memoryview, now: float) -> list[tuple[Frame, float]]:
         """Take a chunk; the frames that it completes, each with the time at which its first byte came.
 

@@ -70,7 +70,7 @@ class TorchRunner:
         parts = frozenset(edge.value for edge in subgraph.sends_gradients if gradient_parts(subgraph, edge.value) > 1)
         own = range(subgraph.start, subgraph.stop)
         self._outputs = {name: value for name, value in graph.outputs if graph.position[value.op] in own}
-        self._sends = tuple(dict.fromkeys(edge.value for edge in subgraph.sends_activations if edge.alias_of is None))
+        self._sends = tuple(dict.fromkeys(edge.value for edge in subgraph.gives))
         self._updates = tuple((n, v) for n, v in graph.state_updates if graph.position[v.op] in subgraph.positions)
         self._roots = dict.fromkeys(edge.value for edge in subgraph.requires_gradients)
         self._loss = self._outputs.get("loss")

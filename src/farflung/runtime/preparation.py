@@ -1,0 +1,24 @@
+"""What workers are told of a run's next attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farflung.runtime.bundle import Bundle, squeeze
+from farflung.runtime.copies import Rounds
+from farflung.runtime.live_run import LiveRun
+from farflung.runtime.planning import Planned
+from farflung.runtime.resuming import Start
+from farflung.wire.frames import Frame
+
+__all__ = ["preparation_of"]
+
+
+def preparation_of(bundle: Bundle, live: LiveRun, planned: Planned, start: Start) -> Frame:
+    """What every worker of the run gets, but for its own name and its peers' addresses."""
+    frame = bundle.to_frame("prepare")
+    protection = planned.protection(live.job)
+    rounds = Rounds(every=protection.every, guards=protection.guards).header()
+    extra: dict[str, Any] = {**start.header, "recovered": live.begun > 0, "submitter": live.submitter, "rounds": rounds}
+    header = {**frame.header, **extra, "documents": [*frame.header["documents"], "plan"]}
+    return Frame("prepare", header, (*frame.sections, squeeze(planned.plan_json)))
