@@ -32,6 +32,7 @@ for _module, _name in {
     "fusionllm": "FusionLlm",
     "fuzz": "Fuzz",
     "grid": "Grid",
+    "hybrid": "Hybrid",
     "loss": "Loss",
     "memory": "Memory",
     "overhead": "Overhead",

@@ -2,7 +2,8 @@
 
 Two members are put in first, which read their wishes from FOLDER each time that they are asked: the planner ``given``, whose
 stages are those of ``stages.json`` ([[start, stop, device], ...]); and, where ``speeds.json`` ({device: FLOP/s}) is there when
-the process starts, the engine of ``bench.paced`` in the place of torch. Everything else is what people run.
+the process starts, the engine of ``bench.paced`` in the place of torch. Where there is an ``away.json`` then, a worker can be cut
+off (``bench.outage``). Everything else is what people run.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from farflung.bench.outage import AWAY, Outage
 from farflung.bench.priority import carry_over
 from farflung.cluster import Topology
 from farflung.engines import ENGINES, Engine
@@ -20,6 +23,7 @@ from farflung.job.spec import JobSpec
 from farflung.plan import Plan
 from farflung.planners.catalog import PLANNERS
 from farflung.planners.finish import Problem, settle
+from farflung.telemetry import injecting
 
 __all__ = ["SPEEDS", "STAGES", "Given", "main", "register"]
 
@@ -68,7 +72,16 @@ def main(arguments: list[str]) -> None:
     if command[0] == "join" and (folder / SPEEDS).exists():
         _pace(folder, command[command.index("--name") + 1])
     sys.argv = ["farflung", *command]
-    runpy.run_module("farflung", run_name="__main__", alter_sys=True)
+    with _outages(folder, command):
+        runpy.run_module("farflung", run_name="__main__", alter_sys=True)
+
+
+def _outages(folder: Path, command: list[str]) -> AbstractContextManager[None]:
+    if command[0] != "join" or not (folder / AWAY).exists():
+        return nullcontext()
+    outage = Outage(folder, command[command.index("--name") + 1])
+    outage.start()
+    return injecting(outage)
 
 
 if __name__ == "__main__":
