@@ -1,9 +1,9 @@
 """``chaos``: workers and the broker are killed while a run goes on; is anything lost, and how long does it stand still?
 
-The same job in three cases, which differ in what protects it: ``replicas`` (two of each stage: data parallel x pipeline),
-``copies`` (a pipeline whose stages are copied to other workers) and ``checkpoint`` (a pipeline without copies). Each is compared
-with one undisturbed run, because plans change no bit. Then the same pipeline with and without protection, in turns, nobody
-killed.
+The same job in four cases, which differ in what protects it: ``replicas`` (two of each stage: data parallel x pipeline),
+``copies`` (a pipeline whose stages are copied to other workers), ``checkpoint`` (a pipeline without copies) and ``hybrid`` (half
+of the workers are unreliable and help the others). Each is compared with one undisturbed run, because plans change no bit. Then
+the same pipeline with and without protection, in turns, nobody killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "replicas": {"plan": {"planner": "equal_compute", "replicas": 2}},
     "copies": {},
     "checkpoint": {"copies": 0},
+    "hybrid": {"plan": {"planner": "equal_compute", "helpers": True}},
 }
+#: What the run goes on from after the death of a helper: nothing was lost but its slices.
+_HELPED = "the same attempt"
+_RETURN_SECONDS = 60.0
 _LINK = re.compile(r"link to \S+: ([0-9.]+) (\w?)B sent")
 _SCALE = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
@@ -54,7 +58,7 @@ class ChaosSettings(Settings):
     """
 
     workers: int = 4
-    kills: int = 30
+    kills: int = 32
     cases: tuple[str, ...] = tuple(CASES)
     spacing: int = 200
     every: int = 50
@@ -97,12 +101,13 @@ class Chaos:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """One case under kills."""
+    """One case under kills. ``returns``: of brokers: seconds until one listens again, and then until all workers are back."""
 
     case: str
     found: ChaosReport
     differing: list[str]
     seconds: float
+    returns: tuple[tuple[float, float], ...] = ()
 
 
 def _share(settings: ChaosSettings) -> int:
@@ -142,10 +147,12 @@ def _disturbed(settings: ChaosSettings, bundle: Bundle, case: str, where: tuple[
     job = bundle.job
     faults = draw_faults(settings.seed, _share(settings), job.steps, [*names, *([BROKER] if settings.broker else [])])
     say(f"case {case}: {len(faults)} kills over {job.steps} steps")
-    with LocalCluster(folder / case, names, data=folder) as wild:
-        found, seconds, recoveries = play(wild, _as(bundle, **CASES[case]), faults, say)
+    stay = len(names) - len(names) // 2 if case == "hybrid" else len(names)
+    returns: list[tuple[float, float]] = []
+    with LocalCluster(folder / case, names[:stay], data=folder, unreliable=names[stay:]) as wild:
+        found, seconds, recoveries = play(wild, _as(bundle, **CASES[case]), faults, say, returns=returns)
     report = judge(list(RunFolder(found).records()), recoveries, steps=job.steps, samples=sum(job.micro_batch_sizes))
-    return _Outcome(case=case, found=report, differing=differing_tensors(truth, found), seconds=seconds)
+    return _Outcome(case=case, found=report, differing=differing_tensors(truth, found), seconds=seconds, returns=tuple(returns))
 
 
 def _cost(settings: ChaosSettings, bundle: Bundle, folder: Path, names: Sequence[str], say: Say) -> dict[str, Any]:
@@ -180,11 +187,18 @@ def _bytes(log: str) -> float:
 
 
 def play(
-    cluster: LocalCluster, bundle: Bundle, faults: tuple[Fault, ...], say: Say, *, stop: bool = False
+    cluster: LocalCluster,
+    bundle: Bundle,
+    faults: tuple[Fault, ...],
+    say: Say,
+    *,
+    stop: bool = False,
+    returns: list[tuple[float, float]] | None = None,
 ) -> tuple[Path, float, list[Recovery]]:
     """Run ``bundle`` and kill as ``faults`` say; its folder, the seconds that it took, and what each fault cost.
 
-    ``stop``: the run is stopped once it has recovered from all of them, else it goes on to its end.
+    ``stop``: the run is stopped once it has recovered from all of them, else it goes on to its end. ``returns`` is told of
+    brokers that were started again (``_Outcome``).
     """
     client = cluster.client()
     client.patience = Seconds(120.0)
@@ -192,7 +206,7 @@ def play(
         root = Path(client.submit(bundle)["folder"])
         begin = time.monotonic()
         recoveries = []
-        for recovery in _hunt(cluster, client, bundle.run, faults, say):
+        for recovery in _hunt(cluster, client, bundle.run, (faults, [] if returns is None else returns), say):
             recoveries.append(recovery)
             if stop and len(recoveries) == len(faults):
                 client.stop(bundle.run)
@@ -205,16 +219,19 @@ def play(
     return root, seconds, recoveries
 
 
-def _hunt(cluster: LocalCluster, client: Client, run: str, faults: tuple[Fault, ...], say: Say) -> Iterator[Recovery]:
+def _hunt(
+    cluster: LocalCluster, client: Client, run: str, what: tuple[Sequence[Fault], list[tuple[float, float]]], say: Say
+) -> Iterator[Recovery]:
     """Follow the run; when a fault's step is on record, kill, start again, and time the first step after the recovery.
 
-    A worker that has no part in the current plan would not be missed: one that has dies in its place. It waits until half of the
-    workers would be left, or there would soon be nobody to recover.
+    A worker that has no part in the current plan would not be missed: one that has dies in its place, unless it may help. It
+    waits until half of the workers would be left, or there would soon be nobody to recover. ``what``: faults, and who is told of
+    brokers.
     """
-    left, helpers = list(faults), list[threading.Thread]()
+    left, helpers, returns = list(what[0]), list[threading.Thread](), what[1]
     devices: list[str] = []
     fault: Fault | None = None
-    killed, source = 0.0, ""
+    killed, source, at = 0.0, "", 0
     for frame in client.watch(run):
         if frame.kind == "planned":
             devices = list(frame.header["addresses"])
@@ -222,6 +239,8 @@ def _hunt(cluster: LocalCluster, client: Client, run: str, faults: tuple[Fault, 
         source = record.source if isinstance(record, RecoveryRecord) else source
         if not isinstance(record, StepRecord):
             continue
+        if fault is not None and fault.victim in cluster.unreliable and not source and record.step > at + 1:
+            source = _HELPED
         if fault is not None and source:
             took = time.monotonic() - killed
             say(f"{fault.victim} killed after step {fault.after_step}: {took:.2f} s, from {source}")
@@ -229,14 +248,28 @@ def _hunt(cluster: LocalCluster, client: Client, run: str, faults: tuple[Fault, 
             fault = None
         if fault is None and left and record.step >= left[0].after_step and may_die(left[0].victim, cluster, client):
             fault = left.pop(0)
-            if fault.victim not in (*devices, BROKER):
+            if fault.victim not in (*devices, BROKER, *cluster.unreliable):
                 fault = replace(fault, victim=devices[fault.after_step % len(devices)])
-            killed, source = time.monotonic(), ""
+            killed, source, at = time.monotonic(), "", record.step
             cluster.kill(fault.victim)
-            helpers.append(threading.Thread(target=cluster.restart, args=(fault.victim,)))
+            helpers.append(threading.Thread(target=_restart, args=(cluster, fault.victim, devices, returns)))
             helpers[-1].start()
     for helper in helpers:
         helper.join()
+
+
+def _restart(cluster: LocalCluster, victim: str, devices: Sequence[str], returns: list[tuple[float, float]]) -> None:
+    """Start it again; of the broker see when it listens, and when all ``devices`` are back at it."""
+    before, begin, pause = len(cluster.log(BROKER)), time.monotonic(), threading.Event()
+    cluster.restart(victim)
+    listens = 0.0
+    while victim == BROKER and time.monotonic() < begin + _RETURN_SECONDS:
+        now, told = time.monotonic(), cluster.log(BROKER)[before:]
+        listens = listens or (now if "(members: port" in told else 0.0)
+        if listens and all(f"worker {name} joined" in told for name in devices):
+            returns.append((listens - begin, now - listens))
+            return
+        pause.wait(0.01)
 
 
 def may_die(victim: str, cluster: LocalCluster, client: Client) -> bool:
@@ -280,6 +313,11 @@ def _report(settings: ChaosSettings, outcomes: Sequence[_Outcome], calm_seconds:
         ],
         "recovery_seconds": table,
         "pauses_seconds": {outcome.case: list(outcome.found.pauses) for outcome in outcomes},
+        "broker_returns": [
+            {"case": outcome.case, "listens_after": listens, "workers_back_after": back}
+            for outcome in outcomes
+            for listens, back in outcome.returns
+        ],
         "steps_replayed": {outcome.case: outcome.found.replayed for outcome in outcomes},
         "samples_lost": sum(outcome.found.lost for outcome in outcomes),
         "samples_repeated": sum(outcome.found.repeated for outcome in outcomes),
@@ -295,6 +333,16 @@ def _report(settings: ChaosSettings, outcomes: Sequence[_Outcome], calm_seconds:
         ("kills survived", str(kills), str(len(recoveries)), len(recoveries) == kills),
     )
     checks = [Check(name=name, target=target, measured=seen, passed=good) for name, target, seen, good in exact]
+    back = [seconds for outcome in outcomes for _, seconds in outcome.returns]
+    if back:
+        checks.append(
+            Check(
+                name="a broker that was started again listens: until all workers are back, median",
+                target="3 s",
+                measured=f"{statistics.median(back):.2f} s (at most {max(back):.2f})",
+                passed=statistics.median(back) <= 3.0,
+            )
+        )
     return Report(
         figures=figures, columns=("killed", "times", "p50 s", "p95 s", "max s"), rows=rows, checks=[*checks, *_paces(table, cost)]
     )
@@ -306,6 +354,9 @@ def _groups(recoveries: Sequence[Recovery], workers: Sequence[str]) -> Iterator[
         chosen = [one for one in recoveries if one.fault.victim in workers and one.source == source]
         if chosen:
             yield f"worker, from {source}", chosen
+    helped = [one for one in recoveries if one.source == _HELPED]
+    if helped:
+        yield "helper", helped
     yield BROKER, [one for one in recoveries if one.fault.victim == BROKER]
 
 

@@ -75,7 +75,8 @@ class LocalCluster:
     ) -> None:
         self.folder = folder
         self.names = (*names, *unreliable)
-        self._unreliable = frozenset(unreliable)
+        #: Those of ``names`` that may go at any time.
+        self.unreliable = frozenset(unreliable)
         self._data = data or folder
         self._probe = probe
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -157,7 +158,7 @@ class LocalCluster:
         for name in self.names:
             module = ["-m", "farflung.bench.probe", str(self.probe_file(name))] if self._probe else ["-m", "farflung"]
             words = [*module, "join", join_ticket, "--name", name, *listen, "--data", str(self._data)]
-            self._spawn(name, [*words, "--unreliable"] if name in self._unreliable else words)
+            self._spawn(name, [*words, "--unreliable"] if name in self.unreliable else words)
 
     def _spawn(self, name: str, arguments: list[str]) -> None:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "FARFLUNG_HOME": str(self.folder / "home")}
