@@ -36,6 +36,7 @@ from farflung.runtime.replica_states import wanted_by
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.setup import Phase, RunSetup, StepReport
 from farflung.sync.reductions import Reduction
+from farflung.telemetry import Span, SpanKind
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 from farflung.transports.memory import MemoryHub
 
@@ -204,6 +205,8 @@ class Ran:
     lock: threading.Lock = field(default_factory=threading.Lock)
     #: the names of what the trace holds
     spans: set[str] = field(default_factory=set)
+    #: the exchanges among it
+    exchanges: list[Span] = field(default_factory=list)
 
     @property
     def losses(self) -> list[float]:
@@ -336,6 +339,7 @@ class Hooks:
             self._ran.notes.append(fields["text"])
         elif kind == "trace":
             self._ran.spans |= {span.name for span in fields["spans"]}
+            self._ran.exchanges += [span for span in fields["spans"] if span.what is SpanKind.EXCHANGE]
 
 
 def plainly(case: Case, module: nn.Module | None = None) -> PlainResult:

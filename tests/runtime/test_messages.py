@@ -271,6 +271,7 @@ def report(step: int, *, stage: int = 0, loss: float | None = None) -> StepRepor
         stage_busy={stage: 0.5},
         loss=loss,
         losses=() if loss is None else (loss, loss),
+        samples=5,
         rate=0.1,
     )
 

@@ -40,6 +40,9 @@ REMEDY = ", and this codec leaves out or blurs most of them; set 'identity', 'fp
             {"sync_every": 2, "fragments": 3},
             "fragments = 3 with sync_every = 2: at most one fragment leaves in a step; set fragments to at most 2",
         ),
+        ("local_sgd", {"adapt": 1.0}, "adapt = 1.0: must be a number, at least 0 and below 1"),
+        ("diloco", {"adapt": -0.1}, "adapt = -0.1: must be a number, at least 0 and below 1"),
+        ("co2", {"adapt": "no"}, "adapt = 'no': must be a number, at least 0 and below 1"),
         ("asc_wfbp", {"simultaneous": 0}, "simultaneous = 0: must be a whole number, 1 or more"),
         ("asc_wfbp", {"merge_bytes": "4 MB"}, "merge_bytes = '4 MB': must be a number, at least 0"),
         ("robust", {"rule": "krum"}, "unknown rule 'krum': known are trimmed_mean, geometric_median, flag"),
@@ -138,8 +141,8 @@ def test_clipping_by_all_gradients_needs_all_gradients() -> None:
     with pytest.raises(InputError) as caught:
         check_clipping(get_strategy("free_sets"), 1.0)
     assert str(caught.value) == (
-        "clip_norm = 1: free_sets updates a layer before all gradients are known; remove clip_norm, clip by the previous "
-        "step's norm, or choose a strategy that updates at the end of a step"
+        "clip_norm = 1: free_sets updates a layer before all gradients are known; remove clip_norm, set clip_by = 'previous' (by "
+        "the norm of the step before), or choose a strategy that updates at the end of a step"
     )
     check_clipping(get_strategy("free_sets"), None)
     check_clipping(get_strategy("free_sets"), 1.0, by_previous_step=True)
@@ -149,12 +152,13 @@ def test_clipping_by_all_gradients_needs_all_gradients() -> None:
 @pytest.mark.parametrize("name", ["ssgd", "wfbp", "asc_wfbp", "delayed", "robust"])
 def test_averaged_gradients_are_not_clipped_by_norms_of_replicas(name: str) -> None:
     check_clipping(get_strategy(name), None)
+    check_clipping(get_strategy(name), 1.0, by_previous_step=True)
     with pytest.raises(InputError) as caught:
         check_clipping(get_strategy(name), 1.0)
     assert str(caught.value) == (
         f"clip_norm = 1: {name} averages gradients after each replica has taken the norm of its own, so replicas would clip "
-        "differently and drift apart; remove clip_norm, or take strategy = 'exact' (order = 'any' for sums by a ring or a tree), "
-        "which clips by the norm of the mean"
+        "differently and drift apart; set clip_by = 'previous' (by the norm of the step before), remove clip_norm, or take "
+        "strategy = 'exact' (order = 'any' for sums by a ring or a tree), which clips by the norm of the mean"
     )
 
 

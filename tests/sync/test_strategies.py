@@ -384,7 +384,7 @@ def test_the_inner_optimizers_are_torchs(on: Any) -> None:
     ("name", "settings", "text"),
     [
         ("dilico", {}, "unknown sync strategy 'dilico': did you mean 'diloco'? known are asc_wfbp, co2, contiguous, "),
-        ("local_sgd", {"h": 3}, "strategy 'local_sgd' has no setting 'h': known are sync_every, by_speed, codec"),
+        ("local_sgd", {"h": 3}, "strategy 'local_sgd' has no setting 'h': known are sync_every, by_speed, adapt, codec"),
         (
             "dreamddp",
             {"method": "free"},

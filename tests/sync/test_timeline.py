@@ -67,8 +67,8 @@ def test_the_explanation_names_layers_and_what_is_hidden() -> None:
     text = explain(strategy, world([1.0] * 3, [2.0] * 3), 2, names={2: "head"})
     assert text.splitlines() == [
         "dreamddp: exchanges parameters, codec identity",
-        "step 0: layer head; 2.00 s on the link, the step waits 0 s",
-        "step 1: layers 1, 0; 4.00 s on the link, the step waits 3.00 s",
+        "step 0: layer head; 2.00 s on the link, 2.00 s of it hidden, the step waits 0 s",
+        "step 1: layers 1, 0; 4.00 s on the link, 1.00 s of it hidden, the step waits 3.00 s",
         "with several micro-batches only the backward of the last one hides exchanges",
     ]
     quiet = explain(get_strategy("local_sgd", sync_every=2), world([1.0], [2.0]), 1)

@@ -45,6 +45,7 @@ for _module, _name in {
     "sync_loss": "SyncLoss",
     "sync_memory": "SyncMemory",
     "sync_network": "SyncNetwork",
+    "sync_speeds": "SyncSpeeds",
     "sync_schedule": "SyncSchedule",
     "trace_cost": "TraceCost",
     "transport": "Transport",

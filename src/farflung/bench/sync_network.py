@@ -37,7 +37,7 @@ from farflung.sync import Costs, link_share, mean_step_seconds
 from farflung.sync.base import World
 from farflung.units import FlopsPerSecond, Seconds
 
-__all__ = ["MODELS", "SyncNetwork", "SyncNetworkSettings"]
+__all__ = ["MODELS", "SyncNetwork", "SyncNetworkSettings", "bundle_for"]
 
 #: Recipes of small models with a small vocabulary: what a layer sends is mostly blocks, as in a large model.
 MODELS: Mapping[str, dict[str, Any]] = {
@@ -109,7 +109,7 @@ class SyncNetwork:
 def _model(settings: SyncNetworkSettings, model: str, say: Say) -> list[dict[str, Any]]:
     """All x and strategies for one model, in one cluster; strategies take turns at each x."""
     blank = network(settings.members, settings.link)
-    base = _bundle(settings, model, blank)
+    base = bundle_for(settings, model, blank)
     whole = [(0, len(base.graph.ops), blank.names[0])]
     (piece,) = cut(base.graph, [(0, len(base.graph.ops))])
     unit = pace_of(piece, EngineSettings(optimizer=base.job.optimizer), 1.0)
@@ -143,7 +143,8 @@ def _rate(settings: SyncNetworkSettings, base: Bundle, cluster: EmulatedCluster,
     return nbytes * 2 / settings.members / (median(step.seconds for step in run.steps[1:]) - computing)
 
 
-def _bundle(settings: SyncNetworkSettings, model: str, topology: Topology) -> Bundle:
+def bundle_for(settings: SyncNetworkSettings, model: str, topology: Topology) -> Bundle:
+    """A run of ``model`` (of ``MODELS``) with S-SGD, a micro-batch for each of ``settings.members`` whole replicas."""
     job = JobSpec(
         name=f"bench-sync-{model}",
         threads=settings.threads,

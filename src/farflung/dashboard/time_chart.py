@@ -73,8 +73,8 @@ def time_chart(rows: Sequence[ChartRow], stages: int, title: str = "One step") -
 
 
 def _moved(row: ChartRow) -> list[Span]:
-    """Spans without waiting; pauses are what is left free."""
-    return [span for span in row.trace.spans if span.what is not SpanKind.WAIT]
+    """Spans without waiting; pauses are what is left free. Exchanges are drawn by their frames."""
+    return [span for span in row.trace.spans if span.what not in (SpanKind.WAIT, SpanKind.EXCHANGE)]
 
 
 def _kind(span: Span) -> tuple[str, str]:

@@ -58,6 +58,11 @@ def check_decided(job: JobSpec) -> None:
 
 def _check_sync(job: JobSpec) -> None:
     sync = job.sync
+    if job.optimizer.clip_by == "previous" and (sync.strategy == "exact" or job.optimizer.clip_norm is None):
+        raise InputError(
+            "optimizer.clip_by = 'previous' is for sync strategies that do not know all gradients in time, with a clip_norm; "
+            f"here strategy = {sync.strategy!r} and clip_norm = {job.optimizer.clip_norm}: remove clip_by"
+        )
     if sync.order == "any":
         _check_any_order(job)
     if sync.strategy == "exact":

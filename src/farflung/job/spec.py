@@ -79,7 +79,11 @@ class GroupSpec(_Section):
 
 
 class OptimizerSpec(_Section):
-    """The inner optimizer; defaults are those of ``torch.optim``."""
+    """The inner optimizer; defaults are those of ``torch.optim``.
+
+    ``clip_by``: the step whose norm ``clip_norm`` holds gradients by; ``previous`` is for sync strategies that do not know all
+    gradients in time.
+    """
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: Annotated[float, Field(ge=0.0)] = 1e-3
@@ -90,6 +94,7 @@ class OptimizerSpec(_Section):
     weight_decay: Annotated[float, Field(ge=0.0)] | None = None
     groups: tuple[GroupSpec, ...] = ()
     clip_norm: Annotated[float, Field(gt=0.0)] | None = None
+    clip_by: Literal["this", "previous"] = "this"
 
 
 class ScheduleSpec(_Section):

@@ -149,7 +149,7 @@ def check_fits(strategy: Strategy, job: JobSpec) -> None:
     Raises:
         InputError: it can't; the text says what to change.
     """
-    check_clipping(strategy, job.optimizer.clip_norm)
+    check_clipping(strategy, job.optimizer.clip_norm, by_previous_step=job.optimizer.clip_by == "previous")
     if strategy.sent is Sent.SCALARS and job.codec.name != "identity":
         raise InputError(
             f"codec.name = {job.codec.name!r}: {strategy.name} compares two losses that lie close together, and a codec between "

@@ -57,8 +57,7 @@ class Executor:
 
     def __init__(self, setup: RunSetup, endpoint: Endpoint, hooks: RunHooks, engine: Engine, device: str = "cpu") -> None:
         self.setup = setup
-        self.hooks = hooks
-        self.engine = engine
+        self.hooks, self.engine = hooks, engine
         self.compute_device = device
         self.mailbox = Mailbox(setup.most_keys)
         #: What this worker does when; given to ``hooks.event("trace", ...)`` after each step.
@@ -68,7 +67,7 @@ class Executor:
         in_order = all(stage.adds is None for stage in setup.plan.stages)
         self.exchange = (Exchange if in_order else Reducing)(setup, self.mailbox, self.links)
         #: How replicas agree, where the plan has a strategy for it.
-        self.sync = None if setup.plan.sync is None else Synchronizer(setup, self.mailbox, self.links, self._note)
+        self.sync = None if setup.plan.sync is None else Synchronizer(setup, self.mailbox, self.links, self._note, self.trace)
         strategy = None if self.sync is None else self.sync.strategy
         self.serving = Serving(self, endpoint) if setup.job.plan.helpers else None
         #: What takes the place of a backward, where the strategy has none.
@@ -167,7 +166,7 @@ class Executor:
         begin = self.trace.now()
         if frame.kind in ("part", "total"):
             self.exchange.receive(peer, frame)
-        elif frame.kind in ("sync", "pieces") and self.sync is not None:
+        elif frame.kind in ("sync", "pieces", "pace", "norm") and self.sync is not None:
             self.sync.receive(peer, frame)
         elif frame.kind == "slope" and self.slopes is not None:
             self.slopes.receive(peer, frame)
@@ -459,7 +458,8 @@ class Executor:
         A job that goes on after numbers that are not finite needs the norm, too: a finite loss may have gradients that are
         not, and the weights would be lost.
         """
-        limit = self.setup.job.optimizer.clip_norm
+        optimizer = self.setup.job.optimizer
+        limit = None if optimizer.clip_by == "previous" else optimizer.clip_norm
         if limit is None and self.setup.job.on_nan == "stop":
             return None, None
         norms: dict[str, float] = {}
@@ -554,7 +554,6 @@ class Executor:
         everyone: list[float] = verdict["losses"]
         divergence = None if self.sync is None else self.sync.divergence
         seconds, wait, busy = time.perf_counter() - meter.begin, meter.wait, dict(meter.busy)
-
         report = StepReport(
             step=step,
             seconds=seconds,
@@ -565,6 +564,7 @@ class Executor:
             stage_busy=busy,
             loss=self._taking.mean(step, ordered) if ordered else None,
             losses=ordered,
+            samples=self._taking.samples(step),
             skipped=skipped,
             rate=rates(self.setup.job, step)[-1],
             grad_norm=norm,

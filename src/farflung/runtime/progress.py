@@ -127,7 +127,7 @@ class Progress:
         now = self._clock.now()
         seconds, self._last = now - self._last, now
         leader = next((report for report in reports if report.loss is not None), reports[0])
-        samples = sum(self._job.micro_batch_sizes)
+        samples = min(leader.samples, sum(self._job.micro_batch_sizes))  # fewer where replicas rest in the step
         sent: dict[tuple[int, int], int] = {}
         dense: dict[tuple[int, int], int] = {}
         busy: dict[int, float] = {}

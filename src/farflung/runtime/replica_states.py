@@ -31,7 +31,7 @@ class Kept:
 
     ``means``: tag -> parameter -> mean that has arrived. ``values``: tag -> rank -> parameter -> what that member sent, where
     members' values are needed one by one (parameters in the order in which they were sent). ``times``: of the layers, where the
-    strategy counts with others than the plan's (``sync.adapting``).
+    strategy counts with others than the plan's (``sync.adapting``); of one ``by_speed`` the local steps in force.
     """
 
     origin: int

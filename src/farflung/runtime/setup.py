@@ -175,8 +175,9 @@ class StepReport:
     """What one worker says of one step.
 
     Seconds are wall-clock. ``sent`` and ``dense`` are bytes by (sending stage, receiving stage), as sent and as they would
-    be without a codec. ``loss``, ``losses`` (by micro-batch) come from the leader only. ``divergence``: the largest relative
-    distance of this worker's parameters from the mean of the replicas, in a step that averaged some.
+    be without a codec. ``loss``, ``losses`` (by micro-batch) come from the leader only. ``samples``: that count
+    in the step. ``divergence``: the largest relative distance of this worker's parameters from the mean of the replicas, in a
+    step that averaged some.
     """
 
     step: int
@@ -188,6 +189,7 @@ class StepReport:
     stage_busy: Mapping[int, float]
     loss: float | None = None
     losses: tuple[float, ...] = ()
+    samples: int = 0
     skipped: bool = False
     rate: float = 0.0
     grad_norm: float | None = None

@@ -11,7 +11,7 @@ What differs from an ideal engine: lanes are ignored (a link carries frames in t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,19 +22,23 @@ from farflung.errors import WireError
 from farflung.plan.synchronization import strategy_of, world_of
 from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.runtime.averaging import Averager, Averaging, Outcome, first_servers
+from farflung.runtime.clipping import PreviousNorm
 from farflung.runtime.fields import text, whole
 from farflung.runtime.layer_times import LayerTimes
 from farflung.runtime.links import Links, Parcel
 from farflung.runtime.mailbox import Mailbox
+from farflung.runtime.paces import Paces
 from farflung.runtime.replica_states import Kept, kept_of, slots_of
 from farflung.runtime.setup import RunSetup
 from farflung.runtime.slopes import replayed
-from farflung.sync import Program, Sent, World
+from farflung.runtime.sync_member import Member, keep_variance, norm_of, ranges, rescale
+from farflung.sync import Sent
 from farflung.sync.adapting import adapted, period_seconds, times_of, with_times
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
 from farflung.sync.local import PartialLocalSgd
-from farflung.sync.pacing import takes
 from farflung.sync.robust import RULES
+from farflung.telemetry.events import SpanKind
+from farflung.telemetry.trace import Span, SpanRing
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import ArrayMeta
 from farflung.wire.frames import Frame
@@ -44,62 +48,29 @@ __all__ = ["Synchronizer"]
 Arrays = list[Array]
 #: What the tags of exchanges begin with that carry times of layers.
 _TIMES = "times/"
-
-
-@dataclass(slots=True)
-class _Member:
-    """This worker's replica of one stage. ``registers``: name -> parameter -> array (made when first written)."""
-
-    stage: int
-    world: World
-    layers: tuple[tuple[str, ...], ...]
-    runner: StageRunner
-    registers: dict[str, dict[str, Array]] = field(default_factory=dict)
-    program: Program = field(default_factory=Program)
-    begun: set[int] = field(default_factory=set)
-    #: The server of the first piece of each layer.
-    first: tuple[int, ...] = ()
-    #: tag -> what is averaged: flat arrays by parameter, and whether they are the engine's own memory
-    rounds: dict[str, tuple[dict[str, Array], bool]] = field(default_factory=dict)
-    #: tag -> (parameters, group) of exchanges under way whose values are needed one by one
-    flying: dict[str, tuple[list[str], tuple[int, ...]]] = field(default_factory=dict)
-    #: What layers take here, where the strategy follows that.
-    times: LayerTimes | None = None
-
-    def names(self, layers: Sequence[int]) -> list[str]:
-        return [name for layer in layers for name in self.layers[layer]]
-
-    def read(self, register: str, names: Sequence[str]) -> Mapping[str, Array]:
-        """Views where the engine can; a register that was never written is zero."""
-        if register == "parameters":
-            return self.runner.states(names, copy=False)
-        if register == "gradient":
-            return self.runner.gradient_views(names)
-        held = self.registers.setdefault(register, {})
-        missing = [name for name in names if name not in held]
-        for name, like in self.runner.states(missing, copy=False).items():
-            held[name] = np.zeros(like.shape, like.dtype)
-        return {name: held[name] for name in names}
-
-    def write(self, register: str, values: Mapping[str, Array]) -> None:
-        if register == "parameters":
-            self.runner.load(values)
-        elif register == "gradient":
-            self.runner.set_gradients(values)
-        else:
-            self.registers.setdefault(register, {}).update(values)
+#: What a checkpoint calls the norm by which the next step is clipped.
+_PREVIOUS = "previous_norm"
 
 
 class Synchronizer:
     """The strategy of a plan on one worker; ``runners``: of the own stages."""
 
-    def __init__(self, setup: RunSetup, mailbox: Mailbox, links: Links, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        setup: RunSetup,
+        mailbox: Mailbox,
+        links: Links,
+        tell: Callable[[str], None] = lambda text: None,
+        trace: SpanRing | None = None,
+    ) -> None:
         """``tell``: takes lines for people."""
-        self._tell = tell
+        self._tell, self._trace = tell, trace or SpanRing()
         assert setup.plan.sync is not None
         self._setup, self._mailbox, self._links = setup, mailbox, links
         self.strategy = strategy_of(setup.plan)
-        self._members: dict[int, _Member] = {}
+        self._paces = Paces(setup, self.strategy, mailbox, links)
+        self._norm = PreviousNorm(setup, mailbox, links)
+        self._members: dict[int, Member] = {}
         self._step = self._origin = setup.first_step
         self._rates: Sequence[float] = ()
         self._scale: Array | None = None
@@ -132,7 +103,7 @@ class Synchronizer:
                 continue
             names = {name for layer in layers for name in layer}
             world = world_of(plan, self._setup.graph, self._setup.job, stage, self._setup.number)
-            member = self._members[stage] = _Member(stage, world, layers, runner)
+            member = self._members[stage] = Member(stage, world, layers, runner)
             member.first = first_servers([int(layer.nbytes) for layer in world.layers], world.members)
             if isinstance(self.strategy, PartialLocalSgd) and self.strategy.adapt:
                 member.times = LayerTimes(world)
@@ -142,13 +113,18 @@ class Synchronizer:
             else:
                 self._go_on(member, before)
 
-    def _go_on(self, member: _Member, kept: Kept) -> None:
+    def _go_on(self, member: Member, kept: Kept) -> None:
         """Take up what a checkpoint holds of a replica."""
         self._origin = kept.origin
         kept.load(member.runner)
-        if kept.times is not None:
+        if kept.times is not None and member.times is not None:
             member.world = with_times(member.world, kept.times)
+        elif kept.times is not None:
+            self._paces.go_on(kept.times)
+            member.world = replace(member.world, local_steps=self._paces.steps)
         member.registers = {register: dict(arrays) for register, arrays in kept.registers.items()}
+        for norm in member.registers.pop(_PREVIOUS, {}).values():
+            self._norm.go_on(norm)
         for tag, means in kept.means.items():
             member.rounds[tag] = {name: array.reshape(-1) for name, array in means.items()}, False
             self._mailbox.put(("averaged", member.stage, tag), Outcome(gap=0.0, norm=0.0))
@@ -169,8 +145,10 @@ class Synchronizer:
         found: dict[str, Array] = {}
         for member in self._members.values():
             names, world = member.names(member.world.every), member.world
-            kept = Kept(origin=self._origin, registers=member.registers)
-            kept.times = None if member.times is None else times_of(world)
+            before = self._norm.kept
+            more = {} if before is None else {_PREVIOUS: {names[0]: before}}
+            kept = Kept(origin=self._origin, registers=member.registers | more)
+            kept.times = self._paces.kept if member.times is None else times_of(world)
             if alone and world.rank:
                 kept.parameters = dict(member.runner.states(names, copy=False))
                 kept.optimizer = dict(member.runner.optimizer_states(copy=False))
@@ -182,7 +160,7 @@ class Synchronizer:
             found |= slots_of(kept, world.members, world.rank, names[0])
         return found
 
-    def _seen(self, member: _Member, tag: str, rank: int) -> Arrays:
+    def _seen(self, member: Member, tag: str, rank: int) -> Arrays:
         """What ``rank`` sent, which stays for whoever takes it."""
         key = ("sync", member.stage, tag, self._setup.plan.stages[member.stage].devices[rank])
         self._mailbox.wait_for(key, None)
@@ -195,18 +173,18 @@ class Synchronizer:
         """What each stage does in ``step``."""
         self._step, self._rates, self._scale, self.divergence = step, rates, None, None
         self._averager.step = step
+        told = self._paces.begins(step - self._origin)
+        if told is not None and self._setup.device == self._setup.leader:
+            self._tell(f"step {step}: {told}")
         for member in self._members.values():
+            if told is not None:
+                member.world = replace(member.world, local_steps=self._paces.steps)
             member.program = self.strategy.step(step - self._origin, member.world)
             member.begun.clear()
 
     def taking(self, step: int) -> frozenset[int]:
         """The pipelines that take a local step in ``step``."""
-        sync, group = self._setup.plan.sync, range(len(self._setup.plan.stages[0].devices))
-        assert sync is not None
-        if not sync.local_steps:
-            return frozenset(group)
-        period = int(getattr(self.strategy, "sync_every", 1))
-        return frozenset(rank for rank in group if takes(step - self._origin, sync.local_steps[rank], period))
+        return self._paces.taking(step - self._origin)
 
     @property
     def probes(self) -> dict[int, tuple[Probe, tuple[str, ...]]]:
@@ -231,11 +209,12 @@ class Synchronizer:
 
     def watched(self, stage: int) -> None:
         """After that backward."""
+        self._paces.backward_ends()
         member = self._members.get(stage)
         if member is not None and member.times is not None:
             member.times.ends()
 
-    def _ready(self, member: _Member, layer: int) -> None:
+    def _ready(self, member: Member, layer: int) -> None:
         at = 0.0 if member.times is None else member.times.now()
         if layer in member.program.ready:
             self._early(member, layer)
@@ -254,9 +233,11 @@ class Synchronizer:
             member.runner.discard()  # gradients that no update took
             if member.times is not None:
                 self._adapt(member, member.times)
+        self._paces.step_over(self._step - self._origin, self._step)
+        self._norm.step_over(self._step)
         self._averager.step = self._step + 1
 
-    def _adapt(self, member: _Member, times: LayerTimes) -> None:
+    def _adapt(self, member: Member, times: LayerTimes) -> None:
         """At a period's end tell the others what layers took in it, and follow what all told at the end of the one before."""
         strategy = self.strategy
         assert isinstance(strategy, PartialLocalSgd)
@@ -298,29 +279,29 @@ class Synchronizer:
         for member, _, mean in pairs:
             self._do(member, mean)
 
-    def _needed(self, member: _Member, layer: int) -> frozenset[str]:
+    def _needed(self, member: Member, layer: int) -> frozenset[str]:
         """The parameters whose gradients the commands of ``layer`` use."""
         layers = {layer}
         for command in member.program.ready.get(layer, ()):
             layers |= set(command.layers)
         return frozenset(member.names(sorted(layers)))
 
-    def _early(self, member: _Member, layer: int) -> None:
+    def _early(self, member: Member, layer: int) -> None:
         if layer not in member.begun:
             member.begun.add(layer)
             self._all(member, member.program.ready[layer])
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def _all(self, member: _Member, commands: Sequence[Command]) -> None:
+    def _all(self, member: Member, commands: Sequence[Command]) -> None:
         for command in commands:
             self._do(member, command)
 
-    def _do(self, member: _Member, command: Command) -> None:
+    def _do(self, member: Member, command: Command) -> None:
         names = member.names(command.layers)
         match command:
             case Update():
-                member.runner.update(self._rates, self._scale, names)
+                self._update(member, names)
             case Axpy():
                 self._axpy(member, command, names)
             case Exchange():
@@ -330,13 +311,20 @@ class Synchronizer:
             case Aggregate():
                 self._aggregate(member, command, names)
             case Clip() | Damp():
-                _rescale(member, command, names)
+                rescale(member, command, names)
             case Replay():
                 member.write("gradient", replayed(command, self.slopes, member.read("parameters", names)))
             case Probe():
                 pass  # measured and sent before the verdict on the step
 
-    def _axpy(self, member: _Member, command: Axpy, names: Sequence[str]) -> None:
+    def _update(self, member: Member, names: Sequence[str]) -> None:
+        scale = self._scale
+        if self._norm.wanted:
+            self._norm.note(member.stage, member.runner.gradient_views(names))
+            scale = self._norm.scale()
+        member.runner.update(self._rates, scale, names)
+
+    def _axpy(self, member: Member, command: Axpy, names: Sequence[str]) -> None:
         x = member.read(command.x, names)
         y = member.read(command.into, names) if command.b else {}
         found = {}
@@ -347,11 +335,11 @@ class Synchronizer:
             found[name] = value
         member.write(command.into, found)
 
-    def _mean(self, member: _Member, command: Mean, names: Sequence[str]) -> None:
+    def _mean(self, member: Member, command: Mean, names: Sequence[str]) -> None:
         if command.tag in member.rounds:
             self._averaged(member, command)
             return
-        arrived = self._arrived(member, command.tag, command.group, names)
+        arrived = self._arrived(member, command, names)
         own = {name: np.array(a) for name, a in member.read("parameters", names).items()} if command.into == "parameters" else {}
         sums: dict[str, Array] = {}
         for weight, values in zip(command.weights, arrived, strict=True):
@@ -360,13 +348,14 @@ class Synchronizer:
                 sums[name] = part if name not in sums else np.add(sums[name], part, out=sums[name])
         if command.keep_variance:
             for layer in command.layers:
-                _keep_variance(sums, member.layers[layer], arrived, command.weights)
+                keep_variance(sums, member.layers[layer], arrived, command.weights)
+        if self.strategy.sent is Sent.PSEUDO_GRADIENTS:
+            own = arrived[command.group.index(member.world.rank)]
         if own:
-            gap = _norm({name: sums[name] - own[name] for name in own}) / max(_norm(sums), 1e-30)
-            self.divergence = max(gap, self.divergence or 0.0)
+            self._apart(member, names, norm_of({name: sums[name] - own[name] for name in own}), None)
         member.write(command.into, sums)
 
-    def _average(self, member: _Member, command: Exchange, names: Sequence[str]) -> None:
+    def _average(self, member: Member, command: Exchange, names: Sequence[str]) -> None:
         """Begin a mean that is added up on the way: of parameters in the engine's memory, of anything else in a copy."""
         shapes = {name: self._setup.graph.state[name].spec.shape for name in names}
         arrays = dict(member.runner.exposed(names)) if command.source == "parameters" else {}
@@ -389,25 +378,31 @@ class Synchronizer:
             )
         )
 
-    def _averaged(self, member: _Member, command: Mean) -> None:
+    def _averaged(self, member: Member, command: Mean) -> None:
         """Wait for the mean, and put it where it belongs."""
         outcome = self._averager.wait(member.stage, command.tag)
         arrays, here = member.rounds.pop(command.tag)
+        self._note(member, command, sum(array.nbytes for array in arrays.values()), outcome.end - outcome.begin)
         if member.times is not None:
             member.times.exchanged(sum(array.nbytes for array in arrays.values()), outcome.begin, outcome.end)
         if outcome.missing and member.world.rank == min(set(command.group) - outcome.missing, default=-1):
             devices = self._setup.plan.stages[member.stage].devices
             names = ", ".join(devices[rank] for rank in sorted(outcome.missing))
             self._tell(f"step {self._step}: an exchange of stage {member.stage} ended without {names}; the others' weights grew")
-        if command.into == "parameters":
-            gap = float(np.sqrt(outcome.gap) / max(np.sqrt(outcome.norm), 1e-30))
-            self.divergence = max(gap, self.divergence or 0.0)
+        if self.drifts:
+            whole = float(np.sqrt(outcome.norm)) if command.into == "parameters" else None
+            self._apart(member, list(arrays), float(np.sqrt(outcome.gap)), whole)
         if not (here and command.into == "parameters"):
             shapes = {name: self._setup.graph.state[name].spec.shape for name in arrays}
             member.write(command.into, {name: array.reshape(shapes[name]) for name, array in arrays.items()})
 
-    def _aggregate(self, member: _Member, command: Aggregate, names: Sequence[str]) -> None:
-        held = list(self._arrived(member, command.tag, command.group, names))
+    def _apart(self, member: Member, names: Sequence[str], gap: float, norm: float | None) -> None:
+        """The own values of ``names``, or what moved them, were ``gap`` from the mean; ``norm``: of the values, if known."""
+        norm = norm_of(member.read("parameters", names)) if norm is None else norm
+        self.divergence = max(gap / max(norm, 1e-30), self.divergence or 0.0)
+
+    def _aggregate(self, member: Member, command: Aggregate, names: Sequence[str]) -> None:
+        held = list(self._arrived(member, command, names))
         stacked = np.stack([np.concatenate([values[name].reshape(-1) for name in names]) for values in held])
         merged = RULES[command.rule](stacked, command.faulty)
         found, at = {}, 0
@@ -419,8 +414,9 @@ class Synchronizer:
 
     # -- the network --------------------------------------------------------------------------------------------------
 
-    def _exchange(self, member: _Member, command: Exchange, names: Sequence[str]) -> None:
+    def _exchange(self, member: Member, command: Exchange, names: Sequence[str]) -> None:
         """Encoded once, here: all members, this one too, count what the frame holds, whatever is written afterwards."""
+        member.since[command.tag] = self._trace.now()
         codec = None if command.codec == "identity" else get_codec(command.codec)
         if codec is None and command.weights:
             self._average(member, command, names)
@@ -431,7 +427,7 @@ class Synchronizer:
         member.flying[command.tag] = list(names), command.group
         self._share(member, command.tag, command.group, arrays, codec)
 
-    def _share(self, member: _Member, tag: str, group: Sequence[int], arrays: Arrays, codec: Codec | None = None) -> None:
+    def _share(self, member: Member, tag: str, group: Sequence[int], arrays: Arrays, codec: Codec | None = None) -> None:
         """Send ``arrays`` to the others of ``group``, and put what they will read where theirs will come."""
         devices = self._setup.plan.stages[member.stage].devices
         frame = pack_arrays("sync", {"run": self._setup.run, "stage": member.stage, "tag": tag}, arrays, codec)
@@ -444,20 +440,39 @@ class Synchronizer:
                 parcel = Parcel(make=lambda: frame, urgency=Urgency.BULK, step=self._step, pair=pair, dense=dense, waits=False)
                 self._links.post(devices[rank], parcel)
 
-    def _arrived(self, member: _Member, tag: str, group: Sequence[int], names: Sequence[str]) -> list[dict[str, Array]]:
+    def _arrived(self, member: Member, command: Mean | Aggregate, names: Sequence[str]) -> list[dict[str, Array]]:
         devices = self._setup.plan.stages[member.stage].devices
-        member.flying.pop(tag, None)
+        member.flying.pop(command.tag, None)
         found = []
-        for rank in group:
-            arrays = self._mailbox.take(("sync", member.stage, tag, devices[rank]))
+        for rank in command.group:
+            arrays = self._mailbox.take(("sync", member.stage, command.tag, devices[rank]))
             if len(arrays) != len(names):
-                raise WireError(f"{devices[rank]} sent {len(arrays)} arrays for {len(names)} parameters of exchange {tag!r}")
+                raise WireError(
+                    f"{devices[rank]} sent {len(arrays)} arrays for {len(names)} parameters of exchange {command.tag!r}"
+                )
             for name, array in zip(names, arrays, strict=True):
                 spec = self._setup.graph.state[name].spec
                 if array.shape != spec.shape:
                     raise WireError(f"{devices[rank]} sent {list(array.shape)} for {name!r}, which is {list(spec.shape)}")
             found.append(dict(zip(names, arrays, strict=True)))
+        self._note(member, command, sum(array.nbytes for array in found[0].values()), None)
         return found
+
+    def _note(self, member: Member, command: Mean | Aggregate, nbytes: int, seconds: float | None) -> None:
+        """Put an exchange on the trace; ``seconds``: how long it took (None: until now)."""
+        begin = member.since.pop(command.tag, None)
+        if begin is not None:  # it began in this attempt
+            took = self._trace.now() - begin if seconds is None else seconds
+            span = Span(
+                what=SpanKind.EXCHANGE,
+                name=f"layers {ranges(command.layers)}",
+                start=begin,
+                seconds=max(took, 0.0),
+                stage=member.stage,
+                step=self._step,
+                nbytes=nbytes,
+            )
+            self._trace.add(span)
 
     def receive(self, peer: str, frame: Frame) -> None:
         """A member's layers came from ``peer`` (transport thread).
@@ -467,6 +482,9 @@ class Synchronizer:
             CodecError: a payload is malformed.
         """
         header = frame.header
+        if frame.kind in ("pace", "norm"):
+            (self._paces if frame.kind == "pace" else self._norm).receive(peer, frame)
+            return
         stage, stages = whole(header, "stage"), self._setup.plan.stages
         if stage not in self._setup.own_stages or peer not in stages[stage].devices:
             raise WireError(f"{peer} is no replica of stage {stage}, of which one is here")
@@ -482,42 +500,6 @@ class Synchronizer:
 
 def _of(slot: str) -> str:
     return slot.partition("/")[2]
-
-
-def _rescale(member: _Member, command: Clip | Damp, names: Sequence[str]) -> None:
-    values = member.read(command.register, names)
-    norm = _norm(values)
-    if isinstance(command, Clip):
-        factor = min(1.0, command.max_norm / norm) if norm > 0 else 1.0
-    else:
-        factor = 1.0 / (1.0 + _norm(member.read(command.gap, names)) / norm) if norm > 0 else 1.0
-    if factor != 1.0:
-        member.write(command.register, _scaled(values, factor))
-
-
-def _norm(values: Mapping[str, Array]) -> float:
-    return float(np.sqrt(sum(float(np.vdot(array, array)) for array in values.values())))
-
-
-def _scaled(values: Mapping[str, Array], factor: float) -> dict[str, Array]:
-    return {name: array * array.dtype.type(factor) for name, array in values.items()}
-
-
-def _keep_variance(
-    sums: dict[str, Array], names: Sequence[str], members: Sequence[Mapping[str, Array]], weights: Sequence[float]
-) -> None:
-    """Scale the deviation of a layer's mean to the mean of the members' variances (over all numbers of the layer)."""
-
-    def joined(values: Mapping[str, Array]) -> Array:
-        return np.concatenate([values[name].reshape(-1) for name in names])
-
-    wanted = sum(weight * float(joined(values).var()) for weight, values in zip(weights, members, strict=True))
-    together = joined(sums)
-    centre, found = together.mean(), float(together.var())
-    if found > 0:
-        factor = together.dtype.type(np.sqrt(wanted / found))
-        for name in names:
-            sums[name] = centre + (sums[name] - centre) * factor
 
 
 def _unpack(frame: Frame, limits: Sequence[int]) -> Arrays:

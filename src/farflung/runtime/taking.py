@@ -25,11 +25,15 @@ class Taking:
 
     def mean(self, step: int, losses: Sequence[float]) -> float:
         """``losses``: of the micro-batches of those who take part in ``step``, in order."""
-        job = self._setup.job
-        if job.weighting == "equal":
+        if self._setup.job.weighting == "equal":
             return sum(losses) / len(losses)
-        sizes: Sequence[int] = job.micro_batch_sizes
-        if self._sync is not None:
-            places = self._setup.places[self._setup.loss_stage]
-            sizes = [size for size, place in zip(sizes, places, strict=True) if self.part(step, place)]
+        sizes = self._sizes(step)
         return sum(size * loss for size, loss in zip(sizes, losses, strict=True)) / sum(sizes)
+
+    def samples(self, step: int) -> int:
+        """How many samples ``step`` counts."""
+        return sum(self._sizes(step))
+
+    def _sizes(self, step: int) -> list[int]:
+        sizes, places = self._setup.job.micro_batch_sizes, self._setup.places[self._setup.loss_stage]
+        return [size for size, place in zip(sizes, places, strict=True) if self.part(step, place)]

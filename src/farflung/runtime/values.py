@@ -111,7 +111,7 @@ class Courier:
         if _KINDS.fullmatch(frame.kind) is None:
             raise WireError(
                 f"unknown frame {frame.kind!r:.40}: known are value, data, part, total, norms, losses, "
-                "verdict, prepared, slope, copy, copied, eval-done-N, token-N"
+                "verdict, prepared, slope, pace, norm, copy, copied, eval-done-N, token-N"
             )
         if frame.kind in ("value", "data"):
             key = _key(frame)

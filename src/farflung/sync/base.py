@@ -248,21 +248,25 @@ def check_clipping(strategy: Strategy, max_norm: float | None, *, by_previous_st
     the mean: by norms of their own, replicas that began equal would drift apart.
 
     Raises:
-        InputError: the strategy averages gradients, or updates layers earlier and the previous step's norm was not asked for.
+        InputError: the strategy averages gradients, or updates layers earlier, and the previous step's norm was not asked for;
+            or it has no gradients.
     """
     if max_norm is not None and strategy.sent is Sent.SCALARS:
         raise InputError(
             f"clip_norm = {max_norm:g}: {strategy.name} estimates gradients from one number of each replica, so there is no norm "
             "to clip by; remove clip_norm, or lower lr"
         )
-    if max_norm is not None and strategy.sent is Sent.GRADIENTS:
+    if max_norm is None or by_previous_step:
+        return
+    if strategy.sent is Sent.GRADIENTS:
         raise InputError(
             f"clip_norm = {max_norm:g}: {strategy.name} averages gradients after each replica has taken the norm of its own, so "
-            "replicas would clip differently and drift apart; remove clip_norm, or take strategy = 'exact' (order = 'any' for "
-            "sums by a ring or a tree), which clips by the norm of the mean"
+            "replicas would clip differently and drift apart; set clip_by = 'previous' (by the norm of the step before), remove "
+            "clip_norm, or take strategy = 'exact' (order = 'any' for sums by a ring or a tree), which clips by the norm of the "
+            "mean"
         )
-    if max_norm is not None and strategy.updates_early and not by_previous_step:
+    if strategy.updates_early:
         raise InputError(
             f"clip_norm = {max_norm:g}: {strategy.name} updates a layer before all gradients are known; remove clip_norm, "
-            "clip by the previous step's norm, or choose a strategy that updates at the end of a step"
+            "set clip_by = 'previous' (by the norm of the step before), or choose a strategy that updates at the end of a step"
         )

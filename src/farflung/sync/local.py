@@ -24,11 +24,13 @@ Sets = tuple[tuple[int, ...], ...]
 class LocalSgd(AnyGroup):
     """Local SGD with full synchronization: equation (2), all parameters are averaged after every ``sync_every``-th step.
 
-    ``by_speed``: slower replicas take fewer local steps (``pacing``).
+    ``by_speed``: slower replicas take fewer local steps (``pacing``). ``adapt``: these follow measured times where that brings
+    more than this part of samples per second (0: they stay as planned).
     """
 
     sync_every: int = 5
     by_speed: bool = False
+    adapt: float = 0.1
     codec: str = "identity"
     name: ClassVar[str] = "local_sgd"
     sent: ClassVar[Sent] = Sent.PARAMETERS
@@ -38,6 +40,7 @@ class LocalSgd(AnyGroup):
     def __post_init__(self) -> None:
         check_steps("sync_every", self.sync_every)
         check_codec(self.name, self.sent, self.codec)
+        check_number("adapt", self.adapt, below=1.0)
 
     def step(self, step: int, world: World) -> Program:
         """Update; at the end of a period exchange and mean."""

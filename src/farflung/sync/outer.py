@@ -23,11 +23,12 @@ Layers = tuple[int, ...]
 class Diloco(AnyGroup):
     """DiLoCo (Douillard et al. 2023): every ``sync_every`` steps an outer step of SGD with (Nesterov) momentum.
 
-    With ``outer_lr = 1`` and ``outer_momentum = 0`` it is local SGD. ``by_speed``: slower replicas take fewer local steps.
+    With ``outer_lr = 1`` and ``outer_momentum = 0`` it is local SGD. ``by_speed`` and ``adapt`` as there.
     """
 
     sync_every: int = 50
     by_speed: bool = False
+    adapt: float = 0.1
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     nesterov: bool = True
@@ -142,12 +143,13 @@ class Co2(AnyGroup):
     At the end of round t replicas send what they moved in it and apply what they moved in round t-1, so nobody waits.
     ``penalty``: the stale pseudo-gradient is divided by ``1 + |x_t - x_{t-1}| / |pseudo-gradient|``: the staler the point at
     which it was measured, the less it counts. ``clip``: the outer momentum's norm is held below it (0: not at all). What differs:
-    the abstract that we had names penalty and clipping without formulas; both are our reading of gap-aware damping. ``by_speed``:
-    slower replicas take fewer local steps.
+    the abstract that we had names penalty and clipping without formulas; both are our reading of gap-aware damping. ``by_speed``
+    and ``adapt`` as in local SGD.
     """
 
     sync_every: int = 10
     by_speed: bool = False
+    adapt: float = 0.1
     outer_lr: float = 1.0
     outer_momentum: float = 0.2
     penalty: bool = True
@@ -196,6 +198,7 @@ def _check_outer(strategy: Diloco | StreamingDiloco | Co2) -> None:
     check_steps("sync_every", strategy.sync_every)
     check_number("outer_lr", strategy.outer_lr, above=True)
     check_number("outer_momentum", strategy.outer_momentum, below=1.0)
+    check_number("adapt", getattr(strategy, "adapt", 0.0), below=1.0)
 
 
 def _copy(into: str, x: str, layers: Layers) -> Axpy:

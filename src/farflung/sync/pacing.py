@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from farflung.errors import InputError
 
-__all__ = ["local_steps", "takes"]
+__all__ = ["local_steps", "repaced", "takes"]
 
 
 def local_steps(step_seconds: Sequence[float], sync_every: int) -> tuple[int, ...]:
@@ -33,6 +33,26 @@ def local_steps(step_seconds: Sequence[float], sync_every: int) -> tuple[int, ..
             )
     least = min(step_seconds, default=1.0)
     return tuple(max(1, math.floor(sync_every * least / seconds + 1e-6)) for seconds in step_seconds)
+
+
+def repaced(
+    now: Sequence[int], step_seconds: Sequence[float], shares: Sequence[float], sync_every: int, adapt: float
+) -> tuple[int, ...]:
+    """The local steps that measured ``step_seconds`` of each replica ask for, or ``now`` where they would bring little.
+
+    Little: at most ``adapt`` more samples per second. A period lasts as long as the replica that computes longest; ``shares``
+    (empty: equal) are of a step's samples. A time of zero or that is not finite was not measured: ``now`` stays.
+    """
+    if not all(0 < seconds < math.inf for seconds in step_seconds) or len(step_seconds) != len(now):
+        return tuple(now)
+    weights = list(shares) or [1.0] * len(now)
+
+    def rate(steps: Sequence[int]) -> float:
+        samples = sum(share * count for share, count in zip(weights, steps, strict=True))
+        return samples / max(count * seconds for count, seconds in zip(steps, step_seconds, strict=True))
+
+    found = local_steps(step_seconds, sync_every)
+    return found if rate(found) > (1.0 + adapt) * rate(now) else tuple(now)
 
 
 def takes(step: int, steps: int, sync_every: int) -> bool:

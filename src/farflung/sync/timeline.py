@@ -153,7 +153,9 @@ def explain(strategy: Strategy, world: World, steps: int, names: Mapping[int, st
             continue
         busy = Seconds(sum(exchange.end - exchange.begin for exchange in span.exchanges))
         what = "layer" if len(layers) == 1 else "layers"
-        lines.append(f"step {span.step}: {what} {', '.join(layers)}; {busy} on the link, the step waits {span.exposed}")
+        hidden = Seconds(max(busy - span.exposed, 0.0))
+        text = f"{busy} on the link, {hidden} of it hidden, the step waits {span.exposed}"
+        lines.append(f"step {span.step}: {what} {', '.join(layers)}; {text}")
     if strategy.updates_early:
         lines.append("with several micro-batches only the backward of the last one hides exchanges")
     return "\n".join(lines)

@@ -41,6 +41,7 @@ class SpanKind(StrEnum):
     WAIT = "wait"
     ENCODE = "encode"
     DECODE = "decode"
+    EXCHANGE = "exchange"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Reading a trace: where the time went on each process, and the same as a file for Perfetto.
 
 Rows of a process: compute (forwards, backwards, updates), send (encoding and frames on their way out), receive (frames coming
-in and decoding) and wait (the compute thread has nothing to do).
+in and decoding), wait (the compute thread has nothing to do) and exchange (replicas agree on layers: from the begin until the
+means are there).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ ROWS: dict[SpanKind, str] = {
     SpanKind.RECEIVE: "receive",
     SpanKind.DECODE: "receive",
     SpanKind.WAIT: "wait",
+    SpanKind.EXCHANGE: "exchange",
 }
-_ORDER = ("compute", "wait", "receive", "send")
+_ORDER = ("compute", "exchange", "wait", "receive", "send")
 
 Intervals = list[tuple[float, float]]
 
