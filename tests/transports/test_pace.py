@@ -37,6 +37,15 @@ def test_a_chunk_takes_about_50_ms() -> None:
     assert rate.chunk_bytes(1000) == 1000
 
 
+def test_chunks_follow_what_congestion_control_has_found_before_the_rate_does() -> None:
+    rate = Rate()
+    rate.bytes_per_second, rate.believed = 1e6, 8e6
+    assert rate.feeding == 8e6
+    assert rate.chunk_bytes(1 << 20) == 400_000
+    rate.bytes_per_second = 10e6
+    assert rate.chunk_bytes(1 << 20) == 500_000
+
+
 def test_the_smallest_round_trip_counts_and_gives_way_slowly() -> None:
     rate = Rate()
     for seconds in (0.05, 0.2, 0.2):

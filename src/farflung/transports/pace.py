@@ -26,6 +26,8 @@ class Rate:
 
     def __init__(self) -> None:
         self.bytes_per_second = 0.0
+        #: What congestion control takes the link for (0: it does not say), which grows sooner.
+        self.believed = 0.0
         self.round_trip = 0.0
         self._since: float | None = None
         self._bytes = 0
@@ -55,9 +57,14 @@ class Rate:
         """A round trip took so long; the smallest counts, and slowly gives way to larger ones (a route may change)."""
         self.round_trip = seconds if not self.round_trip else min(seconds, self.round_trip + (seconds - self.round_trip) / 64)
 
+    @property
+    def feeding(self) -> float:
+        """Bytes per second that the system may send soon: with less at hand it runs dry and never finds what the link carries."""
+        return max(self.bytes_per_second, self.believed)
+
     def chunk_bytes(self, most: int) -> int:
         """A chunk takes about 50 ms, so that an urgent one waits no longer than that behind a bulky one."""
-        wanted = self.bytes_per_second * _CHUNK_SECONDS if self.bytes_per_second else _FIRST_CHUNK
+        wanted = self.feeding * _CHUNK_SECONDS if self.bytes_per_second else _FIRST_CHUNK
         return int(min(max(wanted, _MIN_CHUNK), most, _MAX_CHUNK))
 
     @property

@@ -149,6 +149,8 @@ class Connection:
         self._breather = Breather() if self.congestion == "bbr" else None
         self._link = link
         self._wrote_at = 0.0
+        #: Bytes per second that congestion control takes its way for (0: it does not say).
+        self.believed = 0.0
         self._looking = False
         self._why = ""
         self._closing = False
@@ -232,6 +234,7 @@ class Connection:
         breather = self._breather
         if breather is None or (view := bbr_view(self.sock)) is None:
             return _POLL_MS
+        self.believed = float(view.rate)
         now = time.monotonic()
         breather.saw(view, now)
         self.resting = self.padded = False

@@ -314,7 +314,8 @@ class TcpLink(Measured):
         self.rate.confirmed(arrived, now, busy=busy)
         if self._may_need_more() and self._probe.confirmed(arrived, now, self.rate, full=self._outbox.behind):
             self._fit_connections()
-        backlog = self.rate.bytes_per_second / max(len(self.connections), 1) * _BACKLOG_SECONDS
+        self.rate.believed = 0.0 if self.relay else sum(one.believed for one in self.connections)  # else: the way to the relay
+        backlog = self.rate.feeding / max(len(self.connections), 1) * _BACKLOG_SECONDS
         connection.limit_backlog(int(min(max(backlog, _MIN_BACKLOG), _MAX_BACKLOG)))
 
     def _may_need_more(self) -> bool:

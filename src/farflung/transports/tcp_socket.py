@@ -8,6 +8,7 @@ short, so that an urgent chunk does not wait behind megabytes.
 from __future__ import annotations
 
 import fcntl
+import functools
 import math
 import os
 import socket
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from farflung.errors import ConnectionLost, InputError, SecurityError
@@ -47,6 +49,8 @@ __all__ = [
 ]
 
 _BACKLOG = 256
+#: The most that a send buffer is asked for: bytes.
+_MOST_ROOM = 16 << 20
 _NOTSENT_LOWAT = 25
 _CC_INFO = 26
 #: BBR's window over the bandwidth-delay product, in 1/256: only PROBE_RTT has 1.
@@ -268,11 +272,28 @@ def _shown_names(connection: ssl.SSLSocket) -> list[bytes]:
 
 
 def tune(connection: socket.socket) -> None:
-    """No delay for small messages; BBR where the system has it."""
+    """No delay for small messages; BBR where the system has it; as much room for what is under way as the system gives."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if room := _send_room():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     if hasattr(socket, "TCP_CONGESTION"):
         with suppress(OSError):  # not there, or not allowed to us: what is in force is told by ``kernel_view``
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+
+
+@functools.cache
+def _send_room() -> int:
+    """What to ask for as a send buffer, in bytes, where that gives more than the buffer's own growth would (0: it does not).
+
+    The system doubles what is asked for, up to ``net.core.wmem_max``, and lets a buffer that nobody asked for grow to the last
+    number of ``net.ipv4.tcp_wmem``. A connection can't have more under way than its buffer holds.
+    """
+    with suppress(OSError, ValueError):
+        most = int(Path("/proc/sys/net/core/wmem_max").read_text("ascii"))
+        grown = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text("ascii").split()[2])
+        most = min(most, _MOST_ROOM)
+        return most if 2 * most > grown else 0
+    return 0
 
 
 def set_backlog(connection: socket.socket, nbytes: int) -> None:
