@@ -24,3 +24,8 @@ def test_what_needs_an_order_is_refused(changes: dict[str, object], text: str) -
 def test_a_job_may_have_helpers() -> None:
     job = make_job({"name": "x", "data": {"kind": "caller"}, "plan": {"helpers": True}})
     assert job.plan.helpers
+
+
+def test_duplicates_are_for_helpers() -> None:
+    with pytest.raises(InputError, match=r"plan\.duplicates = true goes with helpers only: set plan\.helpers = true, or leave"):
+        make_job({"name": "x", "data": {"kind": "caller"}, "plan": {"duplicates": True}})

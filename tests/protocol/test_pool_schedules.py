@@ -105,7 +105,7 @@ class World:
         self.slices, self.steps = self.chance.randint(1, 7), self.chance.randint(1, 3)
         self.step = -1
         room, helper_room = self.chance.randint(1, 3), self.chance.randint(1, 3)
-        patience = Patience(least=1.0, factor=self.chance.choice([1.0, 3.0]), first=4.0)
+        patience = Patience(least=1.0, factor=self.chance.choice([1.0, 3.0]), first=4.0, hedge=self.chance.choice([0.0, 0.8]))
         self.stages = []
         for stage in range(self.chance.randint(1, 3)):
             name = f"s{stage}"

@@ -14,6 +14,7 @@ import pytest
 from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import (
     AbortRun,
+    BetterPlan,
     Command,
     DismissMember,
     Event,
@@ -144,6 +145,11 @@ class World:
             whole = len(self.ledger) == STEPS
             self.up[name].append(RunEnded(run="r", name=name, attempt=run.attempts, whole=whole))
 
+    def improve(self) -> None:
+        """Somebody has found a better plan, perhaps than one that is over by now."""
+        attempt = self.machine.runs["r"].attempts - (self.chance.random() < 0.3)
+        self.tell(BetterPlan(run="r", attempt=attempt, cause="there is a better plan"))
+
     def break_link(self) -> None:
         run = self.machine.runs["r"]
         for name in run.devices:
@@ -159,7 +165,7 @@ class World:
             choices.append(self.plan)
         choices += [lambda name=name: self.join(name) for name in self.names if name not in self.up]  # type: ignore[misc]
         if faults and chance.random() < 0.15:
-            choices = [self.break_link, self.restart_broker]
+            choices = [self.break_link, self.restart_broker, self.improve]
             choices += [lambda name=name: self.die(name) for name in list(self.up)] * 3  # type: ignore[misc]
             choices += [lambda name=name: self.want(name) for name in list(self.up)] * 2  # type: ignore[misc]
         chance.choice(choices)()

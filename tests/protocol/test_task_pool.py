@@ -188,6 +188,58 @@ def test_room_bounds_what_a_device_holds():
     assert Give(helper="a", task=forward(2)) in answer(pool, "a", backward(0))
 
 
+HEDGING = Patience(least=100.0, factor=100.0, first=100.0, hedge=1.5)
+
+
+def hedging(helpers: str, slices: int) -> TaskPool:
+    pool = TaskPool("s", 1.0, room=slices, helper_room=slices, patience=HEDGING)
+    for helper in helpers:
+        pool.handle(HelperCame(helper=helper, speed=1.0, now=0.0))
+    pool.handle(StepBegan(step=0, slices=tuple(range(slices)), now=0.0))
+    pool.handle(InputCame(indices=tuple(range(slices)), now=0.0))
+    return pool
+
+
+def test_who_is_idle_also_does_what_takes_another_one_long():
+    pool = hedging("a", 4)
+    for index in (0, 1):
+        assert pool.handle(ServerFree(now=0.0)) == [Do(task=forward(index))]
+        answer(pool, "s", forward(index), now=1.0)
+    assert pool.deadline() == 100.0, "nothing is known yet"
+    answer(pool, "a", forward(2), now=2.0)
+    assert pool.deadline() == 2.0 + 1.5 * 2.0
+    assert pool.handle(ServerFree(now=4.9)) == []
+    assert pool.handle(TimePassed(now=5.0)) == []
+    assert pool.handle(ServerFree(now=5.0)) == [Do(task=forward(3))]
+    assert pool.deadline() == 2.0 + 100 * 2.0, "it has two takers already"
+    assert answer(pool, "s", forward(3), now=6.0) == [Accept(device="s", task=forward(3))]
+    assert pool.deadline() == 2.0 + 100 * 2.0, "it is done, and the slow one is not late"
+    assert answer(pool, "a", forward(3), now=7.0) == [Discard(device="a", task=forward(3))]
+    assert pool.owners() == [("s", 0, 1), ("a", 2, 2), ("s", 3, 3)]
+
+
+def test_an_idle_helper_also_does_a_slow_backward_from_the_stages_input():
+    pool = hedging("ab", 3)
+    assert pool.handle(ServerFree(now=0.0)) == [Do(task=forward(0))]
+    for name, index, now in (("s", 0, 1.0), ("a", 1, 1.0), ("b", 2, 1.0)):
+        answer(pool, name, forward(index), now=now)
+    told = pool.handle(GradientCame(indices=(1, 2), now=1.0))
+    assert told == [Give(helper="a", task=backward(1)), Give(helper="b", task=backward(2))]
+    answer(pool, "b", backward(2), now=3.0)
+    assert pool.handle(TimePassed(now=3.9)) == []
+    assert pool.handle(TimePassed(now=4.0)) == [Give(helper="b", task=backward(1), recompute=True)]
+    assert answer(pool, "b", backward(1), now=5.0) == [Accept(device="b", task=backward(1))]
+    assert answer(pool, "a", backward(1), now=6.0) == [Discard(device="a", task=backward(1))]
+
+
+def test_without_being_asked_nobody_does_anything_twice():
+    pool, _ = begun("ab", 3)
+    pool.handle(ServerFree(now=0.0))
+    answer(pool, "s", forward(0), now=1.0)
+    answer(pool, "a", forward(1), now=1.0)
+    assert pool.handle(ServerFree(now=2.9)) == []
+
+
 @given(st.permutations(range(7)))
 def test_sums_are_made_in_order(order: list[int]):
     given_back: list[tuple[int, str]] = []

@@ -133,6 +133,31 @@ def test_a_silent_helper_is_not_waited_for(home: Path, scene: Scene, patience: l
     assert silent, "a helper was asked and did not answer"
 
 
+def test_with_duplicates_a_slow_helper_is_not_waited_for(home: Path, scene: Scene, patience: list[Patience]) -> None:
+    patience[0] = Patience(least=1e6, first=1e6, hedge=1.0)
+    over, doing, slow = threading.Event(), dict[str, str](), list[str]()
+    answered: dict[str, set[str]] = {"u": set(), "v": set()}
+
+    def act(name: str, device: str) -> None:
+        if name != "helper.before_answer":
+            doing[device] = name
+        elif len(answered[device]) == 2:  # an answer of each kind has come, so what is usual is known
+            slow.append(device)
+            over.wait()
+        else:
+            answered[device].add(doing[device])
+
+    scene.act = act  # type: ignore[method-assign]
+    job = JOB.model_copy(update={"plan": JOB.plan.model_copy(update={"duplicates": True})})
+    with Loopback(home, 2) as cluster:
+        for name in "uv":
+            cluster.add(name, reliable=False)
+        found = cluster.run(job.model_copy(update={"workers": 2}))
+        over.set()
+    check(home, found)
+    assert slow, "a helper was asked and did not answer"
+
+
 def test_virtual_replicas_and_replicas_keep_their_order(home: Path, scene: Scene) -> None:
     job = text_job(
         steps=4,

@@ -33,6 +33,7 @@ for _module, _name in {
     "fuzz": "Fuzz",
     "grid": "Grid",
     "hybrid": "Hybrid",
+    "kept": "Kept",
     "loss": "Loss",
     "memory": "Memory",
     "overhead": "Overhead",

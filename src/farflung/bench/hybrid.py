@@ -34,7 +34,7 @@ from farflung.bench.outage import send_away
 from farflung.bench.paced import pace_of
 from farflung.bench.pipeline import network
 from farflung.bench.priority import favoured
-from farflung.bench.processes import LocalCluster
+from farflung.bench.processes import LocalCluster, PacedCluster
 from farflung.bench.stand_in import SPEEDS, STAGES
 from farflung.engines.base import EngineSettings
 from farflung.errors import TrainingError
@@ -57,7 +57,8 @@ _STEPS = 1_000_000
 class HybridSettings(Settings):
     """``chances``: that a helper is lost in a batch; ``batches``: drawn for each of them, and run in each way.
 
-    ``seconds``: a device's forward and backward of one slice through the whole model. ``slices`` in a batch.
+    ``seconds``: a device's forward and backward of one slice through the whole model. ``slices`` in a batch. ``schedule``: how
+    many slices a device may hold; under ``1f1b`` few, and the way through a server takes its time.
     """
 
     reliable: int = 3
@@ -66,18 +67,9 @@ class HybridSettings(Settings):
     batches: int = 8
     slices: int = 24
     seconds: float = 0.75
+    schedule: str = "gpipe"
     width: int = 32
     sequence: int = 32
-
-
-class _Cluster(LocalCluster):
-    """Workers are stand-ins that can be cut off."""
-
-    def _spawn(self, name: str, arguments: list[str]) -> None:
-        if name not in self._commands:
-            at = arguments.index("farflung")
-            arguments = ["-m", "farflung.bench.stand_in", str(self.folder), *arguments[at + 1 :]]
-        super()._spawn(name, arguments)
 
 
 def draw_losses(chance: random.Random, names: Sequence[str], share: float, length: float) -> dict[str, float]:
@@ -115,7 +107,7 @@ class Hybrid:
             folder = Path(place) / "cluster"
             folder.mkdir()
             bundle = _prepare(settings, folder, servers, helpers)
-            with favoured(), _Cluster(folder, servers, data=folder, unreliable=helpers) as cluster:
+            with favoured(), PacedCluster(folder, servers, data=folder, unreliable=helpers) as cluster:
                 client = cluster.client()
                 try:
                     drive = _Drive(cluster, client, bundle, say)
@@ -136,7 +128,7 @@ def _prepare(settings: HybridSettings, folder: Path, servers: Sequence[str], hel
     (folder / SPEEDS).write_text(json.dumps(dict.fromkeys([*servers, *helpers], speed)), encoding="utf-8")
     (folder / STAGES).write_text(json.dumps(place_blocks(base.graph, [1] * len(servers), servers)), encoding="utf-8")
     send_away(folder, ())
-    bundle = variant(base, blank, settings.slices, _STEPS, {})
+    bundle = variant(base, blank, settings.slices, _STEPS, {"schedule": settings.schedule})
     plan = bundle.job.plan.model_copy(update={"helpers": True})
     checkpoint = CheckpointSpec(at_end=False, recover_every=0.0)
     job = bundle.job.model_copy(update={"plan": plan, "checkpoint": checkpoint, "workers": len(servers)})

@@ -28,7 +28,7 @@ from farflung.security import Ticket, new_key
 from farflung.telemetry import RunFolder
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
 
-__all__ = ["Finished", "LocalCluster", "bundle_of", "finished"]
+__all__ = ["Finished", "LocalCluster", "PacedCluster", "bundle_of", "finished"]
 
 _TICKET = re.compile(r"farflung join (\S+)|--ticket (\S+)")
 _ADDRESS = re.compile(r"broker at (\S+) ")
@@ -201,6 +201,16 @@ class LocalCluster:
             process = self._processes.get(name)
             if process is not None and process.poll() is not None:
                 raise ConnectionLost(f"{name} ended with {process.returncode}; it said: {self.log(name)[-400:]!r}")
+
+
+class PacedCluster(LocalCluster):
+    """Its processes are those of ``bench.stand_in``, which read from the cluster's folder: speeds, stages, who is away."""
+
+    def _spawn(self, name: str, arguments: list[str]) -> None:
+        if name not in self._commands:
+            at = arguments.index("farflung")
+            arguments = ["-m", "farflung.bench.stand_in", str(self.folder), *arguments[at + 1 :]]
+        super()._spawn(name, arguments)
 
 
 class _Patience:

@@ -92,6 +92,8 @@ def _check_sync(job: JobSpec) -> None:
 
 
 def _check_helpers(job: JobSpec) -> None:
+    if job.plan.duplicates and not job.plan.helpers:
+        raise InputError("plan.duplicates = true goes with helpers only: set plan.helpers = true, or leave duplicates out")
     if not job.plan.helpers:
         return
     if job.sync.strategy != "exact" or job.sync.order != "job":

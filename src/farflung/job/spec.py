@@ -128,7 +128,8 @@ class PlanSpec(_Section):
 
     ``schedule``: a pipeline order by name; ``auto`` takes 1F1B, or an eager one where links make stages wait and memory is there.
     ``replicas``: how many devices share the micro-batches of each stage. ``helpers``: unreliable workers get no stage; they help
-    those that have one, and may go at any time (hybrid plans).
+    those that have one, and may go at any time (hybrid plans). ``duplicates``: there, who has nothing to do also computes what
+    another one takes long for. ``again``: while it runs, a better plan is looked for when a worker has joined, and by and by.
     """
 
     planner: str = "op_fence"
@@ -136,6 +137,8 @@ class PlanSpec(_Section):
     recompute: Literal["auto", "always", "never"] = "auto"
     replicas: Count = 1
     helpers: bool = False
+    duplicates: bool = False
+    again: bool = False
 
 
 class TrafficSpec(_Section):

@@ -30,6 +30,7 @@ from farflung.protocol.events import (
     TRAINING_ERROR,
     AbortRun,
     AskHelper,
+    BetterPlan,
     Command,
     DismissMember,
     Event,
@@ -147,6 +148,7 @@ class BrokerMachine:
             RunRestored: self._restored,
             WaitedEnough: self._waited,
             RunAdvanced: self._advanced,
+            BetterPlan: self._better,
             PlanMade: self._planned,
             RunPrepared: self._prepared,
             RunDropped: self._dropped,
@@ -347,6 +349,16 @@ class BrokerMachine:
         self._release(run, name)
         gone: list[Command] = [HelperGone(run=run.run, name=name, cause=cause)]
         return gone if told else [*gone, AbortRun(run=run.run, name=name, cause=cause)]
+
+    def _better(self, event: BetterPlan) -> list[Command]:
+        """The attempt ends as after a loss, but nothing was lost: all go on from the last commit, which they hold in memory."""
+        run = self.runs.get(event.run)
+        busy = run is None or run.state is not RunState.RUNNING or run.handing or run.stopping or run.ended
+        if run is None or busy or event.attempt != run.attempts:
+            return []
+        commands = self._abort(run, event.cause, keep=True)
+        self._wait_again(run, {command.name for command in commands})
+        return [*commands, RecoverRun(run=run.run, cause=event.cause, better=True)]
 
     def _planned(self, event: PlanMade) -> list[Command]:
         run = self._run(event.run)

@@ -11,6 +11,7 @@ __all__ = [
     "TRAINING_ERROR",
     "AbortRun",
     "AskHelper",
+    "BetterPlan",
     "Command",
     "DismissMember",
     "Event",
@@ -165,6 +166,15 @@ class RunAdvanced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BetterPlan:
+    """There is a better plan for ``run`` than that of its ``attempt``, for those who are there now (``cause`` says why)."""
+
+    run: str
+    attempt: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMade:
     """The planner answered: the devices that take part, or why there is no plan (``kind``: the error's class).
 
@@ -242,6 +252,7 @@ Event = (
     | RunRestored
     | WaitedEnough
     | RunAdvanced
+    | BetterPlan
     | PlanMade
     | RunPrepared
     | RunDropped
@@ -333,12 +344,25 @@ class AbortRun:
 class RecoverRun:
     """The run's attempt is over because of ``cause``; the next one begins when there are workers for it.
 
-    ``handed``: it ended between two steps, and nothing is made again.
+    ``handed``: it ended between two steps, and nothing is made again. ``better``: nobody is lost, there is a better plan.
     """
 
     run: str
     cause: str
     handed: bool = False
+    better: bool = False
+
+    @property
+    def then(self) -> str:
+        """How it goes on, for people."""
+        if self.better:
+            return "all go on from the last step"
+        return "its part is handed over" if self.handed else "it will go on from what the others hold, or its newest checkpoint"
+
+    @property
+    def told(self) -> str:
+        """What happened, and how it goes on."""
+        return f"{'' if self.handed or self.better else 'lost: '}{self.cause}; {self.then}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Generic, TypeVar
 
 from farflung.errors import InputError
@@ -53,11 +54,16 @@ _NEW = 0.3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """How long a helper may take for a task before others may have it: ``factor`` times the longest of the last answers of the
-    kind, but ``least`` seconds; ``first`` before there was any answer."""
+    kind, but ``least`` seconds; ``first`` before there was any answer.
+
+    ``hedge``: a device with nothing else to do also does a helper's task that has taken ``hedge`` times as long as the middle one
+    of the last answers (0: never).
+    """
 
     least: float = 2.0
     factor: float = 4.0
     first: float = 20.0
+    hedge: float = 0.0
 
 
 class InOrder(Generic[Item]):
@@ -191,11 +197,18 @@ class TaskPool:
     def deadline(self) -> float | None:
         """When the next helper will be late (None: nobody works)."""
         times = [
-            device.since + self._allowed(device.given[0].kind)
+            device.since + wait
             for device in self._devices.values()
             if device.given and device.name != self.server and not device.late
+            for wait in self._waits(device)
         ]
         return min(times, default=None)
+
+    def _waits(self, device: _Device) -> list[float]:
+        """How long ``device`` may take: until it is late, and until the server does what it has, too."""
+        shared = self._shareable(self._devices[self.server], device)
+        hedged = [] if shared is None else [self._hedged(shared.kind)]
+        return [self._allowed(device.given[0].kind), *hedged]
 
     def validate(self) -> None:
         """The machine's own invariants (a failure is a defect of this class)."""
@@ -266,7 +279,7 @@ class TaskPool:
     def _free(self, event: ServerFree) -> list[PoolCommand]:
         server = self._devices[self.server]
         assert not server.given, f"{self.server} is not free: {server.given}"
-        task = self._next_backward(server) or self._next_forward(server, stealing=True)
+        task = self._next_backward(server) or self._next_forward(server, stealing=True) or self._next_slow(server, event.now)
         if task is None:
             return []
         self._take(server, task, event.now)
@@ -319,6 +332,8 @@ class TaskPool:
             for device in able:
                 while len(device.given) < 2:
                     task = (self._next_backward(device) if stealing else None) or self._next_forward(device, stealing=stealing)
+                    if task is None and stealing and not device.given:
+                        task = self._next_slow(device, now)
                     if task is None:
                         break
                     commands.append(self._give(device, task, now))
@@ -366,6 +381,29 @@ class TaskPool:
             return self._task(own[0], TaskKind.FORWARD)
         others = [one for one in waiting if stealing and self._sooner(device, self._devices.get(one.share), waiting)]
         return self._task(others[-1], TaskKind.FORWARD) if others else None
+
+    def _hedged(self, kind: TaskKind) -> float:
+        """How long a task of ``kind`` may take before somebody idle does it, too."""
+        return self._patience.hedge * median(self._seen[kind])
+
+    def _shareable(self, device: _Device, other: _Device) -> Task | None:
+        """The first task of the helper ``other`` that nobody else has, and that ``device`` may do, too."""
+        if not self._patience.hedge or other is device or other.late or other.name == self.server:
+            return None
+        for task in other.given:
+            open_yet = task.kind not in self._slices[task.index].done and bool(self._seen[task.kind])
+            alone = sum(task in one.given for one in self._devices.values()) == 1
+            if open_yet and alone and (task.kind is TaskKind.BACKWARD or not self._full(device)):
+                return task
+        return None
+
+    def _next_slow(self, device: _Device, now: float) -> Task | None:
+        """A helper's task that takes long; ``device`` has nothing to do."""
+        for other in self._devices.values():
+            task = self._shareable(device, other)
+            if task is not None and now - other.since >= self._hedged(task.kind):
+                return task
+        return None
 
     def _full(self, device: _Device) -> bool:
         """Whether it holds as many slices as it may."""

@@ -27,6 +27,7 @@ from farflung.protocol.events import (
     HandOver,
     HelperGone,
     MakePlan,
+    MemberJoined,
     MemberLost,
     MemberMeasured,
     PlanMade,
@@ -53,6 +54,7 @@ from farflung.runtime.probing import Probing
 from farflung.runtime.progress import Progress
 from farflung.runtime.reaching import Dial, Reaching
 from farflung.runtime.relays import Relays, write_relays
+from farflung.runtime.replanning import Replanning
 from farflung.runtime.resuming import Start
 from farflung.runtime.setup import StepReport
 from farflung.runtime.watching import Watching
@@ -89,6 +91,7 @@ class Runs:
         self._assisting = Assisting(send, self.machine, self.links, self.reaching)
         self._freshness = Freshness(self.links)
         self.watching = Watching(self._told_of)
+        self._replanning = Replanning(self.machine, self.changed, self.handle, (self.links, self.reaching, judge))
         #: Told what has to be known after the broker was killed.
         self.note: Callable[..., None] = _forget
         self._live: dict[str, LiveRun] = {}
@@ -138,6 +141,8 @@ class Runs:
             self.probing.gone(event.name)
             self.reaching.gone(event.name)
             self.relays.gone(event.name)
+        if isinstance(event, MemberJoined):
+            self._replanning.joined()
         with self.changed:
             commands = self.machine.handle(event)
             slow = [action for command in commands if (action := self._apply(command)) is not None]
@@ -232,6 +237,7 @@ class Runs:
 
     def close(self) -> None:
         """End what still goes on."""
+        self._replanning.close()
         for live in self.all():
             with self.changed:
                 known = live.run in self.machine.runs  # else its files are being written
@@ -471,11 +477,8 @@ class Runs:
         if not live.lost:
             live.lost_at = self._clock.now()
         live.lost = command.cause
-        after = (
-            "its part is handed over" if command.handed else "it will go on from what the others hold, or its newest checkpoint"
-        )
-        self.tell(live, Frame("note", {"text": f"{'' if command.handed else 'lost: '}{command.cause}; {after}"}))
-        return lambda: self._say(f"run {live.run}: {command.cause}; {after}")
+        self.tell(live, Frame("note", {"text": command.told}))
+        return lambda: self._say(f"run {live.run}: {command.cause}; {command.then}")
 
     def _start(self, live: LiveRun, name: str) -> Callable[[], None]:
         """Let ``name`` begin, after what has to be on record before the first step is."""
@@ -487,6 +490,7 @@ class Runs:
         live.started = now if live.started is None else live.started
         live.progress.begin(now - live.started)
         self.tell(live, Frame("started", {"run": live.run, "attempt": attempt}))
+        self._replanning.begins(live)
         recovery = self._recovery(live, now - live.started) if live.lost else None
         live.lost = ""
 

@@ -50,6 +50,7 @@ from farflung.schedules.base import Action, ActionKind
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
 from farflung.transports.base import Endpoint, Urgency
+from farflung.units import Seconds, counted
 from farflung.wire.frames import Frame
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
 __all__ = ["Serving"]
 
 Gradients = Mapping[Use, Array]
+
+#: Where duplicates are wanted: a task may take so many times as long as the middle one of the last.
+_HEDGE = 1.5
 
 
 class Serving:
@@ -68,6 +72,7 @@ class Serving:
         setup = executor.setup
         count = len(setup.plan.stages)
         self._pools: dict[int, TaskPool] = {}
+        patience = patience or Patience(hedge=_HEDGE if setup.job.plan.duplicates else 0.0)
         for stage in setup.own_stages:
             room = setup.job.micro_batches if setup.plan.schedule == "gpipe" else count - stage
             self._pools[stage] = TaskPool(setup.device, 1.0, room=room, helper_room=max(2, room), patience=patience)
@@ -82,8 +87,9 @@ class Serving:
         self._steps: dict[int, _StageStep] = {}
         self._losses: dict[int, float] = {}
         self._step = -1
-        #: Tasks that were taken over and answers that were discarded, in all steps.
+        #: Tasks that were taken over and answers that were discarded, in all steps, with the seconds of computing these.
         self.taken_over = self.discarded = 0
+        self.wasted = 0.0
 
     # -- from other threads -------------------------------------------------------------------------------------------
 
@@ -130,6 +136,14 @@ class Serving:
         task, answer = self._slices[held[0]].read_answer(frame)
         event = Answered(device=peer, task=task, seconds=answer.seconds, now=time.monotonic())
         self._tell(held[0], event, answer)
+
+    @property
+    def cost(self) -> str:
+        """What was computed twice, or for nothing (empty: nothing was)."""
+        if not (self.taken_over or self.discarded):
+            return ""
+        again, thrown = counted(self.taken_over, "forward"), counted(self.discarded, "answer")
+        return f"helping cost {again} made again and {thrown} thrown away, {Seconds(self.wasted)} of computing"
 
     def close(self) -> None:
         """Stop the senders."""
@@ -284,6 +298,7 @@ class Serving:
             self._send_states(stage, command)
         else:
             self.discarded += 1
+            self.wasted += answer.seconds if answer is not None else 0.0
 
     def _send_states(self, stage: int, command: SendStates) -> None:
         slices, at = self._slices[stage], self._steps[stage]

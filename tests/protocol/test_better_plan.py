@@ -1,0 +1,53 @@
+"""A better plan ends an attempt as a loss does, but nobody is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from farflung.protocol.broker import BrokerMachine, RunState
+from farflung.protocol.events import (
+    AbortRun,
+    BetterPlan,
+    MakePlan,
+    MemberJoined,
+    Offer,
+    PlanMade,
+    RecoverRun,
+    RunDropped,
+    RunPrepared,
+    RunSubmitted,
+)
+
+OFFER = Offer(memory=1e9, speed=1e9)
+BETTER = BetterPlan(run="r", attempt=1, cause="there is a better plan")
+
+
+def running() -> BrokerMachine:
+    made = BrokerMachine()
+    made.handle(MemberJoined(name="a", address="x:1", offer=OFFER))
+    made.handle(RunSubmitted(run="r", workers=None, recoveries=3))
+    made.handle(PlanMade(run="r", devices=("a",)))
+    assert made.handle(BETTER) == [], "it does not run yet"
+    made.handle(RunPrepared(run="r", name="a"))
+    made.handle(MemberJoined(name="b", address="x:1", offer=OFFER))
+    return made
+
+
+def test_the_run_is_planned_again_for_all_once_they_have_let_go() -> None:
+    made = running()
+    assert made.handle(replace(BETTER, attempt=2)) == [], "of another attempt"
+    assert made.handle(BETTER) == [
+        AbortRun(run="r", name="a", cause="there is a better plan", keep=True),
+        RecoverRun(run="r", cause="there is a better plan", better=True),
+    ]
+    assert made.handle(RunDropped(run="r", name="a")) == [MakePlan(run="r", members=("a", "b"), attempt=2)]
+    assert made.runs["r"].state is RunState.PLANNING
+    assert made.runs["r"].lost == 0
+    assert made.handle(BETTER) == [], "it does not run"
+
+
+def test_people_are_told_that_nothing_is_lost() -> None:
+    better = RecoverRun(run="r", cause="there is a better plan", better=True)
+    assert better.told == "there is a better plan; all go on from the last step"
+    assert RecoverRun(run="r", cause="worker b leaves", handed=True).told == "worker b leaves; its part is handed over"
+    assert RecoverRun(run="r", cause="b died").told.startswith("lost: b died; it will go on from what the others hold")
