@@ -227,13 +227,20 @@ def test_the_broker_is_killed_in_mid_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_interrupts_in_mid_run(tmp_path: Path) -> None:
+def test_interrupts_in_mid_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster(tmp_path, "a", "b") as made:
         submitted = made.submit("long", steps=100_000, workers=2)
         run, folder = running(submitted)
         submitted.kill(signal.SIGINT)
         told = f"farflung: {run} goes on: farflung watch {run} shows it again, farflung stop {run} ends it"
         assert told in submitted.ends_cleanly(130, SOON)
+        # inside an emulated cluster the run has no more time than that
+        monkeypatch.setenv("FARFLUNG_EMULATED", "home-lab")
+        emulated = made.start("emulated", "watch", run)
+        emulated.until("checkpoint after step")
+        emulated.kill(signal.SIGINT)
+        assert f"farflung: {run} ends with the emulated cluster; checkpoint.resume takes up" in emulated.ends_cleanly(130, SOON)
+        monkeypatch.delenv("FARFLUNG_EMULATED")
         watched = made.start("watch", "watch", run)
         watched.until("checkpoint after step")
         watched.kill(signal.SIGINT)

@@ -58,6 +58,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "--mtbf is for what deaths cost, which --explain tells: add",
         ),
         ("plan job.toml --topology two-laptops --explain --mtbf abc", "--mtbf: cannot read 'abc' as Seconds"),
+        ("emulate true", "'true' is where the topology belongs: write farflung emulate TOPOLOGY -- true ..."),
         ("emulate two-laptops --counters --every abc -- true", "--every: cannot read 'abc' as Seconds"),
         ("emulate two-laptops --counters --every '0 s' -- true", "--every must be more than 0, got '0 s'"),
         ("simulate gone.json", "the plan gone.json can't be read: No such file or directory; check the path"),

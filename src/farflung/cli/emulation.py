@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farflung.cli.planning import read_time
+from farflung.cli.runs import EMULATED
 from farflung.errors import InputError
 from farflung.units import Bytes, Seconds, counted
 
@@ -64,20 +66,21 @@ def emulate(
         raise InputError("--broker and --home belong to --cluster: add --cluster")
     if every is not None and not counters:
         raise InputError("--every says how often to show counters: add --counters")
+    _check_place(topology, command or [])
     network = Network.named(topology)
     beat = read_time(every, "--every")
     require_root()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with Emulation(network, EmulationOptions(seed=seed)) as emulation:
-        home = _cluster(emulation, folder, broker) if cluster else None
+        variables = _cluster(emulation, folder, broker, topology) if cluster else {}
         for text in beside or ():
-            _beside(emulation, text, home)
+            _beside(emulation, text, variables)
         emulation.play()
         over = threading.Event()
         if beat is not None:
             threading.Thread(target=_watch, args=(emulation, beat, over), name="counters", daemon=True).start()
         try:
-            status = _run(emulation, command or [], None if each else emulation[node or next(iter(emulation.nodes))], home)
+            status = _run(emulation, command or [], None if each else emulation[node or next(iter(emulation.nodes))], variables)
         finally:
             over.set()
             if counters:
@@ -86,7 +89,12 @@ def emulate(
         raise typer.Exit(status)
 
 
-def _run(emulation: Emulation, command: Sequence[str], node: object, home: Path | None) -> int:
+def _check_place(topology: str, command: Sequence[str]) -> None:
+    if not command and "/" not in topology and not Path(topology).exists() and shutil.which(topology):
+        raise InputError(f"{topology!r} is where the topology belongs: write farflung emulate TOPOLOGY -- {topology} ...")
+
+
+def _run(emulation: Emulation, command: Sequence[str], node: object, variables: Mapping[str, str]) -> int:
     """Run the command in ``node`` (None: in each) and give its exit status."""
     from farflung.emulation import Node
     from farflung.emulation.programs import expand, run_each
@@ -95,8 +103,8 @@ def _run(emulation: Emulation, command: Sequence[str], node: object, home: Path 
         _wait(emulation)
         return 0
     if not isinstance(node, Node):
-        return run_each(emulation, command, typer.echo, _home_variable(home))
-    process = node.start(expand(command, node, emulation), env=_home_variable(home))
+        return run_each(emulation, command, typer.echo, variables)
+    process = node.start(expand(command, node, emulation), env=variables)
     status = process.wait()
     return status if status >= 0 else 128 - status
 
@@ -115,27 +123,24 @@ def _wait(emulation: Emulation) -> None:
         return
 
 
-def _cluster(emulation: Emulation, folder: Path | None, broker: str | None) -> Path:
+def _cluster(emulation: Emulation, folder: Path | None, broker: str | None, topology: str) -> dict[str, str]:
+    """Start it; what programs in the nodes must have in their environment."""
     from farflung.emulation.programs import start_cluster
 
     home = folder or Path(tempfile.mkdtemp(prefix="farflung-emulation-"))
     typer.echo(f"emulation: broker and {counted(len(emulation.nodes), 'worker')}; runs and logs in {home}", err=True)
     start_cluster(emulation, home, broker)
-    return home
+    return {"FARFLUNG_HOME": str(home), EMULATED: topology}
 
 
-def _beside(emulation: Emulation, text: str, home: Path | None) -> None:
+def _beside(emulation: Emulation, text: str, variables: Mapping[str, str]) -> None:
     from farflung.emulation.programs import expand
 
     name, colon, rest = text.partition(":")
     if not colon or not rest.strip():
         raise InputError(f'--with {text!r}: write "NODE: COMMAND"')
     node = emulation[name.strip()]
-    node.start(expand(shlex.split(rest), node, emulation), env=_home_variable(home), stdin=subprocess.DEVNULL)
-
-
-def _home_variable(home: Path | None) -> dict[str, str]:
-    return {} if home is None else {"FARFLUNG_HOME": str(home)}
+    node.start(expand(shlex.split(rest), node, emulation), env=variables, stdin=subprocess.DEVNULL)
 
 
 def _watch(emulation: Emulation, beat: float, over: threading.Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,12 +21,14 @@ from farflung.job.check import check_decided
 from farflung.runtime.client import Client
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, counted
 
-__all__ = ["register"]
+__all__ = ["EMULATED", "register"]
 
 TicketOption = Annotated[str | None, typer.Option("--ticket", help="A submit ticket (default: this machine's broker).")]
 RetryOption = Annotated[str, typer.Option("--retry", help="How long a broker that went away is called again.")]
 HomeOption = Annotated[Path | None, typer.Option("--home", help="The folder of this machine's broker, where its ticket is.")]
 
+#: Environment of what runs in an emulated cluster: the topology that was named.
+EMULATED = "FARFLUNG_EMULATED"
 #: Characters of a failed run's cause in the list of runs.
 _SHORT = 60
 #: Seconds without a word after which the list of workers says so.
@@ -53,6 +56,8 @@ def submit(
     spec = load_job(job)
     check_decided(spec)
     chosen = None if topology is None else read_topology(topology)
+    if chosen is None and (emulated := os.environ.get(EMULATED)):
+        typer.echo(f"links are planned as they are known so far; --topology {emulated} plans with the emulated ones", err=True)
     patience = quantity(Seconds, retry, "--retry")
     client = open_client(ticket, home)
     try:
@@ -193,6 +198,8 @@ def _follow(client: Client, run: str) -> None:
     except TrainingError as error:
         raise client.failure(run)(str(error)) from error
     except KeyboardInterrupt:
+        if os.environ.get(EMULATED):
+            raise Stopped(f"{run} ends with the emulated cluster; checkpoint.resume takes up what its checkpoints hold") from None
         raise Stopped(f"{run} goes on: farflung watch {run} shows it again, farflung stop {run} ends it") from None
 
 
