@@ -223,7 +223,7 @@ def test_a_span_s_cost_is_counted() -> None:
 def test_sync_strategies_compare_with_ssgd() -> None:
     report = run("sync-strategies", "strategies=wfbp,local_sgd,free_sets", "steps=6")
     found = report.figures["strategies"]
-    assert list(found) == ["ssgd", "wfbp", "local_sgd", "free_sets"]
+    assert list(found) == ["ssgd", "wfbp", "local_sgd", "free_sets", "local_sgd by_speed"]
     assert found["ssgd"]["gap"] == 0 == found["wfbp"]["gap"]
     assert found["ssgd"]["loss"] == found["wfbp"]["loss"] != found["local_sgd"]["loss"]
     assert 4 < found["ssgd"]["bytes_per_parameter_per_step"] < 4.2

@@ -19,11 +19,12 @@ from farflung.engines.base import Array
 from farflung.errors import PlanError
 from farflung.job.spec import EvaluateSpec
 from farflung.plan.model import Plan
-from farflung.plan.synchronization import strategy_of, world_of
+from farflung.plan.synchronization import check_sync, strategy_of, world_of
 from farflung.runtime.averaging import Averager, Outcome
 from farflung.runtime.executor import Executor
 from farflung.schedules.base import Action
 from farflung.sync import STRATEGIES, Sent, get_strategy
+from farflung.sync.commands import Exchange
 from farflung.testing.replicas import Group, Task
 
 SGD = {"name": "sgd", "lr": 0.05}
@@ -38,7 +39,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "free_sets": {"sync_every": 2},
     "diloco": {"sync_every": 2},
     "streaming_diloco": {"sync_every": 2, "fragments": 2, "overlap": 1},
-    "co2": {"sync_every": 2},
+    "co2": {"sync_every": 2, "penalty": False},
+    "gossip": {"keep_variance": False},
 }
 #: Those for which two members are too few.
 ELSEWHERE = {"robust"}
@@ -102,6 +104,16 @@ def test_every_strategy_trains_with_every_optimizer_and_ends_in_agreement(strate
     for one, two in (("a", "c"), ("b", "d")):
         assert ran.held[one].keys() == ran.held[two].keys()
         assert_agreed(strategy, ran.held[one], ran.held[two])
+    assert_tied(ran)
+
+
+def assert_tied(ran: Ran) -> None:
+    """What both stages of a pipeline hold is the same in both, bit for bit."""
+    for first, second in (("a", "b"), ("c", "d")):
+        common = sorted(ran.held[first].keys() & ran.held[second].keys())
+        assert common
+        one, two = ({name: ran.held[device][name] for name in common} for device in (first, second))
+        assert differing(one, two) == []
 
 
 def assert_agreed(strategy: str, one: Mapping[str, Array], two: Mapping[str, Array]) -> None:
@@ -131,6 +143,71 @@ def test_robust_rules_take_three_members() -> None:
     case = other(case_of("robust", {"rule": "trimmed_mean", "faulty": 1}, grid=False), replicas=replicas)
     ran = run_threads(case)
     assert differing(ran.held["a"], ran.held["b"]) == []
+
+
+PARTIAL = ["partial", "dreamddp", "contiguous", "free_sets", "streaming_diloco"]
+
+
+@pytest.mark.parametrize("strategy", PARTIAL)
+def test_copies_in_two_stages_leave_in_the_same_step(strategy: str) -> None:
+    """In any step: also where a run does not end with a mean of everything, as one that is handed over."""
+    plan = hand_plan(case := case_of(strategy, SETTINGS[strategy]), graph := case.graphs()[4])
+    assert plan.sync is not None
+    layers = plan.sync.layers
+    common = {n for layer in layers[0] for n in layer.parameters} & {n for layer in layers[1] for n in layer.parameters}
+    assert common
+    for step in range(4):
+        leaving = []
+        for stage in (0, 1):
+            world = world_of(plan, graph, case.job, stage)
+            sends = [c for c in strategy_of(plan).step(step, world).commands if isinstance(c, Exchange)]
+            leaving.append({n for c in sends for layer in c.layers for n in layers[stage][layer].parameters} & common)
+        assert leaving[0] == leaving[1]
+        assert leaving[0] in (set(), common)
+
+
+SPLIT: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "penalty": ("co2", {}, {}, "it damps by norms of a stage; set penalty = false, or plan with one stage"),
+    "clip": ("co2", {"penalty": False, "clip": 1.0}, {}, "it clips by norms of a stage; set clip = 0, or plan with one stage"),
+    "variance": ("gossip", {}, {}, "it scales by variances of a layer; set keep_variance = false, or plan with one stage"),
+    "patience": (
+        "local_sgd",
+        {},
+        {"patience": 1.0},
+        "in each stage (sync.patience); set sync.patience = 0, or plan with one stage",
+    ),
+    "rule": ("robust", {"rule": "flag"}, {}, "judges members stage by stage; set rule = 'trimmed_mean', or plan with one stage"),
+}
+
+
+@pytest.mark.parametrize(("strategy", "settings", "more", "text"), SPLIT.values(), ids=SPLIT)
+def test_what_would_part_copies_in_two_stages_is_refused(
+    strategy: str, settings: dict[str, Any], more: dict[str, Any], text: str
+) -> None:
+    sync = {"strategy": strategy, "settings": settings} | more
+    case = case_of(strategy, sync=sync)
+    with pytest.raises(PlanError) as caught:
+        hand_plan(case, case.graphs()[4])
+    assert "stages 0 and 1 hold '" in str(caught.value)
+    assert text in str(caught.value)
+
+
+def test_given_sets_that_would_part_copies_are_refused() -> None:
+    case = case_of("free_sets", {"sync_every": 2})
+    plan = hand_plan(case, graph := case.graphs()[4])
+    assert plan.sync is not None
+    first, second = plan.sync.layers
+    turned = second[1:] + second[:1]
+    common = {name for layer in first for name in layer.parameters} & {name for layer in second for name in layer.parameters}
+    places = [next(n for n, layer in enumerate(layers) if common & set(layer.parameters)) for layers in (first, turned)]
+    assert places[0] != places[1]
+    sets = ((places[0],), tuple(layer for layer in range(len(first)) if layer != places[0]))
+    sync = replace(plan.sync, layers=(first, turned), settings=(("sets", sets), ("sync_every", 2)))
+    with pytest.raises(PlanError) as caught:
+        check_sync(replace(plan, sync=sync), graph, case.job)
+    assert "in different steps (sets); put them into the same set of both, or remove sets, or plan with one stage" in str(
+        caught.value
+    )
 
 
 def test_replicas_drift_apart_between_rounds_and_the_run_says_how_far() -> None:

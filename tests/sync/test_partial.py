@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from instances import assignments, period, problems, random_times, splits
 
 from farflung.errors import InputError
@@ -109,6 +111,21 @@ def test_annealing_improves_on_the_list_schedules() -> None:
         assert found <= start + 1e-12
         better += found < start - 1e-6
     assert better >= 2
+
+
+@given(problem=problems(), random=st.randoms(use_true_random=False))
+def test_a_period_can_begin_with_any_set(problem: Problem, random: Any) -> None:
+    bp, comm, sync_every = problem
+    found = partial_sync_schedule(bp, comm, sync_every)
+    layer = random.randrange(len(bp))
+    turned = found.beginning_with([layer])
+    assert layer in turned.sets[0]
+    assert sorted(turned.sets) == sorted(found.sets)
+    assert turned.period_seconds == found.period_seconds
+    assert sum(turned.step_seconds) == pytest.approx(sum(found.step_seconds))
+    assert not any(layer in added for added in turned.extra)
+    assert all(layer not in chosen for chosen in turned.filled()[1:])
+    assert found.beginning_with([]) is found
 
 
 def test_schedules_are_reproducible() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ __all__ = ["ByteNetwork", "SyncStrategies", "SyncStrategiesSettings", "standard_
 
 Array = npt.NDArray[Any]
 PARTIAL = frozenset({"partial", "dreamddp", "contiguous", "free_sets"})
+#: Local SGD where half of the members are half as fast and take half of the steps, for as many samples.
+_PACED = "local_sgd by_speed"
 ROUNDS = frozenset({"local_sgd", "diloco", "streaming_diloco", "co2"}) | PARTIAL
 
 
@@ -66,7 +68,7 @@ class SyncStrategies:
         assert isinstance(settings, SyncStrategiesSettings)
         names = ["ssgd", *(name for name in settings.strategies if name != "ssgd")]
         found: dict[str, dict[str, float]] = {}
-        for name in names:
+        for name in (*names, *([_PACED] if _PACED.partition(" ")[0] in names else ())):
             say(name)
             found[name] = _measure(settings, name)
         plain = found["ssgd"]["loss"]
@@ -141,9 +143,13 @@ class ByteNetwork:
 def _measure(settings: SyncStrategiesSettings, name: str) -> dict[str, float]:
     """Figures of one strategy, means over seeds; ``loss`` is that of the mean of the replicas' parameters."""
     text, losses, spreads = standard_text(), [], []
-    extra: Mapping[str, object] = {}
+    extra: dict[str, object] = {}
+    taken, steps = _local_steps(settings) if name == _PACED else (), settings.steps
+    if taken:
+        extra["by_speed"], name = True, name.partition(" ")[0]
+        steps = -(-steps * settings.members * settings.sync_every // sum(taken))
     if name in ROUNDS:
-        extra = {"sync_every": settings.sync_every}
+        extra["sync_every"] = settings.sync_every
     for seed in range(settings.seed, settings.seed + settings.seeds):
         network = ByteNetwork(settings, text, seed)
         start = network.start()
@@ -151,8 +157,8 @@ def _measure(settings: SyncStrategiesSettings, name: str) -> dict[str, float]:
         if name == "seed_and_scalar":
             optimizer = OptimizerSpec(name="sgd", lr=settings.zeroth_lr)
         task = Task(start=start, gradient=network.gradient, optimizer=optimizer)
-        group = Group(get_strategy(name, **extra), _world(settings, start), task)
-        group.run(settings.steps)
+        group = Group(get_strategy(name, **extra), replace(_world(settings, start), local_steps=taken), task)
+        group.run(steps)
         replicas = group.replicas
         mean = [np.mean([r.parameters[layer] for r in replicas], axis=0) for layer in range(len(start))]
         losses.append(network.held_out(mean))
@@ -161,11 +167,16 @@ def _measure(settings: SyncStrategiesSettings, name: str) -> dict[str, float]:
     return {
         "loss": statistics.fmean(losses),
         "loss_range": max(losses) - min(losses),
-        "bytes_per_parameter_per_step": statistics.fmean(r.sent_bytes for r in replicas) / count / settings.steps,
+        "bytes_per_parameter_per_step": statistics.fmean(r.sent_bytes for r in replicas) / count / steps,
         "extra_copies": float(len(group.strategy.registers)),
         "model_step_backwards": _modelled(settings, group.strategy, replicas[0].world),
         "divergence": statistics.fmean(spreads) / float(np.sqrt(sum((layer**2).sum() for layer in mean))),
     }
+
+
+def _local_steps(settings: SyncStrategiesSettings) -> tuple[int, ...]:
+    fast = (settings.members + 1) // 2
+    return tuple(settings.sync_every if rank < fast else max(1, settings.sync_every // 2) for rank in range(settings.members))
 
 
 def _modelled(settings: SyncStrategiesSettings, strategy: Strategy, world: World) -> float:

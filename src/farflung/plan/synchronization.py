@@ -94,7 +94,20 @@ def world_of(plan: Plan, graph: Graph, job: JobSpec, stage: int, rank: int = 0) 
     )
     replicas = plan.replicas_of(stage)
     shares = tuple(sum(job.weight(index) for index in replica.micro_batches) for replica in replicas)
-    return World(rank=rank, members=len(replicas), layers=infos, shares=shares, local_steps=plan.sync.local_steps)
+    return World(
+        rank=rank,
+        members=len(replicas),
+        layers=infos,
+        shares=shares,
+        local_steps=plan.sync.local_steps,
+        shared=_shared(plan.sync, stage),
+    )
+
+
+def _shared(sync: SyncPlan, stage: int) -> tuple[int, ...]:
+    """The layers of ``stage`` with parameters that other stages hold, too (tied ones)."""
+    elsewhere = {n for index, layers in enumerate(sync.layers) if index != stage for layer in layers for n in layer.parameters}
+    return tuple(number for number, layer in enumerate(sync.layers[stage]) if elsewhere & set(layer.parameters))
 
 
 def sync_lines(plan: Plan, graph: Graph, job: JobSpec) -> list[str]:
@@ -136,6 +149,7 @@ def check_sync(plan: Plan, graph: Graph, job: JobSpec) -> None:
         _check_local_steps(strategy, plan)
         check_fits(strategy, job)
         _check_patience(strategy, plan, job)
+        _check_shared(strategy, plan, job)
         for stage in plan.stages:
             if plan.sync.layers[stage.index]:
                 strategy.check(world_of(plan, graph, job, stage.index))
@@ -228,6 +242,47 @@ def _check_patience(strategy: Strategy, plan: Plan, job: JobSpec) -> None:
         )
     if job.sync.quorum > members:
         raise InputError(f"sync.quorum = {job.sync.quorum} in groups of {members}: set it to at most {members}")
+
+
+def _check_shared(strategy: Strategy, plan: Plan, job: JobSpec) -> None:
+    """What stages hold in common stays equal only if every number is exchanged alike in all of them, in the same step."""
+    assert plan.sync is not None
+    places: dict[str, list[tuple[int, int]]] = {}
+    for stage, layers in enumerate(plan.sync.layers):
+        for number, layer in enumerate(layers):
+            for name in layer.parameters:
+                places.setdefault(name, []).append((stage, number))
+    common = {name: held for name, held in places.items() if len(held) > 1}
+    if not common:
+        return
+    name, held = next(iter(common.items()))
+    stages = " and ".join(str(stage) for stage, _ in held)
+    why = f"stages {stages} hold {name!r}, and {strategy.name} would let their copies drift apart"
+    for found, what, remedy in (
+        (
+            getattr(strategy, "rule", "trimmed_mean") != "trimmed_mean",
+            "judges members stage by stage",
+            "set rule = 'trimmed_mean'",
+        ),
+        (bool(getattr(strategy, "penalty", False)), "damps by norms of a stage", "set penalty = false"),
+        (bool(getattr(strategy, "clip", 0.0)), "clips by norms of a stage", "set clip = 0"),
+        (bool(getattr(strategy, "keep_variance", False)), "scales by variances of a layer", "set keep_variance = false"),
+        (bool(job.sync.patience), "may miss other members in each stage (sync.patience)", "set sync.patience = 0"),
+        (
+            _split(strategy, common),
+            "exchanges them in different steps (sets)",
+            "put them into the same set of both, or remove sets",
+        ),
+    ):
+        if found:
+            raise InputError(f"{why}: it {what}; {remedy}, or plan with one stage")
+
+
+def _split(strategy: Strategy, common: dict[str, list[tuple[int, int]]]) -> bool:
+    """Whether given sets exchange what stages have in common in different steps."""
+    sets: tuple[tuple[int, ...], ...] = getattr(strategy, "sets", ())
+    step = {layer: number for number, chosen in enumerate(sets) for layer in chosen}
+    return any(len({step.get(layer) for _, layer in held}) > 1 for held in common.values())
 
 
 def _without_crumbs(graph: Graph, layers: list[tuple[tuple[str, ...], float]]) -> list[tuple[tuple[str, ...], float]]:

@@ -17,12 +17,14 @@ __all__ = ["Member", "keep_variance", "norm_of", "ranges", "rescale"]
 
 @dataclass(slots=True)
 class Member:
-    """This worker's replica of one stage. ``registers``: name -> parameter -> array (made when first written)."""
+    """This worker's replica of one stage. ``registers``: name -> parameter -> array (made when first written). ``mark``: a
+    parameter that no other stage holds, for what a checkpoint keeps of the stage as a whole."""
 
     stage: int
     world: World
     layers: tuple[tuple[str, ...], ...]
     runner: StageRunner
+    mark: str
     registers: dict[str, dict[str, Array]] = field(default_factory=dict)
     program: Program = field(default_factory=Program)
     begun: set[int] = field(default_factory=set)

@@ -103,7 +103,11 @@ class Synchronizer:
                 continue
             names = {name for layer in layers for name in layer}
             world = world_of(plan, self._setup.graph, self._setup.job, stage, self._setup.number)
-            member = self._members[stage] = Member(stage, world, layers, runner)
+            elsewhere = {
+                n for other in plan.sync.layers[:stage] + plan.sync.layers[stage + 1 :] for x in other for n in x.parameters
+            }
+            mark = next((name for layer in layers for name in layer if name not in elsewhere), layers[0][0])
+            member = self._members[stage] = Member(stage, world, layers, runner, mark)
             member.first = first_servers([int(layer.nbytes) for layer in world.layers], world.members)
             if isinstance(self.strategy, PartialLocalSgd) and self.strategy.adapt:
                 member.times = LayerTimes(world)
@@ -146,7 +150,7 @@ class Synchronizer:
         for member in self._members.values():
             names, world = member.names(member.world.every), member.world
             before = self._norm.kept
-            more = {} if before is None else {_PREVIOUS: {names[0]: before}}
+            more = {} if before is None else {_PREVIOUS: {member.mark: before}}
             kept = Kept(origin=self._origin, registers=member.registers | more)
             kept.times = self._paces.kept if member.times is None else times_of(world)
             if alone and world.rank:
@@ -157,7 +161,7 @@ class Synchronizer:
                 kept.means[tag] = {name: array.reshape(specs[name]) for name, array in arrays.items()}
             for tag, (sent, group) in member.flying.items():
                 kept.values[tag] = {rank: dict(zip(sent, self._seen(member, tag, rank), strict=True)) for rank in group}
-            found |= slots_of(kept, world.members, world.rank, names[0])
+            found |= slots_of(kept, world.members, world.rank, member.mark)
         return found
 
     def _seen(self, member: Member, tag: str, rank: int) -> Arrays:
@@ -244,7 +248,7 @@ class Synchronizer:
         times.step_over()
         if (self._step + 1 - self._origin) % strategy.sync_every:
             return
-        devices, names = self._setup.plan.stages[member.stage].devices, member.names(member.world.every)
+        devices = self._setup.plan.stages[member.stage].devices
         for tag in [tag for tag in member.flying if tag.startswith(_TIMES)]:
             del member.flying[tag]
             told = [self._mailbox.take(("sync", member.stage, tag, device)) for device in devices]
@@ -257,7 +261,7 @@ class Synchronizer:
                     text = f"step {self._step + 1}: measured times ask for other sets of layers in stage {member.stage}: {sets}"
                     self._tell(f"{text}; the backwards of a period take {seconds}")
         tag = f"{_TIMES}{self._step}"
-        member.flying[tag] = names[:1], member.world.group
+        member.flying[tag] = [member.mark], member.world.group
         self._share(member, tag, member.world.group, [times.take()])
 
     @property

@@ -59,7 +59,8 @@ class LayerInfo:
 class World:
     """One replica's view: its number, its group's size, the layers, and each member's share of a step's samples (empty: equal).
 
-    ``local_steps``: how many steps of a period each member takes, for strategies ``by_speed`` (empty: all).
+    ``local_steps``: how many steps of a period each member takes, for strategies ``by_speed`` (empty: all). ``shared``: layers
+    with parameters that other stages of the pipeline hold, too: all of them are exchanged in the same steps, in every stage.
     """
 
     rank: int
@@ -67,6 +68,7 @@ class World:
     layers: tuple[LayerInfo, ...]
     shares: tuple[float, ...] = ()
     local_steps: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
 
     @property
     def group(self) -> tuple[int, ...]:

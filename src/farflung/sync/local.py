@@ -104,7 +104,7 @@ class PartialLocalSgd(AnyGroup):
 
     def schedule(self, world: World) -> PartialSchedule:
         """The sets that ``method`` chooses for the layers of ``world``."""
-        return schedule_of(world.layers, self.sync_every, self.method, self.tied)
+        return schedule_of(world.layers, self.sync_every, self.method, self._units(world)).beginning_with(world.shared)
 
     def layers_of(self, step: int, world: World) -> tuple[int, ...]:
         """What step ``step`` averages, in the order of exchange."""
@@ -119,7 +119,7 @@ class PartialLocalSgd(AnyGroup):
         chosen = self.layers_of(step, world)
         ready: dict[int, tuple[Command, ...]] = {}
         means: list[Command] = []
-        for group in self._together(chosen):
+        for group in self._together(chosen, self.tied if self.sets else self._units(world)):
             send, mean = _average(f"{step}/{min(group)}", world, group, self.codec)
             ready[min(group)] = (Update(layers=group), send)
             means.append(mean)
@@ -127,8 +127,14 @@ class PartialLocalSgd(AnyGroup):
         rest = (Update(layers=alone),) if alone else ()
         return Program(ready=ready, after=(*rest, *means))
 
-    def _together(self, chosen: tuple[int, ...]) -> list[tuple[int, ...]]:
-        home = {layer: min(group) for group in self.tied for layer in group}
+    def _units(self, world: World) -> Sets:
+        """Groups that are exchanged as one: those of ``tied``, and what other stages hold, too."""
+        whole = {layer for group in self.tied if set(group) & set(world.shared) for layer in group} | set(world.shared)
+        others = tuple(group for group in self.tied if not whole & set(group))
+        return (*others, tuple(sorted(whole))) if len(whole) > 1 else others
+
+    def _together(self, chosen: tuple[int, ...], tied: Sets) -> list[tuple[int, ...]]:
+        home = {layer: min(group) for group in tied for layer in group}
         groups: dict[int, list[int]] = {}
         for layer in chosen:
             groups.setdefault(home.get(layer, layer), []).append(layer)

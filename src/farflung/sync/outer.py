@@ -100,10 +100,12 @@ class StreamingDiloco(AnyGroup):
     def check(self, world: World) -> None:
         """Every fragment has a layer."""
         world.check()
-        if self.fragments > len(world.layers):
+        units = len(_units(world))
+        if self.fragments > units:
+            also = "" if units == len(world.layers) else " (those that other stages hold, too, count as one)"
             raise InputError(
-                f"fragments = {self.fragments} with {len(world.layers)} layers: each fragment needs a layer; "
-                f"set fragments to at most {len(world.layers)}"
+                f"fragments = {self.fragments} with {units} layers{also}: each fragment needs a layer; "
+                f"set fragments to at most {units}"
             )
 
     def init(self, world: World) -> Commands:
@@ -133,7 +135,7 @@ class StreamingDiloco(AnyGroup):
         return Program(after=tuple(commands))
 
     def _layers(self, fragment: int, world: World) -> Layers:
-        return world.every[fragment :: self.fragments]
+        return tuple(sorted(layer for unit in _units(world)[fragment :: self.fragments] for layer in unit))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +201,12 @@ def _check_outer(strategy: Diloco | StreamingDiloco | Co2) -> None:
     check_number("outer_lr", strategy.outer_lr, above=True)
     check_number("outer_momentum", strategy.outer_momentum, below=1.0)
     check_number("adapt", getattr(strategy, "adapt", 0.0), below=1.0)
+
+
+def _units(world: World) -> tuple[Layers, ...]:
+    """What is dealt out to fragments: first the layers that other stages hold, too, as one, so that they leave there as well."""
+    alone = tuple((layer,) for layer in world.every if layer not in world.shared)
+    return ((tuple(world.shared),) if world.shared else ()) + alone
 
 
 def _copy(into: str, x: str, layers: Layers) -> Axpy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import SupportsIndex
 
@@ -59,6 +59,23 @@ class PartialSchedule:
         """Sets with what bubble filling adds, in the order of exchange."""
         both = zip(self.sets, self.extra, strict=True)
         return tuple(tuple(sorted({*chosen, *extra}, reverse=True)) for chosen, extra in both)
+
+    def beginning_with(self, layers: Iterable[int]) -> PartialSchedule:
+        """The same sets in another order: the one that holds ``layers`` (all in one) comes first, and filling adds none of them.
+
+        Steps of a period are alike, so it is as long.
+        """
+        fixed = frozenset(layers)
+        if not fixed:
+            return self
+        first = next(number for number, chosen in enumerate(self.sets) if fixed <= set(chosen))
+        extra = tuple(tuple(layer for layer in added if layer not in fixed) for added in self.extra)
+        return replace(
+            self,
+            sets=self.sets[first:] + self.sets[:first],
+            extra=extra[first:] + extra[:first],
+            step_seconds=self.step_seconds[first:] + self.step_seconds[:first],
+        )
 
 
 def partial_sync_schedule(
