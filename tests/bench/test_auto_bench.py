@@ -1,9 +1,12 @@
 """The benchmark of ``auto``: what it counts, and that a quick run has every part."""
 
+from dataclasses import replace
+
 import pytest
 
-from farflung.bench.auto import AutoBenchSettings, _over, measure
+from farflung.bench.auto import AutoBenchSettings, _Kept, _over, measure
 from farflung.bench.catalog import BENCHMARKS
+from farflung.errors import InputError
 from farflung.graph.builder import GraphBuilder
 
 
@@ -46,3 +49,19 @@ def test_a_quick_run_has_every_part():
     assert report.figures["feasible"] == 2
     assert all(pair["equal"] <= pair["best_seconds"] for pair in report.figures["pairs"])
     assert report.figures["scales"][0]["devices"] == 8
+
+
+def test_pairs_that_were_done_are_not_done_again(tmp_path):
+    done = {"model": "tiny", "topology": "two-laptops", "planners": {"op_fence": 2.0}, "best": "op_fence", "best_seconds": 2.0}
+    first, more = tmp_path / "first.jsonl", tmp_path / "more.jsonl"
+    settings = AutoBenchSettings(models=("tiny",), topologies=("two-laptops",), scales=(), kept=(str(first), str(more)))
+    _Kept(replace(settings, kept=(str(more),))).add(done | {"equal": 2.0, "free": 1.0})
+    report = BENCHMARKS.get("auto").run(settings, lambda text: pytest.fail("it was done"))
+    assert report.figures["feasible"] == 1
+    assert report.figures["over"]["op_fence"]["free_mean"] == 2.0
+    assert not first.exists()
+    with pytest.raises(InputError, match=r"its pairs have the settings .*'evaluations': 40"):
+        _Kept(replace(settings, evaluations=7))
+    first.write_text("nonsense\n")
+    with pytest.raises(InputError, match="does not hold pairs of this benchmark"):
+        _Kept(settings)

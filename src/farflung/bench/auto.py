@@ -22,7 +22,7 @@ from farflung.api.planning import judge
 from farflung.bench.base import Check, Report, Say, Settings
 from farflung.bench.probe import peak_bytes
 from farflung.cluster import Topology
-from farflung.errors import PlanError, TrainingError
+from farflung.errors import InputError, PlanError, TrainingError
 from farflung.graph.ir import Graph
 from farflung.job.spec import CodecSpec, JobSpec, OptimizerSpec, SyncSpec
 from farflung.planners import get_planner
@@ -57,8 +57,11 @@ _MEMORY = 2e9
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoBenchSettings(Settings):
     """``micro_batches`` in a step; ``ratios`` of AdaTopK in the free column. ``evaluations`` of each search. ``scales``: how many
-    devices whose planning is timed (``regions-N``, model ``scale_model``).
+    devices whose planning is timed (``regions-N``, model ``scale_model``). ``kept``: files to which each pair goes as it is done
+    (the first) and from which pairs are taken that were done (all), so that a benchmark that was ended goes on.
     """
+
+    kept: tuple[str, ...] = ()
 
     models: tuple[str, ...] = ("gpt2-xl", "llama-7b", "resnet-101")
     topologies: tuple[str, ...] = _PRESETS
@@ -94,11 +97,17 @@ class AutoBench:
         assert isinstance(settings, AutoBenchSettings)
         pairs: list[dict[str, Any]] = []
         scales: list[dict[str, Any]] = []
-        for name in dict.fromkeys((*settings.models, settings.scale_model)):
+        kept = _Kept(settings)
+        for name in dict.fromkeys((*settings.models, *([settings.scale_model] if settings.scales else []))):
+            timed = name == settings.scale_model and settings.scales
+            if not timed and all((name, topology) in kept.pairs for topology in settings.topologies):
+                pairs += [kept.pairs[name, topology] for topology in settings.topologies]
+                continue
             say(f"capturing {name}")
             graph = _graph(name)
             if name in settings.models:
-                pairs += [_pair(graph, name, topology, settings, say) for topology in settings.topologies]
+                for topology in settings.topologies:
+                    pairs.append(kept.pairs.get((name, topology)) or kept.add(_pair(graph, name, topology, settings, say)))
             if name == settings.scale_model:
                 scales = [_scale(graph, name, count, settings, say) for count in settings.scales]
         feasible = [pair for pair in pairs if pair["equal"] is not None]
@@ -114,6 +123,38 @@ class AutoBench:
         columns = ("model", "topology", "best other", "its step s", "auto equal s", "auto free s")
         checks = (*_checks(feasible, over, settings.quick), *_scale_checks(scales, settings.quick))
         return Report(figures=figures, columns=columns, rows=rows, checks=checks)
+
+
+#: What decides a pair's figures.
+_DECIDES = ("seed", "micro_batches", "evaluations", "ratios")
+
+
+class _Kept:
+    """Pairs that were done before, one JSON object a line."""
+
+    def __init__(self, settings: AutoBenchSettings) -> None:
+        self.settings = settings
+        self.pairs: dict[tuple[str, str], dict[str, Any]] = {}
+        for name in settings.kept:
+            try:
+                lines = Path(name).read_text(encoding="utf-8").splitlines() if Path(name).exists() else []
+                found = [(json.loads(line)["settings"], json.loads(line)["pair"]) for line in lines]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise InputError(f"{name} can't be gone on from: it does not hold pairs of this benchmark ({error!r})") from None
+            for told, pair in found:
+                if told != self._told():
+                    raise InputError(f"{name} can't be gone on from: its pairs have the settings {told}, here {self._told()}")
+                self.pairs[pair["model"], pair["topology"]] = pair
+
+    def _told(self) -> dict[str, Any]:
+        return {key: list(v) if isinstance(v := getattr(self.settings, key), tuple) else v for key in _DECIDES}
+
+    def add(self, pair: dict[str, Any]) -> dict[str, Any]:
+        """Keep ``pair``, too."""
+        if self.settings.kept:
+            with Path(self.settings.kept[0]).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"settings": self._told(), "pair": pair}) + "\n")
+        return pair
 
 
 def _graph(name: str) -> Graph:

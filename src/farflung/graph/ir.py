@@ -324,6 +324,17 @@ class Graph:
         return tuple(accumulate(made))
 
     @cached_property
+    def made_gradients(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
+        """Trainable state -> position and bytes of each gradient that is made of it, one for each use that makes one."""
+        trained = (state for state in self.states if state.trainable)
+        return {
+            state.name: tuple(
+                (self.position[use.op], state.spec.nbytes) for use in self.uses.get(state.name, ()) if use.op in self.grad_ops
+            )
+            for state in trained
+        }
+
+    @cached_property
     def tied(self) -> tuple[tuple[int, tuple[tuple[int, bool], ...]], ...]:
         """Trainable parameters with several uses: their bytes, and the position of each use with whether it makes a gradient."""
         uses = {state.name: self.uses.get(state.name, ()) for state in self.states if state.trainable}

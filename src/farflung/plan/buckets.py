@@ -7,7 +7,7 @@ exchanges by this list and the estimate counts by it. Cost: linear in the uses o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from farflung.graph.cut import SubGraph
@@ -46,30 +46,35 @@ def trained_uses(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec) -> lis
 
 def buckets_of(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec, devices: Sequence[str]) -> tuple[Bucket, ...]:
     """The buckets of a stage held by ``devices``, by program order; each is served by who serves the fewest bytes so far."""
-    groups: list[list[Use]] = []
-    size = BUCKET_BYTES
-    for use in trained_uses(graph, piece, optimizer):
-        if size >= BUCKET_BYTES or len(groups[-1]) >= _BUCKET_USES:
-            groups.append([])
-            size = 0
-        groups[-1].append(use)
-        size += graph.state[use.state].spec.nbytes
-    served = dict.fromkeys(devices, 0)
-    found = []
-    for group in groups:
-        specs = tuple(graph.state[use.state].spec for use in group)
-        server = min(served, key=lambda device: served[device])
-        served[server] += sum(spec.nbytes for spec in specs)
-        found.append(Bucket(uses=tuple(group), specs=specs, server=server))
-    return tuple(found)
+    uses = trained_uses(graph, piece, optimizer)
+    specs = [graph.state[use.state].spec for use in uses]
+    return tuple(
+        Bucket(uses=tuple(uses[start:stop]), specs=tuple(specs[start:stop]), server=devices[server])
+        for start, stop, server, _ in _dealt([spec.nbytes for spec in specs], len(devices))
+    )
 
 
 def served_bytes(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec, devices: Sequence[str]) -> list[int]:
-    """Bytes of one sum that each of ``devices`` serves."""
-    served = dict.fromkeys(devices, 0)
-    for bucket in buckets_of(graph, piece, optimizer, devices):
-        served[bucket.server] += bucket.nbytes
-    return list(served.values())
+    """Bytes of one sum that each of ``devices`` serves: ``buckets_of`` in numbers only."""
+    made, own = graph.made_gradients, range(piece.start, piece.stop)
+    names = [n for n in piece.states if n in made and not (optimizer.groups and is_frozen(optimizer, n))]
+    served = [0] * len(devices)
+    for _, _, server, size in _dealt([size for n in names for position, size in made[n] if position in own], len(devices)):
+        served[server] += size
+    return served
+
+
+def _dealt(sizes: Sequence[int], servers: int) -> Iterator[tuple[int, int, int, int]]:
+    """Runs of uses that are a bucket each: (start, stop, number of the server, bytes)."""
+    served = [0] * servers
+    start, total = 0, 0
+    for index, size in enumerate(sizes):
+        total += size
+        if total >= BUCKET_BYTES or index + 1 - start >= _BUCKET_USES or index + 1 == len(sizes):
+            server = served.index(min(served))
+            served[server] += total
+            yield start, index + 1, server, total
+            start, total = index + 1, 0
 
 
 def parts_of(replicas: Sequence[Replica], virtual_ends: Sequence[int]) -> list[tuple[int, ...]]:

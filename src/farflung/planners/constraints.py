@@ -20,6 +20,7 @@ from farflung.errors import GraphError, InputError, PlanError
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph, OpKind
 from farflung.job.spec import JobSpec, LimitSpec, TrafficSpec
+from farflung.job.traffic import gigabyte_price
 from farflung.plan import CostTables, Estimate, Plan, check_memory, estimate
 from farflung.plan.allowed import allowed_devices
 from farflung.planners.base import Evaluate, Judged, Planner
@@ -133,19 +134,8 @@ def traffic_price(plan: Plan, found: Estimate, topology: Topology, prices: Seque
             add(here, there, link.forward_bytes * size / largest)
             add(there, here, link.backward_bytes * size / largest)
     for exchange in found.exchanges:
-        add(found.replicas[exchange.source].device, found.replicas[exchange.target].device, exchange.nbytes)
-    return sum(_gigabyte(prices, *pair) * nbytes / 1e9 for pair, nbytes in sent.items())
-
-
-def _gigabyte(prices: Sequence[TrafficSpec], here: str, there: str) -> float:
-    """The price of the way: the last entry that names most of it; nothing inside of a region that no entry names."""
-    best, price = -1, 0.0
-    for entry in prices:
-        fits = entry.source in (here, "*") and entry.target in (there, "*")
-        named = (entry.source != "*") + (entry.target != "*")
-        if fits and (here != there or named == 2) and named >= best:
-            best, price = named, entry.gigabyte
-    return price
+        add(found.replicas[exchange.source].device, found.replicas[exchange.target].device, exchange.total_bytes)
+    return sum(gigabyte_price(prices, *pair) * nbytes / 1e9 for pair, nbytes in sent.items())
 
 
 def moved_bytes(graph: Graph, old: Plan, new: Plan) -> dict[str, float]:

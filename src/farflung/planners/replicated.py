@@ -128,7 +128,7 @@ def _groups(problem: Problem, wanted: int) -> list[list[int]]:
         part,
         dp=wanted,
         pp=stages,
-        pp_bytes=cut_bytes(problem),
+        pp_bytes=cut_bytes(problem) * job.micro_batches / wanted,  # what one pipeline sends in a step, as ``dtfm`` has it
         dp_bytes=parameters / stages,
         seconds=None,
         evaluations=_EVALUATIONS,

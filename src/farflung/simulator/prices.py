@@ -17,9 +17,9 @@
     hour = 1.2
 
     [[traffic]]
-    from = "eu"                    # region, or * for any
+    from = "eu"                    # region, or * for any other region
     to = "us"
-    gigabyte = 0.09                # per 10^9 bytes sent
+    gigabyte = 0.09                # per 10^9 bytes sent; what names most counts, inside a region what names it twice
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from farflung.errors import InputError
+from farflung.job.traffic import gigabyte_price
 
 __all__ = ["Bill", "DevicePrice", "PriceTable", "TrafficPrice"]
 
@@ -50,7 +51,7 @@ class DevicePrice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficPrice:
-    """Price of 10^9 bytes from one region to another (``*``: any)."""
+    """Price of 10^9 bytes from one region to another (``*``: any other), see ``farflung.job.traffic``."""
 
     source: str = "*"
     target: str = "*"
@@ -75,7 +76,7 @@ class Bill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
-    """Prices of devices and of traffic between regions; of several that match the first counts."""
+    """Prices of devices, of which the first that matches counts, and of traffic between regions."""
 
     devices: tuple[DevicePrice, ...] = ()
     traffic: tuple[TrafficPrice, ...] = ()
@@ -87,11 +88,8 @@ class PriceTable:
         return next((price for price in self.devices if fnmatchcase(name, price.match)), DevicePrice())
 
     def gigabyte(self, source: str, target: str) -> float:
-        """The price of 10^9 bytes between two regions (inside one, too)."""
-        for price in self.traffic:
-            if fnmatchcase(source, price.source) and fnmatchcase(target, price.target):
-                return price.gigabyte
-        return 0.0
+        """The price of 10^9 bytes from one region to another, by the rule that ``limits.prices`` of a job has, too."""
+        return gigabyte_price(self.traffic, source, target)
 
     def bill(self, seconds: float, busy: Mapping[str, float], sent: Mapping[tuple[str, str], float]) -> Bill:
         """What ``seconds`` cost. ``busy``: device -> computing seconds. ``sent``: (region, region) -> bytes."""
