@@ -124,12 +124,14 @@ def _groups(problem: Problem, wanted: int) -> list[list[int]]:
     graph = problem.graph
     parameters = sum(state.spec.nbytes for state in graph.parameters if state.trainable)
     part = topology.select([topology.names[i] for i in chosen])
+    in_order = (job.sync.strategy, job.sync.order) == ("exact", "job")
+    parts = len(job.virtual_ends) / wanted if in_order else 1.0  # times that a replica sends its gradients (``plan.buckets``)
     found = assign_grid(
         part,
         dp=wanted,
         pp=stages,
         pp_bytes=cut_bytes(problem) * job.micro_batches / wanted,  # what one pipeline sends in a step, as ``dtfm`` has it
-        dp_bytes=parameters / stages,
+        dp_bytes=parameters / stages * parts,
         seconds=None,
         evaluations=_EVALUATIONS,
         seed=job.seed,
