@@ -33,6 +33,10 @@ SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("int8", {"block": 64, "rounding": "stochastic"}),
     ("int4", {"block": "row", "rotate": True, "rounding": "stochastic"}),
     ("int4", {"block": 2}),
+    ("quantized", {"bits": 3, "rotate": True, "scale": "normal"}),
+    ("quantized", {"bits": 4, "scale": "normal", "rounding": "stochastic"}),
+    ("lowrank", {"rank": 2, "values": "int4"}),
+    ("lowrank", {"rank": 3, "values": "int8"}),
 ]
 
 

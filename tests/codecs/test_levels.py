@@ -30,6 +30,19 @@ def test_words_are_those_of_splitmix64() -> None:
     assert abs(np.unpackbits(whole.view(np.uint8)).mean() - 0.5) < 2e-3
 
 
+@pytest.mark.parametrize(("bits", "error"), [(3, 0.23), (4, 0.12), (8, 0.012)])
+def test_scales_for_normal_numbers_err_less_than_those_of_the_peak(bits: int, error: float) -> None:
+    normal = relative(NORMAL, through("quantized", NORMAL, bits=bits, scale="normal"))
+    assert normal < error
+    if bits < 8:
+        assert normal < 0.97 * relative(NORMAL, through("quantized", NORMAL, bits=bits))
+    outlier = np.zeros(256, np.float32)
+    outlier[3] = 1e30
+    assert np.isfinite(through("quantized", outlier, bits=bits, scale="normal")).all()
+    with pytest.raises(InputError, match="codec 'quantized' knows the scales peak, normal, got 'mean'"):
+        get_codec("quantized", scale="mean")
+
+
 def test_fractions_do_not_depend_on_the_runs() -> None:
     one = np.concatenate(list(fractions(7, 1003, 1 << 16)))
     np.testing.assert_array_equal(one, np.concatenate(list(fractions(7, 1003, 8))))

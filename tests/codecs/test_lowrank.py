@@ -34,6 +34,18 @@ def test_a_matrix_of_low_rank_comes_back() -> None:
     assert payload.nbytes < 3 * 140 * 4 + 200
 
 
+@pytest.mark.parametrize(("values", "share", "error"), [("int8", 0.27, 0.02), ("int4", 0.15, 0.25)])
+def test_factors_in_few_bits(values: str, share: float, error: float) -> None:
+    matrix = (GENERATOR.standard_normal((120, 3)) @ GENERATOR.standard_normal((3, 160))).astype(np.float32)
+    codec, plain = get_codec("lowrank", rank=3, values=values), get_codec("lowrank", rank=3)
+    payload = codec.encode(matrix)
+    assert relative(matrix, codec.decode(Payload.from_bytes(payload.to_bytes()))) < error
+    sent, whole = (sum(len(section) for section in one.sections) for one in (payload, plain.encode(matrix)))
+    assert sent < share * whole
+    assert payload.nbytes == pytest.approx(codec.wire_bytes(matrix.size, 4), rel=0.1)
+    assert codec.encode(matrix[:2]).codec == "quantized", "too few rows for factors"
+
+
 def test_warm_start_reaches_the_best_approximation() -> None:
     matrix = decaying(100, 70)
     best = float(np.linalg.norm(0.5 ** np.arange(4, 70)) / np.linalg.norm(0.5 ** np.arange(70)))
@@ -99,6 +111,7 @@ def test_the_ends_of_the_range() -> None:
     [
         ({"rank": 0}, "codec 'lowrank' needs a rank from 1 to 1024, got 0"),
         ({"rank": 2.0}, "got 2.0"),
+        ({"values": "int3"}, "codec 'lowrank' needs values as float32, int8, int4, got 'int3'"),
         ({"seed": "x"}, "codec 'lowrank' needs a seed from 0 to 2^63 - 1, got 'x'"),
     ],
 )

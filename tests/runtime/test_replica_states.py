@@ -35,6 +35,23 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(strategy: str, c
         assert differing(whole.held[device], again.held[device]) == [], device
 
 
+MEMORIES = ["error_feedback", "dgc:momentum=0.5", "difference", "econtrol"]
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("strategy", ["ssgd", "delayed"])
+def test_what_was_dropped_is_part_of_a_checkpoint(strategy: str, memory: str, tmp_path: Path) -> None:
+    settings = {"codec": "topk:ratio=4,values=int8", "memory": memory}
+    saves = {"every": 4, "at_end": False, "keep": 9}
+    case = case_of(strategy, settings, grid=False, steps=8, optimizer={"name": "sgd", "lr": 0.01}, checkpoint=saves)
+    whole = run_threads(other(case, root=tmp_path / "one"))
+    assert whole.store is not None
+    again = run_threads(other(case, root=tmp_path / "two", resume=whole.store.checkpoints.path(4)))
+    assert again.losses == whole.losses[4:]
+    for device in ("a", "c"):
+        assert differing(whole.held[device], again.held[device]) == [], device
+
+
 def test_pipelines_keep_what_each_of_their_stages_has(tmp_path: Path) -> None:
     saves = {"every": 4, "at_end": False, "keep": 9}
     case = case_of("streaming_diloco", PERIODS["streaming_diloco"], steps=8, optimizer=ADAM, checkpoint=saves)

@@ -225,6 +225,52 @@ def test_lossy_exchanges_leave_replicas_equal() -> None:
     assert differing(ran.held["a"], ran.held["c"]) == []
 
 
+REMEMBERING: dict[str, dict[str, Any]] = {
+    "error feedback": {"codec": "topk:ratio=4,values=int8", "memory": "error_feedback"},
+    "dgc with warm-up": {"codec": "topk:ratio=8", "memory": "dgc:momentum=0.5,clip=2.0", "warm_up": 2},
+    "differences": {"codec": "topk:ratio=4", "memory": "difference"},
+    "error control": {"codec": "topk:ratio=4", "memory": "econtrol:eta=0.3"},
+    "warm low rank": {"codec": "lowrank:rank=1", "memory": "error_feedback"},
+}
+
+
+@pytest.mark.parametrize("settings", REMEMBERING.values(), ids=list(REMEMBERING))
+def test_what_codecs_drop_is_remembered_and_replicas_stay_equal(settings: dict[str, Any]) -> None:
+    """And with memory the run comes nearer to the one that drops nothing than without."""
+    sizes = [4] * 4
+
+    def ran(more: Mapping[str, Any]) -> Ran:
+        case = case_of("ssgd", more, grid=False, steps=12, micro_batch_sizes=sizes, optimizer={"name": "sgd", "lr": 0.02})
+        return run_threads(other(case, batch=lambda step, index: random_batches(sizes)(0, index)))
+
+    with_memory = ran(settings)
+    assert differing(with_memory.held["a"], with_memory.held["c"]) == []
+    if "dgc" in settings["memory"]:
+        return  # momentum of its own: another method, not nearer to the plain one
+    dense, without = ran({}), ran({"codec": settings["codec"]})
+
+    def far(one: Ran) -> float:
+        return sum(float(np.square(one.states[name] - dense.states[name]).sum()) for name in dense.states)
+
+    assert far(with_memory) < far(without)
+
+
+@pytest.mark.parametrize("optimizer", [{"name": "adamw"}, {"name": "sgd", "momentum": 0.9}])
+def test_a_memory_with_momentum_wants_an_optimizer_without(optimizer: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match="the memory has the momentum itself; set optimizer"):
+        run_threads(case_of("ssgd", {"codec": "topk", "memory": "dgc"}, grid=False, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("strategy", ["wfbp", "asc_wfbp", "delayed", "diloco", "co2"])
+def test_other_strategies_remember_too(strategy: str) -> None:
+    settings = SETTINGS.get(strategy, {}) | {"codec": "topk:ratio=4", "memory": "error_feedback"}
+    ran = run_threads(case_of(strategy, settings, steps=6))
+    for one, two in (("a", "c"), ("b", "d")):
+        assert differing(ran.held[one], ran.held[two]) == []
+    plain = run_threads(case_of(strategy, settings | {"memory": "none"}, steps=6))
+    assert differing(ran.states, plain.states), "what is remembered is used"
+
+
 def test_clipping_stays_inside_a_pipeline() -> None:
     ran = run_threads(case_of("local_sgd", {"sync_every": 2}, optimizer=SGD | {"clip_norm": 0.01}))
     assert all(np.isfinite(loss) for loss in ran.losses)

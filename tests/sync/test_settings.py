@@ -64,6 +64,13 @@ REMEDY = ", and this codec leaves out or blurs most of them; set 'identity', 'fp
             {"codec": "topk"},
             "codec = 'topk': robust compares or averages single coordinates" + REMEDY,
         ),
+        ("ssgd", {"codec": "int8", "memory": "all"}, "memory = 'all': known are none, error_feedback, dgc, difference, econtrol"),
+        (
+            "ssgd",
+            {"memory": "error_feedback"},
+            "memory = 'error_feedback', warm_up = 0 with codec = 'identity', which drops nothing: set a codec, or leave both out",
+        ),
+        ("ssgd", {"codec": "topk", "warm_up": -1}, "warm_up = -1: must be a whole number, 0 or more"),
         ("ssgd", {"codec": ""}, "codec = '': write a codec's name, e.g. 'identity'"),
         ("free_sets", {"sync_every": 2, "sets": ((0,),)}, "1 sets with sync_every = 2: give one set for each step of a period"),
         ("free_sets", {"adapt": 1.0}, "adapt = 1.0: must be a number, at least 0 and below 1"),

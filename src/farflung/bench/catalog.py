@@ -35,6 +35,7 @@ for _module, _name in {
     "hybrid": "Hybrid",
     "kept": "Kept",
     "loss": "Loss",
+    "loss_study": "LossStudy",
     "memory": "Memory",
     "overhead": "Overhead",
     "overlap": "Overlap",

@@ -6,6 +6,10 @@ Orthonormal columns come from Gram-Schmidt, twice, in the order of the columns. 
 several dims; else the elements in C order fill a nearly square matrix, followed by zeros. Cost: 4 r multiplications for each
 element.
 
+``values = "int8"`` or ``"int4"`` sends the factors block-quantized, four to eight times the rank for the same bytes, and what has
+too few elements for factors in 8 or 2 bits: with error feedback (``memory``) more and coarser directions lose less than few exact
+ones (docs/benchmarks.md, ``loss-study``).
+
 The codec keeps no state: it starts from the seed. The members of ``memory`` start it warm. Replicas that reduce before they
 orthogonalize (the paper's lines 5 and 7) use ``left_factor``, ``orthonormal`` and ``right_factor`` themselves.
 """
@@ -21,7 +25,8 @@ import numpy as np
 from farflung.codecs.base import FLOATING, Array, Payload, as_section, flatten
 from farflung.codecs.dense import HEAD_BYTES, Identity, finite_max
 from farflung.codecs.keys import check_seed, words
-from farflung.codecs.quantized import scale_dtype
+from farflung.codecs.levels import Levels, quantize
+from farflung.codecs.quantized import BlockQuantized, read_quantized, scale_dtype
 from farflung.errors import CodecError, InputError
 from farflung.wire.arrays import DTYPES
 
@@ -29,6 +34,9 @@ __all__ = ["LowRank", "left_factor", "matrix_shape", "orthonormal", "right_facto
 
 _MAX_RANK = 1024
 _EXTRA_HEAD = 48
+#: Bits of a factor's elements, and of what has no factors.
+_BITS = {"float32": (0, 0), "int8": (8, 8), "int4": (4, 2)}
+_BLOCK = 256
 _TINY = 1e-30
 #: A column of which less than this is left, beside those before, is rounding.
 _DEPENDENT = 1e-6
@@ -36,9 +44,10 @@ _DEPENDENT = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
-    """Rank ``rank`` from one step of power iteration, started from ``seed``."""
+    """Rank ``rank`` from one step of power iteration, started from ``seed``; ``values``: how the factors travel."""
 
     rank: int = 4
+    values: str = "float32"
     seed: int = 0
     name: ClassVar[str] = "lowrank"
     lossless: ClassVar[bool] = False
@@ -46,6 +55,8 @@ class LowRank:
     def __post_init__(self) -> None:
         if type(self.rank) is not int or not 1 <= self.rank <= _MAX_RANK:
             raise InputError(f"codec 'lowrank' needs a rank from 1 to {_MAX_RANK}, got {self.rank!r}")
+        if self.values not in _BITS:
+            raise InputError(f"codec 'lowrank' needs values as {', '.join(_BITS)}, got {self.values!r}")
         check_seed("lowrank", self.seed)
 
     def encode(self, array: Array) -> Payload:
@@ -58,7 +69,7 @@ class LowRank:
         dtype, flat = flatten(array)
         rows, columns = matrix_shape(array.shape)
         if dtype not in FLOATING or not self._pays(rows, columns, flat.size, flat.itemsize) or not _is_calm(flat, dtype):
-            return Identity().encode(array), None
+            return self._without_factors(array, dtype), None
         matrix = np.zeros((rows, columns), DTYPES[scale_dtype(dtype)])
         matrix.reshape(-1)[: flat.size] = flat
         unit = np.abs(matrix).max() or 1.0
@@ -70,13 +81,16 @@ class LowRank:
         even = matrix.dtype.type(2.0 ** (rows.bit_length() // 2 + 1))  # the right factor may not leave the range
         sent = left * even, (right / even) * unit
         fields = {"rank": self.rank, "rows": rows, "columns": columns}
-        sections = (as_section(sent[0].reshape(-1)), as_section(sent[1].reshape(-1)))
+        sections = tuple(as_section(factor.reshape(-1)) for factor in sent)
+        if bits := _BITS[self.values][0]:
+            fields |= {"bits": bits, "block": _BLOCK}
+            sections = _quantized(sent, bits)
         return Payload(codec=self.name, dtype=dtype, shape=array.shape, fields=fields, sections=sections), right
 
     def decode(self, payload: Payload) -> Array:
         """See ``Codec``."""
-        if payload.codec == Identity.name:
-            return Identity().decode(payload)
+        if payload.codec in (Identity.name, BlockQuantized.name):
+            return (Identity() if payload.codec == Identity.name else BlockQuantized()).decode(payload)
         if payload.codec != self.name:
             raise CodecError(f"lowrank can't decode a payload of {payload.codec!r:.40}; take the codec that the payload names")
         if payload.dtype not in FLOATING:
@@ -86,9 +100,14 @@ class LowRank:
         rows, columns = payload.integer("rows", 1, max(1, numel)), payload.integer("columns", 1, max(1, numel))
         if not 0 <= rows * columns - numel < rows + columns:
             raise CodecError(f"bad lowrank payload: {rows} x {columns} doesn't hold {numel} elements")
-        first, second = payload.sections_of(2)
-        left = payload.elements(first, kind, rows * rank).reshape(rows, rank)
-        right = payload.elements(second, kind, columns * rank).reshape(columns, rank)
+        if "bits" in payload.fields:
+            codes, scales, further_codes, further_scales = payload.sections_of(4)
+            left = read_quantized(payload, codes, scales, rows * rank).reshape(rank, rows).T
+            right = read_quantized(payload, further_codes, further_scales, columns * rank).reshape(rank, columns).T
+        else:
+            first, second = payload.sections_of(2)
+            left = payload.elements(first, kind, rows * rank).reshape(rows, rank)
+            right = payload.elements(second, kind, columns * rank).reshape(columns, rank)
         top = finite_max(payload.dtype)
         with np.errstate(all="ignore"):
             flat = (left @ right.T).reshape(-1)[:numel]
@@ -98,16 +117,26 @@ class LowRank:
         """See ``Codec``; of a nearly square matrix."""
         rows, columns = matrix_shape((numel,))
         if not self._pays(rows, columns, numel, itemsize):
-            return HEAD_BYTES + float(numel * itemsize)
-        return HEAD_BYTES + _EXTRA_HEAD + float(self.rank * (rows + columns) * max(4, itemsize))
+            bits = _BITS[self.values][1]
+            return BlockQuantized(bits=bits).wire_bytes(numel, itemsize) if bits else HEAD_BYTES + float(numel * itemsize)
+        return HEAD_BYTES + _EXTRA_HEAD + self._factor_bytes(rows, columns, itemsize)
 
     def error_bound(self, shape: tuple[int, ...]) -> float:
         """See ``Codec``: a projection, so never more than the array itself."""
         return 1.0
 
     def _pays(self, rows: int, columns: int, numel: int, itemsize: int) -> bool:
-        factors = self.rank * (rows + columns) * max(4, itemsize) + _EXTRA_HEAD
+        factors = self._factor_bytes(rows, columns, itemsize) + _EXTRA_HEAD
         return self.rank <= min(rows, columns) and factors < numel * itemsize
+
+    def _factor_bytes(self, rows: int, columns: int, itemsize: int) -> float:
+        bits, scale = _BITS[self.values][0], max(4, itemsize)
+        numel = self.rank * (rows + columns)
+        return numel * bits / 8 + (numel // _BLOCK + 2) * scale if bits else float(numel * scale)
+
+    def _without_factors(self, array: Array, dtype: str) -> Payload:
+        bits = _BITS[self.values][1]
+        return BlockQuantized(bits=bits).encode(array) if bits and dtype in FLOATING else Identity().encode(array)
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -149,6 +178,16 @@ def orthonormal(factor: Array) -> Array:
         rest = float(np.linalg.norm(vector))
         vector *= 1.0 / rest if rest > _DEPENDENT * length + _TINY else 0.0
     return basis.astype(factor.dtype)
+
+
+def _quantized(factors: tuple[Array, Array], bits: int) -> tuple[memoryview, ...]:
+    """Codes and scales of both factors, direction by direction."""
+    sections: list[memoryview] = []
+    for factor in factors:
+        flat = np.ascontiguousarray(factor.T).reshape(-1)
+        codes, scales = quantize(flat, Levels(bits=bits, block=_BLOCK), flat.dtype)
+        sections += [as_section(codes), as_section(scales)]
+    return tuple(sections)
 
 
 def _is_calm(flat: Array, dtype: str) -> bool:

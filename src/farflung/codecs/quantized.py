@@ -19,9 +19,10 @@ from farflung.codecs.rotation import rotate, unrotate
 from farflung.errors import CodecError, InputError
 from farflung.wire.arrays import DTYPES
 
-__all__ = ["ROUNDINGS", "BlockQuantized", "read_quantized", "scale_dtype"]
+__all__ = ["ROUNDINGS", "SCALES", "BlockQuantized", "read_quantized", "scale_dtype"]
 
 ROUNDINGS = ("nearest", "stochastic")
+SCALES = ("peak", "normal")
 _MAX_BLOCK = 1 << 20
 _DEFAULT_BLOCK = 256
 _MAX_CHUNK = 1 << 12
@@ -30,13 +31,17 @@ _ROTATION_HEAD = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockQuantized:
-    """``bits`` for each element and a float32 scale for each ``block`` elements or ``row`` (float64 for float64 arrays)."""
+    """``bits`` for each element and a float32 scale for each ``block`` elements or ``row`` (float64 for float64 arrays).
+
+    ``scale``: ``peak`` reaches the block's largest magnitude; ``normal`` is best for normal numbers, which rotation makes of most
+    others, and cuts off what is larger (three bits and more)."""
 
     bits: int = 8
     block: int | str = _DEFAULT_BLOCK
     rounding: str = "nearest"
     rotate: bool = False
     seed: int = 0
+    scale: str = "peak"
     name: ClassVar[str] = "quantized"
     lossless: ClassVar[bool] = False
 
@@ -48,6 +53,8 @@ class BlockQuantized:
             raise InputError(f"codec 'quantized' needs 'row' or an even block from 2 to {_MAX_BLOCK}, got {self.block!r}")
         if self.rounding not in ROUNDINGS:
             raise InputError(f"codec 'quantized' rounds {' or '.join(ROUNDINGS)}, got {self.rounding!r}")
+        if self.scale not in SCALES:
+            raise InputError(f"codec 'quantized' knows the scales {', '.join(SCALES)}, got {self.scale!r}")
         if not isinstance(self.rotate, (bool, int)):
             raise InputError(f"codec 'quantized' needs rotate true or false, got {self.rotate!r}")
         check_seed("quantized", self.seed)
@@ -100,7 +107,8 @@ class BlockQuantized:
         return level_error(self._levels(_row(shape) if self.block == "row" else int(self.block)))
 
     def _levels(self, block: int) -> Levels:
-        return Levels(bits=self.bits, block=block, stochastic=self.rounding == "stochastic", seed=derive(self.seed, "rounding"))
+        stochastic, normal = self.rounding == "stochastic", self.scale == "normal"
+        return Levels(bits=self.bits, block=block, stochastic=stochastic, seed=derive(self.seed, "rounding"), normal=normal)
 
 
 def read_quantized(payload: Payload, codes: memoryview | bytes, scales: memoryview | bytes, numel: int) -> Array:

@@ -47,7 +47,7 @@ from farflung.schedules import (
     time_schedule,
 )
 from farflung.schedules.base import Action
-from farflung.sync import Sent, Strategy, adds_up, get_strategy
+from farflung.sync import Sent, Strategy, adds_up, get_strategy, memory_copies
 from farflung.sync.reductions import transfers
 
 __all__ = [
@@ -468,7 +468,7 @@ def sync_copies(strategy: Strategy, members: int) -> float:
     """Memory that exchanges of ``members`` replicas and the registers take, in copies of the parameters."""
     summed = 0.05 if strategy.sent is Sent.PARAMETERS else 1.05
     one_by_one = strategy.sent is not Sent.SCALARS and not adds_up(strategy)
-    return (members + 1.0 if one_by_one else summed) + len(strategy.registers)
+    return (members + 1.0 if one_by_one else summed) + len(strategy.registers) + memory_copies(strategy, members)
 
 
 def _transfer(topology: Topology, source: str, target: str, nbytes: float) -> Transfer:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from farflung.cluster import Topology
+from farflung.codecs import codec_name, read_codec, read_memory
 from farflung.cost import OpCost
 from farflung.errors import InputError, PlanError
 from farflung.graph.cut import SubGraph
@@ -164,6 +165,13 @@ def check_fits(strategy: Strategy, job: JobSpec) -> None:
         InputError: it can't; the text says what to change.
     """
     check_clipping(strategy, job.optimizer.clip_norm, by_previous_step=job.optimizer.clip_by == "previous")
+    memory = str(getattr(strategy, "memory", "none"))
+    read_memory(memory, read_codec(strategy.codec))
+    if codec_name(memory) == "dgc" and (job.optimizer.name != "sgd" or job.optimizer.momentum):
+        raise InputError(
+            f"memory = {memory!r} with optimizer {job.optimizer.name!r}, momentum {job.optimizer.momentum:g}: the memory has the "
+            "momentum itself; set optimizer.name = 'sgd' and optimizer.momentum = 0, or take memory = 'error_feedback'"
+        )
     if strategy.sent is Sent.SCALARS and job.codec.name != "identity":
         raise InputError(
             f"codec.name = {job.codec.name!r}: {strategy.name} compares two losses that lie close together, and a codec between "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from farflung.cluster import Topology
-from farflung.codecs import get_codec
+from farflung.codecs import get_codec, read_codec
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import DTYPES, Graph, TensorSpec
 from farflung.plan.model import CodecChoice, Plan
@@ -44,7 +44,7 @@ def wire_bytes(choice: CodecChoice, spec: TensorSpec) -> float:
 def sync_bytes(strategy: Strategy, nbytes: float, members: int) -> float:
     """What a link between two of ``members`` replicas carries in a step, on average over a period, of ``nbytes`` of float32."""
     numel = round(nbytes / 4)
-    kept = _codec_bytes(CodecChoice(name=strategy.codec), numel, 4) / (4.0 * numel) if numel else 1.0
+    kept = read_codec(strategy.codec).wire_bytes(numel, 4) / (4.0 * numel) if numel else 1.0
     return nbytes * link_share(strategy, members) * kept / period(strategy)
 
 

@@ -13,7 +13,7 @@ from farflung.runtime.fields import whole
 from farflung.wire.arrays import ArrayMeta, compact, pack, restore, unpack
 from farflung.wire.frames import Frame
 
-__all__ = ["FLOATING", "decode_array", "encode_array", "pack_arrays", "packed_arrays"]
+__all__ = ["FLOATING", "decode_array", "encode_array", "pack_arrays", "pack_payloads", "packed_arrays"]
 
 #: Element types that codecs take.
 FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -58,6 +58,17 @@ def pack_arrays(kind: str, head: Mapping[str, Any], arrays: Sequence[Array | Non
         header, parts = encode_array(array, codec)
         headers.append(header | {"sections": len(parts)})
         sections += parts
+    return Frame(kind, {**head, "arrays": headers}, tuple(sections))
+
+
+def pack_payloads(kind: str, head: Mapping[str, Any], payloads: Sequence[Payload]) -> Frame:
+    """A frame of payloads of arrays in C order, as ``pack_arrays`` writes those that it encodes."""
+    headers: list[dict[str, Any]] = []
+    sections: list[memoryview | bytes] = []
+    for payload in payloads:
+        meta = ArrayMeta(dtype=payload.dtype, shape=payload.shape, strides=None)
+        headers.append({"array": meta.to_header(), "payload": payload.to_header(), "sections": len(payload.sections)})
+        sections += payload.sections
     return Frame(kind, {**head, "arrays": headers}, tuple(sections))
 
 

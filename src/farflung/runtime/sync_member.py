@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from farflung.codecs.exchanged import Remembered
 from farflung.engines.base import Array, StageRunner
 from farflung.runtime.layer_times import LayerTimes
 from farflung.sync import Program, World
@@ -34,6 +35,8 @@ class Member:
     rounds: dict[str, tuple[dict[str, Array], bool]] = field(default_factory=dict)
     #: tag -> (parameters, group) of exchanges under way whose values are needed one by one
     flying: dict[str, tuple[list[str], tuple[int, ...]]] = field(default_factory=dict)
+    #: What codecs dropped; its registers lie among the others.
+    remembered: Remembered = field(default_factory=Remembered)
     #: tag -> when exchanges under way began, on the trace's clock
     since: dict[str, float] = field(default_factory=dict)
     #: What layers take here, where the strategy follows that.

@@ -15,12 +15,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from farflung.codecs import get_codec
-from farflung.codecs.base import Codec
+from farflung.codecs.exchanged import shaped
 from farflung.engines.base import Array, StageRunner
 from farflung.errors import WireError
 from farflung.plan.synchronization import strategy_of, world_of
-from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
+from farflung.runtime.arrays import decode_array, pack_arrays, pack_payloads, packed_arrays
 from farflung.runtime.averaging import Averager, Averaging, Outcome, first_servers
 from farflung.runtime.clipping import PreviousNorm
 from farflung.runtime.fields import text, whole
@@ -108,6 +107,7 @@ class Synchronizer:
             }
             mark = next((name for layer in layers for name in layer if name not in elsewhere), layers[0][0])
             member = self._members[stage] = Member(stage, world, layers, runner, mark)
+            member.remembered.registers = member.registers
             member.first = first_servers([int(layer.nbytes) for layer in world.layers], world.members)
             if isinstance(self.strategy, PartialLocalSgd) and self.strategy.adapt:
                 member.times = LayerTimes(world)
@@ -126,7 +126,9 @@ class Synchronizer:
         elif kept.times is not None:
             self._paces.go_on(kept.times)
             member.world = replace(member.world, local_steps=self._paces.steps)
-        member.registers = {register: dict(arrays) for register, arrays in kept.registers.items()}
+        member.registers.update({register: dict(arrays) for register, arrays in kept.registers.items()})
+        for tag in kept.values:
+            member.remembered.begun(tag, str(getattr(self.strategy, "memory", "none")))
         for norm in member.registers.pop(_PREVIOUS, {}).values():
             self._norm.go_on(norm)
         for tag, means in kept.means.items():
@@ -171,7 +173,7 @@ class Synchronizer:
         seen = self._mailbox.seen([key])
         assert seen is not None
         arrays: Arrays = seen[0]
-        return arrays
+        return self._parts(arrays, member.flying[tag][0])
 
     def begin(self, step: int, rates: Sequence[float]) -> None:
         """What each stage does in ``step``."""
@@ -421,23 +423,28 @@ class Synchronizer:
     def _exchange(self, member: Member, command: Exchange, names: Sequence[str]) -> None:
         """Encoded once, here: all members, this one too, count what the frame holds, whatever is written afterwards."""
         member.since[command.tag] = self._trace.now()
-        codec = None if command.codec == "identity" else get_codec(command.codec)
-        if codec is None and command.weights:
+        if command.codec == "identity" and command.weights:
             self._average(member, command, names)
             return
         values = member.read(command.source, names)
         live = command.source in ("parameters", "gradient")  # codecs, too, may hand out what they were given
         arrays = [np.array(values[name]) if live else np.ascontiguousarray(values[name]) for name in names]
         member.flying[command.tag] = list(names), command.group
-        self._share(member, command.tag, command.group, arrays, codec)
+        self._share(member, command.tag, command.group, arrays, command)
 
-    def _share(self, member: Member, tag: str, group: Sequence[int], arrays: Arrays, codec: Codec | None = None) -> None:
+    def _share(self, member: Member, tag: str, group: Sequence[int], arrays: Arrays, coded: Exchange | None = None) -> None:
         """Send ``arrays`` to the others of ``group``, and put what they will read where theirs will come."""
         devices = self._setup.plan.stages[member.stage].devices
-        frame = pack_arrays("sync", {"run": self._setup.run, "stage": member.stage, "tag": tag}, arrays, codec)
-        own = arrays if codec is None else _unpack(frame, [array.nbytes for array in arrays])
-        self._mailbox.put(("sync", member.stage, tag, self._setup.device), own)
+        head = {"run": self._setup.run, "stage": member.stage, "tag": tag}
         dense = sum(array.nbytes for array in arrays)
+        if coded is None or coded.codec == "identity":
+            frame, own = pack_arrays("sync", head, arrays, None), arrays
+        else:
+            named = dict(zip(member.names(coded.layers), arrays, strict=True))
+            payloads = member.remembered.encode(coded, named, self._setup.job.seed, tag, member.stage, member.world.rank)
+            frame = pack_payloads("sync", head, payloads)
+            own = _unpack(frame, [dense] * len(payloads))
+        self._mailbox.put(("sync", member.stage, tag, self._setup.device), own)
         for rank in group:
             if devices[rank] != self._setup.device:
                 pair = (member.stage, member.stage)
@@ -449,7 +456,7 @@ class Synchronizer:
         member.flying.pop(command.tag, None)
         found = []
         for rank in command.group:
-            arrays = self._mailbox.take(("sync", member.stage, command.tag, devices[rank]))
+            arrays = self._parts(self._mailbox.take(("sync", member.stage, command.tag, devices[rank])), names)
             if len(arrays) != len(names):
                 raise WireError(
                     f"{devices[rank]} sent {len(arrays)} arrays for {len(names)} parameters of exchange {command.tag!r}"
@@ -458,7 +465,8 @@ class Synchronizer:
                 spec = self._setup.graph.state[name].spec
                 if array.shape != spec.shape:
                     raise WireError(f"{devices[rank]} sent {list(array.shape)} for {name!r}, which is {list(spec.shape)}")
-            found.append(dict(zip(names, arrays, strict=True)))
+            found.append(dict(member.remembered.arrived(command.tag, rank, dict(zip(names, arrays, strict=True)))))
+        member.remembered.done(command.tag)
         self._note(member, command, sum(array.nbytes for array in found[0].values()), None)
         return found
 
@@ -477,6 +485,13 @@ class Synchronizer:
                 nbytes=nbytes,
             )
             self._trace.add(span)
+
+    def _parts(self, arrays: Arrays, names: Sequence[str]) -> Arrays:
+        """``arrays`` parameter by parameter: sparse codecs send them as one."""
+        if len(arrays) != 1:
+            return arrays
+        specs = [self._setup.graph.state[name].spec for name in names]
+        return shaped(arrays, [np.broadcast_to(np.empty(1, np.float32), spec.shape) for spec in specs])
 
     def receive(self, peer: str, frame: Frame) -> None:
         """A member's layers came from ``peer`` (transport thread).
@@ -511,5 +526,5 @@ def _unpack(frame: Frame, limits: Sequence[int]) -> Arrays:
     arrays = [array for array in packed_arrays(frame, len(limits)) if array is not None]
     if sum(ArrayMeta.from_header(header.get("array")).memory_nbytes for header, _ in arrays) > sum(limits):
         raise WireError(f"an exchange has at most {sum(limits)} bytes")
-    largest = max(limits)
+    largest = sum(limits)  # sparse codecs send all as one
     return [decode_array(header, sections, largest) for header, sections in arrays]

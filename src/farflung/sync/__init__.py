@@ -1,6 +1,18 @@
 """Synchronization of replicas: what is exchanged when. Knows no tensors; engines run what it says."""
 
-from farflung.sync.base import LayerInfo, Register, Sent, Strategy, World, adds_up, check_clipping, link_share, period
+from farflung.sync.base import (
+    LayerInfo,
+    Register,
+    Sent,
+    Strategy,
+    World,
+    adds_up,
+    check_clipping,
+    codec_name,
+    link_share,
+    memory_copies,
+    period,
+)
 from farflung.sync.commands import Command, Commands, Program
 from farflung.sync.equations import (
     local_sgd_seconds,
@@ -30,11 +42,13 @@ __all__ = [
     "World",
     "adds_up",
     "check_clipping",
+    "codec_name",
     "explain",
     "get_strategy",
     "link_share",
     "local_sgd_seconds",
     "mean_step_seconds",
+    "memory_copies",
     "partial_local_sgd_seconds",
     "partial_sync_schedule",
     "period",

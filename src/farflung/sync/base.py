@@ -26,14 +26,25 @@ __all__ = [
     "adds_up",
     "check_clipping",
     "check_codec",
+    "check_memory",
     "check_number",
     "check_steps",
+    "codec_name",
     "link_share",
+    "memory_copies",
     "period",
 ]
 
 #: Strategies that do more with members' values than to take their mean.
 ONE_BY_ONE = frozenset({"robust", "gossip"})
+#: Memories of what codecs drop: copies of what is exchanged that a member keeps for itself, and of each member.
+REMEMBERED = {
+    "none": (0.0, 0.0),
+    "error_feedback": (1.0, 0.0),
+    "dgc": (2.0, 0.0),
+    "difference": (1.0, 1.0),
+    "econtrol": (2.0, 1.0),
+}
 ROUGH = frozenset({"topk", "adatopk", "randomk", "sign", "int2", "lowrank"})
 
 
@@ -188,6 +199,17 @@ def period(strategy: Strategy) -> int:
     return int(getattr(strategy, "sync_every", 1))
 
 
+def codec_name(text: str) -> str:
+    """The name in a setting ``codec`` or ``memory`` (``topk:ratio=33,values=int4``)."""
+    return text.partition(":")[0].strip()
+
+
+def memory_copies(strategy: Strategy, members: int) -> float:
+    """Copies of what is exchanged that a member keeps to remember what its codec dropped."""
+    sender, receiver = REMEMBERED.get(codec_name(str(getattr(strategy, "memory", "none"))), (0.0, 0.0))
+    return sender + receiver * members
+
+
 class AnyGroup:
     """For strategies that work in any group of two or more and prepare nothing."""
 
@@ -237,11 +259,28 @@ def check_codec(name: str, sent: Sent, codec: object, *, refused: Sequence[str] 
         raise InputError(f"codec = {codec!r}: write a codec's name, e.g. 'identity'")
     if sent is Sent.SCALARS and codec != "identity":
         raise InputError(f"codec = {codec!r}: {name} sends single numbers, which no codec makes smaller; set 'identity'")
-    if (sent is Sent.PARAMETERS and codec in ROUGH) or codec in refused:
+    name_of_codec = codec_name(codec)
+    if (sent is Sent.PARAMETERS and name_of_codec in ROUGH) or name_of_codec in refused:
         what = sent.value if sent is Sent.PARAMETERS else "single coordinates"
         raise InputError(
             f"codec = {codec!r}: {name} compares or averages {what}, and this codec leaves out or blurs most of them; "
             "set 'identity', 'fp16', 'bf16' or 'int8'"
+        )
+
+
+def check_memory(codec: str, memory: object, warm_up: object = 0) -> None:
+    """Whether there is something to remember, or to begin gently with.
+
+    Raises:
+        InputError: the memory is unknown, or the codec drops nothing.
+    """
+    check_steps("warm_up", warm_up, low=0)
+    if not isinstance(memory, str) or codec_name(memory) not in REMEMBERED:
+        raise InputError(f"memory = {memory!r}: known are {', '.join(REMEMBERED)}")
+    if codec == "identity" and (codec_name(memory) != "none" or warm_up):
+        raise InputError(
+            f"memory = {memory!r}, warm_up = {warm_up} with codec = 'identity', which drops nothing: set a codec, or leave "
+            "both out"
         )
 
 

@@ -51,6 +51,8 @@ class Exchange:
     what its ``codec`` made of a value, its own too, so all see the same. ``lane``: exchanges of different lanes
     may be under way at once, those of one lane go in order. ``weights``: given where a ``Mean`` by these weights over the whole
     group is all that ends ``tag``, so that an engine may add up on the way; empty: members' values are needed one by one.
+    ``memory``: what a member remembers of what ``codec`` dropped (``farflung.codecs.memory``), for each layer; ``warm``: (step,
+    steps) of a codec's warm-up, in which it drops less.
     """
 
     tag: str
@@ -60,6 +62,8 @@ class Exchange:
     codec: str = "identity"
     lane: int = 0
     weights: tuple[float, ...] = ()
+    memory: str = "none"
+    warm: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 from farflung.errors import InputError
-from farflung.sync.base import ROUGH, AnyGroup, Register, Sent, World, check_codec, check_number, check_steps
+from farflung.sync.base import ROUGH, AnyGroup, Register, Sent, World, check_codec, check_memory, check_number, check_steps
 from farflung.sync.commands import Aggregate, Axpy, Command, Commands, Exchange, Mean, Program, Update
 from farflung.sync.robust import RULES
 
@@ -18,6 +18,8 @@ class Ssgd(AnyGroup):
     """Synchronous SGD: the mean of all gradients, then one update. Equation (3) of DreamDDP is its time."""
 
     codec: str = "identity"
+    memory: str = "none"
+    warm_up: int = 0
     name: ClassVar[str] = "ssgd"
     sent: ClassVar[Sent] = Sent.GRADIENTS
     registers: ClassVar[tuple[Register, ...]] = ()
@@ -25,11 +27,12 @@ class Ssgd(AnyGroup):
 
     def __post_init__(self) -> None:
         check_codec(self.name, self.sent, self.codec)
+        check_memory(self.codec, self.memory, self.warm_up)
 
     def step(self, step: int, world: World) -> Program:
         """Exchange, mean, update, all after the backward."""
         buckets = (world.every,)
-        sends = tuple(_send(step, world, bucket, self.codec) for bucket in buckets)
+        sends = tuple(_send(step, world, bucket, self) for bucket in buckets)
         return Program(after=(*sends, *_means(step, world, buckets), Update(layers=world.every)))
 
 
@@ -38,6 +41,8 @@ class Wfbp(AnyGroup):
     """Wait-free backpropagation (Poseidon): each layer's gradient leaves when its backward has ended."""
 
     codec: str = "identity"
+    memory: str = "none"
+    warm_up: int = 0
     name: ClassVar[str] = "wfbp"
     sent: ClassVar[Sent] = Sent.GRADIENTS
     registers: ClassVar[tuple[Register, ...]] = ()
@@ -45,10 +50,11 @@ class Wfbp(AnyGroup):
 
     def __post_init__(self) -> None:
         check_codec(self.name, self.sent, self.codec)
+        check_memory(self.codec, self.memory, self.warm_up)
 
     def step(self, step: int, world: World) -> Program:
         """One exchange for each layer."""
-        return _overlapped(step, world, tuple((layer,) for layer in reversed(world.every)), self.codec)
+        return _overlapped(step, world, tuple((layer,) for layer in reversed(world.every)), self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,8 @@ class AscWfbp(AnyGroup):
     """
 
     codec: str = "identity"
+    memory: str = "none"
+    warm_up: int = 0
     merge_bytes: float = 4e6
     simultaneous: int = 2
     name: ClassVar[str] = "asc_wfbp"
@@ -69,12 +77,13 @@ class AscWfbp(AnyGroup):
 
     def __post_init__(self) -> None:
         check_codec(self.name, self.sent, self.codec)
+        check_memory(self.codec, self.memory, self.warm_up)
         check_number("merge_bytes", self.merge_bytes)
         check_steps("simultaneous", self.simultaneous)
 
     def step(self, step: int, world: World) -> Program:
         """One exchange for each bucket, in turn on each lane."""
-        return _overlapped(step, world, self.buckets(world), self.codec, self.simultaneous)
+        return _overlapped(step, world, self.buckets(world), self, self.simultaneous)
 
     def buckets(self, world: World) -> tuple[tuple[int, ...], ...]:
         """Layers that travel together, in backward order."""
@@ -96,6 +105,8 @@ class DelayedUpdate(AnyGroup):
     """
 
     codec: str = "identity"
+    memory: str = "none"
+    warm_up: int = 0
     name: ClassVar[str] = "delayed"
     sent: ClassVar[Sent] = Sent.GRADIENTS
     registers: ClassVar[tuple[Register, ...]] = (Register(name="outgoing"), Register(name="arrived"))
@@ -103,13 +114,14 @@ class DelayedUpdate(AnyGroup):
 
     def __post_init__(self) -> None:
         check_codec(self.name, self.sent, self.codec)
+        check_memory(self.codec, self.memory, self.warm_up)
 
     def step(self, step: int, world: World) -> Program:
         """End the previous exchange, begin this one, update with what the previous brought."""
         every, group, weights = world.every, world.group, world.weights
         send: tuple[Command, ...] = (
             Axpy(into="outgoing", x="gradient", b=0.0, layers=every),
-            Exchange(tag=f"{step}", source="outgoing", layers=every, group=group, codec=self.codec, weights=weights),
+            replace(_send(step, world, every, self), tag=f"{step}", source="outgoing"),
         )
         if step == 0:
             return Program(after=send)
@@ -156,10 +168,31 @@ class Robust(AnyGroup):
 Buckets = tuple[tuple[int, ...], ...]
 
 
-def _send(step: int, world: World, bucket: tuple[int, ...], codec: str, lane: int = 0) -> Exchange:
-    tag = f"{step}/{min(bucket)}"
-    group, weights = world.group, world.weights
-    return Exchange(tag=tag, source="gradient", layers=bucket, group=group, codec=codec, lane=lane, weights=weights)
+class _Compressed(Protocol):
+    """The settings of a strategy that say how gradients are compressed."""
+
+    @property
+    def codec(self) -> str: ...
+
+    @property
+    def memory(self) -> str: ...
+
+    @property
+    def warm_up(self) -> int: ...
+
+
+def _send(step: int, world: World, bucket: tuple[int, ...], how: _Compressed, lane: int = 0) -> Exchange:
+    return Exchange(
+        tag=f"{step}/{min(bucket)}",
+        source="gradient",
+        layers=bucket,
+        group=world.group,
+        codec=how.codec,
+        lane=lane,
+        weights=world.weights,
+        memory=how.memory,
+        warm=(step, how.warm_up) if step < how.warm_up else (0, 0),
+    )
 
 
 def _means(step: int, world: World, buckets: Buckets) -> Commands:
@@ -167,7 +200,7 @@ def _means(step: int, world: World, buckets: Buckets) -> Commands:
     return tuple(Mean(tag=f"{step}/{min(b)}", into="gradient", layers=b, group=group, weights=weights) for b in buckets)
 
 
-def _overlapped(step: int, world: World, buckets: Buckets, codec: str, lanes: int = 1) -> Program:
+def _overlapped(step: int, world: World, buckets: Buckets, how: _Compressed, lanes: int = 1) -> Program:
     """Each bucket leaves when its last backward has ended; all means and the update come at the end."""
-    sends = {min(b): (_send(step, world, b, codec, number % lanes),) for number, b in enumerate(buckets)}
+    sends = {min(b): (_send(step, world, b, how, number % lanes),) for number, b in enumerate(buckets)}
     return Program(ready=sends, after=(*_means(step, world, buckets), Update(layers=world.every)))

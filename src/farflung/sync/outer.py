@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from farflung.errors import InputError
-from farflung.sync.base import AnyGroup, Register, Sent, World, check_codec, check_number, check_steps
+from farflung.sync.base import AnyGroup, Register, Sent, World, check_codec, check_memory, check_number, check_steps
 from farflung.sync.commands import Axpy, Clip, Command, Commands, Damp, Exchange, Mean, Program, Update
 
 __all__ = ["Co2", "Diloco", "StreamingDiloco"]
@@ -33,6 +33,7 @@ class Diloco(AnyGroup):
     outer_momentum: float = 0.9
     nesterov: bool = True
     codec: str = "identity"
+    memory: str = "none"
     name: ClassVar[str] = "diloco"
     sent: ClassVar[Sent] = Sent.PSEUDO_GRADIENTS
     registers: ClassVar[tuple[Register, ...]] = (ANCHOR, MOMENTUM, MOVED)
@@ -41,6 +42,7 @@ class Diloco(AnyGroup):
     def __post_init__(self) -> None:
         _check_outer(self)
         check_codec(self.name, self.sent, self.codec)
+        check_memory(self.codec, self.memory)
 
     def init(self, world: World) -> Commands:
         """All agree on the first parameters."""
@@ -53,7 +55,7 @@ class Diloco(AnyGroup):
         update = () if rests else (Update(layers=every),)
         if (step + 1) % self.sync_every:
             return Program(after=update, rests=rests)
-        launch, arrive = _launch(f"{step}", world, every, self.codec), _arrive(f"{step}", world, every)
+        launch, arrive = _launch(f"{step}", world, every, self.codec, self.memory), _arrive(f"{step}", world, every)
         outer = (*_outer_step(self, every), _copy("parameters", "anchor", every))
         return Program(after=(*update, *launch, arrive, *outer), rests=rests)
 
@@ -157,6 +159,7 @@ class Co2(AnyGroup):
     penalty: bool = True
     clip: float = 0.0
     codec: str = "identity"
+    memory: str = "none"
     name: ClassVar[str] = "co2"
     sent: ClassVar[Sent] = Sent.PSEUDO_GRADIENTS
     registers: ClassVar[tuple[Register, ...]] = (ANCHOR, MOMENTUM, MOVED, ARRIVED, GAP)
@@ -166,6 +169,7 @@ class Co2(AnyGroup):
     def __post_init__(self) -> None:
         _check_outer(self)
         check_codec(self.name, self.sent, self.codec)
+        check_memory(self.codec, self.memory)
         check_number("clip", self.clip)
 
     def init(self, world: World) -> Commands:
@@ -182,7 +186,7 @@ class Co2(AnyGroup):
         restart = _copy("parameters", "anchor", every)
         begun = step - self.sync_every
         if begun < 0:
-            return Program(after=(*update, *_launch(f"{step}", world, every, self.codec), restart), rests=rests)
+            return Program(after=(*update, *_launch(f"{step}", world, every, self.codec, self.memory), restart), rests=rests)
         arrive = _arrive(f"{begun}", world, every, into="arrived")
         damp = (Damp(register="arrived", gap="gap", layers=every),) if self.penalty else ()
         momentum = Axpy(into="outer_momentum", x="arrived", layers=every, b=self.outer_momentum)
@@ -192,7 +196,7 @@ class Co2(AnyGroup):
             Axpy(into="anchor", x="gap", layers=every),
         )
         # What this round moved is measured from the anchor that it began with, so it leaves before the anchor moves.
-        launch = _launch(f"{step}", world, every, self.codec)
+        launch = _launch(f"{step}", world, every, self.codec, self.memory)
         return Program(after=(*update, arrive, *launch, *damp, momentum, *clip, *move, restart), rests=rests)
 
 
@@ -213,12 +217,20 @@ def _copy(into: str, x: str, layers: Layers) -> Axpy:
     return Axpy(into=into, x=x, layers=layers, b=0.0)
 
 
-def _launch(tag: str, world: World, layers: Layers, codec: str) -> Commands:
+def _launch(tag: str, world: World, layers: Layers, codec: str, memory: str = "none") -> Commands:
     """Measure what was moved since the anchor, and begin to send it."""
     return (
         _copy("pseudo_gradient", "anchor", layers),
         Axpy(into="pseudo_gradient", x="parameters", layers=layers, a=-1.0),
-        Exchange(tag=tag, source="pseudo_gradient", layers=layers, group=world.group, codec=codec, weights=world.weights),
+        Exchange(
+            tag=tag,
+            source="pseudo_gradient",
+            layers=layers,
+            group=world.group,
+            codec=codec,
+            weights=world.weights,
+            memory=memory,
+        ),
     )
 
 

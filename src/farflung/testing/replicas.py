@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from farflung.codecs import decode_payload, get_codec
+from farflung.codecs import decode_payload
+from farflung.codecs.exchanged import Remembered, shaped
 from farflung.codecs.keys import derive, signs
 from farflung.job.spec import OptimizerSpec
 from farflung.sync import Strategy, World, renormalized
@@ -88,6 +89,7 @@ class Replica:
     inner: Inner
     queue: deque[Command] = field(default_factory=deque)
     sent_bytes: float = 0.0
+    remembered: Remembered = field(default_factory=Remembered)
 
     @property
     def parameters(self) -> Layers:
@@ -220,15 +222,19 @@ class Group:
             into[layer] = added + command.b * into[layer] if command.b else added
 
     def _exchange(self, replica: Replica, command: Exchange) -> None:
-        codec, values = get_codec(command.codec), []
-        for layer in command.layers:
-            payload = codec.encode(replica.registers[command.source][layer])
-            replica.sent_bytes += payload.nbytes
-            values.append(np.array(decode_payload(payload)))
+        layers = {str(layer): replica.registers[command.source][layer] for layer in command.layers}
+        sent = replica.remembered.encode(command, layers, command.tag, replica.world.rank)
+        replica.sent_bytes += sum(payload.nbytes for payload in sent)
+        values = shaped([np.array(decode_payload(payload)) for payload in sent], layers.values())
         self._post(command.tag, command.group, replica.world.rank, values)
 
     def _mean(self, replica: Replica, command: Mean) -> None:
-        values = self._posts[command.tag].values
+        names = [str(layer) for layer in command.layers]
+        values = {
+            rank: list(replica.remembered.arrived(command.tag, rank, dict(zip(names, found, strict=True))).values())
+            for rank, found in sorted(self._posts[command.tag].values.items())
+        }
+        replica.remembered.done(command.tag)
         shares = renormalized(command.group, command.weights, values)
         for position, layer in enumerate(command.layers):
             rows = {rank: values[rank][position] for rank in sorted(shares)}

@@ -1,0 +1,264 @@
+"""``loss-study``: final loss against bytes under every way of compressing, on text and images, from scratch and fine-tuned.
+
+A byte-level GPT (trained on the validation part of WikiText-2, judged on its test part; fine-tuned from a model that was trained
+on Tiny Shakespeare here) and a narrow ResNet-18 (CIFAR-10 at 16 x 16 pixels; fine-tuned from one that was trained here on the
+other half of the pictures). As a pipeline of four stages whose values are compressed, and as two replicas whose gradients are.
+All variants of a seed take the same steps on the same samples from the same weights. Bytes are those of payload sections. Partial
+results are written after each run, so a study that is stopped still says something.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from farflung.bench.base import Check, Report, Say, Settings
+from farflung.clock import MonotonicClock
+from farflung.errors import InputError
+
+__all__ = ["VARIANTS", "LossStudy", "LossStudySettings", "summary"]
+
+Q = "quantized:bits={bits},block={block},rotate=true"
+FINE = Q.format(bits=4, block=256) + ",scale=normal"
+BACK = Q.format(bits=3, block=256) + ",rounding=stochastic"
+SIGN = Q.format(bits=1, block=1024)
+SPARSE = "topk:ratio=33,values=int4"
+
+#: (way, phase) -> variant -> settings of ``Values`` or ``Gradients``.
+VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
+    ("pipeline", "scratch"): {
+        "dense": {},
+        "auto": {"forward": FINE, "backward": BACK},
+        "8 bits": {"forward": "int8", "backward": "int8"},
+        "4 bits": {"forward": "int4", "backward": "int4"},
+        "2 bits": {"forward": "int2", "backward": "int2"},
+        "top-k": {"forward": "topk:ratio=5,values=float16", "backward": "topk:ratio=5,values=float16"},
+        "AdaTopK": {"by_link": ("identity", "topk:ratio=5,values=float16", "identity")},
+        "low rank": {"forward": "lowrank:rank=1", "backward": "lowrank:rank=1"},
+    },
+    ("pipeline", "fine-tuning"): {
+        "dense": {},
+        "auto": {"forward": SIGN, "backward": SIGN, "difference": True},
+        "8 bits": {"forward": "int8", "backward": "int8"},
+        "4 bits": {"forward": "int4", "backward": "int4"},
+        "2 bits": {"forward": "int2", "backward": "int2"},
+        "1 bit": {"forward": SIGN, "backward": SIGN},
+        "top-k": {"forward": "topk:ratio=15,values=int8", "backward": "topk:ratio=15,values=int8"},
+        "top-k, memory": {"forward": "topk:ratio=15,values=int8", "backward": "topk:ratio=15,values=int8", "difference": True},
+        "AdaTopK": {"by_link": ("identity", "topk:ratio=15,values=int8", "identity")},
+        "AdaTopK, memory": {"by_link": ("identity", "topk:ratio=15,values=int8", "identity"), "difference": True},
+        "low rank": {"forward": "lowrank:rank=1", "backward": "lowrank:rank=1"},
+    },
+    ("replicas", "scratch"): {
+        "dense": {},
+        "auto": {"codec": "lowrank:rank=3,values=int4", "memory": "error_feedback", "matrices": True},
+        "top-k": {"codec": SPARSE},
+        "top-k, memory": {"codec": SPARSE, "memory": "error_feedback"},
+        "8 bits": {"codec": "int8"},
+        "4 bits": {"codec": "int4"},
+        "2 bits": {"codec": "int2"},
+        "2 bits, memory": {"codec": "int2", "memory": "error_feedback"},
+        "1 bit, memory": {"codec": "sign", "memory": "error_feedback"},
+        "low rank, memory": {"codec": "lowrank:rank=1", "memory": "error_feedback", "matrices": True},
+    },
+}
+VARIANTS["replicas", "fine-tuning"] = VARIANTS["replicas", "scratch"]
+#: Target shares of the bytes.
+_SHARES = {
+    ("pipeline", "scratch"): 8.0,
+    ("pipeline", "fine-tuning"): 30.0,
+    ("replicas", "scratch"): 100.0,
+    ("replicas", "fine-tuning"): 100.0,
+}
+_WITHIN, _BEATEN = 0.02, 0.01
+_MEMBERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossStudySettings(Settings):
+    """``train``, ``held``, ``first``: texts to train on, to judge by, and to train the model on that is fine-tuned.
+
+    ``images``: a folder with ``train`` and ``test``. ``again``: samples of fine-tuning, which come again. ``minutes``: no
+    run begins later.
+    """
+
+    train: str = ""
+    held: str = ""
+    first: str = ""
+    images: str = ""
+    width: int = 64
+    sequence: int = 32
+    rows: int = 8
+    steps: int = 150
+    first_steps: int = 400
+    tune_steps: int = 150
+    again: int = 64
+    lr: float = 3e-3
+    tune_lr: float = 3e-4
+    image_width: int = 8
+    image_rows: int = 16
+    image_lr: float = 3e-3
+    seeds: int = 3
+    minutes: float = 60.0
+    models: tuple[str, ...] = ("gpt", "resnet18")
+    only: tuple[str, ...] = ()
+    partial: str = ""
+    plot: str = ""
+
+
+class LossStudy:
+    """Loss and bytes of every variant, mean over seeds, and whether ``auto`` is as good as it shall be."""
+
+    name = "loss-study"
+    summary = "final loss against bytes: every codec with and without memory, text and images, pipelines and replicas"
+
+    def settings(self, quick: bool) -> LossStudySettings:
+        """Quick: some steps of tiny models on made-up samples, one seed."""
+        if quick:
+            return LossStudySettings(
+                quick=True,
+                width=16,
+                sequence=8,
+                rows=4,
+                steps=2,
+                first_steps=1,
+                tune_steps=2,
+                again=8,
+                image_width=4,
+                image_rows=4,
+                seeds=1,
+                only=("dense", "auto"),
+            )
+        return LossStudySettings()
+
+    def run(self, settings: Settings, say: Say) -> Report:
+        """Train all variants.
+
+        Raises:
+            InputError: a file is missing, or a variant unknown.
+        """
+        import torch
+
+        from farflung.bench.loss_study_tasks import Study
+
+        assert isinstance(settings, LossStudySettings)
+        before = torch.get_num_threads()
+        torch.set_num_threads(settings.threads)
+        clock = MonotonicClock()
+        end = clock.now() + 60.0 * settings.minutes
+        rows: list[dict[str, Any]] = []
+        try:
+            for seed in range(settings.seeds):
+                for model in settings.models:
+                    study = Study(settings, model, settings.seed + seed)
+                    for (way, phase), variants in VARIANTS.items():
+                        for variant in _chosen(settings, variants):
+                            if clock.now() > end:
+                                return _report(settings, rows)
+                            row = study.run(way, phase, variant, variants[variant], _MEMBERS)
+                            rows.append(row)
+                            say(f"{model} {way} {phase} {variant} seed {seed}: {row['loss']:.4f} at 1/{row['ratio']:.1f}")
+                            if settings.partial:
+                                Path(settings.partial).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        finally:
+            torch.set_num_threads(before)
+        return _report(settings, rows)
+
+
+def _chosen(settings: LossStudySettings, variants: Mapping[str, Any]) -> list[str]:
+    if not settings.only:
+        return list(variants)
+    known = {name for found in VARIANTS.values() for name in found}
+    for name in settings.only:
+        if name not in known:
+            raise InputError(f"unknown variant {name!r}: known are {', '.join(sorted(known))}")
+    return [name for name in variants if name in settings.only]
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Means over the seeds for which all variants of a case have run; ``gap``: relative to the dense loss of the same seeds."""
+    found = []
+    for case in dict.fromkeys((row["model"], row["way"], row["phase"]) for row in rows):
+        of_case = [row for row in rows if (row["model"], row["way"], row["phase"]) == case]
+        names = list(dict.fromkeys(row["variant"] for row in of_case))
+        seeds = [
+            seed
+            for seed in sorted({row["seed"] for row in of_case})
+            if len([row for row in of_case if row["seed"] == seed]) == len(names)
+        ]
+        dense = {row["seed"]: row["loss"] for row in of_case if row["variant"] == "dense"}
+        for name in names:
+            own = [row for row in of_case if row["variant"] == name and row["seed"] in seeds]
+            if own:
+                gaps = [row["loss"] / dense[row["seed"]] - 1.0 for row in own]
+                found.append(
+                    {
+                        "model": case[0],
+                        "way": case[1],
+                        "phase": case[2],
+                        "variant": name,
+                        "loss": mean(row["loss"] for row in own),
+                        "gap": mean(gaps),
+                        "gaps": gaps,
+                        "ratio": mean(row["ratio"] for row in own),
+                        "seeds": len(own),
+                    }
+                )
+    return found
+
+
+def _report(settings: LossStudySettings, rows: Sequence[Mapping[str, Any]]) -> Report:
+    found = summary(rows)
+    if settings.plot:
+        from farflung.bench.loss_study_plot import draw
+
+        draw(found, Path(settings.plot))
+    columns = ("model", "way", "phase", "variant", "bytes", "loss", "gap", "seeds")
+    table = [
+        (
+            row["model"],
+            row["way"],
+            row["phase"],
+            row["variant"],
+            f"1/{row['ratio']:.1f}",
+            row["loss"],
+            f"{row['gap']:+.1%}",
+            row["seeds"],
+        )
+        for row in found
+    ]
+    return Report(figures={"means": found, "runs": list(rows)}, columns=columns, rows=table, checks=_checks(settings, found))
+
+
+def _checks(settings: LossStudySettings, found: Sequence[Mapping[str, Any]]) -> list[Check]:
+    checks = []
+    for row in found:
+        if row["variant"] != "auto":
+            continue
+        case = f"{row['model']}, {row['way']}, {row['phase']}"
+        share = _SHARES[row["way"], row["phase"]]
+        good = row["gap"] <= _WITHIN and row["ratio"] >= share
+        checks.append(
+            Check(
+                name=f"{case}: auto against dense",
+                target=f"within 2 % at 1/{share:.0f} of the bytes",
+                measured=f"{row['gap']:+.1%} at 1/{row['ratio']:.1f}",
+                passed=None if settings.quick else good,
+            )
+        )
+        same = [other for other in found if all(other[key] == row[key] for key in ("model", "way", "phase"))]
+        rivals = [other for other in same if other["variant"] != "auto" and other["ratio"] >= 0.97 * row["ratio"]]
+        best = min(rivals, key=lambda other: other["loss"], default=row)
+        checks.append(
+            Check(
+                name=f"{case}: auto against others of as few bytes",
+                target="not beaten by more than 1 %",
+                measured=f"{row['loss'] / best['loss'] - 1.0:+.1%} against {best['variant']}",
+                passed=None if settings.quick else row["loss"] <= (1.0 + _BEATEN) * best["loss"],
+            )
+        )
+    return checks

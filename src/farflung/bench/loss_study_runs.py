@@ -1,0 +1,270 @@
+"""Training with compressed values in one process: the cuts and the replicas of the ``loss-study`` benchmark.
+
+A pipeline's value goes through encode and decode where it would cross a link, forwards and backwards; replicas' gradients where
+they would be exchanged. Nothing else differs from a plain loop, so what comes out is what a pipeline or a group of workers would
+reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from farflung.codecs import Codec, get_memory, keyed, read_codec
+from farflung.codecs.base import Array
+from farflung.codecs.members import decode_payload
+from farflung.codecs.samples import Ids, SampleCoder, SampleTable
+from farflung.frontends.recipes.gpt import Block
+from farflung.frontends.recipes.resnet import Unit
+
+__all__ = ["Batch", "Gradients", "Network", "Training", "Values", "gpt_stages", "held_out", "resnet_stages", "train"]
+
+_LIMIT = 1 << 30
+#: Inputs, targets and the samples' numbers.
+Batch = tuple[Tensor, Tensor, Ids]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """How a pipeline's values travel: codecs as ``codecs.read_codec`` takes them; ``difference``: forwards by ``codecs.samples``.
+
+    ``by_link``: the codec of each cut instead (AdaTopK compresses the slowest link most).
+    """
+
+    forward: str = "identity"
+    backward: str = "identity"
+    difference: bool = False
+    by_link: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """How replicas' gradients travel: a codec, a memory with its parameters, and the steps of DGC's warm-up.
+
+    ``matrices``: parameters travel one by one (low rank), else all of a replica's as one array.
+    """
+
+    codec: str = "identity"
+    memory: str = "none"
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    matrices: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Network:
+    """Stages one after the other; ``loss`` of what the last gives and the targets."""
+
+    stages: nn.ModuleList
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """``steps`` of AdamW over ``batch(step)``, cut into as many parts as there are ``members``."""
+
+    steps: int
+    lr: float
+    batch: Callable[[int], Batch]
+    members: int = 1
+    warmup: int = 10
+
+
+class _Counter:
+    """Bytes that have crossed, as sent and dense."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.dense = 0
+
+    def count(self, sections: Sequence[memoryview | bytes], dense: int) -> None:
+        self.sent += sum(memoryview(section).nbytes for section in sections)
+        self.dense += dense
+
+
+class _Wire:
+    """One direction of one cut."""
+
+    def __init__(self, text: str, name: str, counter: _Counter, *, difference: bool = False) -> None:
+        self.codec: Codec | None = None if text == "identity" else read_codec(text)
+        self.name, self.counter, self.step = name, counter, 0
+        self.table = SampleTable(limit=_LIMIT) if difference and self.codec is not None else None
+
+    def carry(self, array: Array, ids: Ids) -> Array:
+        """What arrives of ``array``."""
+        if self.codec is None:
+            self.counter.count([array.reshape(-1).view(np.uint8).data], array.nbytes)
+            return array
+        self.step += 1
+        if self.table is None:
+            payload = keyed(self.codec, self.step, self.name).encode(array)
+            self.counter.count(payload.sections, array.nbytes)
+            return decode_payload(payload)
+        sent = SampleCoder(codec=self.codec).encode(array, ids, self.table, self.step, self.name)
+        for payload in sent:
+            self.counter.count(payload.sections, 0)
+        self.counter.count([b"\0" * 8 * len(ids)], array.nbytes)  # the samples' numbers travel, too
+        return self.table.bases(ids, array.size // len(ids)).reshape(array.shape)
+
+
+class _Cross(torch.autograd.Function):
+    """A value crosses a cut; its gradient comes back over it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, there: _Wire, back: _Wire, ids: Ids) -> Tensor:
+        ctx.back, ctx.ids = back, ids
+        return torch.from_numpy(np.ascontiguousarray(there.carry(value.detach().contiguous().numpy(), ids)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        arrived = ctx.back.carry(gradients[0].contiguous().numpy(), ctx.ids)
+        return torch.from_numpy(np.ascontiguousarray(arrived)), None, None, None
+
+
+class _Exchange:
+    """What one member sends of its gradients."""
+
+    def __init__(self, spec: Gradients, member: int, counter: _Counter) -> None:
+        self.spec, self.member, self.counter = spec, member, counter
+        self.memory = None if spec.codec == "identity" else get_memory(spec.memory, read_codec(spec.codec), **spec.parameters)
+        self.states: dict[int, Mapping[str, Array]] = {}
+
+    def carry(self, gradients: Sequence[Array], step: int) -> list[Array]:
+        """What arrives of ``gradients`` at the others."""
+        if self.memory is None:
+            self.counter.count([], 0)
+            self.counter.sent += sum(array.nbytes for array in gradients)
+            self.counter.dense += sum(array.nbytes for array in gradients)
+            return list(gradients)
+        arrays = list(gradients) if self.spec.matrices else [np.concatenate([array.reshape(-1) for array in gradients])]
+        arrived = []
+        for number, array in enumerate(arrays):
+            payload, self.states[number] = self.memory.encode(array, self.states.get(number, {}), step, self.member, number)
+            self.counter.count(payload.sections, array.nbytes)
+            arrived.append(decode_payload(payload))
+        if self.spec.matrices:
+            return arrived
+        ends = np.cumsum([array.size for array in gradients])[:-1]
+        return [part.reshape(like.shape) for part, like in zip(np.split(arrived[0], ends), gradients, strict=True)]
+
+
+def train(
+    network: Network, training: Training, values: Values, gradients: Gradients, at: Callable[[int, int, int], None]
+) -> None:
+    """Train ``network`` in place; after each step ``at(step, bytes sent, dense bytes)`` is told."""
+    counter = _Counter()
+    wires = [_pair(values, cut, counter) for cut in range(len(network.stages) - 1)]
+    exchanges = [_Exchange(gradients, member, counter) for member in range(training.members)]
+    parameters = list(network.stages.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=training.lr, weight_decay=0.01)
+    network.stages.train()
+    for step in range(training.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = training.lr * min(1.0, (step + 1) / training.warmup)
+        batch = training.batch(step)
+        if training.members == 1:
+            optimizer.zero_grad(set_to_none=True)
+            _loss(network, batch, wires).backward()  # type: ignore[no-untyped-call]
+        else:
+            _exchange_all(network, batch, exchanges, step)
+        optimizer.step()
+        at(step + 1, counter.sent, counter.dense)
+
+
+def _pair(values: Values, cut: int, counter: _Counter) -> tuple[_Wire, _Wire]:
+    forward = values.by_link[cut] if values.by_link else values.forward
+    backward = values.by_link[cut] if values.by_link else values.backward
+    there = _Wire(forward, f"{cut}f", counter, difference=values.difference)
+    return there, _Wire(backward, f"{cut}b", counter)
+
+
+def _loss(network: Network, batch: Batch, wires: Sequence[tuple[_Wire, _Wire]]) -> Tensor:
+    x, targets, ids = batch
+    for number, stage in enumerate(network.stages):
+        x = stage(x)
+        if number < len(wires):
+            x = _Cross.apply(x, *wires[number], ids)  # type: ignore[no-untyped-call]
+    return network.loss(x, targets)
+
+
+def _exchange_all(network: Network, batch: Batch, exchanges: Sequence[_Exchange], step: int) -> None:
+    """Each member's gradient of its part of the batch, through its codec; then their mean."""
+    parameters = list(network.stages.parameters())
+    total: list[Array] = []
+    parts = [torch.chunk(item, len(exchanges)) for item in batch[:2]]
+    for member, exchange in enumerate(exchanges):
+        network.stages.zero_grad(set_to_none=True)
+        _loss(network, (parts[0][member], parts[1][member], batch[2]), ()).backward()  # type: ignore[no-untyped-call]
+        own = [_gradient(parameter) for parameter in parameters]
+        arrived = exchange.carry(own, step)
+        total = [a + b for a, b in zip(total, arrived, strict=True)] if total else [np.array(array) for array in arrived]
+    for parameter, array in zip(parameters, total, strict=True):
+        parameter.grad = torch.from_numpy(array / len(exchanges))
+
+
+def _gradient(parameter: nn.Parameter) -> Array:
+    assert parameter.grad is not None
+    found: Array = parameter.grad.numpy().copy()
+    return found
+
+
+@torch.no_grad()
+def held_out(network: Network, batches: Sequence[Batch]) -> float:
+    """The mean loss on ``batches``, values uncompressed."""
+    network.stages.eval()
+    losses = [float(_loss(network, batch, ())) for batch in batches]
+    network.stages.train()
+    return sum(losses) / len(losses)
+
+
+class _First(nn.Module):
+    def __init__(self, vocabulary: int, sequence: int, width: int) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(vocabulary, width), nn.Embedding(sequence, width)
+        for part in (self.token, self.place):
+            nn.init.normal_(part.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.token(tokens) + self.place(torch.arange(tokens.shape[1]))
+        return found
+
+
+def gpt_stages(layers: int, width: int, sequence: int) -> Network:
+    """A byte-level GPT in four stages (as ``recipes.gpt``, untied, with heads of 16)."""
+    torch_blocks = [Block(width, max(1, width // 16), 0.0) for _ in range(layers)]
+    last = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256, bias=False))
+    parts: list[nn.Module] = [_First(256, sequence, width), *torch_blocks, last]
+    for block in torch_blocks:
+        for name, parameter in block.named_parameters():
+            if parameter.dim() > 1:
+                narrow = name.endswith(("mix_out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if narrow else 0.02)
+    size = layers // 4
+    cuts = [0, 1 + size, 1 + 2 * size, 1 + 3 * size, len(parts)]
+    stages = nn.ModuleList(nn.Sequential(*parts[a:b]) for a, b in pairwise(cuts))
+    return Network(stages=stages, loss=lambda x, y: functional.cross_entropy(x.flatten(0, 1), y.flatten()))
+
+
+def resnet_stages(width: int) -> Network:
+    """ResNet-18 (stem for CIFAR) whose first group has ``width`` channels (64: as published), a stage for each group."""
+    stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+    groups: list[nn.Module] = []
+    inside = width
+    for group in range(4):
+        units = []
+        for index in range(2):
+            units.append(Unit(inside, width << group, 2 if group and not index else 1, bottleneck=False))
+            inside = width << group
+        groups.append(nn.Sequential(*units))
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 10))
+    stages = nn.ModuleList([nn.Sequential(stem, groups[0]), groups[1], groups[2], nn.Sequential(groups[3], head)])
+    for part in stages.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+    return Network(stages=stages, loss=functional.cross_entropy)

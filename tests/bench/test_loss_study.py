@@ -1,0 +1,69 @@
+"""The study of losses: what it trains, what it counts, and what it makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from farflung.bench.base import override
+from farflung.bench.loss_study import LossStudy, summary
+from farflung.bench.loss_study_runs import Gradients, Training, Values, gpt_stages, train
+from farflung.codecs.samples import sample_ids
+from farflung.errors import InputError
+
+
+def report_of(*pairs: str) -> Any:
+    study = LossStudy()
+    return study.run(override(study.settings(quick=True), pairs), lambda text: None)
+
+
+def test_a_quick_study_has_every_case_and_fewer_bytes_with_codecs(tmp_path: Path) -> None:
+    report = report_of(f"partial={tmp_path / 'rows.json'}", f"plot={tmp_path / 'study.svg'}", "models=gpt")
+    cases = {(row["way"], row["phase"], row["variant"]): row for row in report.figures["means"]}
+    assert len(cases) == 8
+    assert all(row["ratio"] > 2 for (_, _, variant), row in cases.items() if variant == "auto")
+    assert all(row["ratio"] == pytest.approx(1.0) and row["gap"] == 0 for (_, _, v), row in cases.items() if v == "dense")
+    assert json.loads((tmp_path / "rows.json").read_text()) == report.figures["runs"]
+    assert (tmp_path / "study.svg").read_text().startswith("<?xml")
+    assert report.passed is None
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(InputError, match="unknown variant 'zip': known are 1 bit"):
+        report_of("only=zip")
+    with pytest.raises(InputError, match="unknown model 'bert': known are gpt, resnet18"):
+        report_of("models=bert")
+
+
+def trained(values: Values, gradients: Gradients, members: int = 1) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    network = gpt_stages(4, 16, 8)
+    tokens = torch.arange(32).reshape(4, 8) % 11
+    batch = tokens, tokens + 1, sample_ids([tokens.numpy()], 4)
+    train(network, Training(steps=3, lr=1e-2, batch=lambda step: batch, members=members), values, gradients, lambda *at: None)
+    return {name: value.clone() for name, value in network.stages.state_dict().items()}
+
+
+def test_lossless_cuts_and_replicas_are_plain_training() -> None:
+    plain = trained(Values(), Gradients())
+    cut = trained(Values(forward="fp16", backward="fp16"), Gradients())
+    apart = trained(Values(), Gradients(), members=2)
+    for name, value in plain.items():
+        torch.testing.assert_close(cut[name], value, rtol=0.05, atol=0.02)
+        torch.testing.assert_close(apart[name], value, rtol=0.05, atol=0.02)
+    rough = trained(Values(forward="sign", backward="sign"), Gradients())
+    assert any(not torch.equal(rough[name], value) for name, value in plain.items())
+
+
+def test_means_are_of_seeds_that_all_variants_have() -> None:
+    def row(variant: str, seed: int, loss: float) -> dict[str, Any]:
+        case = {"model": "gpt", "way": "pipeline", "phase": "scratch"}
+        return case | {"variant": variant, "seed": seed, "loss": loss, "ratio": 4.0}
+
+    found = summary([row("dense", 0, 2.0), row("auto", 0, 2.1), row("dense", 1, 9.0)])
+    assert [(one["variant"], one["loss"], one["seeds"]) for one in found] == [("dense", 2.0, 1), ("auto", 2.1, 1)]
+    assert found[1]["gap"] == pytest.approx(0.05)
