@@ -33,9 +33,11 @@ def invoke(*arguments: str) -> Any:
 
 
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
-    first = "auto chain changing chaos codecs compression crawl emulator exactness fusionllm fuzz grid hybrid kept loss loss-study memory"
-    names = f"{first} overhead overlap pipeline planning prediction profile simulator sync-loss sync-memory sync-network"
-    names = f"{names} sync-schedule sync-speeds sync-strategies trace-cost transport"
+    first = "auto chain changing chaos codecs compression crawl emulator exactness fusionllm fuzz grid hybrid kept"
+    names = (
+        f"{first} loss loss-study memory overhead overlap pipeline planning prediction profile simulator sync-loss sync-memory"
+    )
+    names = f"{names} sync-network sync-schedule sync-speeds sync-strategies trace-cost transport"
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(BENCHMARKS)
@@ -137,7 +139,7 @@ def test_planning_measures_a_process_of_its_own() -> None:
 
 def test_loss_trains_every_variant_in_both_phases_and_draws(tmp_path: Path) -> None:
     picture = tmp_path / "loss.svg"
-    report = run("loss", "loss-study", "variants=dense,topk-10", f"plot={picture}")
+    report = run("loss", "variants=dense,topk-10", f"plot={picture}")
     for curves in report.figures["phases"].values():
         assert list(curves) == ["dense", "topk-10"]
         assert curves["topk-10"][-1]["bytes"] < 0.3 * curves["dense"][-1]["bytes"]
