@@ -55,6 +55,10 @@ class Registry(Generic[T]):
             raise InputError(f"unknown {self._kind} {name!r}: {hint}{known}") from None
         return loader()
 
+    def remove(self, name: str) -> None:
+        """Forget ``name`` (nothing happens where it is unknown)."""
+        self._loaders.pop(name, None)
+
     def __iter__(self) -> Iterator[str]:
         self._read_plugins()
         return iter(sorted(self._loaders))

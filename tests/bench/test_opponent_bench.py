@@ -200,8 +200,8 @@ def test_trials_come_from_the_seed() -> None:
 
 @pytest.mark.parametrize(("errors", "verdict"), [((0.02, -0.04, 0.12), [True, True]), ((0.02, -0.06, 0.3), [False, False])])
 def test_errors_are_judged_by_median_and_ninetieth(errors: tuple[float, ...], verdict: list[bool]) -> None:
-    keys = ("stages", "replicas", "micro_batches", "schedule", "codec", "predicted", "measured")
-    found = [{**dict.fromkeys(keys, 1), "error": error} for error in errors]
+    keys = ("number", "stages", "replicas", "micro_batches", "schedule", "codec", "predicted", "measured")
+    found = [{**dict.fromkeys(keys, 1), "error": error} for error in 10 * errors]
     assert [check.passed for check in _report(PredictionSettings(), found).checks] == verdict
     assert [check.passed for check in _report(PredictionSettings(quick=True), found).checks] == [None, None]
 

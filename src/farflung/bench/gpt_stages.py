@@ -10,7 +10,7 @@ from pathlib import Path
 
 from farflung.bench.emulated import Placed
 from farflung.bench.processes import bundle_of
-from farflung.bench.stand_in import register
+from farflung.bench.stand_in import registered
 from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
@@ -62,8 +62,8 @@ def small_gpt(size: GptSize, topology: Topology, *, threads: int = 1, seed: int 
         checkpoint=CheckpointSpec(at_end=False),
         plan=PlanSpec(planner="given", recompute="never"),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        register(Path(folder))  # jobs are checked here before they are sent; the broker of the bench has the stages
+    # jobs are checked here before they are sent; the broker of the bench has the stages
+    with tempfile.TemporaryDirectory() as folder, registered(Path(folder)):
         return bundle_of(job, base=Path(folder), topology=topology)
 
 

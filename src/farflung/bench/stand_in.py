@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import runpy
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from farflung.bench.outage import AWAY, Outage
@@ -25,7 +26,7 @@ from farflung.planners.catalog import PLANNERS
 from farflung.planners.finish import Problem, settle
 from farflung.telemetry import injecting
 
-__all__ = ["SPEEDS", "STAGES", "Given", "main", "register"]
+__all__ = ["SPEEDS", "STAGES", "Given", "main", "registered"]
 
 STAGES, SPEEDS = "stages.json", "speeds.json"
 
@@ -62,6 +63,16 @@ def register(folder: Path) -> None:
     """Let this process know the planner ``given``, with the stages of ``folder``."""
     put = PLANNERS.replace if Given.name in PLANNERS else PLANNERS.add
     put(Given.name, lambda: Given(folder / STAGES))
+
+
+@contextmanager
+def registered(folder: Path) -> Iterator[None]:
+    """The same while the context lasts: jobs that ask for it can be checked."""
+    register(folder)
+    try:
+        yield
+    finally:
+        PLANNERS.remove(Given.name)
 
 
 def main(arguments: list[str]) -> None:

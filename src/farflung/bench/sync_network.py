@@ -23,7 +23,7 @@ from farflung.bench.paced import Pace, pace_of
 from farflung.bench.pipeline import network
 from farflung.bench.priority import favoured
 from farflung.bench.processes import Finished, bundle_of
-from farflung.bench.stand_in import register
+from farflung.bench.stand_in import registered
 from farflung.cluster import Topology
 from farflung.emulation.kernel import require_root
 from farflung.engines.base import EngineSettings
@@ -157,8 +157,7 @@ def bundle_for(settings: SyncNetworkSettings, model: str, topology: Topology) ->
         plan=PlanSpec(planner="given", recompute="never", replicas=settings.members),
         sync=SyncSpec(strategy="ssgd"),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        register(Path(folder))
+    with tempfile.TemporaryDirectory() as folder, registered(Path(folder)):
         return bundle_of(job, base=Path(folder), topology=topology)
 
 

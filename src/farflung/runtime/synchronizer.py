@@ -173,7 +173,7 @@ class Synchronizer:
         seen = self._mailbox.seen([key])
         assert seen is not None
         arrays: Arrays = seen[0]
-        return self._parts(arrays, member.flying[tag][0])
+        return arrays if tag.startswith(_TIMES) else self._parts(arrays, member.flying[tag][0])
 
     def begin(self, step: int, rates: Sequence[float]) -> None:
         """What each stage does in ``step``."""
