@@ -43,6 +43,7 @@ def test_neighbours_change_their_rates_both_ways() -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.timeout(400)
 def test_training_tells_the_links_that_it_uses() -> None:
     settings = ProfileSettings(quick=True, nodes=2, uplink=0.0, idle=False, training=24, probed=False)
     report = Profile().run(settings, lambda text: None)
