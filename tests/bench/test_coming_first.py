@@ -29,6 +29,14 @@ def test_a_session_gets_the_value_of_its_first_program(tmp_path, nice):
     assert (tmp_path / "autogroup").read_text() == "3"
 
 
+def test_a_session_without_a_group_has_none_to_give_back(tmp_path, nice):
+    group = tmp_path / "autogroup"
+    group.write_text("")  # what Linux shows to a session that began outside the groups
+    with priority.favoured(group):
+        assert nice == [-19]
+    assert nice == [3]
+
+
 def test_without_groups_or_rights_nothing_breaks(tmp_path, monkeypatch):
     def refuse(which, who, value):
         raise PermissionError

@@ -44,7 +44,7 @@ def favoured(group: Path = _GROUP) -> Iterator[None]:
 
 
 def _group(group: Path) -> int:
-    with suppress(OSError, ValueError):  # no autogroups here
+    with suppress(OSError, ValueError, IndexError):  # no autogroups here, or none for this session: its file is empty
         return int(group.read_text(encoding="ascii").split()[-1])
     return 0
 
