@@ -26,7 +26,7 @@ from farflung.job import JobSpec
 from farflung.job.load import make_job
 from farflung.job.rates import rates
 from farflung.plan import CostTables
-from farflung.plan.model import Plan, Replica, Stage
+from farflung.plan.model import LinkPlan, Plan, Replica, Stage
 from farflung.plan.synchronization import with_sync
 from farflung.planners.finish import Problem
 from farflung.runtime.batches import SharedBatches
@@ -129,6 +129,7 @@ class Case:
     replicas: Mapping[int, Sequence[tuple[str, range]]] = field(default_factory=dict)
     #: stage -> how its replicas sum, where not in the job's order
     adds: Mapping[int, Reduction] = field(default_factory=dict)
+    links: Sequence[LinkPlan] = ()
     #: how many steps of a period each pipeline takes (empty: what the planner finds)
     local_steps: tuple[int, ...] = ()
     #: steps whose inputs are multiplied, and by what
@@ -175,6 +176,7 @@ def hand_plan(case: Case, graph: Graph) -> Plan:
         graph_hash=graph.hash,
         planner="hand",
         stages=stages,
+        links=tuple(case.links),
         schedule=case.schedule,
         micro_batch_sizes=case.job.micro_batch_sizes,
     )

@@ -218,3 +218,8 @@ def _check_codec(codec: CodecSpec) -> None:
         raise InputError(
             f"codec.where = {codec.where!r} is not for codec.name = 'auto', which weighs every link itself: remove it"
         )
+    if codec.memory != "none" and codec.name in ("identity", "lowrank"):
+        raise InputError(
+            f"codec.memory = {codec.memory!r} with codec.name = {codec.name!r}: it needs a codec that drops something of each "
+            "sample apart, e.g. 'int4'; remove memory, or choose another codec"
+        )

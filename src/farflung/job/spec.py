@@ -111,6 +111,9 @@ class CodecSpec(_Section):
     ``name``: a codec of ``farflung.codecs`` for every link, ``adatopk`` (equation (7): per link by its slowness), or ``auto``
     (per link and direction what is soonest there, with a relative error of at most ``error``).
     ``where``: ``slow`` leaves links dense whose transfers are short beside what bounds a micro-batch.
+    ``memory``: what the ends of a link remember of each sample, for samples that come again: ``difference``, the value that the
+    receiver had, of which only the change is sent; ``error_feedback``, what was dropped of its gradient; or ``both``. The tables
+    of a machine take at most ``memory_bytes``.
     """
 
     name: str = "identity"
@@ -121,6 +124,8 @@ class CodecSpec(_Section):
     rounding: Literal["nearest", "stochastic"] = "nearest"
     rotate: bool = False
     where: Literal["all", "slow"] = "all"
+    memory: Literal["none", "difference", "error_feedback", "both"] = "none"
+    memory_bytes: Annotated[float, Field(ge=1.0)] = 1e9
 
 
 class PlanSpec(_Section):

@@ -143,8 +143,10 @@ def _check_names(plan: Plan, topology: Topology | None) -> None:
             for device in plan.devices:
                 topology.index(device)
         for link in plan.links:
-            for choice in (link.activations, link.gradients):
+            for choice, memory in ((link.activations, "difference"), (link.gradients, "error_feedback")):
                 get_codec(choice.name, **dict(choice.params))
+                if choice.memory not in ("", memory):
+                    raise InputError(f"the memory {choice.memory!r:.40} is none of the known '' and {memory!r} there")
         get_schedule(plan.schedule)
     except InputError as error:
         raise PlanError(f"the plan can't be used: {error}") from None
@@ -172,7 +174,9 @@ def check_memory(estimate: Estimate) -> None:
             f"it lacks {Bytes(device.lack)} (most is {most}: {Bytes(parts[most])})"
         )
     more = f"; and {len(short) - 8} more" if len(short) > 8 else ""
-    raise PlanError(f"{'; '.join(lacks)}{more}; {_REMEDY}")
+    remembers = any("samples" in stage.memory for stage in estimate.replicas)
+    remedy = f"{_REMEDY}, or lower codec.memory_bytes" if remembers else _REMEDY
+    raise PlanError(f"{'; '.join(lacks)}{more}; {remedy}")
 
 
 _REMEDY = (

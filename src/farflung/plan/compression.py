@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from farflung.cluster import Topology
 from farflung.codecs import adaptive_ratios, get_codec, words_per_kept
@@ -71,7 +72,30 @@ def assign_codecs(
     take at most half of what bounds a micro-batch: ``pace`` (seconds that the busiest device computes for one) or the slowest
     link after its codec. Such transfers are hidden behind the others, and a codec there would only cost loss.
     """
-    table = edges_by_link(subgraphs)
+    return _with_memory(_assigned(stages, edges_by_link(subgraphs), topology, codec, pace), codec.memory)
+
+
+def _with_memory(links: tuple[LinkPlan, ...], memory: str) -> tuple[LinkPlan, ...]:
+    """``links`` with what the job wants remembered, where values lose something."""
+    there = "difference" if memory in ("difference", "both") else ""
+    back = "error_feedback" if memory in ("error_feedback", "both") else ""
+    return tuple(
+        replace(link, activations=_remembering(link.activations, there), gradients=_remembering(link.gradients, back))
+        for link in links
+    )
+
+
+def _remembering(choice: CodecChoice, memory: str) -> CodecChoice:
+    return choice if choice == _DENSE else replace(choice, memory=memory)
+
+
+def _assigned(
+    stages: Sequence[Stage],
+    table: Mapping[tuple[int, int], list[Edge]],
+    topology: Topology,
+    codec: CodecSpec,
+    pace: float,
+) -> tuple[LinkPlan, ...]:
     if codec.name == "auto":
         return _automatic(stages, table, topology, codec.error)
     base = choice_of(codec)

@@ -87,7 +87,8 @@ def _stage_body(stage: Stage) -> dict[str, object]:
 
 
 def _codec(choice: CodecChoice) -> dict[str, object]:
-    return {"name": choice.name, "params": dict(choice.params)}
+    body: dict[str, object] = {"name": choice.name, "params": dict(choice.params)}
+    return body | {"memory": choice.memory} if choice.memory else body
 
 
 def _fail(where: str, rule: str, value: object) -> PlanError:
@@ -169,14 +170,16 @@ def _link(index: int, entry: object) -> LinkPlan:
 
 
 def _choice(entry: object, where: str) -> CodecChoice:
-    table = _table(entry, where, {"name", "params"})
+    extra = {"memory"} if isinstance(entry, dict) and "memory" in entry else set()
+    table = _table(entry, where, {"name", "params"} | extra)
     params = table["params"]
     if not isinstance(params, dict):
         raise _fail(f"{where}.params", "an object", params)
     for key, value in params.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise _fail(f"{where}.params.{key}", "a number or text", value)
-    return CodecChoice(name=_text(table["name"], f"{where}.name"), params=tuple(params.items()))
+    memory = _text(table.get("memory", ""), f"{where}.memory")
+    return CodecChoice(name=_text(table["name"], f"{where}.name"), params=tuple(params.items()), memory=memory)
 
 
 def _sync_body(sync: SyncPlan) -> dict[str, object]:

@@ -33,6 +33,7 @@ from farflung.graph.drift import drifting
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan.buckets import parts_of, served_bytes
+from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
 from farflung.plan.traffic import LinkTraffic, gradient_bytes, sync_bytes, tied_exchanges, traffic
 from farflung.schedules import (
@@ -66,7 +67,7 @@ __all__ = [
 ]
 
 #: Of a stage's memory what is there through a step.
-_ALWAYS = ("parameters", "gradients", "optimizer", "exchange")
+_ALWAYS = ("parameters", "gradients", "optimizer", "exchange", "samples")
 #: Operations per trainable parameter of one update (reads and writes dominate; small beside a backward).
 UPDATE_FLOPS = {"sgd": 4.0, "adamw": 16.0}
 
@@ -287,10 +288,12 @@ def estimate(
     count = len(plan.micro_batch_sizes)
     schedule = get_schedule(plan.schedule)
     units = _units(plan, schedule.actions(len(plan.stages), count))
-    replicas = tuple(
-        _stage(graph, topology, job, _Item(plan.stages[unit.stage], pieces[unit.stage], unit, tables, plan.sync))
-        for unit in units
+    held = link_memory(plan, pieces, job)
+    items = (
+        _Item(plan.stages[u.stage], pieces[u.stage], u, tables, plan.sync, held.get((u.stage, u.replica.device), 0.0))
+        for u in units
     )
+    replicas = tuple(_stage(graph, topology, job, item) for item in items)
     stages = tuple(found for unit, found in zip(units, replicas, strict=True) if unit.home)
     flows = traffic(plan, pieces, topology, tables.part)
     exchanges = _exchanges(graph, plan, units, pieces, job)
@@ -343,6 +346,7 @@ class _Item:
     unit: _Unit
     tables: CostTables
     sync: SyncPlan | None
+    samples: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +425,8 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     parts = memory.parts()
     if stage.replicas:
         parts = {**parts, "exchange": exchange_memory(graph, stage, sub, job, item.sync)}
+    if item.samples:
+        parts = {**parts, "samples": item.samples}
     return StageEstimate(
         index=stage.index,
         device=device.name,
@@ -439,7 +445,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         recompute=stage.recompute,
         micro_batches=(item.unit.replica.first, item.unit.replica.end),
         memory=parts,
-        memory_bytes=float(memory.total[0]) + parts.get("exchange", 0.0),
+        memory_bytes=float(memory.total[0]) + parts.get("exchange", 0.0) + item.samples,
         again_bytes=float(memory_of(cost, stage, sub, job, 0).activations[0]) if stage.recompute else 0.0,
     )
 

@@ -56,14 +56,20 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecChoice:
-    """A codec by name, with its parameters; ``get_codec(name, **dict(params))`` makes it."""
+    """A codec by name, with its parameters; ``get_codec(name, **dict(params))`` makes it.
+
+    ``memory``: what the ends of a link remember of samples that come again (empty: nothing): ``difference`` of values,
+    ``error_feedback`` of gradients (``plan.link_memory``).
+    """
 
     name: str = "identity"
     params: tuple[tuple[str, float | int | str], ...] = ()
+    memory: str = ""
 
     def __str__(self) -> str:
         inner = ", ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in self.params)
-        return f"{self.name}({inner})" if inner else self.name
+        text = f"{self.name}({inner})" if inner else self.name
+        return f"{text} with {self.memory}" if self.memory else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,8 @@ class Executor:
             pieces = {rows: cuts[index] for rows, cuts in self._cuts.items()}
             self.runners[index] = open_stage(self.engine, self.compute_device, setup, index, pieces)
         self._begin_states()
+        memory = self.courier.memory
+        memory.load(self.hooks.first_optimizer(memory.marks) if memory.marks else {})
         if self.slopes is not None:
             self.slopes.open(self._cuts)
 
@@ -234,6 +236,9 @@ class Executor:
             optimizer |= {key: value for key, value in slots.items() if key.split("/", 1)[1] in mine}
         if self.sync is not None:
             optimizer |= self.sync.kept()
+        if self.courier.memory.on:
+            self.mailbox.wait_until(lambda: self.courier.memory.settled)
+            optimizer |= self.courier.memory.kept()
         self.hooks.on_checkpoint(self.step, self.committed, states, optimizer)
         self._kept_committed = self.committed
 
@@ -243,6 +248,7 @@ class Executor:
         """Run one step; True when it shall be the last."""
         meter = StepMeter()
         setup = self.setup
+        self.courier.memory.begin(step)
         if self.sync is not None:
             self.sync.begin(step, rates(setup.job, step))
         self.commits.begin(self._carried() if setup.job.on_nan == "skip" or self.commits.keeps else {})
@@ -368,6 +374,7 @@ class Executor:
             for edge in piece.takes
         }
         data = self._awaited_data(piece, step, action)
+        self.courier.memory.read(action.stage, step, action.micro_batch, data)
         begin = self.trace.now()
         result = self.runners[action.stage][rows].forward(MicroBatch(step, action.micro_batch), values, data)
         self.trace.note(SpanKind.COMPUTE, "F", begin, stage=action.stage, micro_batch=action.micro_batch, step=step)

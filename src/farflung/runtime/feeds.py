@@ -67,6 +67,11 @@ class FileFeed:
             return
         check_vocabulary(self._job.data, graph, loader.fields, source.tokenizer.size)
 
+    @property
+    def samples(self) -> int | None:
+        """How many there are to train on (None: nothing is read here)."""
+        return None if self._train is None else self._train.sampler.size
+
     def fingerprint(self) -> dict[str, str]:
         """Content hashes of what this machine reads for the training."""
         return {} if self._train is None else self._train.fingerprint()

@@ -13,6 +13,7 @@ from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan.derive import derive_bounds
+from farflung.plan.link_memory import Way, ways_of
 from farflung.plan.model import Plan
 from farflung.runtime.copies import Rounds
 
@@ -69,6 +70,11 @@ class RunSetup:
     def subgraphs(self) -> tuple[SubGraph, ...]:
         """The plan's stages as sub-graphs of ``graph``."""
         return cut(self.graph, self.plan.bounds)
+
+    @cached_property
+    def ways(self) -> Mapping[Way, int]:
+        """Which values have a table of what was sent of each sample, and what it takes for one."""
+        return ways_of(self.plan, self.subgraphs)
 
     @cached_property
     def own_stages(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from farflung.codecs import get_codec, keyed
@@ -17,11 +18,13 @@ from farflung.engines.base import Array, gradient_parts
 from farflung.errors import WireError
 from farflung.graph.cut import Edge
 from farflung.graph.ir import Use
+from farflung.plan.link_memory import way_of
 from farflung.plan.model import CodecChoice
 from farflung.runtime.arrays import decode_array, encode_array
 from farflung.runtime.fields import number, table, whole
 from farflung.runtime.links import Links, Parcel
 from farflung.runtime.mailbox import Mailbox
+from farflung.runtime.sample_memory import SampleMemory
 from farflung.runtime.setup import Phase, RunSetup
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import DTYPES, ArrayMeta
@@ -46,6 +49,8 @@ class Courier:
         self._codecs: dict[CodecChoice, Codec | None] = {}
         self._edges = _edge_bytes(setup)
         self._largest = max(_largest(setup), *self._edges.values(), 0)
+        #: What the links remember of samples that come again.
+        self.memory = SampleMemory(setup, mailbox.poke)
 
     def key(self, phase: Phase, step: int, micro_batch: int, edge: Edge, *, gradient: bool) -> tuple[str | int, ...]:
         """Under which key the value (or its gradient) of ``edge`` waits in the mailbox."""
@@ -56,16 +61,25 @@ class Courier:
         key = self.key(phase, step, micro_batch, edge, gradient=gradient)
         source, target = (edge.target, edge.source) if gradient else (edge.source, edge.target)
         peer = self._setup.places[target][micro_batch] if phase in (Phase.TRAIN, Phase.PROBE) else self._setup.home(target)
+        remembers = self.memory.on and phase is Phase.TRAIN
         if peer == self._setup.device:
+            if remembers and not gradient:
+                self.memory.carry(source, target, step, micro_batch)
             self._mailbox.put(key, array)
             return
         codec = self._codec(phase, edge, gradient=gradient)
         if codec is not None:
             codec = keyed(codec, self._setup.job.seed, step, micro_batch, str(edge.value), int(gradient))
         head = {"run": self._setup.run, "key": list(key), "from": source}
+        if remembers:
+            ends = self._setup.device, peer
+            way = way_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
+            encode = self.memory.announce(way, array, codec, self.memory.ids(source, step, micro_batch))
+        else:
+            encode = partial(encode_array, array, codec)
 
         def make() -> Frame:
-            header, sections = encode_array(array, codec)
+            header, sections = encode()
             return Frame("value", head | header, sections)
 
         self._links.post(peer, Parcel(make=make, step=step, pair=(source, target), dense=array.nbytes))
@@ -116,7 +130,7 @@ class Courier:
         if frame.kind in ("value", "data"):
             key = _key(frame)
             self._check_size(key, frame.header)
-            self._mailbox.put(key, decode_array(frame.header, frame.sections, self._largest))
+            self._mailbox.put(key, self._array(peer, key, frame))
             return
         step, fields = whole(frame.header, "step"), table(frame.header, "fields")
         if frame.kind in ("norms", "losses"):
@@ -133,6 +147,17 @@ class Courier:
         else:
             _check_side(frame.kind, fields)
         self._mailbox.put((frame.kind, step), fields)
+
+    def _array(self, peer: str, key: tuple[str | int, ...], frame: Frame) -> Array:
+        if not self.memory.on or key[:2] != ("value", Phase.TRAIN.value):
+            return decode_array(frame.header, frame.sections, self._largest)
+        _, _, step, micro_batch, value, source, target, gradient = key
+        if not (isinstance(step, int) and isinstance(micro_batch, int)):
+            raise WireError(f"a value's step and micro-batch are whole numbers, got {step!r:.40} and {micro_batch!r:.40}")
+        edge = str(value), int(source), int(target)  # one of the plan's, see ``_check_size``
+        way = way_of(self._setup.plan, edge, (peer, self._setup.device), gradient=bool(gradient))
+        sections, array = self.memory.receive(way, (step, micro_batch), frame)
+        return decode_array(frame.header, sections, self._largest) if array is None else array
 
     def _check_size(self, key: tuple[str | int, ...], header: Mapping[str, Any]) -> None:
         """Before memory is taken: a value has at most the elements that the plan's edge has."""

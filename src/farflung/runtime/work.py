@@ -16,6 +16,7 @@ from farflung.data.files import default_cache, inside, resolve
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, DiskFull, FarflungError, VersionError, WireError
 from farflung.plan.document import plan_from_json
+from farflung.plan.link_memory import check_samples
 from farflung.runtime.borrowing import Borrowing
 from farflung.runtime.bundle import Bundle, unsqueeze
 from farflung.runtime.copies import Rounds, read_rounds
@@ -323,6 +324,8 @@ class Work:
         if self._bundle.job.data.kind != "caller":
             self._feed = FileFeed(self._bundle, setup, host.data, confined=not host.any_path)
             self._feed.check()
+            if self._feed.samples is not None:
+                check_samples(setup.job, setup.ways, self._feed.samples)
             fingerprints = self._feed.fingerprint()
         executor = Executor(setup, endpoint, self, host.engine, host.device)
         self.executor = executor  # from here on abort reaches it
