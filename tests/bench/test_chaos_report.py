@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from farflung.bench.base import override
-from farflung.bench.chaos import BROKER, Chaos, ChaosSettings, _as, _bytes, _job, _Outcome, _report
+from farflung.bench.chaos import BROKER, Chaos, ChaosSettings, _as, _bytes, _job, _Outcome, _report, coded_copies
+from farflung.checkpoint import CheckpointStore, Manifest, pack
 from farflung.errors import InputError
+from farflung.job import to_json
 from farflung.runtime.bundle import Bundle
 from farflung.testing.chaos import ChaosReport, Fault, Recovery
 
@@ -48,6 +53,20 @@ def test_a_lost_sample_or_a_slow_recovery_is_a_miss() -> None:
 def test_bytes_are_read_from_what_workers_say() -> None:
     log = "a\nlink to worker-1: 1.5 MB sent in 2 s, 3 kB received, 1 MB/s while busy\nrun x: link to b: 20 kB sent in 1 s\n"
     assert _bytes(log) == 1_520_000
+
+
+def test_what_coding_leaves_is_told_from_the_last_two_checkpoints(tmp_path: Path) -> None:
+    random, store = np.random.default_rng(0), CheckpointStore(tmp_path / "checkpoints")
+    weight = random.normal(size=4096).astype(np.float32)
+    for step in (5, 10):
+        weight = (weight * np.float32(1.0 + 1e-6)).astype(np.float32)
+        tensors = pack({"weight": weight}, {"exp_avg/weight": random.normal(size=4096).astype(np.float32)})
+        shard = store.write_shard(step, "a", tensors)
+        store.write_manifest(Manifest(step=step, job=to_json(_job(SETTINGS, 20)), graph_hash="ab" * 32, shards=(shard,)))
+    found = coded_copies(tmp_path)
+    assert (found["steps_between"], found["bytes"]) == (5, 2 * 4 * 4096)
+    assert found["ratio_by_kind"]["parameters"] < 0.5 < found["ratio_by_kind"]["exp_avg"] < 1.0
+    assert found["ratio"] < found["ratio_alone"] < 1.0
 
 
 def test_cases_are_the_same_job_under_other_settings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from loopback import Finished, Loopback, text_folder, text_job, until
 from test_recovery import at, equal, recoveries_of, vanish
 
 from farflung.job import JobSpec
+from farflung.runtime.copies import Copies
+from farflung.runtime.links import Links
 from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
 
 STEPS = 12
@@ -141,7 +144,10 @@ def vanish_when_told(cluster: Loopback, name: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize(("point", "victim"), [("worker.before_backward", "b"), ("worker.after_update", "a")])
-def test_copies_serve_where_the_only_holder_dies(place: Path, tmp_path: Path, alone: Finished, point: str, victim: str) -> None:
+def test_copies_serve_where_the_only_holder_dies(
+    place: Path, tmp_path: Path, alone: Finished, point: str, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Links, "rate", lambda *_: 0.0)  # the loopback may be faster than the coder
     with Loopback(place, 3, folder=str(tmp_path)) as cluster:
         die = at(point, 10, victim, lambda: vanish_when_told(cluster, victim, 10))
         with injecting(die):
@@ -151,6 +157,27 @@ def test_copies_serve_where_the_only_holder_dies(place: Path, tmp_path: Path, al
     assert recovery.source == "copies"
     assert recovery.step > 0
     assert recovery.step + recovery.replayed in (10, 11)
+
+
+def coding(found: Finished) -> list[tuple[int, int]]:
+    """Bytes of copies before and after coding, as workers told at the end of the run."""
+    told = [re.search(r"copies: \d+ rounds, (\d+) bytes, sent as (\d+)", str(frame.header.get("text"))) for frame in found.frames]
+    return [(int(match[1]), int(match[2])) for match in told if match is not None]
+
+
+def test_copies_are_coded_by_those_before_and_whole_for_who_lacks_them(
+    place: Path, tmp_path: Path, alone: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Links, "rate", lambda *_: 0.0)
+    with Loopback(place, 3, folder=str(tmp_path / "kept")) as cluster:
+        kept = coding(cluster.run(pipeline()))
+    monkeypatch.setattr(Copies, "_version", lambda *_: None)
+    with Loopback(place, 3, folder=str(tmp_path / "lacking")) as cluster:
+        lacking = cluster.run(pipeline())
+    equal(alone, lacking)
+    assert len(kept) == len(coding(lacking)) == 3
+    assert all(sent < 0.9 * raw for raw, sent in kept)
+    assert sum(raw for raw, _ in coding(lacking)) > 1.3 * sum(raw for raw, _ in kept), "all rounds but the first go twice"
 
 
 def test_without_copies_the_first_states_serve(place: Path, tmp_path: Path, alone: Finished) -> None:

@@ -18,14 +18,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from farflung.api.submission import bundle_job
 from farflung.bench.base import Check, Report, Say, Settings
 from farflung.bench.processes import LocalCluster
+from farflung.checkpoint import CheckpointReader, CheckpointStore, pack
 from farflung.errors import InputError, TrainingError
 from farflung.ids import new_id
 from farflung.job import JobSpec, make_job
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.client import Client
+from farflung.runtime.copying import Coder, Version
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord, read_record
 from farflung.testing.chaos import ChaosReport, Fault, Recovery, draw_faults, judge
 from farflung.units import Seconds
@@ -45,6 +49,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 #: What the run goes on from after the death of a helper: nothing was lost but its slices.
 _HELPED = "the same attempt"
 _RETURN_SECONDS = 60.0
+#: What names of optimizer slots begin with.
+_SLOTS = next(iter(pack({}, {"": np.empty(0)})))
 _LINK = re.compile(r"link to \S+: ([0-9.]+) (\w?)B sent")
 _SCALE = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
@@ -96,6 +102,7 @@ class Chaos:
                 truth, calm_seconds, _ = play(calm, bundle, (), say)
             outcomes = [_disturbed(settings, bundle, case, (folder, truth), say) for case in settings.cases]
             cost = _cost(settings, bundle, folder, names, say) if settings.calm_steps else {}
+            cost |= {"coding": coded_copies(truth)} if cost else {}
         return _report(settings, outcomes, calm_seconds, cost)
 
 
@@ -179,6 +186,42 @@ def _cost(settings: ChaosSettings, bundle: Bundle, folder: Path, names: Sequence
         "step_ratio": medians["protected"] / medians["bare"],
         "bytes_ratio": statistics.median(sent["protected"]) / statistics.median(sent["bare"]),
     }
+
+
+def coded_copies(folder: Path) -> dict[str, Any]:
+    """What coding leaves of the states of the run in ``folder``, from its last checkpoint but one to the last.
+
+    As copies are sent: alone (a first round), and against the version before; by kind of tensor for the latter.
+    """
+    older, newer = sorted(CheckpointStore(folder / "checkpoints").steps())[-2:]
+    states = []
+    for step in (older, newer):
+        reader = CheckpointReader.from_folder(folder / "checkpoints", step)
+        states.append(reader.read(reader.manifest.home))
+    before, after = states
+    kinds: dict[str, dict[str, Any]] = {}
+    for name, array in after.items():
+        kinds.setdefault(name.split("/")[1] if name.startswith(_SLOTS) else "parameters", {})[name] = array
+    alone, by_kind, coder = Coder(), {kind: Coder() for kind in kinds}, Coder()
+    begin = time.perf_counter()
+    _code(coder, after, (older, before))
+    seconds = time.perf_counter() - begin
+    _code(alone, after, None)
+    for kind, arrays in kinds.items():
+        _code(by_kind[kind], arrays, (older, before))
+    return {
+        "steps_between": newer - older,
+        "bytes": coder.raw,
+        "ratio": coder.sent / coder.raw,
+        "ratio_alone": alone.sent / alone.raw,
+        "ratio_by_kind": {kind: one.sent / one.raw for kind, one in by_kind.items()},
+        "bytes_per_second": coder.raw / seconds,
+    }
+
+
+def _code(coder: Coder, arrays: Mapping[str, Any], base: Version | None) -> None:
+    for make in coder.pieces(arrays, base):
+        make(0.0)
 
 
 def _bytes(log: str) -> float:
@@ -284,8 +327,6 @@ def may_die(victim: str, cluster: LocalCluster, client: Client) -> bool:
 
 def differing_tensors(truth: Path, found: Path) -> list[str]:
     """Tensors of the newest checkpoints of two runs, optimizer slots included, that differ in a bit, or that only one has."""
-    from farflung.checkpoint import CheckpointReader
-
     left, right = (CheckpointReader.from_folder(root / "checkpoints") for root in (truth, found))
     names = sorted(set(left.manifest.home) | set(right.manifest.home))
     both = [name for name in names if name in left.manifest.home and name in right.manifest.home]

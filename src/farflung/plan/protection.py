@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from farflung.cluster import Topology
 from farflung.job.spec import JobSpec
@@ -21,6 +21,9 @@ __all__ = ["Protection", "protect"]
 
 #: Shares that copies may take: of the bytes that the plan sends anyway, of a link's time, of a step's time.
 _BYTES, _LINK, _TIME = 0.08, 0.5, 0.02
+#: What lossless coding leaves of a copy (``codecs.planes``; measured by ``farflung bench chaos``), and the rate of a link from
+#: which copies go uncoded, because the coder would hold them up.
+_CODED, _CODER_RATE = 0.8, 2e8
 #: Bytes per second at which a state is copied inside memory.
 _MEMORY_RATE = 4e9
 #: What is kept at most at once of each state: the last whole copy and the one under way.
@@ -32,13 +35,18 @@ class Protection:
     """``guards``: device -> who keeps copies of its states (empty: no copies); ``every``: steps from one copy to the next.
 
     ``seconds``: the same in seconds, which is what a death costs at most where only copies are left. ``nbytes``: of one round of
-    copies. ``byte_share``: of the bytes that the plan sends anyway. ``why_not``: why there are no copies.
+    copies, ``link_bytes`` of them on links, where they are coded. ``byte_share``: of the bytes that the plan sends anyway.
+    ``why_not``: why there are no copies. Where the cadence is not the job's, a run corrects it by the bytes that copies really
+    take: ``budget`` of them per step, and ``least`` steps from one copy to the next, whatever they take.
     """
 
     guards: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     every: int = 0
     seconds: float = 0.0
     nbytes: float = 0.0
+    link_bytes: float = 0.0
+    least: int = 1
+    budget: float = 0.0
     byte_share: float = 0.0
     why_not: str = ""
 
@@ -93,23 +101,28 @@ def _guards(plan: Plan, topology: Topology, device: str, spare: Mapping[str, flo
 
 def _paced(protection: Protection, plan: Plan, topology: Topology, job: JobSpec, found: Estimate) -> Protection:
     states, step = _state_bytes(found), max(found.step_seconds, 1e-9)
-    copies = [(device, guard, states[device]) for device, guards in protection.guards.items() for guard in guards]
-    total = sum(size for _, _, size in copies)
+    ways = [(device, guard, _beta(topology, device, guard)) for device, guards in protection.guards.items() for guard in guards]
+    copies = [(states[device] * (_CODED if beta < _CODER_RATE else 1.0), beta) for device, _, beta in ways]
+    total = sum(size for size, _ in copies)
     sent = job.micro_batches * sum(
         link.forward_bytes + link.backward_bytes for link in found.links if link.source_device != link.target_device
     )
     sent += found.exchange_bytes
     inside = max(states.values()) / _MEMORY_RATE
-    least = [1.0, total / (_BYTES * sent) if sent else 1.0, inside / (_TIME * step)]
-    least += [size / (_LINK * step * _beta(topology, device, guard)) for device, guard, size in copies]
     known = {device.name: device.mtbf for device in topology.devices}
     failures = 1.0 / sum(1.0 / (known[name] or job.mtbf_hours * 3600.0) for name in plan.devices)
-    every = job.copy_every or math.ceil(max(*least, math.sqrt(2.0 * inside * failures) / step))
-    return Protection(
-        guards=protection.guards,
+    bounds = [1.0, inside / (_TIME * step), math.sqrt(2.0 * inside * failures) / step]
+    bounds += [size / (_LINK * step * beta) for size, beta in copies]
+    least, budget = math.ceil(max(bounds)), _BYTES * sent
+    every = job.copy_every or max(least, math.ceil(total / budget) if sent else 1)
+    return replace(
+        protection,
         every=every,
+        least=least,
+        budget=0.0 if job.copy_every else budget,
         seconds=every * step,
-        nbytes=total,
+        nbytes=sum(states[device] for device, _, _ in ways),
+        link_bytes=total,
         byte_share=total / every / sent if sent else 0.0,
     )
 

@@ -149,6 +149,8 @@ class Executor:
         self._tell_trace()
         if self.serving is not None and self.serving.cost:
             self._note(f"{self.setup.device}: {self.serving.cost}")
+        if self.copies.cost:
+            self._note(f"{self.setup.device}: {self.copies.cost}")
 
     def abort(self, error: BaseException) -> None:
         """End the run from any thread; ``run`` raises ``error``, wherever it waits: for a value, for a link, for a flush."""

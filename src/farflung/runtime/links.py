@@ -155,6 +155,11 @@ class Links:
             return unknown
         return int(min(max(seen.rate * max(float(seen.round_trip), _TOGETHER_SECONDS), least), most))
 
+    def rate(self, peer: str) -> float:
+        """Bytes per second that the link to ``peer`` has carried while it was busy (0: not known)."""
+        seen = self._endpoint.statistics().get(peer)
+        return 0.0 if seen is None else seen.rate
+
     def when_sent(self, step: int, tell: Callable[[LinkUse], None]) -> None:
         """Call ``tell`` (on some thread) with what ``step`` sent, once its last frame is made; post nothing for it after."""
         self._meter.when_done(step, tell)

@@ -18,7 +18,7 @@ def preparation_of(bundle: Bundle, live: LiveRun, planned: Planned, start: Start
     """What every worker of the run gets, but for its own name and its peers' addresses."""
     frame = bundle.to_frame("prepare")
     protection = planned.protection(live.job)
-    rounds = Rounds(every=protection.every, guards=protection.guards).header()
-    extra: dict[str, Any] = {**start.header, "recovered": live.begun > 0, "submitter": live.submitter, "rounds": rounds}
+    rounds = Rounds(every=protection.every, guards=protection.guards, least=protection.least, budget=protection.budget)
+    extra: dict[str, Any] = {**start.header, "recovered": live.begun > 0, "submitter": live.submitter, "rounds": rounds.header()}
     header = {**frame.header, **extra, "documents": [*frame.header["documents"], "plan"]}
     return Frame("prepare", header, (*frame.sections, squeeze(planned.plan_json)))

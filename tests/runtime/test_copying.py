@@ -1,0 +1,127 @@
+"""Copies piece by piece: what comes out, what is refused, and when pieces are coded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.engines.base import Array
+from farflung.errors import WireError
+from farflung.runtime.copies import Rounds, read_rounds
+from farflung.runtime.copying import Coder, Incoming, Version
+from farflung.wire.frames import Frame
+
+SLOW, FAST = 1e6, 1e18
+
+
+def state(seed: int, *, near: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    random = np.random.default_rng(seed)
+    if near is not None:
+        return {k: (v + random.normal(scale=1e-5, size=v.shape)).astype(v.dtype) for k, v in near.items()}
+    large, slots = (600, 500), "optimizer"
+    sizes = {"weight": large, f"{slots}/exp_avg/weight": large, "bias": (3,), f"{slots}/step/weight": (), "none": (0, 4)}
+    found: dict[str, Array] = {name: random.normal(scale=0.02, size=size).astype(np.float32) for name, size in sizes.items()}
+    return {**found, "seen": np.arange(5), "turned": np.asfortranarray(found["weight"][:40])}
+
+
+def frames(arrays: Mapping[str, Array], base: Version | None = None, link: float = SLOW) -> list[Frame]:
+    return [make(link) for make in Coder(lambda: 0.0).pieces(arrays, base)]
+
+
+def received(sent: list[Frame], *held: Version, limit: int = 1 << 24) -> Incoming:
+    versions = dict(held)
+    incoming = Incoming(limit, versions.get)
+    for frame in sent:
+        incoming.add(frame)
+    return incoming
+
+
+def nbytes(sent: list[Frame]) -> int:
+    return sum(memoryview(frame.sections[0]).nbytes for frame in sent)
+
+
+def same(one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert (array.dtype, array.shape, array.tobytes()) == (other[name].dtype, other[name].shape, other[name].tobytes())
+
+
+def test_a_copy_is_what_was_sent_and_smaller_by_what_both_hold() -> None:
+    old = state(0)
+    new = state(1, near=old)
+    alone, against, plain = frames(new), frames(new, (7, old)), frames(new, (7, old), FAST)
+    for sent in (alone, against, plain):
+        same(received(sent, (7, old)).arrays(), new)
+    assert nbytes(against) < 0.8 * nbytes(alone) < 0.8 * nbytes(plain)
+    assert nbytes(plain) == sum(array.nbytes for array in new.values()), "a fast link carries them as they are"
+    assert received(against, (7, old)).nbytes == nbytes(against)
+
+
+def test_who_lacks_the_older_version_says_so_and_holds_nothing() -> None:
+    old = state(0)
+    incoming = received(frames(state(1, near=old), (7, old)), (6, old))
+    assert incoming.lacks
+    other = {**old, "weight": old["weight"][:3]}
+    assert received(frames(state(1, near=old), (7, old)), (7, other)).lacks
+    assert not received(frames(state(1, near=old), (7, old), FAST)).lacks, "plain pieces need nothing"
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(["float32", "float64", "int64", "bool", "float16"]), max_size=4))
+def test_any_state_passes(seed: int, dtypes: list[str]) -> None:
+    random = np.random.default_rng(seed)
+    new: dict[str, Array] = {}
+    old: dict[str, Array] = {}
+    for index, dtype in enumerate(dtypes):
+        new[f"t{index}"] = (random.integers(0, 5, random.integers(0, 50, 2)) - 2).astype(dtype)
+        old[f"t{index}"] = (new[f"t{index}"] * random.integers(0, 2)).astype(dtype)
+    same(received(frames(new, (3, old)), (3, old)).arrays(), new)
+
+
+def test_the_coder_is_left_out_where_the_link_is_faster_than_it() -> None:
+    ticks = iter(range(1000))
+    coder = Coder(lambda: float(next(ticks)))  # a second for each piece: a megabyte per second at most
+    arrays = {"weight": state(0)["weight"]}
+    for _ in range(60):
+        list(make(1.0) for make in coder.pieces(arrays, None))  # noqa: C400
+    assert coder.rate < 4e6
+    assert all("coded" not in make(5e6).header for make in coder.pieces(arrays, None))
+    assert all("coded" in make(1e5).header for make in coder.pieces(arrays, None))
+    assert coder.sent < coder.raw
+
+
+def broken(change: Mapping[str, object], at: int = 0) -> list[Frame]:
+    sent = frames({"weight": np.zeros((700, 500), np.float32)})
+    return [replace(frame, header={**frame.header, **change}) if i == at else frame for i, frame in enumerate(sent)]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(WireError, match="larger than the states of its sender's stages"):
+        received(frames(state(0)), limit=1 << 10)
+    with pytest.raises(WireError, match="is larger than it says"):
+        received(broken({"coded": 1 << 30}))
+    with pytest.raises(WireError, match="bad planes"):
+        received(broken({"coded": 4}))
+    with pytest.raises(WireError, match="begins before the one before it has ended"):
+        received(broken({"name": "other"}, 1))
+    with pytest.raises(WireError, match="bytes of"):
+        received(broken({"last": True}))
+    with pytest.raises(WireError, match="was cut in transfer"):
+        received(broken({})[:1]).arrays()
+    with pytest.raises(WireError, match="one section"):
+        received([Frame("copy", {"name": "a"})])
+    whole = frames({"weight": np.zeros(4, np.float32)})
+    with pytest.raises(WireError, match="larger than the states"):
+        received([*whole, *whole])
+
+
+def test_rounds_are_as_far_apart_as_the_last_one_was_large() -> None:
+    rounds = Rounds(every=9, guards={"a": ("b",)}, least=3, budget=100.0)
+    assert [rounds.gap(nbytes) for nbytes in (0, 250, 400, 1001)] == [3, 3, 4, 11]
+    assert Rounds(every=9).gap(10**9) == 9, "what the job says is kept"
+    assert read_rounds(rounds.header()) == rounds
