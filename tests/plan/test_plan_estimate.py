@@ -82,6 +82,43 @@ def test_memory_by_hand():
     assert found.devices[0].memory_bytes == first.memory_bytes
 
 
+HELPED = JOB.model_copy(update={"plan": JOB.plan.model_copy(update={"helpers": True})})
+
+
+def test_what_a_server_keeps_for_its_helpers_by_hand():
+    graph = chain()
+    alone, helped = (estimate(graph, plan_of(graph, job), topology(), job) for job in (JOB, HELPED))
+    weight = WIDTH * WIDTH * 4
+    slices = JOB.micro_batches
+    assert [stage.memory["serving"] for stage in alone.stages] == [0.0] * 3
+    kept = [stage.memory["serving"] for stage in helped.stages]
+    assert kept[1] == weight + slices * 2 * VALUE + (slices + 1) * weight
+    more = [two.memory_bytes - one.memory_bytes for one, two in zip(alone.stages, helped.stages, strict=True)]
+    assert more == pytest.approx(kept)
+    assert "are kept for its helpers" in explain(helped)
+    assert "helpers" not in explain(alone)
+
+
+def test_a_hybrid_plan_that_would_not_fit_is_not_made():
+    graph = chain()
+    most = max(device.memory_bytes for device in estimate(graph, plan_of(graph, JOB), topology(), JOB).devices)
+    place = topology(memory=most * 1.01)
+    check_memory(estimate(graph, plan_of(graph, JOB), place, JOB))
+    with pytest.raises(PlanError, match=r"serving helpers takes memory for each micro-batch.*plan\.helpers = false"):
+        check_memory(estimate(graph, plan_of(graph, HELPED), place, HELPED))
+
+
+@pytest.mark.parametrize("planner", ["equal_compute", "auto", "hybrid_ps", "op_fence"])
+def test_planners_count_what_a_server_keeps(planner):
+    """All stages would fit on one device, and in a hybrid plan they do not."""
+    graph = chain(6)
+    one = estimate(graph, get_planner("equal_number").plan(graph, topology(count=1), job=HELPED), topology(count=1), HELPED)
+    place = topology(memory=one.devices[0].memory_bytes * 0.7, beta=1e3)
+    found = get_planner(planner).plan(graph, place, job=HELPED)
+    assert len(found.devices) > 1
+    check_memory(estimate(graph, found, place, HELPED))
+
+
 def test_recomputation_costs_a_forward():
     graph = chain()
     plain, again = (estimate(graph, plan_of(graph, JOB, recompute=r), topology(), JOB) for r in (False, True))

@@ -10,7 +10,15 @@ from farflung.cost.equations import (
 )
 from farflung.cost.fit import SpeedFit, fit_speed_factor
 from farflung.cost.link_fit import LinkFit, fit_link
-from farflung.cost.memory import ALLOCATOR, MemorySettings, StageMemory, cast_factor, optimizer_factor, stage_memory
+from farflung.cost.memory import (
+    ALLOCATOR,
+    MemorySettings,
+    StageMemory,
+    cast_factor,
+    optimizer_factor,
+    serving_bytes,
+    stage_memory,
+)
 from farflung.cost.table import Entries, OpCost, op_costs
 
 __all__ = [
@@ -31,6 +39,7 @@ __all__ = [
     "op_costs",
     "optimizer_factor",
     "pipeline_seconds",
+    "serving_bytes",
     "stage_memory",
     "throughput",
 ]

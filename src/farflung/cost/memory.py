@@ -1,14 +1,15 @@
 """Memory of a stage: what constraint (6) compares with the device's limit.
 
-Alive through a step: parameters, buffers, gradients, optimizer state. Then the larger of two phases: forward and backward
-(what autograd keeps of each micro-batch in flight, the values received and sent, the operator that runs, messages under
-way), and the update (uses of tied parameters from other stages, temporaries of the optimizer).
+Alive through a step: parameters, buffers, gradients, optimizer state, and what a server keeps for its helpers. Then the larger
+of two phases: forward and backward (what autograd keeps of each micro-batch in flight, the values received and sent, the
+operator that runs, messages under way), and the update (uses of tied parameters from other stages, temporaries of the optimizer).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,9 +17,19 @@ import numpy.typing as npt
 
 from farflung.cost.table import OpCost
 
-__all__ = ["ALLOCATOR", "MemorySettings", "StageMemory", "cast_factor", "optimizer_factor", "stage_memory"]
+__all__ = [
+    "ALLOCATOR",
+    "MemorySettings",
+    "StageMemory",
+    "cast_factor",
+    "optimizer_factor",
+    "serving_bytes",
+    "stage_memory",
+]
 
 Vector = npt.NDArray[np.float64]
+#: A number of bytes, or one for each of several stages.
+Amount = TypeVar("Amount", float, Vector)
 
 #: Copies of a message under way: the value in the engine's memory is counted apart.
 _MESSAGE_COPIES = 2.0
@@ -43,13 +54,24 @@ def optimizer_factor(name: str, momentum: float = 0.0) -> float:
     return 2.0
 
 
+def serving_bytes(slices: int, states: Amount, gradients: Amount, received: Amount, sent: Amount) -> Amount:
+    """What a stage's server keeps while others help it (``runtime.serving``), with ``slices`` micro-batches of its own in a step.
+
+    A copy of the ``states`` that helpers are sent; the inputs and the returned gradients of all slices until the step is over
+    (``received`` and ``sent``: of one slice), because a task may be taken over; the ``gradients`` of all slices but one, which
+    wait where the first one comes last, and their sum, in new memory with each that is added. It is a bound: mostly some wait.
+    """
+    return states + slices * (received + sent) + (slices - 1 + 2) * gradients
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
     """``optimizer``: state bytes per trainable byte. ``in_flight``: micro-batches between forward and backward at once.
 
     ``casts``: bytes of lower-precision copies per byte of parameters, which each micro-batch in flight keeps under autocast
     (0.5 for bfloat16 beside float32; kept values are counted in full precision, which is an upper bound). ``clones``: bytes
-    of the states that a stage which recomputes keeps per micro-batch as they were (``graph.drift``).
+    of the states that a stage which recomputes keeps per micro-batch as they were (``graph.drift``). ``slices``: micro-batches
+    of a step with which others may help (0: nobody helps).
     """
 
     optimizer: float = 0.0
@@ -57,6 +79,7 @@ class MemorySettings:
     recompute: bool = False
     casts: float = 0.0
     clones: float = 0.0
+    slices: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,18 +93,23 @@ class StageMemory:
     workspace: Vector
     messages: Vector
     update: Vector
+    serving: Vector
+
+    @property
+    def always(self) -> Vector:
+        """What is alive through a step."""
+        return self.parameters + self.gradients + self.optimizer + self.serving
 
     @property
     def total(self) -> Vector:
         """The most that is alive at once, and what the allocator keeps beside it."""
-        always = self.parameters + self.gradients + self.optimizer
-        return always + ALLOCATOR * np.maximum(self.activations + self.workspace + self.messages, self.update)
+        return self.always + ALLOCATOR * np.maximum(self.activations + self.workspace + self.messages, self.update)
 
     def parts(self, index: int = 0) -> dict[str, float]:
         """Name -> bytes of one of the stages; ``allocator`` is what it keeps beside what is alive."""
         found = {item.name: float(getattr(self, item.name)[index]) for item in fields(self)}
-        always = found["parameters"] + found["gradients"] + found["optimizer"]
-        return found | {"allocator": (float(self.total[index]) - always) * (1.0 - 1.0 / ALLOCATOR)}
+        beside = float(self.total[index] - self.always[index])
+        return found | {"allocator": beside * (1.0 - 1.0 / ALLOCATOR)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,14 +143,17 @@ def stage_memory(
         activations = saved + settings.in_flight * (received + settings.clones) + sent
     else:
         activations = settings.in_flight * (saved + received + sent)
+    states, gradients = held.parameters + held.buffers, held.trainable + held.uses
+    serving = serving_bytes(settings.slices, states, gradients, received, sent) if settings.slices else np.zeros(len(states))
     return StageMemory(
-        parameters=held.parameters + held.buffers,
-        gradients=held.trainable + held.uses,
+        parameters=states,
+        gradients=gradients,
         optimizer=settings.optimizer * held.trainable,
         activations=activations,
         workspace=held.workspace,
         messages=_MESSAGE_COPIES * (received + sent),
         update=held.update,
+        serving=serving,
     )
 
 

@@ -176,6 +176,8 @@ def check_memory(estimate: Estimate) -> None:
     more = f"; and {len(short) - 8} more" if len(short) > 8 else ""
     remembers = any("samples" in stage.memory for stage in estimate.replicas)
     remedy = f"{_REMEDY}, or lower codec.memory_bytes" if remembers else _REMEDY
+    if any(stage.memory.get("serving") for stage in estimate.replicas):
+        remedy += "; serving helpers takes memory for each micro-batch: make fewer of them, or set plan.helpers = false"
     raise PlanError(f"{'; '.join(lacks)}{more}; {remedy}")
 
 

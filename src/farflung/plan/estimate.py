@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 #: Of a stage's memory what is there through a step.
-_ALWAYS = ("parameters", "gradients", "optimizer", "exchange", "samples")
+_ALWAYS = ("parameters", "gradients", "optimizer", "serving", "exchange", "samples")
 #: Operations per trainable parameter of one update (reads and writes dominate; small beside a backward).
 UPDATE_FLOPS = {"sgd": 4.0, "adamw": 16.0}
 
@@ -256,6 +256,7 @@ def memory_of(
         casts=cast_factor(job.precision),
         recompute=again,
         clones=float(clones),
+        slices=max((held.end - held.first for held in stage.replicas), default=job.micro_batches) if job.plan.helpers else 0,
     )
     arrays = np.array([received], dtype=np.float64), np.array([sum(sent.values())], dtype=np.float64)
     return stage_memory(cost, stage.start, [stage.stop], settings, *arrays)

@@ -74,6 +74,9 @@ def explain(estimate: Estimate) -> str:
     lines = [_table(stage_rows(estimate)), _STAGES, "", _table(device_rows(estimate)), _DEVICES, ""]
     if estimate.links:
         lines += [_table(link_rows(estimate)), _LINKS, ""]
+    served = max((stage.memory.get("serving", 0.0) for stage in estimate.replicas), default=0.0)
+    if served:
+        lines.append(f"memory: up to {Bytes(served)} of a stage's are kept for its helpers (inputs, states, waiting gradients)")
     if estimate.exchange_bytes:
         lines.append(f"gradients of replicas and of tied parameters between devices: {Bytes(estimate.exchange_bytes)} per step")
     lines += [

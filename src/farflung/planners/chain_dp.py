@@ -343,7 +343,7 @@ class Chain:
     def _table(self, kind: str) -> _Matrices:
         if kind not in self._matrices:
             optimizer, precision = self.problem.job.optimizer, self.problem.job.precision
-            key = (kind, self.positions.tobytes(), optimizer.name, bool(optimizer.momentum), precision)
+            key = (kind, self.positions.tobytes(), optimizer.name, bool(optimizer.momentum), precision, _slices(self.problem))
             held = _HELD.setdefault(self.problem.tables, {})
             if key not in held:
                 held[key] = _matrices(self.problem, self.problem.tables.table(kind), self.positions, self.dense)
@@ -365,11 +365,18 @@ def _candidates(problem: Problem, cost: OpCost, stop: int) -> npt.NDArray[np.int
     return np.array([0, *starts, stop], dtype=np.int64)
 
 
+def _slices(problem: Problem) -> int:
+    """Micro-batches of a step with which others may help."""
+    return problem.job.micro_batches if problem.job.plan.helpers else 0
+
+
 def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], dense: Vector) -> _Matrices:
     n = len(positions)
     optimizer = problem.job.optimizer
     settings = MemorySettings(
-        optimizer=optimizer_factor(optimizer.name, optimizer.momentum), casts=cast_factor(problem.job.precision)
+        optimizer=optimizer_factor(optimizer.name, optimizer.momentum),
+        casts=cast_factor(problem.job.precision),
+        slices=_slices(problem),
     )
     always, saved, extra, update = (np.full((n, n), np.inf) for _ in range(4))
     exchanged = np.zeros((n, n))
@@ -377,7 +384,7 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
         columns = slice(row + 1, n)
         received = np.full(n - row - 1, dense[row])
         memory = stage_memory(cost, int(positions[row]), positions[columns].tolist(), settings, received, dense[columns])
-        always[row, columns] = memory.parameters + memory.gradients + memory.optimizer
+        always[row, columns] = memory.always
         saved[row, columns] = memory.activations - received - dense[columns]
         extra[row, columns] = memory.workspace + memory.messages
         update[row, columns] = memory.update

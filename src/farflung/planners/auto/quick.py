@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from farflung.cost import ALLOCATOR, MemorySettings, cast_factor, optimizer_factor, stage_memory
+from farflung.cost import ALLOCATOR, MemorySettings, cast_factor, optimizer_factor, serving_bytes, stage_memory
 from farflung.errors import InputError, PlanError
 from farflung.job.spec import JobSpec
 from farflung.plan import wire_factor_of
@@ -58,6 +58,7 @@ class _Span:
     sent: float
     extra: float
     update: float
+    states: float
     gradients: float
 
     def memory(self, flying: int, recompute: bool) -> float:
@@ -131,10 +132,13 @@ class Quick:
             wide = len(group) > 1
             if wide and bisect_right(self._updates, stop - 1) > bisect_right(self._updates, start - 1):
                 raise PlanError("a stage that updates a state in its forward can't have replicas")
-            for device, (first, end) in zip(group, self.context.shares(layout, group), strict=True):
+            shares = self.context.shares(layout, group)
+            most = max(end - first for first, end in shares) if job.plan.helpers else 0
+            for device, (first, end) in zip(group, shares, strict=True):
                 order, flying = self._filtered(layout.schedule, orders, stage, (first, end, count))
                 span = self._span(problem, self.devices[device].kind, start, stop)
                 extra = self._exchange_bytes(span, job, len(group), first, end) if wide else 0.0
+                extra += serving_bytes(most, span.states, span.gradients, span.received, span.sent) if most else 0.0
                 memory = (span.memory(flying, False) + extra, span.memory(flying, True) + extra)
                 found.append(_Unit(stage, device, first, end, order, span, memory))
         return found
@@ -178,6 +182,7 @@ class Quick:
                 sent=float(sent[0]),
                 extra=float(memory.workspace[0] + memory.messages[0]),
                 update=float(memory.update[0]),
+                states=float(memory.parameters[0]),
                 gradients=float(memory.gradients[0]),
             )
         return self._spans[key]
