@@ -60,7 +60,8 @@ class ChaosSettings(Settings):
     """``kills`` over all ``cases``, each of a worker or of the broker, every ``spacing`` steps.
 
     ``every``: steps between checkpoints. ``copy_every``: steps between copies. ``calm_steps``: of each run that measures what the
-    protection costs (0: none).
+    protection costs (0: none), ``calm_turns`` of them with and as many without, on ``calm_workers`` workers: no more than
+    there are cores, or copies take time from computing that they would not take on machines of their own.
     """
 
     workers: int = 4
@@ -70,6 +71,8 @@ class ChaosSettings(Settings):
     every: int = 50
     copy_every: int = 10
     calm_steps: int = 150
+    calm_turns: int = 4
+    calm_workers: int = 2
     width: int = 64
     layers: int = 4
     broker: bool = True
@@ -101,7 +104,7 @@ class Chaos:
             with LocalCluster(folder / "calm", names, data=folder) as calm:
                 truth, calm_seconds, _ = play(calm, bundle, (), say)
             outcomes = [_disturbed(settings, bundle, case, (folder, truth), say) for case in settings.cases]
-            cost = _cost(settings, bundle, folder, names, say) if settings.calm_steps else {}
+            cost = _cost(settings, bundle, folder, names[: settings.calm_workers], say) if settings.calm_steps else {}
             cost |= {"coding": coded_copies(truth)} if cost else {}
         return _report(settings, outcomes, calm_seconds, cost)
 
@@ -171,8 +174,8 @@ def _cost(settings: ChaosSettings, bundle: Bundle, folder: Path, names: Sequence
     kinds = {"protected": plain, "bare": {**plain, "on_loss": "stop"}}
     steps: dict[str, list[float]] = {kind: [] for kind in kinds}
     sent: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for turn in range(2):
-        for kind, changes in kinds.items():
+    for turn in range(settings.calm_turns):
+        for kind, changes in list(kinds.items())[:: 1 if turn % 2 else -1]:
             with LocalCluster(folder / f"{kind}-{turn}", names, data=folder) as calm:
                 root, _, _ = play(calm, _as(bundle, **changes), (), say)
                 calm.close()

@@ -2,8 +2,8 @@
 
 Source: two-phase commit. A worker is *ready* with a step when its gradients are complete and held; it applies the step only once
 all are ready. So workers are at most one step apart, and whoever is behind one that has applied can apply, too: nobody keeps a
-second copy of anything to undo a step. What differs: nobody coordinates the commit, each tells each; and the choice after a loss
-is made from what is left, whoever died. Cost of a choice: O(holdings x states).
+second copy of anything to undo a step. What differs: nobody coordinates the commit (``runtime.committing`` says who tells
+whom); and the choice after a loss is made from what is left, whoever died. Cost of a choice: O(holdings x states).
 """
 
 from __future__ import annotations
