@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from farflung.bench.base import override
-from farflung.bench.loss_study import LossStudy, summary
+from farflung.bench.loss_study import LossStudy, auto_variant, summary
 from farflung.bench.loss_study_runs import Gradients, Training, Values, gpt_stages, train
 from farflung.codecs.samples import sample_ids
 from farflung.errors import InputError
@@ -30,6 +30,16 @@ def test_a_quick_study_has_every_case_and_fewer_bytes_with_codecs(tmp_path: Path
     assert json.loads((tmp_path / "rows.json").read_text()) == report.figures["runs"]
     assert (tmp_path / "study.svg").read_text().startswith("<?xml")
     assert report.passed is None
+
+
+def test_auto_is_what_plans_choose() -> None:
+    bits = "quantized:bits=4,block=256,rotate=1,scale=normal", "quantized:bits=3,block=256,rotate=1,rounding=stochastic"
+    assert auto_variant("pipeline", "scratch") == {"forward": bits[0], "backward": bits[1], "difference": False}
+    sign = "quantized:bits=1,block=1024,rotate=1"
+    assert auto_variant("pipeline", "fine-tuning") == {"forward": sign, "backward": sign, "difference": True}
+    for phase in ("scratch", "fine-tuning"):
+        expected = {"codec": "lowrank:rank=3,values=int4", "memory": "error_feedback", "matrices": True}
+        assert auto_variant("replicas", phase) == expected
 
 
 def test_unknown_names_are_refused() -> None:

@@ -17,6 +17,7 @@ from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.job.groups import is_frozen
 from farflung.plan.compression import PLANNED
+from farflung.plan.sync_choice import job_strategy
 from farflung.plan.synchronization import check_fits
 from farflung.planners import get_planner
 from farflung.runtime.bundle import Bundle
@@ -81,7 +82,7 @@ def _check_names(job: JobSpec) -> None:
         raise InputError(f"codec.name = {job.codec.name!r} is unknown: known are {known}")
     get_planner(job.plan.planner)
     if job.sync.strategy != "exact":
-        check_fits(get_strategy(job.sync.strategy, **job.sync.settings), job)
+        check_fits(job_strategy(job), job)
     for name in job.open.strategies:
         try:
             if name != "exact":

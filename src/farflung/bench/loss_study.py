@@ -19,20 +19,22 @@ from typing import Any
 from farflung.bench.base import Check, Report, Say, Settings
 from farflung.clock import MonotonicClock
 from farflung.errors import InputError
+from farflung.job.load import make_job
+from farflung.job.spec import CodecSpec
+from farflung.plan import CodecChoice
+from farflung.plan.compression import slow_choices
+from farflung.plan.sync_choice import sync_settings
 
-__all__ = ["VARIANTS", "LossStudy", "LossStudySettings", "summary"]
+__all__ = ["VARIANTS", "LossStudy", "LossStudySettings", "auto_variant", "summary"]
 
-Q = "quantized:bits={bits},block={block},rotate=true"
-FINE = Q.format(bits=4, block=256) + ",scale=normal"
-BACK = Q.format(bits=3, block=256) + ",rounding=stochastic"
-SIGN = Q.format(bits=1, block=1024)
+SIGN = "quantized:bits=1,block=1024,rotate=true"
 SPARSE = "topk:ratio=33,values=int4"
 
-#: (way, phase) -> variant -> settings of ``Values`` or ``Gradients``.
+#: (way, phase) -> variant -> settings of ``Values`` or ``Gradients``; those of ``auto`` are what plans choose (``auto_variant``).
 VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     ("pipeline", "scratch"): {
         "dense": {},
-        "auto": {"forward": FINE, "backward": BACK},
+        "auto": {},
         "8 bits": {"forward": "int8", "backward": "int8"},
         "4 bits": {"forward": "int4", "backward": "int4"},
         "2 bits": {"forward": "int2", "backward": "int2"},
@@ -42,7 +44,8 @@ VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     },
     ("pipeline", "fine-tuning"): {
         "dense": {},
-        "auto": {"forward": SIGN, "backward": SIGN, "difference": True},
+        "auto": {},
+        "1 bit, memory": {"forward": SIGN, "backward": SIGN, "difference": True, "feedback": True},
         "8 bits": {"forward": "int8", "backward": "int8"},
         "4 bits": {"forward": "int4", "backward": "int4"},
         "2 bits": {"forward": "int2", "backward": "int2"},
@@ -55,7 +58,7 @@ VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     },
     ("replicas", "scratch"): {
         "dense": {},
-        "auto": {"codec": "lowrank:rank=3,values=int4", "memory": "error_feedback", "matrices": True},
+        "auto": {},
         "top-k": {"codec": SPARSE},
         "top-k, memory": {"codec": SPARSE, "memory": "error_feedback"},
         "8 bits": {"codec": "int8"},
@@ -159,7 +162,8 @@ class LossStudy:
                         for variant in _chosen(settings, variants):
                             if clock.now() > end:
                                 return _report(settings, rows)
-                            row = study.run(way, phase, variant, variants[variant], _MEMBERS)
+                            how = auto_variant(way, phase) if variant == "auto" else variants[variant]
+                            row = study.run(way, phase, variant, how, _MEMBERS)
                             rows.append(row)
                             say(f"{model} {way} {phase} {variant} seed {seed}: {row['loss']:.4f} at 1/{row['ratio']:.1f}")
                             if settings.partial:
@@ -167,6 +171,22 @@ class LossStudy:
         finally:
             torch.set_num_threads(before)
         return _report(settings, rows)
+
+
+def auto_variant(way: str, phase: str) -> dict[str, Any]:
+    """What ``codec = "auto"`` picks for links on which nothing but bytes counts, with memory of samples in fine-tuning."""
+    if way == "replicas":
+        wanted = make_job({"plan": {"replicas": _MEMBERS}, "sync": {"strategy": "ssgd", "settings": {"codec": "auto"}}})
+        chosen = sync_settings(wanted)
+        return {"codec": chosen["codec"], "memory": chosen["memory"], "matrices": True}
+    spec = CodecSpec(name="auto", phase=phase, memory="difference" if phase == "fine-tuning" else "none")  # type: ignore[arg-type]
+    there, back = slow_choices(spec)
+    return {"forward": _written(there), "backward": _written(back), "difference": there.memory == "difference"}
+
+
+def _written(choice: CodecChoice) -> str:
+    """As ``codecs.read_codec`` takes it."""
+    return ":".join([choice.name, ",".join(f"{key}={value}" for key, value in choice.params)]).rstrip(":")
 
 
 def _chosen(settings: LossStudySettings, variants: Mapping[str, Any]) -> list[str]:

@@ -35,12 +35,14 @@ Batch = tuple[Tensor, Tensor, Ids]
 class Values:
     """How a pipeline's values travel: codecs as ``codecs.read_codec`` takes them; ``difference``: forwards by ``codecs.samples``.
 
+    ``feedback``: backwards with what was dropped of each sample added at its next visit.
     ``by_link``: the codec of each cut instead (AdaTopK compresses the slowest link most).
     """
 
     forward: str = "identity"
     backward: str = "identity"
     difference: bool = False
+    feedback: bool = False
     by_link: tuple[str, ...] = ()
 
 
@@ -91,10 +93,11 @@ class _Counter:
 class _Wire:
     """One direction of one cut."""
 
-    def __init__(self, text: str, name: str, counter: _Counter, *, difference: bool = False) -> None:
+    def __init__(self, text: str, name: str, counter: _Counter, memory: str = "") -> None:
         self.codec: Codec | None = None if text == "identity" else read_codec(text)
         self.name, self.counter, self.step = name, counter, 0
-        self.table = SampleTable(limit=_LIMIT) if difference and self.codec is not None else None
+        self.table = SampleTable(limit=_LIMIT) if memory and self.codec is not None else None
+        self.feeds_back = memory == "error_feedback"
 
     def carry(self, array: Array, ids: Ids) -> Array:
         """What arrives of ``array``."""
@@ -106,6 +109,13 @@ class _Wire:
             payload = keyed(self.codec, self.step, self.name).encode(array)
             self.counter.count(payload.sections, array.nbytes)
             return decode_payload(payload)
+        if self.feeds_back:
+            wanted = array + self.table.bases(ids, array.size // len(ids)).reshape(array.shape)
+            payload = keyed(self.codec, self.step, self.name).encode(wanted)
+            self.counter.count(payload.sections, array.nbytes)
+            arrived = decode_payload(payload)
+            self.table.put(ids, (wanted - arrived).reshape(len(ids), -1))
+            return arrived
         sent = SampleCoder(codec=self.codec).encode(array, ids, self.table, self.step, self.name)
         for payload in sent:
             self.counter.count(payload.sections, 0)
@@ -180,8 +190,8 @@ def train(
 def _pair(values: Values, cut: int, counter: _Counter) -> tuple[_Wire, _Wire]:
     forward = values.by_link[cut] if values.by_link else values.forward
     backward = values.by_link[cut] if values.by_link else values.backward
-    there = _Wire(forward, f"{cut}f", counter, difference=values.difference)
-    return there, _Wire(backward, f"{cut}b", counter)
+    there = _Wire(forward, f"{cut}f", counter, "difference" if values.difference else "")
+    return there, _Wire(backward, f"{cut}b", counter, "error_feedback" if values.feedback else "")
 
 
 def _loss(network: Network, batch: Batch, wires: Sequence[tuple[_Wire, _Wire]]) -> Tensor:

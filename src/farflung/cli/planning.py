@@ -17,6 +17,7 @@ from farflung.errors import InputError
 from farflung.job import load_job, make_job
 from farflung.job.spec import JobSpec
 from farflung.plan import Plan
+from farflung.plan.chosen import chosen_lines
 from farflung.plan.synchronization import sync_lines
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.planning import Planned, plan_run
@@ -142,7 +143,10 @@ def plan(
     else:
         typer.echo(planned.explanation)
         if explain:
-            typer.echo("".join(f"{line}\n" for line in sync_lines(planned.plan, bundle.graph, bundle.job)), nl=False)
+            lines = chosen_lines(planned.plan, bundle.graph, chosen, bundle.job) + sync_lines(
+                planned.plan, bundle.graph, bundle.job
+            )
+            typer.echo("".join(f"{line}\n" for line in lines), nl=False)
         typer.echo(_told(why, faults) or "why, and what more would bring: --explain; as a picture: --draw plan.html")
         if others:
             typer.echo("\n" + _comparison(planned, others))

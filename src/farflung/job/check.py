@@ -218,6 +218,8 @@ def _check_codec(codec: CodecSpec) -> None:
         raise InputError(
             f"codec.where = {codec.where!r} is not for codec.name = 'auto', which weighs every link itself: remove it"
         )
+    if codec.phase != "auto" and codec.name != "auto":
+        raise InputError(f"codec.phase = {codec.phase!r} is for codec.name = 'auto', here it is {codec.name!r}: remove it")
     if codec.memory != "none" and codec.name in ("identity", "lowrank"):
         raise InputError(
             f"codec.memory = {codec.memory!r} with codec.name = {codec.name!r}: it needs a codec that drops something of each "

@@ -114,6 +114,8 @@ class CodecSpec(_Section):
     ``memory``: what the ends of a link remember of each sample, for samples that come again: ``difference``, the value that the
     receiver had, of which only the change is sent; ``error_feedback``, what was dropped of its gradient; or ``both``. The tables
     of a machine take at most ``memory_bytes``.
+    ``phase``: for ``auto``, which bears more error in ``fine-tuning`` than from ``scratch``; ``auto``: fine-tuning if weights
+    come from a file.
     """
 
     name: str = "identity"
@@ -126,6 +128,7 @@ class CodecSpec(_Section):
     where: Literal["all", "slow"] = "all"
     memory: Literal["none", "difference", "error_feedback", "both"] = "none"
     memory_bytes: Annotated[float, Field(ge=1.0)] = 1e9
+    phase: Literal["auto", "scratch", "fine-tuning"] = "auto"
 
 
 class PlanSpec(_Section):

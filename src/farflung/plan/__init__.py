@@ -1,7 +1,7 @@
 """The plan: stages, placement, schedule and codecs as one immutable document, its checks and its estimate."""
 
 from farflung.plan.check import check_memory, check_plan, check_replicas
-from farflung.plan.compression import assign_codecs, wire_factor_of
+from farflung.plan.compression import assign_codecs, codec_lines, codec_of, wire_factor_of
 from farflung.plan.estimate import CostTables, DeviceEstimate, Estimate, LinkEstimate, StageEstimate, estimate
 from farflung.plan.explain import device_rows, explain, link_rows, stage_rows
 from farflung.plan.links import make_links
@@ -23,6 +23,8 @@ __all__ = [
     "check_memory",
     "check_plan",
     "check_replicas",
+    "codec_lines",
+    "codec_of",
     "device_rows",
     "estimate",
     "explain",

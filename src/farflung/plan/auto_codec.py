@@ -5,6 +5,11 @@ has the job's limit for itself. A budget over all links (L-GreCo's, ``codecs.cho
 that fast links leave on slow ones, and a byte-level GPT then lost more than with four bits on every link
 (docs/decisions/0011-codec-memory.md).
 
+How much error a direction bears follows from ``farflung bench loss-study``, as a multiple of the job's ``error``, which is for
+values on their way forward in training from scratch (``bearable``): gradients that go back bear twice as much, if the codec is
+unbiased; in fine-tuning they bear three times as much, whatever the codec; and so do differences of samples that come again, in
+fine-tuning, because an error there is one of the difference and not of the value.
+
 A plan is made before there are values, so errors are those of heavy-tailed numbers (Student's t, 3 degrees of freedom), computed
 here, and seconds per element are twice those of ``farflung bench codecs`` (docs/results/codecs.json), one thread of one machine.
 Candidates are rotated quantization, whose error depends least on the values, then sparse codecs.
@@ -13,7 +18,7 @@ Candidates are rotated quantization, whose error depends least on the values, th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -24,38 +29,64 @@ from farflung.errors import InputError
 from farflung.graph.ir import TensorSpec
 from farflung.plan.model import CodecChoice
 from farflung.plan.traffic import wire_bytes
+from farflung.units import Seconds
 
-__all__ = ["CANDIDATES", "Candidate", "Flow", "allocate_codecs", "typical_error"]
+__all__ = ["CANDIDATES", "Candidate", "Flow", "allocate_codecs", "typical_error", "why"]
 
 _SAMPLE = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A codec, and the seconds that both ends take for each element."""
+    """A codec, and the seconds that both ends take for each element; ``unbiased``: its mean error is nothing."""
 
     choice: CodecChoice
     seconds_per_element: float
+    unbiased: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """What goes one way over one link in a micro-batch: the tensors, and the link's latency and rate."""
+    """What goes one way over one link in a micro-batch: the tensors, and the link's latency and rate.
+
+    ``backward``: gradients. ``tuning``: the model is fine-tuned. ``memory``: what the ends remember (``CodecChoice.memory``).
+    """
 
     tensors: tuple[TensorSpec, ...]
     latency: float
     bytes_per_second: float
+    backward: bool = False
+    tuning: bool = False
+    memory: str = ""
 
     def seconds(self, candidate: Candidate) -> float:
         """Encode, send and decode all tensors, one after the other."""
         nbytes = sum(wire_bytes(candidate.choice, spec) for spec in self.tensors)
         elements = sum(spec.numel for spec in self.tensors if spec.floating)
-        return self.latency + nbytes / self.bytes_per_second + elements * candidate.seconds_per_element
+        lossy = candidate.choice != CodecChoice()
+        each = candidate.seconds_per_element + (_REMEMBERING if self.memory and lossy else 0.0)
+        return self.latency + nbytes / self.bytes_per_second + elements * each
+
+    def bearable(self, error: float, candidate: Candidate) -> float:
+        """How large the relative error of ``candidate`` may be there, where ``error`` is the job's."""
+        if self.tuning and (self.backward or self.memory == "difference"):
+            return _TUNED * error
+        return _UNBIASED * error if self.backward and candidate.unbiased else error
 
 
-def _quantized(bits: int, nanoseconds: float) -> Candidate:
-    params = (("bits", bits), ("block", 256), ("rotate", 1))
-    return Candidate(choice=CodecChoice(name="quantized", params=params), seconds_per_element=nanoseconds * 1e-9)
+#: See the head. Three bits, stochastic, have a typical error of 0.41, one bit has 0.6, and the default of ``error`` is 0.2.
+_UNBIASED, _TUNED = 2.1, 3.0
+#: Seconds for each element at both ends to look up, add and keep what is remembered.
+_REMEMBERING = 20e-9
+
+
+def _quantized(bits: int, nanoseconds: float, block: int = 256, **params: str) -> Candidate:
+    settings: tuple[tuple[str, float | int | str], ...] = (("bits", bits), ("block", block), ("rotate", 1), *params.items())
+    return Candidate(
+        choice=CodecChoice(name="quantized", params=settings),
+        seconds_per_element=nanoseconds * 1e-9,
+        unbiased=params.get("rounding") == "stochastic",
+    )
 
 
 def _sparse(ratio: float, nanoseconds: float) -> Candidate:
@@ -69,10 +100,11 @@ CANDIDATES: tuple[Candidate, ...] = (
     Candidate(choice=CodecChoice(name="bf16"), seconds_per_element=3.1e-9),
     Candidate(choice=CodecChoice(name="int8"), seconds_per_element=6.2e-9),
     _quantized(8, 40.0),
-    _quantized(4, 40.0),
-    _quantized(3, 40.0),
+    _quantized(4, 40.0, scale="normal"),
+    _quantized(3, 40.0, scale="normal"),
+    _quantized(3, 40.0, rounding="stochastic"),
     _quantized(2, 70.0),
-    _quantized(1, 60.0),
+    _quantized(1, 65.0, block=1024),
     _sparse(30.0, 8.0),
     _sparse(100.0, 4.0),
     _sparse(1000.0, 2.5),
@@ -80,21 +112,37 @@ CANDIDATES: tuple[Candidate, ...] = (
 
 
 def allocate_codecs(flows: Sequence[Flow], error: float, candidates: Sequence[Candidate] = CANDIDATES) -> tuple[CodecChoice, ...]:
-    """The codec of each flow, with a typical error of at most ``error``.
+    """The codec of each flow, with a typical error that it bears where the job's limit is ``error``.
 
     Raises:
         InputError: the error is negative, or a link has no bandwidth.
     """
     if not error >= 0:
         raise InputError(f"the largest error of a codec must not be negative, got {error!r}")
-    known = [candidate for candidate in candidates if typical_error(candidate.choice) <= error]
-    return tuple(min(known, key=flow.seconds).choice for flow in flows)
+    return tuple(_soonest(flow, error, candidates) for flow in flows)
+
+
+def _soonest(flow: Flow, error: float, candidates: Sequence[Candidate]) -> CodecChoice:
+    known = [one for one in candidates if typical_error(one.choice) <= flow.bearable(error, one)]
+    chosen = min(known, key=flow.seconds).choice
+    return chosen if chosen == CodecChoice() else replace(chosen, memory=flow.memory)
+
+
+def why(flow: Flow, error: float, choice: CodecChoice) -> str:
+    """What speaks for ``choice``, for people."""
+    found = {one.choice: one for one in CANDIDATES}[replace(choice, memory="")]
+    most = flow.bearable(error, found)
+    plain, seconds = (Seconds(flow.seconds(one)) for one in (CANDIDATES[0], found))
+    if found is CANDIDATES[0]:
+        return f"plain in {plain}; no codec with an error of at most {most:.2g} is sooner there, encoding and decoding included"
+    typical = typical_error(found.choice)
+    return f"{choice} in {seconds} (plain {plain}), with an error of typically {typical:.2g} where {most:.2g} is borne"
 
 
 @lru_cache(maxsize=256)
 def typical_error(choice: CodecChoice) -> float:
     """The relative error (2-norm) of a codec on heavy-tailed numbers."""
-    if choice == CodecChoice():
+    if choice.name == "identity":
         return 0.0
     array = np.random.default_rng(0).standard_t(3, _SAMPLE).astype(np.float32)
     codec = get_codec(choice.name, **dict(choice.params))

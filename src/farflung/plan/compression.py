@@ -9,12 +9,12 @@ from farflung.cluster import Topology
 from farflung.codecs import adaptive_ratios, get_codec, words_per_kept
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import TensorSpec
-from farflung.job.spec import CodecSpec
-from farflung.plan.auto_codec import Flow, allocate_codecs
-from farflung.plan.model import CodecChoice, LinkPlan, Stage
+from farflung.job.spec import CodecSpec, JobSpec
+from farflung.plan.auto_codec import Flow, allocate_codecs, why
+from farflung.plan.model import CodecChoice, LinkPlan, Plan, Stage
 from farflung.plan.traffic import edges_by_link, wire_bytes
 
-__all__ = ["PLANNED", "assign_codecs", "choice_of", "wire_factor_of"]
+__all__ = ["PLANNED", "assign_codecs", "choice_of", "codec_lines", "codec_of", "slow_choices", "wire_factor_of"]
 
 #: Names of codecs that are the planner's choice.
 PLANNED = ("adatopk", "auto")
@@ -51,8 +51,32 @@ def wire_factor_of(codec: CodecSpec) -> float:
     ``auto`` what its codec for a link without end sends."""
     if codec.name == "adatopk":
         return 1.0 / codec.ratio
-    choice = allocate_codecs([_SLOW], codec.error)[0] if codec.name == "auto" else choice_of(codec)
-    return min(1.0, wire_bytes(choice, _TYPICAL) / _TYPICAL.nbytes)
+    if codec.name != "auto":
+        return min(1.0, wire_bytes(choice_of(codec), _TYPICAL) / _TYPICAL.nbytes)
+    return min(1.0, sum(wire_bytes(choice, _TYPICAL) for choice in slow_choices(codec)) / (2 * _TYPICAL.nbytes))
+
+
+def slow_choices(codec: CodecSpec) -> tuple[CodecChoice, ...]:
+    """What ``auto`` takes there and back on a link on which nothing but bytes counts."""
+    ways = [replace(_SLOW, backward=back, tuning=_tunes(codec), memory=_memory(codec, back)) for back in (False, True)]
+    return allocate_codecs(ways, codec.error)
+
+
+def codec_of(job: JobSpec) -> CodecSpec:
+    """The job's codec with its ``phase`` decided: weights of a file are fine-tuned."""
+    if job.codec.phase != "auto":
+        return job.codec
+    return job.codec.model_copy(update={"phase": "fine-tuning" if job.weights.source == "file" else "scratch"})
+
+
+def _tunes(codec: CodecSpec) -> bool:
+    return codec.phase == "fine-tuning"
+
+
+def _memory(codec: CodecSpec, backward: bool) -> str:
+    """What a job lets a link remember in one direction."""
+    name = "error_feedback" if backward else "difference"
+    return name if codec.memory in (name, "both") else ""
 
 
 def assign_codecs(
@@ -72,13 +96,11 @@ def assign_codecs(
     take at most half of what bounds a micro-batch: ``pace`` (seconds that the busiest device computes for one) or the slowest
     link after its codec. Such transfers are hidden behind the others, and a codec there would only cost loss.
     """
-    return _with_memory(_assigned(stages, edges_by_link(subgraphs), topology, codec, pace), codec.memory)
-
-
-def _with_memory(links: tuple[LinkPlan, ...], memory: str) -> tuple[LinkPlan, ...]:
-    """``links`` with what the job wants remembered, where values lose something."""
-    there = "difference" if memory in ("difference", "both") else ""
-    back = "error_feedback" if memory in ("error_feedback", "both") else ""
+    table = edges_by_link(subgraphs)
+    if codec.name == "auto":
+        return _automatic(stages, table, topology, codec)
+    there, back = _memory(codec, False), _memory(codec, True)
+    links = _assigned(stages, table, topology, codec, pace)
     return tuple(
         replace(link, activations=_remembering(link.activations, there), gradients=_remembering(link.gradients, back))
         for link in links
@@ -96,8 +118,6 @@ def _assigned(
     codec: CodecSpec,
     pace: float,
 ) -> tuple[LinkPlan, ...]:
-    if codec.name == "auto":
-        return _automatic(stages, table, topology, codec.error)
     base = choice_of(codec)
     choices = [base] * len(table)
     if codec.name == "adatopk":
@@ -124,19 +144,11 @@ def _assigned(
 
 
 def _automatic(
-    stages: Sequence[Stage], table: Mapping[tuple[int, int], list[Edge]], topology: Topology, error: float
+    stages: Sequence[Stage], table: Mapping[tuple[int, int], list[Edge]], topology: Topology, codec: CodecSpec
 ) -> tuple[LinkPlan, ...]:
-    """One allocation over all links and directions between devices."""
-    flows: dict[tuple[int, int, bool], Flow] = {}
-    for (source, target), edges in table.items():
-        here, there = stages[source].device, stages[target].device
-        for backward, (begin, end) in ((False, (here, there)), (True, (there, here))):
-            specs = tuple(edge.spec for edge in edges if (edge.backward_bytes if backward else edge.forward_bytes))
-            if here != there and any(spec.floating for spec in specs):
-                place = topology.index(begin), topology.index(end)
-                latency, rate = float(topology.alpha[place]), float(topology.beta[place])
-                flows[source, target, backward] = Flow(tensors=specs, latency=latency, bytes_per_second=rate)
-    chosen = dict(zip(flows, allocate_codecs(list(flows.values()), error), strict=True))
+    """A choice for each link and direction between devices."""
+    flows = _flows(stages, table, topology, codec)
+    chosen = dict(zip(flows, allocate_codecs(list(flows.values()), codec.error), strict=True))
     return tuple(
         LinkPlan(
             source=source,
@@ -146,6 +158,41 @@ def _automatic(
         )
         for source, target in table
     )
+
+
+def _flows(
+    stages: Sequence[Stage], table: Mapping[tuple[int, int], list[Edge]], topology: Topology, codec: CodecSpec
+) -> dict[tuple[int, int, bool], Flow]:
+    """(source, target, whether back) -> what goes there, where two devices exchange floating-point numbers."""
+    flows: dict[tuple[int, int, bool], Flow] = {}
+    for (source, target), edges in table.items():
+        here, there = stages[source].device, stages[target].device
+        for backward, (begin, end) in ((False, (here, there)), (True, (there, here))):
+            specs = tuple(edge.spec for edge in edges if (edge.backward_bytes if backward else edge.forward_bytes))
+            if here != there and any(spec.floating for spec in specs):
+                place = topology.index(begin), topology.index(end)
+                flows[source, target, backward] = Flow(
+                    tensors=specs,
+                    latency=float(topology.alpha[place]),
+                    bytes_per_second=float(topology.beta[place]),
+                    backward=backward,
+                    tuning=_tunes(codec),
+                    memory=_memory(codec, backward),
+                )
+    return flows
+
+
+def codec_lines(plan: Plan, subgraphs: Sequence[SubGraph], topology: Topology, job: JobSpec) -> list[str]:
+    """Why each link of ``plan`` has its codecs, where ``auto`` has chosen them."""
+    codec = codec_of(job)
+    if codec.name != "auto":
+        return []
+    lines = [f"codecs for {'fine-tuning' if _tunes(codec) else 'training from scratch'}, error {codec.error:g}:"]
+    for (source, target, backward), flow in _flows(plan.stages, edges_by_link(subgraphs), topology, codec).items():
+        link = plan.link[source, target]
+        way = f"{target} -> {source}, gradients" if backward else f"{source} -> {target}, values"
+        lines.append(f"  {way}: {why(flow, codec.error, link.gradients if backward else link.activations)}")
+    return lines
 
 
 def _dense_seconds(stages: Sequence[Stage], pair: tuple[int, int], edges: Sequence[Edge], topology: Topology) -> float:

@@ -17,11 +17,13 @@ from farflung.job.groups import is_frozen
 from farflung.job.spec import JobSpec
 from farflung.plan.adding import with_adding
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
+from farflung.plan.sync_choice import Group, sync_settings
+from farflung.plan.traffic import gradient_bytes
 from farflung.sync import LayerInfo, Sent, Strategy, World, adds_up, check_clipping, explain, get_strategy, link_share
 from farflung.sync.pacing import local_steps
 from farflung.units import Bytes, Seconds
 
-__all__ = ["check_fits", "check_sync", "named_sync", "strategy_of", "sync_lines", "with_sync", "world_of"]
+__all__ = ["check_fits", "check_sync", "named_sync", "strategy_of", "sync_groups", "sync_lines", "with_sync", "world_of"]
 
 #: A layer is too small for an exchange of its own below so much of the mean layer's bytes.
 _CRUMB = 0.05
@@ -38,9 +40,10 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
     Raises:
         PlanError: the strategy can't work on these stages, or has no such setting.
     """
-    sync = named_sync(job)
-    if sync is None or not plan.replicated:
+    if job.sync.strategy == "exact" or not plan.replicated:
         return with_adding(plan, graph, pieces, topology, job)
+    sync = named_sync(job, sync_groups(plan, graph, pieces, topology))
+    assert sync is not None
     layers = []
     for stage, piece in zip(plan.stages, pieces, strict=True):
         devices = [topology.device(name) for name in stage.devices]
@@ -57,11 +60,23 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
     return planned
 
 
-def named_sync(job: JobSpec) -> SyncPlan | None:
-    """The job's strategy with its settings and no layers; None: gradients are summed exactly."""
+def sync_groups(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology) -> list[Group]:
+    """What the replicas of each stage exchange over which slowest link."""
+    found = []
+    for stage, piece in zip(plan.stages, pieces, strict=True):
+        rates = [
+            float(topology.beta[topology.index(a), topology.index(b)]) for a in stage.devices for b in stage.devices if a != b
+        ]
+        if rates:
+            found.append(Group(nbytes=gradient_bytes(graph, piece), members=len(stage.devices), bytes_per_second=min(rates)))
+    return found
+
+
+def named_sync(job: JobSpec, groups: Sequence[Group] = ()) -> SyncPlan | None:
+    """The job's strategy with its settings and no layers; None: gradients are summed exactly. ``groups``: see ``sync_choice``."""
     if job.sync.strategy == "exact":
         return None
-    settings = tuple((key, _frozen(value)) for key, value in sorted(job.sync.settings.items()))
+    settings = tuple((key, _frozen(value)) for key, value in sorted(sync_settings(job, groups).items()))
     return SyncPlan(strategy=job.sync.strategy, settings=settings)
 
 

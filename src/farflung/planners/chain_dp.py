@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from farflung.cluster.device import DeviceKind
 from farflung.cost import ALLOCATOR, MemorySettings, OpCost, cast_factor, optimizer_factor, stage_memory
-from farflung.plan import CostTables, wire_factor_of
+from farflung.plan import CostTables, codec_of, wire_factor_of
 from farflung.planners.chain_exact import exact_cuts
 from farflung.planners.finish import Problem
 from farflung.planners.pieces import Pieces, in_pieces, piece_bytes
@@ -114,7 +114,7 @@ class Chain:
         self._matrices: dict[str, _Matrices] = {}
         self.cost = problem.cost
         self.positions = _candidates(problem, self.cost, self.stop)
-        factor = wire_factor_of(problem.job.codec)
+        factor = wire_factor_of(codec_of(problem.job))
         self.ahead = self.cost.crossing_forward[self.positions] * factor
         self.back = self.cost.crossing_backward[self.positions] * factor
         self.dense = self.cost.crossing_forward[self.positions]

@@ -13,7 +13,7 @@ from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 from farflung.graph.modules import ModuleRun
 from farflung.job.spec import JobSpec
-from farflung.plan import CostTables, Estimate, Plan, Stage, assign_codecs, check_memory, estimate
+from farflung.plan import CostTables, Estimate, Plan, Stage, assign_codecs, check_memory, codec_of, estimate
 from farflung.plan.estimate import exchange_memory, memory_of
 from farflung.plan.model import Replica
 from farflung.plan.synchronization import named_sync
@@ -76,7 +76,7 @@ def draft_stages(problem: Problem, stages: tuple[Stage, ...], planner: str) -> t
         graph_hash=graph.hash,
         planner=planner,
         stages=stages,
-        links=assign_codecs(stages, pieces, problem.topology, job.codec, _pace(problem, stages)),
+        links=assign_codecs(stages, pieces, problem.topology, codec_of(job), _pace(problem, stages)),
         schedule=job.plan.schedule,
         micro_batch_sizes=job.micro_batch_sizes,
     )

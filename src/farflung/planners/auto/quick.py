@@ -16,9 +16,10 @@ from itertools import pairwise
 from farflung.cost import ALLOCATOR, MemorySettings, cast_factor, optimizer_factor, serving_bytes, stage_memory
 from farflung.errors import InputError, PlanError
 from farflung.job.spec import JobSpec
-from farflung.plan import wire_factor_of
+from farflung.plan import codec_of, wire_factor_of
 from farflung.plan.buckets import BUCKET_BYTES
 from farflung.plan.estimate import UPDATE_FLOPS, sync_copies
+from farflung.plan.sync_choice import job_strategy
 from farflung.plan.traffic import sync_bytes
 from farflung.planners.auto.layout import Context, Layout
 from farflung.planners.finish import Problem
@@ -35,7 +36,6 @@ from farflung.schedules import (
     time_schedule,
 )
 from farflung.schedules.base import Action
-from farflung.sync import get_strategy
 
 __all__ = ["Quick"]
 
@@ -190,7 +190,7 @@ class Quick:
     def _exchange_bytes(self, span: _Span, job: JobSpec, count: int, first: int, end: int) -> float:
         """Bytes that exchanging gradients takes (see ``plan.estimate.exchange_memory``)."""
         if job.sync.strategy != "exact":
-            return span.gradients * sync_copies(get_strategy(job.sync.strategy, **job.sync.settings), count)
+            return span.gradients * sync_copies(job_strategy(job), count)
         home_end = end if first == 0 else first
         others = sum(virtual > home_end for virtual in job.virtual_ends)
         return span.gradients * (1.0 + others * max(_served(span.gradients, count)))
@@ -274,7 +274,7 @@ class Quick:
     def _factor(self, job: JobSpec) -> float:
         key = (job.codec.ratio, job.micro_batch_sizes)
         if key not in self._factors:
-            self._factors[key] = wire_factor_of(job.codec)
+            self._factors[key] = wire_factor_of(codec_of(job))
         return self._factors[key]
 
     def _exchanges(self, layout: Layout, job: JobSpec, units: Sequence[_Unit]) -> list[Exchange]:
@@ -293,7 +293,7 @@ class Quick:
             if len(rounds) == 2:
                 each /= len(held)
             else:
-                each = sync_bytes(get_strategy(job.sync.strategy, **job.sync.settings), each, len(held))
+                each = sync_bytes(job_strategy(job), each, len(held))
             for target in held:
                 source, transfer = max(
                     ((other, self._way(units[other].device, units[target].device, each)) for other in held if other != target),
