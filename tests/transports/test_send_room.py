@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farflung.transports import tcp_socket
-from farflung.transports.tcp_socket import _send_room, tune
+from farflung.transports.tcp_socket import _send_room, set_backlog, tune
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +52,13 @@ def test_a_connection_gets_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as connection:
         tune(connection)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= 100_000
+
+
+@pytest.mark.parametrize("room", [0, 8 << 20])
+def test_what_may_lie_unsent_is_bounded_from_the_beginning(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    monkeypatch.setattr(tcp_socket, "_send_room", lambda: room)
+    with socket.socket() as connection:
+        tune(connection)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 64 << 10
+        set_backlog(connection, 1 << 20)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 1 << 20

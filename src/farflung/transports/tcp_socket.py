@@ -48,9 +48,11 @@ __all__ = [
     "unconfirmed",
 ]
 
-_BACKLOG = 256
+_WAITING_CALLERS = 256
 #: The most that a send buffer is asked for: bytes.
 _MOST_ROOM = 16 << 20
+#: What may lie unsent in the kernel until a link knows its rate: bytes.
+_FIRST_BACKLOG = 64 << 10
 _NOTSENT_LOWAT = 25
 _CC_INFO = 26
 #: BBR's window over the bandwidth-delay product, in 1/256: only PROBE_RTT has 1.
@@ -93,7 +95,7 @@ def open_server(address: str) -> socket.socket:
     try:
         plain = host.removeprefix("[").removesuffix("]")
         family = socket.AF_INET6 if ":" in plain else socket.AF_INET
-        return socket.create_server((plain, int(port)), family=family, backlog=_BACKLOG)
+        return socket.create_server((plain, int(port)), family=family, backlog=_WAITING_CALLERS)
     except (OSError, ValueError, OverflowError) as error:
         raise InputError(
             f"cannot listen at {address}: is the port taken, or the address not this machine's? ({error})"
@@ -272,10 +274,12 @@ def _shown_names(connection: ssl.SSLSocket) -> list[bytes]:
 
 
 def tune(connection: socket.socket) -> None:
-    """No delay for small messages; BBR where the system has it; as much room for what is under way as the system gives."""
+    """No delay for small messages; BBR where the system has it; as much room for what is under way as the system gives, but no
+    more than ``_FIRST_BACKLOG`` of what is not: a buffer that was asked for has no such bound of its own."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if room := _send_room():
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+    set_backlog(connection, _FIRST_BACKLOG)
     if hasattr(socket, "TCP_CONGESTION"):
         with suppress(OSError):  # not there, or not allowed to us: what is in force is told by ``kernel_view``
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
