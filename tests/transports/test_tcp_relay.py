@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -95,10 +95,9 @@ def overheard(monkeypatch: pytest.MonkeyPatch) -> Iterator[bytearray]:
     """What lies in a relay's memory while it moves bytes."""
     seen, move = bytearray(), tcp_relay._Way.move
 
-    def listen(way: tcp_relay._Way) -> int:
-        count = move(way)
+    def listen(way: tcp_relay._Way) -> None:
+        move(way)
         seen.extend(way.piece[: way.end])
-        return count
 
     monkeypatch.setattr(tcp_relay._Way, "move", listen)
     yield seen
@@ -235,6 +234,34 @@ def test_the_end_of_one_direction_leaves_the_other(ends: tuple[Forwarder, socket
     assert a.recv(100) == b""
     # the forwarder counts a piece after it has passed it on, and the end behind it may be seen first
     until(lambda: dict(forwarder.carried()) == {("a", "b"): 10, ("b", "a"): 6})
+
+
+class _Breaks:
+    """A socket that takes so many pieces and then breaks."""
+
+    def __init__(self, sock: socket.socket, pieces: int) -> None:
+        self.sock, self.left = sock, pieces
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sock, name)
+
+    def send(self, piece: memoryview) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise BrokenPipeError
+        return self.sock.send(piece[:1000])
+
+
+def test_what_went_before_a_break_is_counted() -> None:
+    near, a = socket.socketpair()
+    far, b = socket.socketpair()
+    with a, b, closing(Forwarder()) as forwarder:
+        a.sendall(bytes(5000))
+        forwarder.add(("a", "b"), (near, _Breaks(far, 3)))  # type: ignore[arg-type]
+        a.settimeout(PATIENCE)
+        with suppress(ConnectionResetError):  # closed with bytes that nobody read
+            assert a.recv(1) == b""
+        until(lambda: dict(forwarder.carried()) == {("a", "b"): 3000})
 
 
 def test_connections_whose_ends_are_gone_without_a_word_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from farflung.cluster.topology import Pair, pair_of
 from farflung.errors import ConnectionLost
 from farflung.transports.tcp_socket import cut, set_backlog
 
-__all__ = ["Desk", "Forwarder", "Pair", "Parked", "end_tls"]
-
-#: Two members, the smaller name first.
-Pair = tuple[str, str]
+__all__ = ["Desk", "Forwarder", "Parked", "end_tls"]
 
 _PIECE = 64 << 10
 _BACKLOG = 128 << 10
@@ -34,11 +32,6 @@ _IDLE_SECONDS = 30.0
 _TICK = 1.0
 #: Connections at once: of a pair (both ends may dial sixteen), of all; those that wait for their other end.
 _MAX_OF_PAIR, _MAX_IN_ALL, _MAX_WAITING = 32, 256, 64
-
-
-def pair_of(one: str, other: str) -> Pair:
-    """The pair, the smaller name first."""
-    return (one, other) if one < other else (other, one)
 
 
 def end_tls(connection: socket.socket) -> socket.socket:
@@ -58,7 +51,7 @@ def end_tls(connection: socket.socket) -> socket.socket:
 
 @dataclass(slots=True, eq=False)
 class _Way:
-    """One direction: at most one piece that was read and is not yet sent."""
+    """One direction: at most one piece that was read and is not yet sent. ``moved``: bytes that went and are not yet counted."""
 
     source: socket.socket
     sink: socket.socket
@@ -67,19 +60,19 @@ class _Way:
     begin: int = 0
     end: int = 0
     over: bool = False
+    moved: int = 0
 
     @property
     def full(self) -> bool:
         """Whether something waits to be sent."""
         return self.begin < self.end
 
-    def move(self) -> int:
-        """Move what can be moved now, up to a budget; how many bytes.
+    def move(self) -> None:
+        """Move what can be moved now, up to a budget.
 
         Raises:
-            OSError: a side broke off.
+            OSError: a side broke off; what went before counts in ``moved``.
         """
-        moved = 0
         for _ in range(_ROUNDS):
             try:
                 if not self.full:
@@ -94,8 +87,7 @@ class _Way:
             except BlockingIOError:
                 break
             self.begin += sent
-            moved += sent
-        return moved
+            self.moved += sent
 
 
 @dataclass(slots=True, eq=False)
@@ -206,17 +198,14 @@ class Forwarder:
                 self._end(chosen, splice)
 
     def _serve(self, chosen: selectors.BaseSelector, splice: _Splice, now: float) -> None:
+        broken = False
         try:
             for way in splice.ways:
-                moved = way.move()
-                if moved:
-                    splice.moved_at = now
-                    with self._lock:
-                        self._carried[way.names] = self._carried.get(way.names, 0) + moved
+                way.move()
         except OSError:
-            self._end(chosen, splice)
-            return
-        if all(way.over and not way.full for way in splice.ways) or now - splice.moved_at > _IDLE_SECONDS:
+            broken = True
+        self._count(splice, now)
+        if broken or all(way.over and not way.full for way in splice.ways) or now - splice.moved_at > _IDLE_SECONDS:
             self._end(chosen, splice)
             return
         for which, one in enumerate(splice.sockets):
@@ -227,6 +216,14 @@ class Forwarder:
                 chosen.unregister(one)
             elif known is not None and events != known.events:
                 chosen.modify(one, events, (splice, which))
+
+    def _count(self, splice: _Splice, now: float) -> None:
+        for way in splice.ways:
+            if way.moved:
+                splice.moved_at = now
+                with self._lock:
+                    self._carried[way.names] = self._carried.get(way.names, 0) + way.moved
+                way.moved = 0
 
     def _end(self, chosen: selectors.BaseSelector, splice: _Splice) -> None:
         with self._lock:
