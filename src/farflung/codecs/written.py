@@ -7,14 +7,9 @@ from farflung.codecs.members import CODECS, get_codec
 from farflung.codecs.memory import MEMORIES, Memory, get_memory
 from farflung.errors import InputError
 
-__all__ = ["codec_name", "read_codec", "read_memory"]
+__all__ = ["read_codec", "read_memory"]
 
 Value = int | float | bool | str
-
-
-def codec_name(text: str) -> str:
-    """The codec's name in ``text``."""
-    return text.partition(":")[0].strip()
 
 
 def read_codec(text: str) -> Codec:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from farflung.cluster import Topology
-from farflung.codecs import codec_name, read_codec, read_memory
+from farflung.codecs import read_codec, read_memory
 from farflung.cost import OpCost
 from farflung.errors import InputError, PlanError
 from farflung.graph.cut import SubGraph
@@ -19,11 +19,32 @@ from farflung.plan.adding import with_adding
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
 from farflung.plan.sync_choice import Group, sync_settings
 from farflung.plan.traffic import gradient_bytes
-from farflung.sync import LayerInfo, Sent, Strategy, World, adds_up, check_clipping, explain, get_strategy, link_share
+from farflung.sync import (
+    LayerInfo,
+    Sent,
+    Strategy,
+    World,
+    adds_up,
+    check_clipping,
+    codec_name,
+    explain,
+    get_strategy,
+    link_share,
+)
 from farflung.sync.pacing import local_steps
 from farflung.units import Bytes, Seconds
 
-__all__ = ["check_fits", "check_sync", "named_sync", "strategy_of", "sync_groups", "sync_lines", "with_sync", "world_of"]
+__all__ = [
+    "check_fits",
+    "check_sync",
+    "held_elsewhere",
+    "named_sync",
+    "strategy_of",
+    "sync_groups",
+    "sync_lines",
+    "with_sync",
+    "world_of",
+]
 
 #: A layer is too small for an exchange of its own below so much of the mean layer's bytes.
 _CRUMB = 0.05
@@ -120,9 +141,15 @@ def world_of(plan: Plan, graph: Graph, job: JobSpec, stage: int, rank: int = 0) 
     )
 
 
+def held_elsewhere(sync: SyncPlan, stage: int) -> frozenset[str]:
+    """The parameters of the layers of other stages than ``stage``; what it has of them, too, is tied."""
+    others = (layers for index, layers in enumerate(sync.layers) if index != stage)
+    return frozenset(name for layers in others for layer in layers for name in layer.parameters)
+
+
 def _shared(sync: SyncPlan, stage: int) -> tuple[int, ...]:
     """The layers of ``stage`` with parameters that other stages hold, too (tied ones)."""
-    elsewhere = {n for index, layers in enumerate(sync.layers) if index != stage for layer in layers for n in layer.parameters}
+    elsewhere = held_elsewhere(sync, stage)
     return tuple(number for number, layer in enumerate(sync.layers[stage]) if elsewhere & set(layer.parameters))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 
@@ -39,6 +40,11 @@ class PreviousNorm:
         self._told: tuple[int, dict[str, float]] | None = None
         self._known: float | None = None
 
+    @cached_property
+    def _owners(self) -> dict[str, int]:
+        """Which stage counts a state's norm: the first that has it."""
+        return {name: piece.stage for piece in reversed(self._setup.subgraphs) for name in piece.states}
+
     def go_on(self, kept: Array) -> None:
         """Take up what a checkpoint holds."""
         self._known = float(kept.reshape(-1)[0])
@@ -52,7 +58,7 @@ class PreviousNorm:
     def note(self, stage: int, gradients: Mapping[str, Array]) -> None:
         """Gradients of ``stage`` that are about to be applied, finished and not scaled."""
         for name, gradient in gradients.items():
-            if stage == next(piece.stage for piece in self._setup.subgraphs if name in piece.states):
+            if stage == self._owners[name]:
                 self._norms[name] = float(np.linalg.norm(gradient.reshape(-1).astype(np.float32, copy=False)))
 
     def scale(self) -> Array | None:

@@ -46,8 +46,8 @@ class Replanning:
         self._links, self._reaching, self._judge = world
         self._runs: dict[str, LiveRun] = {}
         self._wake = threading.Event()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._over = False
 
     def begins(self, live: LiveRun) -> None:
         """``live`` trains from now on."""
@@ -60,8 +60,8 @@ class Replanning:
                 self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
-        self._over = True
+        """Look no more; nothing is waited for."""
+        self._closed.set()
         self._wake.set()
 
     def joined(self) -> None:
@@ -99,13 +99,12 @@ class Replanning:
     def _able(self, name: str) -> Sequence[Member]:
         """Those who work for the run, and those who could (under the lock)."""
         run = self._machine.runs[name]
-        return tuple(one for one in self._machine.members.values() if one.run == name or one.ready if run.plans_for(one))
+        return tuple(one for one in self._machine.members.values() if (one.run == name or one.ready) and run.plans_for(one))
 
     def _main(self) -> None:
-        pause = threading.Event()
-        while not self._over:
-            if self._wake.wait(_PERIOD) and not self._over:
-                pause.wait(_SETTLE)
+        while not self._closed.is_set():
+            if self._wake.wait(_PERIOD) and self._closed.wait(_SETTLE):
+                return
             self._wake.clear()
-            if not self._over:
+            if not self._closed.is_set():
                 self.look()

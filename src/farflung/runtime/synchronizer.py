@@ -18,7 +18,7 @@ import numpy as np
 from farflung.codecs.exchanged import shaped
 from farflung.engines.base import Array, StageRunner
 from farflung.errors import WireError
-from farflung.plan.synchronization import strategy_of, world_of
+from farflung.plan.synchronization import held_elsewhere, strategy_of, world_of
 from farflung.runtime.arrays import decode_array, pack_arrays, pack_payloads, packed_arrays
 from farflung.runtime.averaging import Averager, Averaging, Outcome, first_servers
 from farflung.runtime.clipping import PreviousNorm
@@ -102,9 +102,7 @@ class Synchronizer:
                 continue
             names = {name for layer in layers for name in layer}
             world = world_of(plan, self._setup.graph, self._setup.job, stage, self._setup.number)
-            elsewhere = {
-                n for other in plan.sync.layers[:stage] + plan.sync.layers[stage + 1 :] for x in other for n in x.parameters
-            }
+            elsewhere = held_elsewhere(plan.sync, stage)
             mark = next((name for layer in layers for name in layer if name not in elsewhere), layers[0][0])
             member = self._members[stage] = Member(stage, world, layers, runner, mark)
             member.remembered.registers = member.registers
