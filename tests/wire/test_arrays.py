@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from farflung.errors import WireError
 from farflung.graph.ir import DTYPES as GRAPH_DTYPES
 from farflung.wire.arrays import DTYPES, ArrayMeta, compact, describe, pack, restore, unpack
-from farflung.wire.messages import pack_arrays, unpack_arrays
 
 LIMIT = 1 << 24
 
@@ -196,26 +195,3 @@ def test_refusing_takes_no_memory() -> None:
         unpack(ArrayMeta("uint8", (2,), (1 << 30,)), b"12", LIMIT)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
-
-
-def test_named_arrays_in_one_frame() -> None:
-    arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T, "b": np.zeros((), np.int64)}
-    frame = pack_arrays("states", {"step": 3}, arrays)
-    assert frame.header["step"] == 3
-    result = unpack_arrays(frame, LIMIT)
-    assert list(result) == ["w", "b"]
-    for name, array in arrays.items():
-        assert_same(array, result[name])
-
-
-def test_errors_of_named_arrays() -> None:
-    frame = pack_arrays("states", {}, {"w": np.zeros(6, np.float32), "b": np.zeros(6, np.float32)})
-    with pytest.raises(WireError, match="oversized array"):
-        unpack_arrays(frame, 30)
-    with pytest.raises(WireError, match="'arrays' must describe its 1 sections"):
-        unpack_arrays(type(frame)("states", frame.header, frame.sections[:1]), LIMIT)
-    twice = {"arrays": [frame.header["arrays"][0]] * 2}
-    with pytest.raises(WireError, match="an array needs a name of its own, got \\['w'"):
-        unpack_arrays(type(frame)("states", twice, frame.sections), LIMIT)
-    with pytest.raises(WireError, match="header key 'arrays' is taken"):
-        pack_arrays("states", {"arrays": 1}, {})

@@ -1,6 +1,6 @@
 """What a run tells about itself: events and spans, step records, the run folder, and named fault points."""
 
-from farflung.telemetry.events import Event, JsonLines, MemorySink, Sink, SpanKind, Telemetry, busy_seconds
+from farflung.telemetry.events import Event, JsonLines, SpanKind
 from farflung.telemetry.faults import FAULT_POINTS, Injector, fault_point, injecting
 from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import (
@@ -23,21 +23,17 @@ __all__ = [
     "Event",
     "Injector",
     "JsonLines",
-    "MemorySink",
     "ProcessTrace",
     "Record",
     "RecoveryRecord",
     "RelayedRecord",
     "RunFolder",
     "RunResult",
-    "Sink",
     "Span",
     "SpanKind",
     "SpanRing",
     "StepRecord",
-    "Telemetry",
     "TimeShares",
-    "busy_seconds",
     "committed",
     "fault_point",
     "injecting",

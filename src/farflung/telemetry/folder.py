@@ -9,7 +9,7 @@
 | metrics.jsonl   | a line per step, evaluation, recovery (``read_record``)       | as the run goes         |
 | relayed.jsonl   | what each relay carried (``RelayedRecord``), if there was one | when a relay ends       |
 | result.json     | how it ended (``RunResult``)                                | at the end              |
-| events/*.jsonl  | events and spans, a file for each process (``Telemetry``)   | as the run goes         |
+| events/*.jsonl  | spans, a file for each process (``write_spans``)            | as the run goes         |
 
 A folder without ``result.json`` belongs to a run that was cut short or still goes on.
 """
