@@ -374,3 +374,17 @@ def newest(ran: Ran) -> CheckpointReader:
     """The newest checkpoint of a run that kept some."""
     assert ran.store is not None
     return CheckpointReader.from_folder(ran.store.checkpoints.folder)
+
+
+#: A job's checkpoints for ``assert_goes_on`` after any step.
+EVERY_STEP = {"every": 1, "at_end": False, "keep": 99}
+
+
+def assert_goes_on(case: Case, at: int, folder: Path) -> None:
+    """Resumed from its checkpoint after ``at`` steps, the run has the losses and states that it has without a pause."""
+    whole = run_threads(other(case, root=folder / "one"))
+    assert whole.store is not None
+    again = run_threads(other(case, root=folder / "two", resume=whole.store.checkpoints.path(at)))
+    assert again.losses == whole.losses[at:]
+    for device, held in whole.held.items():
+        assert differing(held, again.held[device]) == [], device

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inthreads import Case, differing, other, run_threads
+from inthreads import EVERY_STEP, Case, assert_goes_on, differing, run_threads
 from test_synchronizer import case_of
 
 from farflung.runtime.layer_times import LayerTimes
@@ -84,11 +84,4 @@ def test_a_change_of_sets_is_said_once_for_a_stage_and_replicas_stay_together(mo
 def test_a_run_goes_on_with_the_sets_that_it_had(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, between and after telling and following."""
     drifting(monkeypatch)
-    saves = {"every": 1, "at_end": False, "keep": 99}
-    first = adapting(steps=8, grid=False, checkpoint=saves)
-    whole = run_threads(other(first, root=tmp_path / "one"))
-    assert whole.store is not None
-    again = run_threads(other(first, root=tmp_path / "two", resume=whole.store.checkpoints.path(at)))
-    assert again.losses == whole.losses[at:]
-    for device in ("a", "c"):
-        assert differing(whole.held[device], again.held[device]) == [], device
+    assert_goes_on(adapting(steps=8, grid=False, checkpoint=EVERY_STEP), at, tmp_path)

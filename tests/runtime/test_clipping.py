@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from inthreads import Case, differing, hand_plan, other, run_threads
+from inthreads import EVERY_STEP, Case, assert_goes_on, differing, hand_plan, other, run_threads
 from test_synchronizer import SETTINGS, SGD, assert_agreed, case_of, close, straight
 
 from farflung.engines.base import Array
@@ -71,12 +71,7 @@ def test_layers_that_are_updated_early_are_clipped() -> None:
 
 @pytest.mark.parametrize(("strategy", "grid"), [("free_sets", True), ("free_sets", False)], ids=["2 x 2", "2 x 1"])
 def test_a_run_goes_on_with_the_norm_that_it_had(strategy: str, grid: bool, tmp_path: Path) -> None:
-    first = clipped(strategy, grid, steps=6, checkpoint={"every": 1, "at_end": False, "keep": 99})
-    whole = run_threads(other(first, root=tmp_path / "one"))
-    assert whole.store is not None
-    again = run_threads(other(first, root=tmp_path / "two", resume=whole.store.checkpoints.path(3)))
-    assert again.losses == whole.losses[3:]
-    assert differing(whole.held["a"], again.held["a"]) == []
+    assert_goes_on(clipped(strategy, grid, steps=6, checkpoint=EVERY_STEP), 3, tmp_path)
 
 
 def test_what_can_not_be_clipped_so_is_refused() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inthreads import Case, differing, hand_plan, other, run_threads
+from inthreads import EVERY_STEP, Case, assert_goes_on, hand_plan, other, run_threads
 from test_synchronizer import assert_agreed, case_of
 
 from farflung.errors import WireError
@@ -72,13 +72,7 @@ FIXED = {"sync_every": 4, "by_speed": True, "adapt": 0.0}
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("at", [9, 10, 11])
 def test_a_run_goes_on_with_the_steps_that_it_had(at: int, tmp_path: Path) -> None:
-    first = paced(steps=12, checkpoint={"every": 1, "at_end": False, "keep": 99})
-    whole = run_threads(other(first, root=tmp_path / "one"))
-    assert whole.store is not None
-    again = run_threads(other(first, root=tmp_path / "two", resume=whole.store.checkpoints.path(at)))
-    assert again.losses == whole.losses[at:]
-    for device in ("a", "c"):
-        assert differing(whole.held[device], again.held[device]) == [], device
+    assert_goes_on(paced(steps=12, checkpoint=EVERY_STEP), at, tmp_path)
 
 
 def test_real_times_do_a_run_no_harm() -> None:

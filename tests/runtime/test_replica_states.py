@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inthreads import differing, other, run_threads
+from inthreads import assert_goes_on, other, run_threads
 from test_synchronizer import ELSEWHERE, SETTINGS, case_of
 
 from farflung.runtime.replica_states import Kept, kept_of, slots_of, wanted_by
@@ -17,6 +17,7 @@ from farflung.sync import STRATEGIES
 
 #: Periods of three steps, and checkpoints after two: always in the middle.
 PERIODS = {name: given_ | {"sync_every": 3} for name, given_ in SETTINGS.items()}
+SAVES = {"every": 4, "at_end": False, "keep": 9}
 ADAM = {"name": "adamw", "lr": 1e-2}
 NAMES = sorted(set(STRATEGIES) - ELSEWHERE)
 PAIRS = [(name, codec) for name in NAMES for codec in ("identity", "int8") if (name, codec) != ("seed_and_scalar", "int8")]
@@ -25,14 +26,8 @@ PAIRS = [(name, codec) for name in NAMES for codec in ("identity", "int8") if (n
 @pytest.mark.parametrize(("strategy", "codec"), PAIRS)
 def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(strategy: str, codec: str, tmp_path: Path) -> None:
     chosen = PERIODS.get(strategy, {}) | {"codec": codec}
-    saves = {"every": 4, "at_end": False, "keep": 9}
-    case = case_of(strategy, chosen, grid=False, steps=8, optimizer=ADAM, checkpoint=saves)
-    whole = run_threads(other(case, root=tmp_path / "one"))
-    assert whole.store is not None
-    again = run_threads(other(case, root=tmp_path / "two", resume=whole.store.checkpoints.path(4)))
-    assert again.losses == whole.losses[4:]
-    for device in ("a", "c"):
-        assert differing(whole.held[device], again.held[device]) == [], device
+    case = case_of(strategy, chosen, grid=False, steps=8, optimizer=ADAM, checkpoint=SAVES)
+    assert_goes_on(case, 4, tmp_path)
 
 
 MEMORIES = ["error_feedback", "dgc:momentum=0.5", "difference", "econtrol"]
@@ -42,24 +37,13 @@ MEMORIES = ["error_feedback", "dgc:momentum=0.5", "difference", "econtrol"]
 @pytest.mark.parametrize("strategy", ["ssgd", "delayed"])
 def test_what_was_dropped_is_part_of_a_checkpoint(strategy: str, memory: str, tmp_path: Path) -> None:
     settings = {"codec": "topk:ratio=4,values=int8", "memory": memory}
-    saves = {"every": 4, "at_end": False, "keep": 9}
-    case = case_of(strategy, settings, grid=False, steps=8, optimizer={"name": "sgd", "lr": 0.01}, checkpoint=saves)
-    whole = run_threads(other(case, root=tmp_path / "one"))
-    assert whole.store is not None
-    again = run_threads(other(case, root=tmp_path / "two", resume=whole.store.checkpoints.path(4)))
-    assert again.losses == whole.losses[4:]
-    for device in ("a", "c"):
-        assert differing(whole.held[device], again.held[device]) == [], device
+    case = case_of(strategy, settings, grid=False, steps=8, optimizer={"name": "sgd", "lr": 0.01}, checkpoint=SAVES)
+    assert_goes_on(case, 4, tmp_path)
 
 
 def test_pipelines_keep_what_each_of_their_stages_has(tmp_path: Path) -> None:
-    saves = {"every": 4, "at_end": False, "keep": 9}
-    case = case_of("streaming_diloco", PERIODS["streaming_diloco"], steps=8, optimizer=ADAM, checkpoint=saves)
-    whole = run_threads(other(case, root=tmp_path / "one"))
-    assert whole.store is not None
-    again = run_threads(other(case, root=tmp_path / "two", resume=whole.store.checkpoints.path(4)))
-    for device in "abcd":
-        assert differing(whole.held[device], again.held[device]) == [], device
+    case = case_of("streaming_diloco", PERIODS["streaming_diloco"], steps=8, optimizer=ADAM, checkpoint=SAVES)
+    assert_goes_on(case, 4, tmp_path)
 
 
 tags = st.sampled_from(["3", "7/0", "9/0-1"])

@@ -1,4 +1,4 @@
-"""Data of the submitting process, where two stages of one machine read the same placeholder."""
+"""Data of the submitting process: sent once where two stages of one machine read them; a worker that it cannot reach is named."""
 
 from __future__ import annotations
 
