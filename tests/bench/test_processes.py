@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +69,58 @@ def test_a_worker_that_ends_early_is_named_with_its_last_words(tmp_path: Path) -
     with pytest.raises(ConnectionLost, match=r"broker ended with 3; it said: 'no room here"):
         cluster._tickets()
     cluster.close()
+
+
+#: Writes into the folder that it is given until it is asked to end, and for a while after.
+WRITER = """
+import pathlib, signal, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(time.monotonic()))
+place = pathlib.Path(sys.argv[1])
+(place / "ready").write_text("")
+while not asked or time.monotonic() < asked[0] + float(sys.argv[2]):
+    for number in range(20):
+        (place / str(number)).write_text("")
+"""
+
+
+def writing(folder: Path, seconds: float) -> LocalCluster:
+    """A cluster whose one process writes into ``folder / "run"`` for so long after it was asked to end."""
+    (folder / "run").mkdir()
+    cluster = LocalCluster(folder, [])
+    cluster._spawn("broker", ["-c", WRITER, str(folder / "run"), str(seconds)])
+    for _ in cluster._patiently("broker"):
+        if (folder / "run" / "ready").exists():
+            return cluster
+    raise AssertionError("it does not begin to write")
+
+
+def test_a_cluster_has_ended_before_its_folder_goes(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder, closing(writing(Path(folder), 0.3)):
+        pass
+    assert not Path(folder).exists()
+
+
+def test_so_it_has_when_its_end_is_interrupted_more_than_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts, wait = [KeyboardInterrupt(), KeyboardInterrupt()], subprocess.Popen.wait
+
+    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if interrupts:
+            raise interrupts.pop()
+        return wait(process, timeout)
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        tempfile.TemporaryDirectory(dir=tmp_path) as folder,
+        closing(writing(Path(folder), 1e6)),
+    ):
+        monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    assert interrupts == []
+    assert not Path(folder).exists(), "nobody wrote into it while it was removed"
+
+
+def test_nothing_is_started_again_in_a_cluster_that_has_ended(tmp_path: Path) -> None:
+    cluster = writing(tmp_path, 0.0)
+    cluster.close()
+    cluster.restart("broker")
+    assert cluster._processes == {}

@@ -60,12 +60,14 @@ class EmulatedCluster:
         submitter, self._submitter = self._submitter, None
         if submitter is not None and submitter.stdin is not None:
             submitter.stdin.close()
-        self.emulation.__exit__(kind, error, trace)
-        if submitter is not None and submitter.stdout is not None:
-            submitter.stdout.close()
-            submitter.wait()
-        if self._folder is not None:
-            self._folder.cleanup()
+        try:
+            self.emulation.__exit__(kind, error, trace)
+        finally:  # interrupted or not, all programs have ended
+            if submitter is not None and submitter.stdout is not None:
+                submitter.stdout.close()
+                submitter.wait()
+            if self._folder is not None:
+                self._folder.cleanup()
 
     @property
     def folder(self) -> Path:

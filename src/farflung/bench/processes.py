@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from farflung.cluster import Topology
+from farflung.emulation.ending import end_all
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, TrainingError
 from farflung.graph.ir import Graph, StateKind
@@ -32,7 +33,7 @@ __all__ = ["Finished", "LocalCluster", "PacedCluster", "bundle_of", "finished"]
 
 _TICKET = re.compile(r"farflung join (\S+)|--ticket (\S+)")
 _ADDRESS = re.compile(r"broker at (\S+) ")
-_START_SECONDS = 120.0
+_START_SECONDS, _END_SECONDS = 120.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,8 @@ class LocalCluster:
         self._probe = probe
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, list[str]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
         self._key = new_key()  # one for all clients, to which their name belongs
         self.ticket = ""
 
@@ -96,17 +99,13 @@ class LocalCluster:
         self.close()
 
     def close(self) -> None:
-        """End workers, then the broker."""
-        for process in reversed(self._processes.values()):
-            if process.poll() is None:
-                process.terminate()
-        for process in reversed(self._processes.values()):
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes.clear()
+        """End workers and broker; when this returns, or is interrupted, nobody writes into the folder any more."""
+        with self._lock:
+            self._closed = True
+        try:
+            end_all(tuple(reversed(self._processes.values())), _END_SECONDS)
+        finally:
+            self._processes.clear()
 
     def probe_file(self, name: str) -> Path:
         """Where worker ``name`` writes its memory figures when it ends."""
@@ -165,7 +164,9 @@ class LocalCluster:
         self._commands[name] = arguments
         with (self.folder / f"{name}.log").open("ab") as log:
             command = [sys.executable, *arguments]
-            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)  # noqa: S603
+            with self._lock:
+                if not self._closed:  # who starts a process again may do so in a thread
+                    self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)  # noqa: S603
 
     def _tickets(self) -> str:
         """Wait until the broker has printed its tickets; keeps the one to submit and returns the one to join."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +45,11 @@ def bench(
     if file != "-":
         to_write(Path(file))
     machine = environment()
-    report = chosen.run(settings, lambda text: typer.echo(text, err=True))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its processes end and its folders go, as by Ctrl-C
+    try:
+        report = chosen.run(settings, lambda text: typer.echo(text, err=True))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     to_stdout = as_json and file == "-"
     typer.echo(report.table(), err=to_stdout)
     if as_json:

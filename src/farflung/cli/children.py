@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from farflung.emulation.ending import end_all
 from farflung.errors import TrainingError
 
 __all__ = ["Children"]
@@ -93,16 +94,8 @@ class Children:
     def close(self) -> None:
         """End all children: a request first, then, after a few seconds or another Ctrl-C, by force."""
         try:
-            for process in reversed(self._running.values()):
-                process.terminate()
-            deadline = time.monotonic() + _GRACE_SECONDS
-            for process in self._running.values():
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
+            end_all(tuple(reversed(self._running.values())), _GRACE_SECONDS)
         finally:
-            for process in self._running.values():
-                process.kill()  # nothing happens to one that has ended: its id is kept until it was waited for
-                process.wait()
             self._running.clear()
 
     def _read(self, name: str) -> str:

@@ -16,12 +16,10 @@ import array
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +30,7 @@ from farflung.cluster import Network, Topology
 from farflung.cluster.reading import Names, TableReader
 from farflung.cluster.timeline import read_changes
 from farflung.emulation.changes import first_changes, lower
+from farflung.emulation.ending import end_all
 from farflung.emulation.fabric import MAX_NODES
 from farflung.emulation.kernel import inside, namespace_id, require_root
 from farflung.emulation.records import MARK, Record, emulation_id, process_start, sweep
@@ -279,7 +278,12 @@ class Emulation:
 
     def close(self) -> None:
         """End the programs in the nodes and remove the network. Does nothing the second time."""
-        self._end_programs()
+        try:
+            self._end_programs()
+        finally:  # interrupted or not, they have ended
+            self._remove()
+
+    def _remove(self) -> None:
         if self._namespaces:
             end_processes({namespace_id(descriptor) for descriptor in self._namespaces})
         if self._lines is not None:
@@ -300,14 +304,5 @@ class Emulation:
             self._record = None
 
     def _end_programs(self) -> None:
-        alive = [process for process in self._started if process.poll() is None]
-        for process in alive:
-            process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + self.options.grace
-        for process in alive:
-            try:
-                process.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._started = []
+        started, self._started = self._started, []
+        end_all(started, self.options.grace)
