@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
 
 import pytest
 
-from farflung.bench.base import Check, Report, Settings, override
+from farflung.bench.base import Check, Report, Settings, bounded, override
+from farflung.bench.catalog import BENCHMARKS
 from farflung.errors import InputError
 
 
@@ -18,6 +21,9 @@ class Sample(Settings):
     size: int = 3
     text: str = ""
     flag: bool = True
+    none_or_more: int = bounded(4)
+    part: float = bounded(0.5, most=1.0)
+    nobody: int = 0
 
 
 def test_settings_keep_the_types_of_their_defaults() -> None:
@@ -38,12 +44,60 @@ def test_settings_keep_the_types_of_their_defaults() -> None:
         ("flag=1", "setting flag='1' must be like its default, true"),
         ("rate=fast", "setting rate='fast' must be like its default, 0.5"),
         ("counts=1,x", "setting counts='x' must be like its default, 1"),
+        ("size=0", "setting size='0' must be 1 or more, e.g. its default, 3"),
+        ("counts=2,0", "setting counts='2,0' must be 1 or more, e.g. its default, 1"),
+        ("counts=", "setting counts='' names nothing: give at least one, e.g. counts=1,2"),
+        ("names=", "setting names='' names nothing: give at least one, e.g. names=a,b"),
+        ("rate=0", "setting rate='0' must be above 0, e.g. its default, 0.5"),
+        ("rate=-1", "setting rate='-1' must be above 0, e.g. its default, 0.5"),
+        ("rate=NaN", "setting rate='NaN' must be above 0, e.g. its default, 0.5"),
+        ("rate=Infinity", "setting rate='Infinity' must be above 0, e.g. its default, 0.5"),
+        ("seed=-1", "setting seed='-1' must be 0 or more, e.g. its default, 0"),
+        ("nobody=-1", "setting nobody='-1' must be 0 or more, e.g. its default, 0"),
+        ("none_or_more=-1", "setting none_or_more='-1' must be 0 or more, e.g. its default, 4"),
+        ("part=1.5", "setting part='1.5' must be from 0 to 1, e.g. its default, 0.5"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_remedy(pair: str, text: str) -> None:
     with pytest.raises(InputError) as caught:
         override(Sample(), [pair])
     assert str(caught.value).startswith(text)
+
+
+def test_what_may_be_nothing_may_be_set_to_it() -> None:
+    found = override(Sample(), ["none_or_more=0", "part=0", "nobody=0", "seed=0"])
+    assert (found.none_or_more, found.part, found.nobody, found.seed) == (0, 0.0, 0, 0)
+
+
+def numbers(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Names and values of the settings that are numbers, or tuples of some."""
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        one = value[0] if isinstance(value, tuple) and value else value
+        if isinstance(one, int | float) and not isinstance(one, bool):
+            yield item.name, value
+
+
+@pytest.mark.parametrize("name", list(BENCHMARKS))
+@pytest.mark.parametrize("quick", [False, True])
+def test_no_benchmark_takes_a_count_or_time_that_can_not_be(name: str, quick: bool) -> None:
+    settings = BENCHMARKS.get(name).settings(quick)
+    checked = list(numbers(settings))
+    assert checked
+    for key, value in checked:
+        with pytest.raises(InputError, match=rf"^setting {key}='-1' must be .*, e\.g\. its default, "):
+            override(settings, [f"{key}=-1"])
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        assert getattr(override(settings, [f"{key}={text}"]), key) == value, "its default is taken"
+
+
+@pytest.mark.parametrize(
+    ("name", "pair"),
+    [("chain", "instances=0"), ("fuzz", "minutes=-1"), ("memory", "workers=0"), ("chaos", "kills=0"), ("transport", "cases=")],
+)
+def test_no_benchmark_measures_nothing(name: str, pair: str) -> None:
+    with pytest.raises(InputError, match=f"^setting {pair.partition('=')[0]}="):
+        override(BENCHMARKS.get(name).settings(quick=True), [pair])
 
 
 def report(*passed: bool | None) -> Report:

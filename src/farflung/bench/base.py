@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Protocol, TypeVar
 
 from farflung.errors import InputError
 
-__all__ = ["Benchmark", "Check", "Report", "Say", "Settings", "override"]
+__all__ = ["Benchmark", "Check", "Report", "Say", "Settings", "bounded", "override"]
 
 #: Told what goes on, for a person who waits.
 Say = Callable[[str], None]
@@ -62,13 +63,26 @@ class Report:
         return "\n".join(lines)
 
 
+Number = TypeVar("Number", bound=int | float | tuple[int, ...] | tuple[float, ...])
+_LEAST, _MOST = "least", "most"
+
+
+def bounded(default: Number, *, most: float = math.inf) -> Number:
+    """A setting that may be 0, and ``most`` at most (of a tuple: each item)."""
+    return field(default=default, metadata={_LEAST: 0, _MOST: most})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What every benchmark can be told; each adds its own. ``quick``: small enough for a test, targets are not judged."""
+    """What every benchmark can be told; each adds its own. ``quick``: small enough for a test, targets are not judged.
+
+    Whole numbers are counts, so at least 1, other numbers are above 0, and tuples have items, unless the default is less or a
+    field is ``bounded``.
+    """
 
     quick: bool = False
     threads: int = 1
-    seed: int = 0
+    seed: int = bounded(0)
 
 
 class Benchmark(Protocol):
@@ -88,15 +102,17 @@ def override(settings: Settings, pairs: Sequence[str]) -> Settings:
     """``settings`` with ``key=value`` pairs from a command line; values are JSON or plain text (lists: ``1,2,3``).
 
     Raises:
-        InputError: a key is unknown, or a value has another type than the default.
+        InputError: a key is unknown, a value has another type than the default, or is out of range.
     """
-    known = {item.name for item in fields(settings)}
+    known = {item.name: item for item in fields(settings)}
     changes: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or key not in known:
             raise InputError(f"unknown setting {pair!r}: write key=value, known keys are {', '.join(sorted(known))}")
-        changes[key] = _value(key, text, getattr(settings, key))
+        default = getattr(settings, key)
+        changes[key] = _value(key, text, default)
+        _check_range(key, text, changes[key], default, known[key].metadata)
     return replace(settings, **changes)
 
 
@@ -119,6 +135,28 @@ def _value(key: str, text: str, default: object) -> Any:
     if not fits:
         raise InputError(f"setting {key}={text!r} must be like its default, {json.dumps(default)}")
     return value
+
+
+def _check_range(key: str, text: str, value: object, default: object, bounds: Mapping[str, Any]) -> None:
+    if isinstance(value, tuple):
+        if not value and default:
+            raise InputError(f"setting {key}={text!r} names nothing: give at least one, e.g. {key}={_text_of(default)}")
+        for item in value:
+            _check_range(key, text, item, default[0] if isinstance(default, tuple) and default else item, bounds)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    assert isinstance(default, int | float)
+    least, most = bounds.get(_LEAST, 0 if default == 0 else None), bounds.get(_MOST, math.inf)
+    if least is None:
+        rule, fits = ("1 or more", value >= 1) if isinstance(default, int) else ("above 0", value > 0)
+    else:
+        rule, fits = f"{least:g} or more" if most == math.inf else f"from {least:g} to {most:g}", least <= value <= most
+    if not (fits and math.isfinite(value)):
+        raise InputError(f"setting {key}={text!r} must be {rule}, e.g. its default, {_text_of(default)}")
+
+
+def _text_of(default: object) -> str:
+    return ",".join(map(_text, default)) if isinstance(default, tuple) else _text(default)
 
 
 def _aligned(rows: Sequence[Sequence[object]]) -> list[str]:

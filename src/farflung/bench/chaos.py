@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from farflung.api.submission import bundle_job
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.processes import LocalCluster
 from farflung.checkpoint import CheckpointReader, CheckpointStore, pack
 from farflung.errors import InputError, TrainingError
@@ -70,7 +70,7 @@ class ChaosSettings(Settings):
     spacing: int = 200
     every: int = 50
     copy_every: int = 10
-    calm_steps: int = 150
+    calm_steps: int = bounded(150)
     calm_turns: int = 4
     calm_workers: int = 2
     width: int = 64

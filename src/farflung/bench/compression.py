@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.processes import Finished, LocalCluster, bundle_of
 from farflung.cluster import Topology
 from farflung.ids import new_id
@@ -37,7 +37,7 @@ class CompressionSettings(Settings):
     rows: int = 8
     micro_batches: int = 4
     steps: int = 8
-    warm_up: int = 2
+    warm_up: int = bounded(2)
     rounds: int = 2
     ratio: float = 100.0
     topology: str = "local4-two-regions"

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.priority import favoured
 from farflung.bench.probing import busy_processors, round_trips, stream
 from farflung.cluster import Topology
@@ -32,7 +32,7 @@ class EmulatorSettings(Settings):
     rates: tuple[str, ...] = ("8/40", "100/50", "1000/10")
     probes: int = 40
     congestion: str = "cubic"
-    warm_up: float = 4.0
+    warm_up: float = bounded(4.0)
     seconds: float = 8.0
     nodes: int = 48
     repeats: int = 5

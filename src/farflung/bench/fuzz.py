@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.clock import Clock, MonotonicClock
 from farflung.testing.fuzz import fuzz_decoders, summary
 
@@ -18,7 +18,7 @@ class FuzzSettings(Settings):
     """``minutes`` of fuzzing, or ``inputs`` if that ends earlier (0: no limit)."""
 
     minutes: float = 10.0
-    inputs: int = 0
+    inputs: int = bounded(0)
 
 
 class Fuzz:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.cluster import Device, Topology
 from farflung.planners import Assignment, assign_grid
 from farflung.planners.grid import prove_grid
@@ -49,8 +49,8 @@ class GridSettings(Settings):
     topologies: int = 20
     seconds: float = 10.0
     scales: int = 3
-    share: float = 0.8
-    proof_seconds: float = 120.0
+    share: float = bounded(0.8, most=1.0)
+    proof_seconds: float = bounded(120.0)
 
 
 class Grid:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.gpt_stages import GptSize, place_blocks, small_gpt, variant
 from farflung.bench.outage import send_away
 from farflung.bench.paced import pace_of
@@ -63,7 +63,7 @@ class HybridSettings(Settings):
 
     reliable: int = 3
     unreliable: int = 5
-    chances: tuple[float, ...] = (0.5, 0.9)
+    chances: tuple[float, ...] = bounded((0.5, 0.9), most=1.0)
     batches: int = 8
     slices: int = 24
     seconds: float = 0.75

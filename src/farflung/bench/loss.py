@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from farflung.bench.base import Report, Say, Settings
+from farflung.bench.base import Report, Say, Settings, bounded
 from farflung.bench.compression import gpt_job, with_codec
 from farflung.bench.inprocess import InProcess, PlannedRun, run_planned
 from farflung.bench.processes import LocalCluster, bundle_of
@@ -59,7 +59,7 @@ class LossSettings(Settings):
     tune_lr: float = 5e-4
     data: str = ""
     tune: str = ""
-    timed_steps: int = 6
+    timed_steps: int = bounded(6)
     topology: str = "local4-two-regions"
     variants: tuple[str, ...] = (
         "dense",

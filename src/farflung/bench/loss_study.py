@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.clock import MonotonicClock
 from farflung.errors import InputError
 from farflung.job.load import make_job
@@ -99,7 +99,7 @@ class LossStudySettings(Settings):
     steps: int = 150
     first_steps: int = 400
     tune_steps: int = 150
-    again: int = 64
+    again: int = bounded(64)
     lr: float = 3e-3
     tune_lr: float = 3e-4
     image_width: int = 8

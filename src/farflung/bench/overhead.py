@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from farflung.api import capture
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.inprocess import PlannedRun, run_planned
 from farflung.cluster import Topology
 from farflung.engines.base import Array
@@ -41,7 +41,7 @@ class OverheadSettings(Settings):
     rows: int = 4
     sequence: int = 128
     pairs: int = 10
-    warm_up: int = 2
+    warm_up: int = bounded(2)
     optimizer: str = "adamw"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.emulated import EmulatedCluster
 from farflung.bench.gpt_stages import GptSize, place_blocks, small_gpt, variant
 from farflung.bench.paced import Pace, pace_of
@@ -103,7 +103,7 @@ class OverlapSettings(Settings):
     rows: int = 16
     micro_batches: int = 16
     steps: int = 4
-    warm_up: int = 1
+    warm_up: int = bounded(1)
 
 
 class Overlap:

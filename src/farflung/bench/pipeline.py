@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.emulated import EmulatedCluster
 from farflung.bench.gpt_stages import GptSize, place_blocks, small_gpt, variant
 from farflung.bench.processes import Finished
@@ -53,7 +53,7 @@ class PipelineSettings(Settings):
     rows: int = 4
     micro_batches: int = 8
     steps: int = 4
-    warm_up: int = 1
+    warm_up: int = bounded(1)
     rounds: int = 2
     ratio: float = 100.0
     kinds: tuple[str, ...] = tuple(_KINDS)

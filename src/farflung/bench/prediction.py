@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.emulated import EmulatedCluster
 from farflung.bench.gpt_stages import GptSize, small_gpt, variant
 from farflung.bench.overlap import GOODPUT
@@ -61,10 +61,10 @@ class PredictionSettings(Settings):
     have two replicas. ``joined``: reports of other trials (JSON files), which count, too; targets are judged from 30 trials on.
     """
 
-    trials: int = 30
-    first: int = 0
+    trials: int = bounded(30)
+    first: int = bounded(0)
     joined: tuple[str, ...] = ()
-    grids: float = 0.4
+    grids: float = bounded(0.4, most=1.0)
     devices: int = 5
     blocks: int = 4
     width: int = 32
@@ -73,7 +73,7 @@ class PredictionSettings(Settings):
     compute: float = 0.2
     transfer: float = 0.04
     steps: int = 4
-    warm_up: int = 1
+    warm_up: int = bounded(1)
 
 
 class Prediction:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farflung.bench.base import Check, Report, Say, Settings
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.profile_training import TrainingPart, train
 from farflung.bench.transport_node import make_members
 from farflung.cluster import Network
@@ -45,9 +45,9 @@ class ProfileSettings(Settings):
     rounds are run; ``training``: steps of each run (0: none), on links that were measured before if ``probed``."""
 
     nodes: int = 8
-    uplink: float = 40.0
+    uplink: float = bounded(40.0)
     idle: bool = True
-    training: int = 24
+    training: int = bounded(24)
     probed: bool = True
 
 
