@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -139,6 +140,18 @@ def test_a_run_outlives_a_full_disk(place: Path, tmp_path: Path, truth: Finished
     assert [r.step for r in RunFolder(found.folder).committed() if isinstance(r, StepRecord)] == list(range(STEPS))
     notes = [frame.header["text"] for frame in found.frames if frame.kind == "note"]
     assert any(text.startswith("warning: ") and "No space left on device" in text for text in notes), notes
+
+
+def test_no_run_ends_for_its_telemetry(place: Path, tmp_path: Path, truth: Finished) -> None:
+    disk = Disk(10**9, "a.jsonl", "links")
+    with Loopback(place, 1, folder=str(tmp_path)) as cluster:
+        found = cluster.run(job(), injector=disk)
+    assert found.result.status == "finished", found.result.cause
+    assert found.losses == truth.losses
+    assert disk.left < 10**9 - 1, "it was tried more than once"
+    warnings = [text for frame in found.frames if frame.kind == "note" and "warning" in (text := frame.header["text"])]
+    assert len(warnings) == 1, warnings
+    assert re.fullmatch(r"warning: cannot write .*a\.jsonl: No space left on device; .*; the run goes on, .*", warnings[0])
 
 
 def test_a_rollback_does_not_go_on_without_its_checkpoint() -> None:

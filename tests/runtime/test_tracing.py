@@ -110,3 +110,19 @@ def test_a_worker_that_cannot_be_dialled_dials_and_links_are_told(tmp_path: Path
         told = [line for line in cluster.said["a"] if line.startswith("link to b: ")]
     assert "sent in" in told[-1]
     assert re.search(r"\d connections? under", told[-1])
+
+
+def test_spans_that_cannot_be_written_are_told_of_once_and_counted(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "run")
+    spans = tuple(Span(what=SpanKind.COMPUTE, name="F", start=float(number), seconds=1.0) for number in range(3))
+    (tmp_path / "run").write_text("no folder")
+    told = ProcessTrace(process="", spans=spans), False
+    trouble = store.add_trace("a", told)
+    assert trouble.startswith("cannot write telemetry to ")
+    assert trouble.endswith("; the run goes on, and its trace lacks what can't be written")
+    assert store.add_trace("a", told) == ""
+    assert store.add_trace("b", told) == ""
+    (tmp_path / "run").unlink()
+    assert store.add_trace("a", told) == ""
+    (trace,) = read_traces(tmp_path / "run" / "events")
+    assert (len(trace.spans), trace.lost) == (3, 6)

@@ -1,17 +1,17 @@
-"""Events as lines: strict JSON, whole lines from many threads, and what is there before the file is closed."""
+"""Values as lines: strict JSON. Lines are added to a file whole or not at all."""
 
 from __future__ import annotations
 
 import json
-import threading
+import resource
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.errors import DataError
-from farflung.telemetry import Event, JsonLines
+from farflung.errors import DataError, DiskFull
+from farflung.telemetry.appending import append_lines
 from farflung.telemetry.events import encode_line
 
 VALUES = st.recursive(
@@ -19,45 +19,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-
-
-def lines(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def event(kind: str, **fields: object) -> Event:
-    return Event(time=5.0, kind=kind, process="worker", fields=fields)  # type: ignore[arg-type]
-
-
-def test_lines_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
-    sink = JsonLines(tmp_path / "events" / "worker.jsonl")
-    sink.write(event("step", step=1))
-    assert lines(tmp_path / "events" / "worker.jsonl") == [{"time": 5.0, "kind": "step", "process": "worker", "step": 1}]
-    sink.close()
-    sink.close()
-    sink.write(event("late"))
-    assert len(lines(tmp_path / "events" / "worker.jsonl")) == 1
-
-
-def test_threads_write_whole_lines(tmp_path: Path) -> None:
-    sink = JsonLines(tmp_path / "worker.jsonl")
-    threads = [
-        threading.Thread(target=lambda n=n: [sink.write(event("e", n=n, i=i, pad="x" * 500)) for i in range(50)])
-        for n in range(8)
-    ]  # type: ignore[misc]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    sink.close()
-    seen = [(line["n"], line["i"]) for line in lines(tmp_path / "worker.jsonl")]
-    assert sorted(seen) == [(n, i) for n in range(8) for i in range(50)]  # type: ignore[type-var]
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot write telemetry to .*w\.jsonl: .*; choose a folder that can be written"):
-        JsonLines(tmp_path / "file" / "w.jsonl")
 
 
 @settings(deadline=None, max_examples=100)
@@ -71,3 +32,28 @@ def test_any_fields_make_one_line_of_strict_json(fields: dict[str, object]) -> N
         raise AssertionError(f"{name} is not JSON")
 
     assert set(json.loads(line, parse_constant=refuse)) == set(fields)
+
+
+def test_lines_follow_each_other(tmp_path: Path) -> None:
+    append_lines(tmp_path / "a", "one\n")
+    append_lines(tmp_path / "a", "two\nthree\n")
+    assert (tmp_path / "a").read_text() == "one\ntwo\nthree\n"
+
+
+def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+    """Text is written when the file is closed: that is where it is found."""
+    (tmp_path / "a").symlink_to("/dev/full")
+    with pytest.raises(DiskFull, match=r"cannot write .*a: No space left on device; free space or choose another folder"):
+        append_lines(tmp_path / "a", "one\n")
+
+
+def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
+    append_lines(tmp_path / "a", "one\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6, hard))
+    try:
+        with pytest.raises(DataError, match=r"cannot write .*a: File too large"):
+            append_lines(tmp_path / "a", "two\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "a").read_text() == "one\n"

@@ -117,6 +117,12 @@ def test_files_keep_spans_and_clock(tmp_path_factory: pytest.TempPathFactory, sp
     assert [found.start for found in trace.spans] == pytest.approx([found.start for found in spans], abs=1e-6)
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot write telemetry to .*file/events: .*; choose a folder that can be written"):
+        write_spans(tmp_path / "file" / "events", "w", [])
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "w.jsonl").write_text('{"kind":"span","what":"sleep","start":1,"seconds":1}\n')
     with pytest.raises(DataError, match=r"w\.jsonl, line 1 is no event"):

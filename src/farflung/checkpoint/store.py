@@ -209,13 +209,13 @@ def kept_steps(whole: Sequence[int], keep: int, every: int = 0, for_ever: int = 
     return {*newest, *(step for step in whole if for_ever and step % for_ever == 0)}
 
 
-def write_file(path: Path, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
-    """Write ``path`` whole or not at all.
+def write_file(path: Path, pieces: Iterable[bytes | bytearray | memoryview], *, durable: bool = True) -> None:
+    """Write ``path`` whole or not at all; ``durable``: a machine that loses power afterwards has it, too.
 
     Raises:
         CheckpointError: it can't be written.
     """
-    with _replacing(path) as pending:
+    with _replacing(path, durable=durable) as pending:
         for piece in pieces:
             pending.stream.write(piece)
 
@@ -230,7 +230,7 @@ class _Pending:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[_Pending]:
+def _replacing(path: Path, *, durable: bool = True) -> Iterator[_Pending]:
     """A new file that takes the place of ``path`` when the block ends well, and leaves nothing when it doesn't."""
     temporary = path.parent / f".{path.name}-{secrets.token_hex(8)}.part"
     try:
@@ -240,9 +240,11 @@ def _replacing(path: Path) -> Iterator[_Pending]:
             pending = _Pending(stream, temporary, path)
             yield pending
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
         temporary.replace(pending.place)
-        _sync(path.parent)
+        if durable:
+            _sync(path.parent)
     except OSError as error:
         kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else CheckpointError
         raise kind(f"{path} can't be written: {error.strerror}; free space or choose another folder") from None

@@ -112,7 +112,8 @@ class Broker:
         self.tickets = TicketBook(self.home / "tickets.sqlite")
         self.names = NameBook(self.home / "names.sqlite")
         self._sessions = Sessions(say, self.names.advance)
-        self._runs = Runs(self._sessions.send, say, judge, LinkTable(self.home / "links.json"), _dialler(self._credentials, say))
+        self._links = LinkTable(self.home / "links.json", say)
+        self._runs = Runs(self._sessions.send, say, judge, self._links, _dialler(self._credentials, say))
         self._methods = Methods(
             self._runs, self._sessions, RunFolders(self.home / "runs", self.names.ticket, limits), self.names.key
         )
@@ -153,7 +154,8 @@ class Broker:
     def close(self) -> None:
         """End all runs and sessions; workers see their broker go."""
         mirror = self._methods.mirror
-        parts = (self._door, self._runs, mirror, self._methods, self._sessions, self._server, self._journal, self._lock)
+        files = (self._links, self._journal, self._lock)
+        parts = (self._door, self._runs, mirror, self._methods, self._sessions, self._server, *files)
         with ExitStack() as all_of_them:  # whatever goes wrong with one, the others are closed
             for part in reversed(parts):
                 if part is not None:

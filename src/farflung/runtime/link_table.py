@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from farflung.checkpoint.store import write_file
 from farflung.cluster import Device, Topology, pair_of
+from farflung.errors import FarflungError
 from farflung.units import BytesPerSecond
 
 __all__ = ["LinkFigures", "LinkTable"]
@@ -34,11 +35,20 @@ class LinkFigures:
 
 
 class LinkTable:
-    """Measured links by (from, to), and caps of devices; kept in a file. Thread-safe."""
+    """Measured links by (from, to), and caps of devices; kept in a file. Thread-safe.
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    The file is a cache, so it is not synced, and where it can't be written ``say`` is told once and nobody fails. Figures from
+    training come with every step of every worker: they are written a moment later, all at once, by a thread of its own.
+    """
+
+    #: How much later: seconds.
+    LATER = 1.0
+
+    def __init__(self, path: Path | None = None, say: Callable[[str], None] = lambda text: None) -> None:
+        self._path, self._say = path, say
         self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._troubled = self._closed = False
         self._links: dict[tuple[str, str], LinkFigures] = {}
         self._uplinks: dict[str, float] = {}
         #: What owners let their machines send, beside what links can carry; not kept.
@@ -50,7 +60,10 @@ class LinkTable:
         """Keep the figures of one direction."""
         with self._lock:
             self._links[source, target] = figures
-            self._write()
+            if figures.source == "training":
+                self._write_later()
+            else:
+                self._write()
 
     def put_uplink(self, name: str, rate: float | None) -> None:
         """Keep what ``name`` can send in all (None: no cap was seen)."""
@@ -131,8 +144,36 @@ class LinkTable:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self._links, self._uplinks = {}, {}  # a cache: it is measured again
 
+    def close(self) -> None:
+        """Write what waits; nothing is written later."""
+        with self._lock:
+            self._closed = True
+            timer, self._timer = self._timer, None
+            if timer is not None:
+                timer.cancel()
+                self._write()
+
+    def _write_later(self) -> None:
+        if self._path is not None and self._timer is None and not self._closed:
+            self._timer = threading.Timer(self.LATER, self._time_over)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _time_over(self) -> None:
+        with self._lock:
+            if self._timer is not None:
+                self._timer = None
+                self._write()
+
     def _write(self) -> None:
         if self._path is None:
             return
         links = [{"from": a, "to": b, **asdict(figures)} for (a, b), figures in self._links.items()]
-        write_file(self._path, [json.dumps({"links": links, "uplinks": self._uplinks}).encode()])
+        try:
+            write_file(self._path, [json.dumps({"links": links, "uplinks": self._uplinks}).encode()], durable=False)
+        except FarflungError as error:
+            if not self._troubled:
+                self._say(f"warning: {error}; what is measured of links is kept in memory only")
+            self._troubled = True
+        else:
+            self._troubled = False

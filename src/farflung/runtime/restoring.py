@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from farflung.checkpoint.store import write_file
@@ -112,6 +113,9 @@ def _live(kept: KeptRun, root: Path, bundle: Bundle | None) -> LiveRun:
     store = RunStore(root)
     job = bundle.job if bundle is not None else _job(store.folder)
     lines = _whole_lines(store.folder.metrics)
+    for events in store.folder.events.glob("*.jsonl"):
+        with suppress(DataError):  # a trace never keeps a run from going on
+            _whole_lines(events)
     live = LiveRun(
         run=kept.run,
         job=job,

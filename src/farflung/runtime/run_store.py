@@ -22,7 +22,7 @@ from farflung.checkpoint import (
 from farflung.checkpoint.manifest import OPTIMIZER
 from farflung.checkpoint.store import write_file
 from farflung.engines.base import Array
-from farflung.errors import CheckpointError, InputError
+from farflung.errors import CheckpointError, DataError, DiskFull, InputError
 from farflung.graph.ir import StateKind
 from farflung.job import to_json as job_to_json
 from farflung.plan.document import plan_to_json
@@ -50,7 +50,10 @@ class RunStore:
     _shards: dict[tuple[int, int], dict[str, tuple[ShardRecord, int]]] = field(default_factory=dict)
     #: The newest checkpoint that was written or read whole by this very object, so that its bytes are not read again.
     _newest: int | None = None
+    #: Spans by worker: written, and lost to the disk since some were written; whether the latter was told.
     _traced: dict[str, int] = field(default_factory=dict)
+    _untraced: dict[str, int] = field(default_factory=dict)
+    _troubled: bool = False
 
     @property
     def folder(self) -> RunFolder:
@@ -79,13 +82,22 @@ class RunStore:
         self._write(self.folder.plan, plan_to_json(plan))
         self._write(self.folder.topology, topology)
 
-    def add_trace(self, name: str, told: tuple[ProcessTrace, bool]) -> None:
-        """Keep spans of the worker ``name``: the first ``_MAX_SPANS`` of them, the rest is only counted."""
+    def add_trace(self, name: str, told: tuple[ProcessTrace, bool]) -> str:
+        """Keep spans of the worker ``name``: the first ``_MAX_SPANS`` of them, the rest is only counted.
+
+        So are spans that can't be written: no run ends for them. The first time the text of the trouble is returned.
+        """
         trace, clock_known = told
         kept = trace.spans[: max(_MAX_SPANS - self._traced.get(name, 0), 0)]
+        lost = self._untraced.pop(name, 0) + trace.lost + len(trace.spans) - len(kept)
+        try:
+            write_spans(self.folder.events, name, kept, offset=trace.offset if clock_known else None, lost=lost)
+        except (DataError, DiskFull) as error:
+            self._untraced[name] = lost + len(kept)
+            told_before, self._troubled = self._troubled, True
+            return "" if told_before else f"{error}; the run goes on, and its trace lacks what can't be written"
         self._traced[name] = self._traced.get(name, 0) + len(kept)
-        lost = trace.lost + len(trace.spans) - len(kept)
-        write_spans(self.folder.events, name, kept, offset=trace.offset if clock_known else None, lost=lost)
+        return ""
 
     def write_result(self, result: RunResult) -> None:
         """Keep how the run ended."""

@@ -298,9 +298,7 @@ def _report(runs: Runs, live: LiveRun, name: str, frame: Frame) -> None:
             step = whole(header, "step", high=live.job.steps)
             live.progress.evaluation(step, {key: number(outputs, key) for key in outputs})
         case "trace":
-            trace = read_trace(header)
-            live.store.add_trace(name, trace)
-            runs.learn(name, trace[0].spans, read_links(header["links"]) if "links" in header else {})
+            _take_trace(runs, live, name, header)
         case "text":
             live.sample = text(header, "text", limit=_MAX_SAMPLE)
             runs.tell(live, Frame("text", {"text": live.sample}))
@@ -308,6 +306,13 @@ def _report(runs: Runs, live: LiveRun, name: str, frame: Frame) -> None:
             runs.tell(live, Frame("note", {"text": text(header, "text", limit=_MAX_NOTE)}))
         case _:
             raise WireError(f"unknown report {frame.kind!r:.40}: known are {', '.join(_REPORTS)}")
+
+
+def _take_trace(runs: Runs, live: LiveRun, name: str, header: Mapping[str, Any]) -> None:
+    trace = read_trace(header)
+    if trouble := live.store.add_trace(name, trace):
+        runs.tell(live, Frame("note", {"text": f"warning: {trouble}"}))
+    runs.learn(name, trace[0].spans, read_links(header["links"]) if "links" in header else {})
 
 
 def _report_state(runs: Runs, live: LiveRun, frame: Frame, who: tuple[str, int]) -> None:

@@ -1,6 +1,6 @@
 """What a run tells about itself: events and spans, step records, the run folder, and named fault points."""
 
-from farflung.telemetry.events import Event, JsonLines, SpanKind
+from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import FAULT_POINTS, Injector, fault_point, injecting
 from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import (
@@ -20,9 +20,7 @@ __all__ = [
     "FAULT_POINTS",
     "ClockOffset",
     "EvaluationRecord",
-    "Event",
     "Injector",
-    "JsonLines",
     "ProcessTrace",
     "Record",
     "RecoveryRecord",

@@ -16,15 +16,12 @@ A folder without ``result.json`` belongs to a run that was cut short or still go
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from farflung.errors import DataError, DiskFull
-from farflung.telemetry.faults import fault_point
+from farflung.errors import DataError
+from farflung.telemetry.appending import append_lines
 from farflung.telemetry.records import Record, RelayedRecord, RunResult, committed, read_record
 
 __all__ = ["RunFolder"]
@@ -83,19 +80,7 @@ class RunFolder:
             DataError: the file can't be written.
             DiskFull: there is no space; the file is as it was.
         """
-        path = self.relayed if isinstance(record, RelayedRecord) else self.metrics
-        before = -1
-        try:
-            fault_point("disk.before_write", file=path.name)
-            with path.open("a", encoding="utf-8") as file:
-                before = file.tell()
-                file.write(record.to_line())
-        except OSError as error:
-            with suppress(OSError):
-                if before >= 0:
-                    os.truncate(path, before)  # half a line would spoil the next one
-            kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DataError
-            raise kind(f"cannot write {path}: {error.strerror}; free space or choose another folder") from None
+        append_lines(self.relayed if isinstance(record, RelayedRecord) else self.metrics, record.to_line())
 
     def read_relayed(self) -> list[RelayedRecord]:
         """What relays carried (nothing: there was none).

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import DataError, WireError
-from farflung.telemetry.events import Event, JsonLines, SpanKind, Value
+from farflung.telemetry.appending import append_lines
+from farflung.telemetry.events import SpanKind, Value, encode_line
 
 __all__ = [
     "ClockOffset",
@@ -191,20 +192,21 @@ def write_spans(folder: Path, process: str, spans: Iterable[Span], *, offset: Cl
 
     Raises:
         DataError: the file can't be written.
+        DiskFull: there is no space; the file is as it was.
     """
-    sink = JsonLines(folder / f"{process}.jsonl")
+    lines = []
+    if offset is not None or lost:
+        fields: dict[str, Value] = {"lost": lost}
+        if offset is not None:
+            fields |= {"offset": offset.seconds, "error": offset.error}
+        lines.append(encode_line({"time": 0.0, "kind": "clock", "process": process, **fields}))
+    head: dict[str, Value] = {"kind": "span", "process": process}
+    lines += [encode_line({"time": round(span.end, 6), **head, **_fields(span)}) for span in spans]
     try:
-        if offset is not None or lost:
-            fields: dict[str, Value] = {"lost": lost}
-            if offset is not None:
-                fields |= {"offset": offset.seconds, "error": offset.error}
-            sink.write(Event(time=0.0, kind="clock", process=process, fields=fields))
-        for span in spans:
-            sink.write(Event(time=span.end, kind="span", process=process, fields=_fields(span)))
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot write the trace to {folder}: {error.strerror}; free space") from None
-    finally:
-        sink.close()
+        raise DataError(f"cannot write telemetry to {folder}: {error.strerror}; choose a folder that can be written") from None
+    append_lines(folder / f"{process}.jsonl", "".join(lines))
 
 
 def _fields(span: Span) -> dict[str, Value]:
