@@ -188,7 +188,7 @@ class _Collector:
 
 
 def _add_states(graph: Graph, position: int, collectors: dict[str, _Collector]) -> None:
-    for name in dict.fromkeys(graph.ops[position].states()):
+    for name in dict.fromkeys(graph.reads[position][0]):
         state = graph.state[name]
         if state.kind is not StateKind.PARAMETER:
             collectors["buffers"].add(position, name, state.spec.nbytes)

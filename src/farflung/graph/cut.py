@@ -163,8 +163,9 @@ def sources(graph: Graph) -> Sources:
     for position, op in enumerate(graph.ops):
         values = [ValueRef(op.name, index) for index in range(len(op.outputs))]
         sizes = [spec.nbytes for spec in op.outputs]
-        reads = tuple(dict.fromkeys(op.values()))
-        pure = position not in updating and all(name in fixed for name in op.states())
+        states, read = graph.reads[position]
+        reads = tuple(dict.fromkeys(read))
+        pure = position not in updating and all(name in fixed for name in states)
         if op.kind is OpKind.PLACEHOLDER:
             sizes = [_NEVER]
         elif not pure or any(value in graph.needs_grad for value in values):

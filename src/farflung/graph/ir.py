@@ -151,24 +151,39 @@ class Op:
 
     def values(self) -> Iterator[ValueRef]:
         """The values that it reads, in argument order, repeats included."""
-        for ref in iter_refs((self.args, tuple(value for _, value in self.kwargs))):
+        for ref in _refs_of(self):
             if isinstance(ref, ValueRef):
                 yield ref
 
     def states(self) -> Iterator[str]:
         """The names of the states that it reads, in argument order, repeats included."""
-        for ref in iter_refs((self.args, tuple(value for _, value in self.kwargs))):
+        for ref in _refs_of(self):
             if isinstance(ref, StateRef):
                 yield ref.name
 
 
 def iter_refs(arg: Arg) -> Iterator[ValueRef | StateRef | LocalRef]:
     """All references inside an argument tree, in order."""
-    if isinstance(arg, tuple):
+    found: list[ValueRef | StateRef | LocalRef] = []
+    _gather(arg, found)
+    return iter(found)
+
+
+def _gather(arg: Arg, found: list[ValueRef | StateRef | LocalRef]) -> None:
+    if isinstance(arg, (ValueRef, StateRef, LocalRef)):
+        found.append(arg)
+    elif isinstance(arg, tuple):
         for item in arg:
-            yield from iter_refs(item)
-    elif isinstance(arg, (ValueRef, StateRef, LocalRef)):
-        yield arg
+            _gather(item, found)
+
+
+def _refs_of(op: Op) -> list[ValueRef | StateRef | LocalRef]:
+    found: list[ValueRef | StateRef | LocalRef] = []
+    for arg in op.args:
+        _gather(arg, found)
+    for _, arg in op.kwargs:
+        _gather(arg, found)
+    return found
 
 
 class StateKind(StrEnum):
@@ -274,8 +289,8 @@ class Graph:
     def users(self) -> Mapping[ValueRef, tuple[int, ...]]:
         """Value -> ascending positions of the operators that read it."""
         table: dict[ValueRef, list[int]] = {}
-        for index, op in enumerate(self.ops):
-            for value in dict.fromkeys(op.values()):
+        for index, (_, values) in enumerate(self.reads):
+            for value in dict.fromkeys(values):
                 table.setdefault(value, []).append(index)
         return {value: tuple(positions) for value, positions in table.items()}
 
@@ -283,8 +298,8 @@ class Graph:
     def uses(self) -> Mapping[str, tuple[Use, ...]]:
         """Parameter name -> its uses in program order (more than one: tied or shared)."""
         table: dict[str, list[Use]] = {}
-        for op in self.ops:
-            for name in dict.fromkeys(op.states()):
+        for op, (states, _) in zip(self.ops, self.reads, strict=True):
+            for name in dict.fromkeys(states):
                 table.setdefault(name, []).append(Use(name, op.name))
         return {name: tuple(uses) for name, uses in table.items()}
 
@@ -293,11 +308,11 @@ class Graph:
         """Values through which a gradient flows to a trainable parameter."""
         trainable = {state.name for state in self.states if state.trainable}
         found: set[ValueRef] = set()
-        for op in self.ops:
+        for op, (states, values) in zip(self.ops, self.reads, strict=True):
             known = OPSET.get(op.target)
             if op.no_grad or (known is not None and not known.differentiable):
                 continue
-            if not (any(name in trainable for name in op.states()) or any(value in found for value in op.values())):
+            if not (any(name in trainable for name in states) or any(value in found for value in values)):
                 continue
             carrying = range(len(op.outputs)) if known is None or known.grad_outputs is None else known.grad_outputs
             found.update(ValueRef(op.name, i) for i in carrying if op.outputs[i].floating)
@@ -309,9 +324,9 @@ class Graph:
         if self.mode != "train":
             return frozenset()
         found = {self.loss.op} if self.loss in self.needs_grad else set()
-        for op in reversed(self.ops):
+        for op, (_, values) in zip(reversed(self.ops), reversed(self.reads), strict=True):
             if op.name in found:
-                found.update(value.op for value in op.values() if value in self.needs_grad)
+                found.update(value.op for value in values if value in self.needs_grad)
         return frozenset(found)
 
     @cached_property

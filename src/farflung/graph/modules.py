@@ -173,7 +173,7 @@ def _last_reads(graph: Graph) -> tuple[dict[ValueRef, int], dict[ValueRef, int]]
     last_grad: dict[ValueRef, int] = {}
     for position, op in enumerate(graph.ops):
         needed: dict[ValueRef, None] = {}
-        for value in op.values():
+        for value in graph.reads[position][1]:
             maker = graph.position[value.op]
             if maker in known.repeats:
                 needed.update(dict.fromkeys(resolved[value.op]))
@@ -190,8 +190,8 @@ def _last_reads(graph: Graph) -> tuple[dict[ValueRef, int], dict[ValueRef, int]]
 def _updated_spans(graph: Graph) -> list[tuple[int, int]]:
     """For each updated state the first and the last position that touch it."""
     touched = {name: [graph.position[value.op]] for name, value in graph.state_updates}
-    for position, op in enumerate(graph.ops):
-        for name in op.states():
+    for position, (states, _) in enumerate(graph.reads):
+        for name in states:
             if name in touched:
                 touched[name].append(position)
     return [(min(positions), max(positions)) for positions in touched.values()]

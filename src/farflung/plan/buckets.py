@@ -54,12 +54,12 @@ def buckets_of(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec, devices:
     )
 
 
-def served_bytes(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec, devices: Sequence[str]) -> list[int]:
-    """Bytes of one sum that each of ``devices`` serves: ``buckets_of`` in numbers only."""
+def served_bytes(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec, devices: int) -> list[int]:
+    """Bytes of one sum that each of so many devices serves: ``buckets_of`` in numbers only."""
     made, own = graph.made_gradients, range(piece.start, piece.stop)
     names = [n for n in piece.states if n in made and not (optimizer.groups and is_frozen(optimizer, n))]
-    served = [0] * len(devices)
-    for _, _, server, size in _dealt([size for n in names for position, size in made[n] if position in own], len(devices)):
+    served = [0] * devices
+    for _, _, server, size in _dealt([size for n in names for position, size in made[n] if position in own], devices):
         served[server] += size
     return served
 

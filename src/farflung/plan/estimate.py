@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -22,32 +21,30 @@ from farflung.cost import (
     cast_factor,
     latency_seconds,
     memory_lack,
-    op_costs,
     optimizer_factor,
     pipeline_seconds,
     stage_memory,
     throughput,
 )
-from farflung.graph.cut import Cutter, SubGraph
+from farflung.graph.cut import SubGraph
 from farflung.graph.drift import drifting
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
-from farflung.plan.buckets import parts_of, served_bytes
+from farflung.plan.buckets import parts_of
 from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
+from farflung.plan.tables import CostTables
 from farflung.plan.traffic import LinkTraffic, gradient_bytes, sync_bytes, tied_exchanges, traffic
 from farflung.schedules import (
     Exchange,
+    Part,
     PipelineTimes,
     StepTimeline,
     TimedEdge,
     Transfer,
-    as_ready,
-    get_schedule,
-    in_flight,
+    part_of,
     time_schedule,
 )
-from farflung.schedules.base import Action
 from farflung.sync import Sent, Strategy, adds_up, get_strategy, memory_copies
 from farflung.sync.reductions import transfers
 
@@ -70,47 +67,6 @@ __all__ = [
 _ALWAYS = ("parameters", "gradients", "optimizer", "serving", "exchange", "samples")
 #: Operations per trainable parameter of one update (reads and writes dominate; small beside a backward).
 UPDATE_FLOPS = {"sgd": 4.0, "adamw": 16.0}
-
-
-class CostTables:
-    """The cost tables of one graph by kind of device, computed when asked for; ``cutter`` cuts it.
-
-    ``part``: micro-batches have this part of the samples that the graph was captured for.
-    """
-
-    def __init__(self, graph: Graph, whole: CostTables | None = None, part: float = 1.0) -> None:
-        self.graph, self.part = graph, part
-        self._whole = whole
-        self.cutter: Cutter = Cutter(graph) if whole is None else whole.cutter
-        self._tables: dict[str, OpCost] = {}
-        self._scaled: dict[float, CostTables] = {}
-
-    def scaled(self, part: float) -> CostTables:
-        """Those for micro-batches of ``part`` of the samples: FLOPs, activations and messages are in proportion."""
-        if self._whole is not None:
-            return self._whole.scaled(part)
-        if part not in self._scaled:
-            self._scaled[part] = self if part == 1.0 else CostTables(self.graph, self, part)
-        return self._scaled[part]
-
-    @classmethod
-    def of(cls, graph: Graph) -> CostTables:
-        """Those of ``graph`` that someone still holds, or new ones: planners and judges of one graph share them."""
-        found = _HELD.get(id(graph))
-        if found is None or found.graph is not graph:
-            _HELD[id(graph)] = found = cls(graph)
-        return found
-
-    def table(self, kind: str) -> OpCost:
-        """The table for devices of ``kind`` (``cpu`` or ``cuda``)."""
-        if kind not in self._tables:
-            whole = self._whole
-            self._tables[kind] = op_costs(self.graph, kind) if whole is None else whole.table(kind).scaled(self.part)
-        return self._tables[kind]
-
-
-#: By the identity of the graph, which each of them keeps alive.
-_HELD: WeakValueDictionary[int, CostTables] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +243,7 @@ def estimate(
         job = divided(job, plan.micro_batch_sizes)
     pieces = tables.cutter.cut(plan.bounds) if subgraphs is None else subgraphs
     count = len(plan.micro_batch_sizes)
-    schedule = get_schedule(plan.schedule)
-    units = _units(plan, schedule.actions(len(plan.stages), count))
+    units = _units(plan)
     held = link_memory(plan, pieces, job)
     items = (
         _Item(plan.stages[u.stage], pieces[u.stage], u, tables, plan.sync, held.get((u.stage, u.replica.device), 0.0))
@@ -297,9 +252,9 @@ def estimate(
     replicas = tuple(_stage(graph, topology, job, item) for item in items)
     stages = tuple(found for unit, found in zip(units, replicas, strict=True) if unit.home)
     flows = traffic(plan, pieces, topology, tables.part)
-    exchanges = _exchanges(graph, plan, units, pieces, job)
+    exchanges = _exchanges(tables, plan, units, pieces, job)
     times = _times(plan, topology, _Lowered(units, replicas, flows, exchanges))
-    timeline = time_schedule([unit.order for unit in units], times, free=as_ready(schedule))
+    timeline = time_schedule([unit.part.prepared for unit in units], times)
     links = tuple(_link(plan, topology, flow) for flow in flows)
     compute, dense, wire = _device_sums(plan, replicas, links)
     batch = sum(plan.micro_batch_sizes)
@@ -332,12 +287,12 @@ def divided(job: JobSpec, sizes: tuple[int, ...]) -> JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """One copy of a stage; ``order``: its actions."""
+    """One copy of a stage."""
 
     stage: int
     replica: Replica
     home: bool
-    order: tuple[Action, ...]
+    part: Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,19 +313,20 @@ class _Lowered:
     exchanges: Sequence[GradientExchange]
 
 
-def _units(plan: Plan, orders: Sequence[Sequence[Action]]) -> list[_Unit]:
-    units: list[_Unit] = []
-    for stage, order in enumerate(orders):
-        for number, replica in enumerate(plan.replicas_of(stage)):
-            own = tuple(a for a in order if a.micro_batch in replica.micro_batches)
-            units.append(_Unit(stage, replica, number == 0, own))
-    return units
+def _units(plan: Plan) -> list[_Unit]:
+    stages, count = len(plan.stages), len(plan.micro_batch_sizes)
+    return [
+        _Unit(stage, replica, number == 0, part_of(plan.schedule, stages, count, stage, (replica.first, replica.end)))
+        for stage in range(stages)
+        for number, replica in enumerate(plan.replicas_of(stage))
+    ]
 
 
 def _exchanges(
-    graph: Graph, plan: Plan, units: Sequence[_Unit], pieces: Sequence[SubGraph], job: JobSpec
+    tables: CostTables, plan: Plan, units: Sequence[_Unit], pieces: Sequence[SubGraph], job: JobSpec
 ) -> list[GradientExchange]:
     """Replicas send parts to the servers of their stage, these the totals back; then tied uses go to the other stages."""
+    graph = tables.graph
     copies: dict[int, list[int]] = {}
     for index, unit in enumerate(units):
         copies.setdefault(unit.stage, []).append(index)
@@ -388,7 +344,7 @@ def _exchanges(
             found += [GradientExchange(held[t.source], held[t.target], size * t.part, t.round) for t in sent]
             continue
         if len(held) > 1:
-            served = served_bytes(graph, pieces[stage], job.optimizer, plan.stages[stage].devices)
+            served = tables.served(pieces[stage], job.optimizer, len(held))
             found += _served(held, plan, stage, served, job)
     last = max((exchange.round for exchange in found), default=0) + 1
     for source, target, size in tied_exchanges(graph, pieces):
@@ -408,24 +364,19 @@ def _served(held: Sequence[int], plan: Plan, stage: int, served: Sequence[int], 
 
 def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> StageEstimate:
     stage, sub, tables = item.stage, item.piece, item.tables
-    flying = in_flight(item.unit.order)
+    flying = item.unit.part.in_flight
     device = topology.device(item.unit.replica.device)
     cost = tables.table(device.kind)
     memory = memory_of(cost, stage, sub, job, flying)
-    forward = float(cost.forward[list(sub.positions)].sum())
-    backward = float(cost.backward_sum[stage.stop] - cost.backward_sum[stage.start]) + (forward if stage.recompute else 0.0)
-    forward_calls = float(cost.forward_calls[list(sub.positions)].sum())
-    backward_calls = float(cost.backward_calls_sum[stage.stop] - cost.backward_calls_sum[stage.start])
-    backward_calls += forward_calls if stage.recompute else 0.0
+    sums = tables.sums(device.kind, sub)
+    forward, forward_calls = sums.forward, sums.forward_calls
+    backward = sums.backward + (forward if stage.recompute else 0.0)
+    backward_calls = sums.backward_calls + (forward_calls if stage.recompute else 0.0)
     if item.sync is not None and get_strategy(item.sync.strategy, **dict(item.sync.settings)).sent is Sent.SCALARS:
         backward, backward_calls = forward, forward_calls  # a second forward takes its place
-    owned = [graph.state[name] for name in sub.states]
-    trained = [state.spec.numel for state in owned if state.trainable]
-    update = sum(trained) * UPDATE_FLOPS[job.optimizer.name]
-    paths = [op.module for op in graph.ops[stage.start : stage.stop] if op.module]
     parts = memory.parts()
     if stage.replicas:
-        parts = {**parts, "exchange": exchange_memory(graph, stage, sub, job, item.sync)}
+        parts = {**parts, "exchange": exchange_memory(tables, stage, sub, job, item.sync)}
     if item.samples:
         parts = {**parts, "samples": item.samples}
     return StageEstimate(
@@ -434,14 +385,14 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         start=stage.start,
         stop=stage.stop,
         operators=stage.stop - stage.start,
-        modules=f"{paths[0]} .. {paths[-1]}" if paths else "",
-        parameters=sum(state.spec.numel for state in owned if state.kind == "parameter"),
+        modules=sums.modules,
+        parameters=sums.parameters,
         forward_flops=forward,
         backward_flops=backward,
         forward_seconds=_seconds(device, forward, forward_calls),
         backward_seconds=_seconds(device, backward, backward_calls),
-        weight_seconds=float(cost.weight[stage.start : stage.stop].sum()) / device.achieved,
-        update_seconds=_seconds(device, update, len(trained)),
+        weight_seconds=sums.weight / device.achieved,
+        update_seconds=_seconds(device, sums.trained * UPDATE_FLOPS[job.optimizer.name], sums.trained_tensors),
         in_flight=flying,
         recompute=stage.recompute,
         micro_batches=(item.unit.replica.first, item.unit.replica.end),
@@ -456,19 +407,20 @@ def _seconds(device: Device, flops: float, calls: float) -> float:
     return flops / device.achieved + calls * device.overhead
 
 
-def exchange_memory(graph: Graph, stage: Stage, sub: SubGraph, job: JobSpec, sync: SyncPlan | None) -> float:
+def exchange_memory(tables: CostTables, stage: Stage, sub: SubGraph, job: JobSpec, sync: SyncPlan | None) -> float:
     """The totals of all gradients before they are put in place, and the parts of others that wait for their turn.
 
     With a sync strategy: its registers, and what all members sent, or where only their mean counts, a copy of what is not
     averaged in place.
     """
+    graph = tables.graph
     if sync is not None:
         strategy = get_strategy(sync.strategy, **dict(sync.settings))
         return gradient_bytes(graph, sub) * sync_copies(strategy, len(stage.replicas))
     if stage.adds is not None:
         return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))
     others = sum(end > stage.replicas[0].end for end in job.virtual_ends)
-    return gradient_bytes(graph, sub) + others * max(served_bytes(graph, sub, job.optimizer, stage.devices))
+    return gradient_bytes(graph, sub) + others * max(tables.served(sub, job.optimizer, len(stage.devices)))
 
 
 def sync_copies(strategy: Strategy, members: int) -> float:

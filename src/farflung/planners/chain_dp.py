@@ -25,7 +25,7 @@ from farflung.plan import CostTables, codec_of, wire_factor_of
 from farflung.planners.chain_exact import exact_cuts
 from farflung.planners.finish import Problem
 from farflung.planners.pieces import Pieces, in_pieces, piece_bytes
-from farflung.schedules import get_schedule, in_flight
+from farflung.schedules import part_of
 
 __all__ = ["Chain", "ChainPlan", "Slot"]
 
@@ -44,8 +44,8 @@ class _Parts(NamedTuple):
     reach: Vector
 
 
-#: Arrays of one device's seconds that are kept.
-_KEPT = 256
+#: Arrays of one device's seconds that are kept, and cuts.
+_KEPT, _CUTS = 256, 4096
 #: The pace may exceed the best one by these factors if the total time gains from it.
 _SLACK = (1.0, 1.1, 1.5, np.inf)
 #: More candidates than this are thinned: of neighbours the one where least crosses stays.
@@ -122,6 +122,8 @@ class Chain:
         self._divided: dict[tuple[str, int], Pieces] = {}
         self._held: dict[tuple[str, int], tuple[Vector, Vector]] = {}
         self._computed: dict[tuple[object, ...], tuple[Vector, Vector]] = {}
+        self._wires: dict[tuple[float, ...], tuple[Vector, Vector]] = {}
+        self._cuts: dict[tuple[object, ...], tuple[tuple[int, ...], float, float] | None] = {}
 
     def solve(self, order: Sequence[int], first_work: float = 0.0, first_memory: float = 0.0) -> ChainPlan | None:
         """The best cuts for devices (indices) in this order, one non-empty stage each; None: they cannot hold the model.
@@ -155,6 +157,14 @@ class Chain:
         """
         if not 0 < len(slots) < len(self.positions):
             return None
+        key = (tuple(slots), tuple(slacks))
+        if key not in self._cuts:
+            if len(self._cuts) >= _CUTS:
+                self._cuts.clear()
+            self._cuts[key] = self._cut(slots, slacks)
+        return self._cuts[key]
+
+    def _cut(self, slots: Sequence[Slot], slacks: Sequence[float]) -> tuple[tuple[int, ...], float, float] | None:
         tables = [self._parts(j, slots) for j in range(len(slots))]
         pace = _best_pace(tables)
         if not np.isfinite(pace):
@@ -284,9 +294,18 @@ class Chain:
         compute, reach = found
         if not j:
             return _Parts(compute, np.zeros(len(compute)), np.zeros(len(compute)), reach)
-        ahead, back = self.ahead / slot.into[1], self.back / slot.back[1]
-        late = np.where(ahead > 0, slot.into[0], 0.0) + np.where(back > 0, slot.back[0], 0.0)
-        return _Parts(compute, np.maximum(ahead, back), ahead + back + late, reach)
+        return _Parts(compute, *self._wire((*slot.into, *slot.back)), reach)
+
+    def _wire(self, links: tuple[float, float, float, float]) -> tuple[Vector, Vector]:
+        """Seconds of the busier wire and of the whole way there and back, by candidate; ``links``: both latencies and rates."""
+        if links not in self._wires:
+            if len(self._wires) >= _KEPT:
+                self._wires.clear()
+            late, rate, late_back, rate_back = links
+            ahead, back = self.ahead / rate, self.back / rate_back
+            waits = np.where(ahead > 0, late, 0.0) + np.where(back > 0, late_back, 0.0)
+            self._wires[links] = np.maximum(ahead, back), ahead + back + waits
+        return self._wires[links]
 
     def _compute(self, slot: Slot, flying: int) -> Vector:
         """Seconds that each stage computes for a micro-batch, infinite where it does not fit."""
@@ -336,8 +355,10 @@ class Chain:
     def _in_flight(self, stages: int) -> tuple[int, ...]:
         if stages not in self._flying:
             count = stages * self.pieces
-            orders = get_schedule(self.problem.job.plan.schedule).actions(count, self.problem.job.micro_batches)
-            self._flying[stages] = tuple(in_flight(order) for order in orders[:: self.pieces])
+            job = self.problem.job
+            places, whole = range(0, count, self.pieces), (0, job.micro_batches)
+            parts = (part_of(job.plan.schedule, count, job.micro_batches, place, whole) for place in places)
+            self._flying[stages] = tuple(part.in_flight for part in parts)
         return self._flying[stages]
 
     def _table(self, kind: str) -> _Matrices:

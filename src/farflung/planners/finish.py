@@ -18,7 +18,7 @@ from farflung.plan.estimate import exchange_memory, memory_of
 from farflung.plan.model import Replica
 from farflung.plan.synchronization import named_sync
 from farflung.planners.cuts import join_runs
-from farflung.schedules import get_schedule, in_flight
+from farflung.schedules import part_of
 
 __all__ = ["Draft", "Problem", "draft_plan", "draft_stages", "finish", "settle"]
 
@@ -118,26 +118,46 @@ def _with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequenc
     wish, job = problem.job.plan.recompute, problem.job
     if wish != "auto":
         return tuple(replace(stage, recompute=wish == "always") for stage in stages)
-    orders = get_schedule(job.plan.schedule).actions(len(stages), job.micro_batches)
-    kept: dict[str, list[tuple[float, float, float, int]]] = {}
-    for stage, sub, order in zip(stages, pieces, orders, strict=True):
-        extra = exchange_memory(problem.graph, stage, sub, job, named_sync(job)) if stage.replicas else 0.0
+    kept: dict[str, list[_Kept]] = {}
+    for stage, sub in zip(stages, pieces, strict=True):
+        extra = exchange_memory(problem.tables, stage, sub, job, named_sync(job)) if stage.replicas else 0.0
         for held in stage.replicas or (Replica(device=stage.device, first=0, end=job.micro_batches),):
             cost = problem.tables.table(problem.topology.device(held.device).kind)
-            flying = in_flight([action for action in order if held.first <= action.micro_batch < held.end])
-            full, less = (
-                float(memory_of(cost, stage, sub, job, flying, recompute).total[0]) + extra for recompute in (False, True)
-            )
-            again = ALLOCATOR * float(memory_of(cost, stage, sub, job, 0, True).activations[0])
-            kept.setdefault(held.device, []).append((full - less, full, again, stage.index))
+            share = (held.first, held.end)
+            flying = part_of(job.plan.schedule, len(stages), job.micro_batches, stage.index, share).in_flight
+            full = float(memory_of(cost, stage, sub, job, flying, recompute=False).total[0]) + extra
+            kept.setdefault(held.device, []).append(_Kept(cost, stage, sub, flying, extra, full))
     chosen: set[int] = set()
-    for device, items in kept.items():
+    for device, own in kept.items():
         limit = float(problem.topology.device(device).memory)
+        if sum(held.full for held in own) <= limit and not any(held.stage.index in chosen for held in own):
+            continue
+        items = [_item(held, job) for held in own]
         for saved, _, again, index in sorted(items, reverse=True):
             saves = saved > 0 or (len(items) > 1 and saved + again > 0)
             if saves and index not in chosen and _held(items, chosen) > limit:
                 chosen.add(index)
     return tuple(replace(stage, recompute=stage.index in chosen) for stage in stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A copy of a stage on a device: micro-batches in flight, bytes of the exchange, and all bytes if it does not recompute."""
+
+    cost: OpCost
+    stage: Stage
+    sub: SubGraph
+    flying: int
+    extra: float
+    full: float
+
+
+def _item(held: _Kept, job: JobSpec) -> tuple[float, float, float, int]:
+    """(bytes that recomputing saves, bytes without, of those with it what a second forward makes, stage)."""
+    cost, stage, sub = held.cost, held.stage, held.sub
+    less = float(memory_of(cost, stage, sub, job, held.flying, recompute=True).total[0]) + held.extra
+    again = ALLOCATOR * float(memory_of(cost, stage, sub, job, 0, recompute=True).activations[0])
+    return held.full - less, held.full, again, stage.index
 
 
 def _held(items: Sequence[tuple[float, float, float, int]], chosen: set[int]) -> float:

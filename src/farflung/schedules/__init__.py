@@ -2,6 +2,7 @@
 
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
 from farflung.schedules.dry_run import check_schedule, in_flight, splits
+from farflung.schedules.orders import Part, orders_of, part_of
 from farflung.schedules.pipelines import EAGER, get_schedule, schedule_names
 from farflung.schedules.progress import Progress, Track, as_ready, tracks_of
 from farflung.schedules.timing import (
@@ -20,6 +21,7 @@ __all__ = [
     "Action",
     "ActionKind",
     "Exchange",
+    "Part",
     "PipelineSchedule",
     "PipelineTimes",
     "PreparedOrder",
@@ -32,6 +34,8 @@ __all__ = [
     "check_schedule",
     "get_schedule",
     "in_flight",
+    "orders_of",
+    "part_of",
     "prepare_order",
     "schedule_names",
     "splits",

@@ -12,7 +12,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CodecChoice, Estimate, Plan
 from farflung.plan.traffic import wire_bytes
-from farflung.schedules import as_ready, get_schedule, splits, tracks_of
+from farflung.schedules import as_ready, get_schedule, part_of, splits, tracks_of
 from farflung.simulator.program import Gate, Message, Program, ProgramAction, ProgramLink
 from farflung.simulator.settings import SimulationSettings
 
@@ -83,16 +83,14 @@ class _Lowering:
 
     def _tracks(self) -> tuple[list[list[tuple[int, ...]]], list[list[Gate]]]:
         plan = self.at.plan
-        schedule = get_schedule(plan.schedule)
-        orders = schedule.actions(len(plan.stages), len(plan.micro_batch_sizes))
+        free = as_ready(get_schedule(plan.schedule))
         tracks: list[list[tuple[int, ...]]] = [[] for _ in self.devices]
         gates: list[list[Gate]] = [[] for _ in self.devices]
         for number, unit in enumerate(self.units):
-            own = range(*unit.micro_batches)
-            order = [action for action in orders[unit.index] if action.micro_batch in own]
+            order = part_of(plan.schedule, len(plan.stages), len(plan.micro_batch_sizes), unit.index, unit.micro_batches).actions
             split, device = splits(order), self.device_of[number]
             numbers = {action: self._action(number, str(action.kind), action.micro_batch, split) for action in order}
-            found, first = tracks_of(order, free=as_ready(schedule)), len(tracks[device])
+            found, first = tracks_of(order, free=free), len(tracks[device])
             for index, track in enumerate(found):
                 gates[device].append((first + 1 - index, track.lead) if len(found) == 2 else None)
                 tracks[device].append(tuple(numbers[action] for action in track.actions))

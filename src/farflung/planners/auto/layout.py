@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+from farflung.cluster import Topology
 from farflung.errors import PlanError
 from farflung.job.spec import JobSpec, SyncSpec
 from farflung.plan import Plan, Stage, check_replicas
@@ -74,6 +75,7 @@ class Context:
         self._shares: dict[tuple[tuple[float, ...], tuple[int, ...]], list[Share]] = {}
         self._divided: dict[tuple[object, ...], tuple[int, ...] | None] = {}
         self.speeds = [float(device.achieved) for device in self.topology.devices]
+        self._twins = _twins(self.topology)
 
     def problem_of(self, layout: Layout) -> Problem:
         """The problem with the job as ``layout`` has it."""
@@ -93,6 +95,15 @@ class Context:
             tables = self.problem.tables.scaled(part)
             self._problems[key] = replace(self.problem, job=job.model_copy(update=changed), tables=tables)
         return self._problems[key]
+
+    def like(self, groups: Groups) -> tuple[Groups, Groups]:
+        """The same for groups that differ only by which of several interchangeable devices they have."""
+        devices = [device for group in groups for device in group]
+        twins = tuple(tuple(self._twins[device] for device in group) for group in groups)
+        if len(set(devices)) == len(devices):
+            return twins, ()
+        first = {device: number for number, device in enumerate(dict.fromkeys(devices))}
+        return twins, tuple(tuple(first[device] for device in group) for group in groups)
 
     def job_of(self, layout: Layout) -> JobSpec:
         """The job as ``layout`` has it."""
@@ -127,7 +138,7 @@ class Context:
 
     def divide(self, layout: Layout, slacks: Sequence[float] = (1.0, float("inf"))) -> Layout | None:
         """``layout`` with the best cuts for its groups (None: they cannot hold the model, or are not made once each)."""
-        key = (layout.groups, layout.schedule, layout.sizes, self.exact(layout), tuple(slacks))
+        key = (self.like(layout.groups), layout.schedule, layout.sizes, self.exact(layout), tuple(slacks))
         if key not in self._divided:
             slots = [self._slot(layout, at) for at in range(len(layout.groups))]
             found = self.chain(layout).divide(slots, slacks)
@@ -187,3 +198,13 @@ class Context:
         groups = tuple(tuple(self.topology.index(name) for name in stage.devices) for stage in plan.stages)
         cuts = tuple(accumulate((stage.stop - stage.start for stage in plan.stages), initial=0))
         return Layout(groups, cuts, plan.schedule, plan.micro_batch_sizes)
+
+
+def _twins(topology: Topology) -> list[int]:
+    """For each device a number that interchangeable ones share: equal devices at equal places of the network."""
+    numbers: dict[tuple[object, ...], int] = {}
+    found = []
+    for block, device in zip(topology.blocks.group.tolist(), topology.devices, strict=True):
+        key = (block, device.kind, device.achieved, device.memory, device.overhead)
+        found.append(numbers.setdefault(key, len(numbers)))
+    return found

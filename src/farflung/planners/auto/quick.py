@@ -21,26 +21,22 @@ from farflung.plan.buckets import BUCKET_BYTES
 from farflung.plan.estimate import UPDATE_FLOPS, sync_copies
 from farflung.plan.sync_choice import job_strategy
 from farflung.plan.traffic import sync_bytes
+from farflung.planners.auto.bounds import Bounds, Copy
 from farflung.planners.auto.layout import Context, Layout
 from farflung.planners.finish import Problem
 from farflung.schedules import (
     Exchange,
+    Part,
     PipelineTimes,
-    PreparedOrder,
     TimedEdge,
     Transfer,
-    as_ready,
-    get_schedule,
-    in_flight,
-    prepare_order,
+    part_of,
     time_schedule,
 )
-from farflung.schedules.base import Action
 
 __all__ = ["Quick"]
 
 _INFINITE = float("inf")
-_LONG = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class _Unit:
     device: int
     first: int
     end: int
-    order: PreparedOrder
+    part: Part
     span: _Span
     memory: tuple[float, float]
     recompute: bool = False
@@ -92,14 +88,23 @@ class Quick:
         self.topology = context.topology
         self.devices = context.topology.devices
         self._spans: dict[tuple[str, int, int, float], _Span] = {}
-        self._orders: dict[tuple[str, int, int], Sequence[Sequence[Action]]] = {}
-        self._own: dict[tuple[str, int, int, int, int, int], tuple[PreparedOrder, int]] = {}
         graph = context.problem.graph
         self._updates = sorted(graph.position[value.op] for _, value in graph.state_updates)
+        #: what was found for layouts of interchangeable devices, and the limit above which it is only a lower bound
+        self._prices: dict[tuple[object, ...], tuple[float, float]] = {}
         self._factors: dict[tuple[float, tuple[int, ...]], float] = {}
 
     def seconds(self, layout: Layout, limit: float = _INFINITE) -> float:
         """Seconds of a step (infinite: it does not fit, or there is none such); a lower bound where that is above ``limit``."""
+        key = (self.context.like(layout.groups), layout.cuts, layout.schedule, layout.sizes, layout.ratio, layout.sync)
+        known = self._prices.get(key)
+        if known is not None and (known[0] <= known[1] or known[0] > limit):
+            return known[0]
+        price = self._seconds(layout, limit)
+        self._prices[key] = price, limit
+        return price
+
+    def _seconds(self, layout: Layout, limit: float) -> float:
         try:
             problem = self.context.problem_of(layout)
             units = self._units(layout, problem)
@@ -108,14 +113,12 @@ class Quick:
         if not self._fits(units, problem.job):
             return _INFINITE
         times = self._times(layout, problem, units)
-        stages = [unit.stage for unit in units]
-        ways = _ways(times, stages, min(times.scale))
-        bound = _bound(times, stages, ways)
-        if bound > limit:
-            return bound
-        orders = [unit.order for unit in units]
+        bounds = Bounds(times, [Copy(unit.stage, unit.part.in_flight, unit.part.prepared.splits) for unit in units])
+        least = bounds.seconds()
+        if least > limit:
+            return least
         try:
-            return time_schedule(orders, times, limit=limit, after=_after(times, stages, ways[1], orders)).seconds
+            return time_schedule([unit.part.prepared for unit in units], times, limit=limit, after=bounds.after()).seconds
         except PlanError:
             return _INFINITE
 
@@ -123,7 +126,6 @@ class Quick:
 
     def _units(self, layout: Layout, problem: Problem) -> list[_Unit]:
         count, job = len(layout.sizes), problem.job
-        orders = self._actions(layout.schedule, len(layout.groups), count)
         exact = self.context.exact(layout)
         if not exact and len({len(group) for group in layout.groups}) > 1:
             raise PlanError("replicas that train alone are whole pipelines")
@@ -135,29 +137,13 @@ class Quick:
             shares = self.context.shares(layout, group)
             most = max(end - first for first, end in shares) if job.plan.helpers else 0
             for device, (first, end) in zip(group, shares, strict=True):
-                order, flying = self._filtered(layout.schedule, orders, stage, (first, end, count))
+                part = part_of(layout.schedule, len(layout.groups), count, stage, (first, end))
                 span = self._span(problem, self.devices[device].kind, start, stop)
                 extra = self._exchange_bytes(span, job, len(group), first, end) if wide else 0.0
                 extra += serving_bytes(most, span.states, span.gradients, span.received, span.sent) if most else 0.0
-                memory = (span.memory(flying, False) + extra, span.memory(flying, True) + extra)
-                found.append(_Unit(stage, device, first, end, order, span, memory))
+                memory = (span.memory(part.in_flight, False) + extra, span.memory(part.in_flight, True) + extra)
+                found.append(_Unit(stage, device, first, end, part, span, memory))
         return found
-
-    def _actions(self, schedule: str, stages: int, count: int) -> Sequence[Sequence[Action]]:
-        key = (schedule, stages, count)
-        if key not in self._orders:
-            self._orders[key] = get_schedule(schedule).actions(stages, count)
-        return self._orders[key]
-
-    def _filtered(
-        self, schedule: str, orders: Sequence[Sequence[Action]], stage: int, share: tuple[int, int, int]
-    ) -> tuple[PreparedOrder, int]:
-        first, end, count = share
-        key = (schedule, len(orders), count, stage, first, end)
-        if key not in self._own:
-            own = [action for action in orders[stage] if first <= action.micro_batch < end]
-            self._own[key] = prepare_order(own, free=as_ready(get_schedule(schedule))), in_flight(own)
-        return self._own[key]
 
     def _span(self, problem: Problem, kind: str, start: int, stop: int) -> _Span:
         part = problem.tables.part
@@ -358,63 +344,3 @@ def _held(units: Sequence[_Unit], chosen: set[int]) -> float:
         return held
     parts = [ALLOCATOR * (unit.span.saved + unit.span.sent) for unit in again]
     return held - sum(parts) + max(parts)
-
-
-Ways = tuple[list[float], list[float]]
-
-
-def _bound(times: PipelineTimes, stages: Sequence[int], ways: Ways) -> float:
-    """No step is shorter: a device waits for its first micro-batch, computes all of its own, and its last gradient goes home.
-
-    ``stages``: of each unit; ``ways`` before and after count where a device has one unit; a link is busy as long as it carries.
-    """
-    first, back = ways
-    busy: dict[int, float] = {}
-    alone: dict[int, float] = {}
-    for number, device in enumerate(times.device):
-        load = sum(times.scale[times.share[number].start : times.share[number].stop])
-        seconds = load * (times.forward[number] + times.backward[number]) + times.update[number]
-        alone[device] = 0.0 if device in busy else first[stages[number]] + back[stages[number]] - times.update[number]
-        busy[device] = busy.get(device, 0.0) + seconds
-    most = max(busy[device] + max(0.0, alone[device]) for device in busy)
-    for edge in times.edges:
-        here, there = times.share[edge.source], times.share[edge.target]
-        load = sum(times.scale[max(here.start, there.start) : min(here.stop, there.stop)])
-        most = max(most, load * max(edge.forward.wire, edge.backward.wire if edge.backward else 0.0))
-    return most
-
-
-def _after(
-    times: PipelineTimes, stages: Sequence[int], back: Sequence[float], orders: Sequence[PreparedOrder]
-) -> dict[int, float]:
-    """Seconds of a step that follow all that a device computes: its update, or its last gradient's way home if that is longer."""
-    found: dict[int, float] = {}
-    for number, device in enumerate(times.device):
-        found[device] = found.get(device, 0.0) + times.update[number]
-    for number, device in enumerate(times.device):
-        if times.device.count(device) == 1 and not orders[number].splits:
-            found[device] = max(found[device], back[stages[number]])
-    return found
-
-
-def _ways(times: PipelineTimes, stages: Sequence[int], scale: float) -> Ways:
-    """Seconds from the beginning to each stage, and from it back, for the smallest micro-batch on the fastest ways."""
-    count = max(stages) + 1
-    own = [[_LONG, _LONG] for _ in range(count)]
-    for number, stage in enumerate(stages):
-        own[stage] = [
-            min(own[stage][0], times.forward[number]),
-            min(own[stage][1], times.backward[number] - times.weight[number]),
-        ]
-    into = [[_LONG, _LONG] for _ in range(count)]
-    for edge in times.edges:
-        back = 0.0 if edge.backward is None else edge.backward.latency + scale * edge.backward.wire
-        target = into[stages[edge.target]]
-        target[0] = min(target[0], edge.forward.latency + scale * edge.forward.wire)
-        target[1] = min(target[1], back)
-    first, home = [0.0], [0.0]
-    for stage in range(1, count):
-        known = into[stage][0] < _LONG
-        first.append(first[-1] + scale * own[stage - 1][0] + into[stage][0] if known else 0.0)
-        home.append(home[-1] + scale * own[stage - 1][1] + into[stage][1] if known else 0.0)
-    return first, home
