@@ -90,6 +90,22 @@ def test_errors_name_file_key_value_and_remedy(change, text):
         Topology.from_text(GOOD.replace(*change, 1), "net")
 
 
+def test_all_that_is_wrong_with_devices_is_told_at_once():
+    wrong = (
+        GOOD.replace("8 GB", "8 apples").replace("speed_factor = 0.5", 'speed_factor = "half"').replace("count = 2", "count = 0")
+    )
+    with pytest.raises(InputError) as caught:
+        Topology.from_text(wrong.replace('kind = "cuda"', 'kind = "gpu"\nnat = 5'), "net")
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith("net: device[0].memory: cannot read '8 apples' as Bytes")
+    for part in ("; device[0].speed_factor: must be a number", "; device[1].count: must be", "; device[1].nat: must be true"):
+        assert part in text
+    many = "".join(f'[[device]]\nname = "d{number}"\nmemory = 0\nspeed = 0\n' for number in range(11))
+    with pytest.raises(InputError, match=r"device 'd0': speed must be more than 0, .*'d7'.*; and 3 more$"):
+        Topology.from_text(many)
+
+
 @pytest.mark.parametrize(
     ("link", "text"),
     [

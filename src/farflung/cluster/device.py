@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,26 +44,31 @@ class Device:
     mtbf: Seconds | None = None
 
     def __post_init__(self) -> None:
+        if wrong := list(self._wrong()):
+            raise InputError("; ".join(wrong))
+
+    def _wrong(self) -> Iterator[str]:
+        """What no device can be."""
         if not self.name:
-            raise InputError('a device needs a name; write e.g. name = "laptop"')
+            yield 'a device needs a name; write e.g. name = "laptop"'
         if not self.memory > 0:
-            raise InputError(f'device {self.name!r}: memory must be more than 0, got {self.memory}; write e.g. "8 GB"')
+            yield f'device {self.name!r}: memory must be more than 0, got {self.memory}; write e.g. "8 GB"'
         if not self.speed > 0:
-            raise InputError(f'device {self.name!r}: speed must be more than 0, got {self.speed}; write e.g. "5 TFLOP/s"')
+            yield f'device {self.name!r}: speed must be more than 0, got {self.speed}; write e.g. "5 TFLOP/s"'
         if not 0 < self.speed_factor < float("inf"):
-            raise InputError(f"device {self.name!r}: speed_factor must be more than 0, got {self.speed_factor}; write e.g. 0.5")
+            yield f"device {self.name!r}: speed_factor must be more than 0, got {self.speed_factor}; write e.g. 0.5"
         for key, cap in (("uplink", self.uplink), ("downlink", self.downlink)):
             if cap is not None and not cap > 0:
-                raise InputError(f'device {self.name!r}: {key} must be more than 0, got {cap}; write e.g. "20 Mbit/s"')
+                yield f'device {self.name!r}: {key} must be more than 0, got {cap}; write e.g. "20 Mbit/s"'
         if self.mtbf is not None and not 0 < self.mtbf < float("inf"):
-            raise InputError(f'device {self.name!r}: mtbf must be more than 0, got {self.mtbf}; write e.g. "6 h"')
+            yield f'device {self.name!r}: mtbf must be more than 0, got {self.mtbf}; write e.g. "6 h"'
         if not 0 <= self.overhead <= _MAX_OVERHEAD:
-            raise InputError(
+            yield (
                 f"device {self.name!r}: overhead must be from 0 to {_MAX_OVERHEAD}, got {self.overhead}; "
                 'write e.g. "20 us" (seconds that each operator costs beside its FLOPs)'
             )
         if self.kind not in _KINDS:
-            raise InputError(f"device {self.name!r}: unknown kind {self.kind!r}; known are {', '.join(_KINDS)}")
+            yield f"device {self.name!r}: unknown kind {self.kind!r}; known are {', '.join(_KINDS)}"
 
     @property
     def achieved(self) -> FlopsPerSecond:

@@ -51,7 +51,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,14 +64,12 @@ from farflung.cluster.reading import LINK_KEYS, Names, TableReader
 from farflung.cluster.timeline import read_changes
 from farflung.cluster.topology import Matrix, Topology, link_caps
 from farflung.errors import InputError
-from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Quantity, Seconds
 
 __all__ = ["parse_network", "parse_topology", "read_network", "read_topology", "write_topology"]
 
 _TOP = {"name", "default", "inside", "device", "link", "change"}
 _CAPS = ("uplink", "downlink")
-_DEVICE = {"name", "memory", "speed", "speed_factor", "overhead", "region", "kind", "disk", "count", "nat", *_CAPS}
-_DEVICE |= {"reliable", "mtbf"}
 _LINK = {"between", "from", "to", *LINK_KEYS}
 _DEFAULTS = {"latency": np.nan, "bandwidth": np.nan, "jitter": 0.0, "loss": 0.0, "corrupt": 0.0, "queue": QUEUE}
 _MAX_BYTES = 64 << 20
@@ -156,7 +154,10 @@ def _contents(text: str, source: str) -> _Contents:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{source}: not TOML: {error}") from None
     reader.known("", body, _TOP)
-    devices = [device for i, entry in enumerate(reader.tables(body, "device")) for device in _devices(reader, i, entry)]
+    devices: list[Device] = []
+    for number, entry in enumerate(reader.tables(body, "device")):
+        devices += _devices(reader, number, entry)
+    reader.check()
     if not devices:
         raise reader.fail("device", "the file names no device; add at least one [[device]]")
     if len(devices) > _MAX_DEVICES:
@@ -174,47 +175,84 @@ def _capped(bandwidth: Matrix, devices: Sequence[Device], group: Sequence[int]) 
 
 
 def _devices(reader: TableReader, number: int, entry: object) -> list[Device]:
+    """The devices of one entry; what is wrong with it is gathered, each key by itself."""
     where = f"device[{number}]"
-    table = reader.known(where, entry, _DEVICE)
-    name = reader.text(where, table, "name", None)
-    count = table.get("count", 1)
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MAX_DEVICES:
-        raise reader.fail(f"{where}.count", f"must be a whole number from 1 to {_MAX_DEVICES}, got {count!r}")
-    factor = table.get("speed_factor", 1.0)
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-        raise reader.fail(f"{where}.speed_factor", f"must be a number, got {factor!r}; write e.g. 0.5")
-    memory = reader.quantity(where, table, "memory", Bytes)
-    speed = reader.quantity(where, table, "speed", FlopsPerSecond)
-    disk = reader.quantity(where, table, "disk", Bytes) if "disk" in table else None
-    caps = {key: BytesPerSecond(reader.quantity(where, table, key, BytesPerSecond)) for key in _CAPS if key in table}
-    names = [f"{name}-{i}" if count > 1 else name for i in range(count)]
-    overhead = reader.quantity(where, table, "overhead", Seconds) if "overhead" in table else 0.0
-    mtbf = Seconds(reader.quantity(where, table, "mtbf", Seconds)) if "mtbf" in table else None
-    kind: Any = reader.text(where, table, "kind", "cpu")
-    region = reader.text(where, table, "region", "")
-    reliable = table.get("reliable", True)
-    if not isinstance(reliable, bool):
-        raise reader.fail(f"{where}.reliable", f"must be true or false, got {reliable!r}")
+    if not isinstance(entry, dict):
+        with reader.gathering():
+            reader.known(where, entry, _DEVICE)
+        return []
+    for key in entry:
+        with reader.gathering():
+            reader.known(where, {key: entry[key]}, _DEVICE)
+    found: dict[str, Any] = {}
+    for key, read in _READERS.items():
+        with reader.gathering():
+            found |= {key: read(reader, where, entry, key)} if key in entry or key in _NEEDED else {}
+    count = 1
+    with reader.gathering():
+        count = _count(reader, where, entry.get("count", 1))
+    devices: list[Device] = []
+    if not set(_NEEDED) <= set(found):
+        return devices
+    with reader.gathering():
+        names = [f"{found['name']}-{i}" if count > 1 else found["name"] for i in range(count)]
+        nats = [reader.nat(where, entry.get("nat", False), own) for own in names]
+        devices += [_device(reader, where, {**found, "name": own, "nat": nat}) for own, nat in zip(names, nats, strict=True)]
+    return devices
+
+
+def _device(reader: TableReader, where: str, fields: Mapping[str, Any]) -> Device:
     try:
-        return [
-            Device(
-                name=own,
-                memory=Bytes(memory),
-                speed=FlopsPerSecond(speed),
-                speed_factor=float(factor),
-                overhead=Seconds(overhead),
-                region=region,
-                kind=kind,
-                disk=None if disk is None else Bytes(disk),
-                reliable=reliable,
-                mtbf=mtbf,
-                nat=reader.nat(where, table.get("nat", False), own),
-                **caps,
-            )
-            for own in names
-        ]
+        return Device(**fields)
     except InputError as error:
         raise reader.fail(where, str(error)) from None
+
+
+_Read = Callable[[TableReader, str, Mapping[str, Any], str], object]
+
+
+def _quantity(kind: type[Quantity]) -> _Read:
+    return lambda reader, where, table, key: reader.quantity(where, table, key, kind)
+
+
+def _plain(reader: TableReader, where: str, table: Mapping[str, Any], key: str) -> str:
+    return reader.text(where, table, key, None)
+
+
+def _factor(reader: TableReader, where: str, table: Mapping[str, Any], key: str) -> float:
+    if isinstance(table[key], bool) or not isinstance(table[key], (int, float)):
+        raise reader.fail(f"{where}.{key}", f"must be a number, got {table[key]!r}; write e.g. 0.5")
+    return float(table[key])
+
+
+def _truth(reader: TableReader, where: str, table: Mapping[str, Any], key: str) -> bool:
+    if not isinstance(table[key], bool):
+        raise reader.fail(f"{where}.{key}", f"must be true or false, got {table[key]!r}")
+    return bool(table[key])
+
+
+def _count(reader: TableReader, where: str, count: object) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MAX_DEVICES:
+        raise reader.fail(f"{where}.count", f"must be a whole number from 1 to {_MAX_DEVICES}, got {count!r}")
+    return count
+
+
+_NEEDED = ("name", "memory", "speed")
+#: How each key of a device is read, beside ``count`` and ``nat``.
+_READERS: Mapping[str, _Read] = {
+    "name": _plain,
+    "memory": _quantity(Bytes),
+    "speed": _quantity(FlopsPerSecond),
+    "speed_factor": _factor,
+    "overhead": _quantity(Seconds),
+    "region": _plain,
+    "kind": _plain,
+    "disk": _quantity(Bytes),
+    "reliable": _truth,
+    "mtbf": _quantity(Seconds),
+    **{key: _quantity(BytesPerSecond) for key in _CAPS},
+}
+_DEVICE = {*_READERS, "count", "nat"}
 
 
 def _tables(reader: TableReader, body: Mapping[str, Any], devices: Sequence[Device]) -> tuple[list[int], dict[str, Matrix]]:

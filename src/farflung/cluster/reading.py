@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from farflung.errors import InputError
@@ -19,6 +20,10 @@ LINK_KEYS: Mapping[str, type[Quantity] | None] = {
     "corrupt": None,
     "queue": Seconds,
 }
+
+
+#: So many errors are told at once.
+_TOLD = 8
 
 
 def probability(value: object) -> float:
@@ -42,10 +47,29 @@ class TableReader:
 
     def __init__(self, source: str) -> None:
         self.source = source
+        self._wrong: list[str] = []
 
     def fail(self, key: str, text: str) -> InputError:
         """The error about a key."""
         return InputError(f"{self.source}: {key}: {text}")
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """What is wrong in the block waits for ``check``; the block ends there."""
+        try:
+            yield
+        except InputError as error:
+            self._wrong.append(str(error).removeprefix(f"{self.source}: "))
+
+    def check(self) -> None:
+        """Tell what was gathered.
+
+        Raises:
+            InputError: something was wrong; the text has the first few of it, and how many more there are.
+        """
+        if self._wrong:
+            more = f"; and {len(self._wrong) - _TOLD} more" if len(self._wrong) > _TOLD else ""
+            raise InputError(f"{self.source}: {'; '.join(self._wrong[:_TOLD])}{more}")
 
     def known(self, where: str, table: object, keys: set[str]) -> Mapping[str, Any]:
         """``table`` if it is one and has known keys only."""
