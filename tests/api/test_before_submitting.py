@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from farflung import train
 from farflung.api.submission import bundle_job, check_data
 from farflung.cli.main import main
 from farflung.cluster import Topology
 from farflung.errors import DataError, FarflungError, InputError
 from farflung.job import make_job
-from farflung.job.spec import LimitSpec
+from farflung.job.spec import LimitSpec, SyncSpec
 from farflung.planners.auto import Auto
 from farflung.runtime.planning import plan_run
 
@@ -23,6 +25,32 @@ def test_an_unknown_codec_is_refused_before_anything_is_captured(tmp_path: Path)
     job = make_job({"model": {"recipe": "no such recipe"}, "codec": {"name": "zip"}})
     with pytest.raises(InputError, match=r"codec\.name = 'zip' is unknown: known are adatopk, auto, bf16, .*topk"):
         bundle_job(job, base=tmp_path)
+
+
+def test_an_unknown_codec_of_a_strategy_is_refused_before_anything_is_captured(tmp_path: Path) -> None:
+    sync = {"strategy": "local_sgd", "settings": {"codec": "zip:level=9"}}
+    job = make_job({"model": {"recipe": "no such recipe"}, "plan": {"replicas": 2}, "sync": sync})
+    with pytest.raises(InputError, match=r"^sync\.settings\.codec = 'zip:level=9': unknown codec 'zip': known are bf16, .*topk"):
+        bundle_job(job, base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"codec": "zip"}, r"codec\.name = 'zip' is unknown"),
+        ({"planner": "guess"}, "unknown planner 'guess'"),
+        (
+            {"replicas": 2, "sync": SyncSpec(strategy="ssgd", settings={"codec": "zip"})},
+            r"sync\.settings\.codec = 'zip': unk",
+        ),
+    ],
+)
+def test_train_refuses_unknown_names_before_anything_is_captured(options: dict[str, Any], text: str) -> None:
+    def never(step: int, micro_batch: int) -> Any:
+        raise AssertionError("no batch is needed to see that")
+
+    with pytest.raises(InputError, match=text):
+        train(lambda: None, never, steps=1, **options)  # type: ignore[arg-type,return-value]
 
 
 def test_an_unknown_strategy_is_refused_before_anything_is_captured(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from farflung.runtime.bundle import Bundle
 from farflung.runtime.client import Client
 from farflung.sync import get_strategy
 
-__all__ = ["bundle_job", "check_data", "freeze", "send_weights"]
+__all__ = ["bundle_job", "check_data", "check_names", "freeze", "send_weights"]
 
 
 def bundle_job(
@@ -50,7 +50,7 @@ def bundle_job(
     """
     from farflung.frontends.recipes.registry import load_recipe
 
-    _check_names(job)
+    check_names(job)
     if job.model is None:
         raise InputError("the job has no [model]: name a recipe, e.g. recipe = 'gpt', or your own 'model.py:make'")
     recipe = load_recipe(job.model.recipe, job.model.args, base=base)
@@ -75,8 +75,12 @@ def bundle_job(
     )
 
 
-def _check_names(job: JobSpec) -> None:
-    """Whether the job's codec, planner and strategies exist and fit it; asked before the capture, which takes seconds."""
+def check_names(job: JobSpec) -> None:
+    """Whether the job's codecs, planner and strategies exist and fit it; asked before the capture, which takes seconds.
+
+    Raises:
+        InputError: one is unknown, or does not fit.
+    """
     if job.codec.name not in PLANNED and job.codec.name not in CODECS:
         known = ", ".join([*PLANNED, *CODECS])
         raise InputError(f"codec.name = {job.codec.name!r} is unknown: known are {known}")

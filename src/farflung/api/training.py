@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from farflung.api.batches import call_order
 from farflung.api.elsewhere import run_elsewhere
 from farflung.api.here import run_here
-from farflung.api.submission import freeze
+from farflung.api.submission import check_names, freeze
 from farflung.engines.base import Array
 from farflung.errors import GraphError, InputError
 from farflung.graph.ir import Graph
@@ -104,8 +104,6 @@ def train(
     for name, value in (("steps", steps), ("micro_batches", micro_batches), ("workers", workers), ("replicas", replicas)):
         if value < 1:
             raise InputError(f"{name} must be at least 1, got {value}")
-    first = batch_fn(0, 0)
-    graph, states = capture_trainee(module, first)
     job = _job(_optimizer(optimizer, lr), CodecSpec(name=codec) if isinstance(codec, str) else codec)
     job = job.model_copy(
         update={
@@ -117,6 +115,9 @@ def train(
         }
     )
     check_job(job)
+    check_names(job)
+    first = batch_fn(0, 0)
+    graph, states = capture_trainee(module, first)
     graph = freeze(graph, job)
     bundle = Bundle(run=new_id("run"), job=job, graphs={1: graph})
     batches = call_order(batch_fn, graph, first)

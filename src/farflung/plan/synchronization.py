@@ -208,7 +208,11 @@ def check_fits(strategy: Strategy, job: JobSpec) -> None:
     """
     check_clipping(strategy, job.optimizer.clip_norm, by_previous_step=job.optimizer.clip_by == "previous")
     memory = str(getattr(strategy, "memory", "none"))
-    read_memory(memory, read_codec(strategy.codec))
+    try:
+        codec = read_codec(strategy.codec)
+    except InputError as error:
+        raise InputError(f"sync.settings.codec = {strategy.codec!r}: {error}") from None
+    read_memory(memory, codec)
     if codec_name(memory) == "dgc" and (job.optimizer.name != "sgd" or job.optimizer.momentum):
         raise InputError(
             f"memory = {memory!r} with optimizer {job.optimizer.name!r}, momentum {job.optimizer.momentum:g}: the memory has the "
