@@ -24,6 +24,7 @@ from torch.export import ExportedProgram
 
 from farflung.errors import CaptureError
 from farflung.frontends.torch.masks import eager_masks
+from farflung.frontends.torch.twins import as_state, with_twins
 
 __all__ = ["PATCHES", "Example", "fake_states", "first_line", "read_example", "run_export"]
 
@@ -66,32 +67,16 @@ def _fake(value: Any, mode: FakeTensorMode, name: str, *, constants: bool = Fals
     )
 
 
-def _replaced(module: nn.Module) -> Iterator[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]]:
-    for part in module.modules():
-        tables: tuple[Any, ...] = (part._parameters, part._buffers)
-        for table in tables:
-            for name, tensor in list(table.items()):
-                if tensor is not None and not isinstance(tensor, FakeTensor) and tensor.is_meta:
-                    yield table, name, tensor
-
-
 @contextmanager
 def fake_states(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     """While it lasts, the module's meta parameters and buffers are fake CPU tensors (ties kept)."""
-    twins: dict[int, torch.Tensor] = {}
-    before = list(_replaced(module))
-    try:
-        for table, name, tensor in before:
-            if id(tensor) not in twins:
-                with mode:
-                    twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    twins[id(tensor)] = nn.Parameter(twin, requires_grad=tensor.requires_grad) if is_parameter else twin
-            table[name] = twins[id(tensor)]
+
+    def make(tensor: torch.Tensor) -> torch.Tensor:
+        with mode:
+            return as_state(tensor, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype))
+
+    with with_twins(module, lambda tensor: not isinstance(tensor, FakeTensor) and tensor.is_meta, make):
         yield
-    finally:
-        for table, name, tensor in before:
-            table[name] = tensor
 
 
 class _Watch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.errors import CaptureError
 from farflung.frontends.torch.exporting import PATCHES
+from farflung.frontends.torch.twins import as_state, with_twins
 
 __all__ = ["Made", "Note", "Recorder", "Recording", "record", "record_initializers", "recordable_torch"]
 
@@ -270,23 +271,8 @@ def _reset(module: nn.Module, done: set[int]) -> None:
         reset()
 
 
-@contextmanager
-def _twins(module: nn.Module) -> Iterator[None]:
+def _twins(module: nn.Module) -> AbstractContextManager[None]:
     """Inside, meta states are fresh fake tensors whose creation is recorded."""
-    before: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    twins: dict[int, torch.Tensor] = {}
-    for part in module.modules():
-        tables: tuple[Any, ...] = (part._parameters, part._buffers)
-        for table in tables:
-            before += [(table, name, tensor) for name, tensor in table.items() if tensor is not None and tensor.is_meta]
-    try:
-        for table, name, tensor in before:
-            if id(tensor) not in twins:
-                twin = torch.empty(tensor.shape, dtype=tensor.dtype)
-                is_parameter = isinstance(tensor, nn.Parameter)
-                twins[id(tensor)] = nn.Parameter(twin, requires_grad=tensor.requires_grad) if is_parameter else twin
-            table[name] = twins[id(tensor)]
-        yield
-    finally:
-        for table, name, tensor in before:
-            table[name] = tensor
+    return with_twins(
+        module, lambda tensor: tensor.is_meta, lambda tensor: as_state(tensor, torch.empty(tensor.shape, dtype=tensor.dtype))
+    )
