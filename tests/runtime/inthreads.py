@@ -34,7 +34,7 @@ from farflung.runtime.bundle import Bundle
 from farflung.runtime.local import LocalRun
 from farflung.runtime.replica_states import wanted_by
 from farflung.runtime.run_store import RunStore
-from farflung.runtime.setup import Phase, RunSetup, StepReport
+from farflung.runtime.setup import Committed, Phase, RunSetup, StepReport
 from farflung.sync.reductions import Reduction
 from farflung.telemetry import Span, SpanKind
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
@@ -318,7 +318,7 @@ class Hooks:
                 key=lambda told: told.step
             )  # a step is told of when all of it was sent: a later one may be first
 
-    def on_checkpoint(self, step: int, committed: int, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+    def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         store = self._ran.store
         if store is None:
             return
@@ -386,5 +386,6 @@ def assert_goes_on(case: Case, at: int, folder: Path) -> None:
     assert whole.store is not None
     again = run_threads(other(case, root=folder / "two", resume=whole.store.checkpoints.path(at)))
     assert again.losses == whole.losses[at:]
+    assert newest(again).manifest.ledger == newest(whole).manifest.ledger
     for device, held in whole.held.items():
         assert differing(held, again.held[device]) == [], device

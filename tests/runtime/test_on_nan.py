@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from farflung.errors import CheckpointError, TrainingError
 from farflung.runtime.bundle import Bundle
+from farflung.runtime.setup import Committed
 
 SIZES = [4, 2, 3]
 OPTIMIZERS = {
@@ -170,7 +171,7 @@ def test_workers_that_disagree_on_the_ledger_make_no_checkpoint(tmp_path: Path) 
     shards = {shard.file.split("-")[0]: shard for shard in newest(ran).manifest.shards}
     for name, committed in (("a", 2), ("b", 1)):
         data = (ran.store.checkpoints.path(2) / shards[name].file).read_bytes()
-        store.add_shard(2, name, [data], committed)
+        store.add_shard(2, name, [data], Committed(steps=committed))
     bundle = Bundle(run="run", job=case.job, graphs=case.graphs())
     with pytest.raises(CheckpointError, match=r"disagree on how many of the first 2 steps count \(a: 2, b: 1\)"):
         store.complete(2, bundle, ran.plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def test_steps_follow_what_was_told_a_period_before(strategy: str, grid: bool) -
     assert ran.notes == ["step 8: local steps took 1, 2 s: replicas take 4, 2 of 4 from here on"]
     assert all(np.isfinite(loss) for loss in ran.losses)
     assert_agreed(strategy, ran.held["a"], ran.held["c"])
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_ledger_counts_no_samples_of_who_rests(tmp_path: Path) -> None:
+    ran = run_threads(other(paced(steps=12, checkpoint=EVERY_STEP), root=tmp_path))
+    assert ran.store is not None
+    counted = [ran.store.checkpoints.manifest(step).ledger["samples"] for step in range(1, 13)]
+    assert counted == list(itertools.accumulate(report.samples for report in ran.reports))
+    assert counted[11] - counted[10] < counted[0], "somebody has rested"
 
 
 @pytest.mark.usefixtures("measured")

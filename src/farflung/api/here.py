@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from farflung.api.batches import Batches
 from farflung.api.outcome import Outcome
@@ -14,7 +13,7 @@ from farflung.engines.base import Array
 from farflung.planners import get_planner
 from farflung.runtime.batches import SharedBatches
 from farflung.runtime.bundle import Bundle
-from farflung.runtime.local import LocalRun
+from farflung.runtime.local import LocalHooks, LocalRun
 from farflung.runtime.progress import Progress
 from farflung.runtime.setup import Phase, RunSetup, StepReport
 from farflung.telemetry.records import EvaluationRecord, StepRecord
@@ -51,7 +50,7 @@ def run_here(
     return Outcome(plan=plan, records=tuple(progress.steps), states=run.states())
 
 
-class _Hooks:
+class _Hooks(LocalHooks):
     """A worker of this process: batches from the caller's function, weights from the caller's module."""
 
     def __init__(self, batches: SharedBatches, states: Mapping[str, Array], progress: Progress) -> None:
@@ -65,30 +64,8 @@ class _Hooks:
     def first_states(self, names: Sequence[str]) -> Mapping[str, Array] | None:
         return {name: self._states[name] for name in names if name in self._states}
 
-    def first_optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
-        return {}
-
-    def stop_requested(self) -> bool:
-        return False
-
-    def leave_requested(self) -> bool:
-        return False
-
-    def save_requested(self) -> bool:
-        """Nobody can be lost here."""
-        return False
-
     def on_step(self, report: StepReport) -> None:
         self._progress.report(report)
 
-    def on_checkpoint(self, step: int, committed: int, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
-        return  # the result holds the states; nothing is written
-
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         self._progress.evaluation(step, outputs)
-
-    def on_text(self, tokens: Sequence[int]) -> None:
-        return
-
-    def event(self, kind: str, **fields: Any) -> None:
-        return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from farflung.clock import MonotonicClock
 from farflung.engines import get_engine
@@ -13,7 +12,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan
 from farflung.runtime.batches import SharedBatches
-from farflung.runtime.local import LocalRun
+from farflung.runtime.local import LocalHooks, LocalRun
 from farflung.runtime.progress import Progress
 from farflung.runtime.setup import Phase, RunSetup, StepReport
 from farflung.telemetry.records import EvaluationRecord, StepRecord
@@ -116,7 +115,7 @@ def _ignore(record: StepRecord | EvaluationRecord) -> None:
     return
 
 
-class _Hooks:
+class _Hooks(LocalHooks):
     def __init__(
         self, given: PlannedRun, shared: SharedBatches, progress: Progress, on_step: Callable[[StepReport], None]
     ) -> None:
@@ -134,31 +133,9 @@ class _Hooks:
     def first_states(self, names: Sequence[str]) -> Mapping[str, Array] | None:
         return {name: self._given.states[name] for name in names if name in self._given.states}
 
-    def first_optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
-        return {}
-
-    def stop_requested(self) -> bool:
-        return False
-
-    def leave_requested(self) -> bool:
-        return False
-
-    def save_requested(self) -> bool:
-        """Nobody can be lost here."""
-        return False
-
     def on_step(self, report: StepReport) -> None:
         self._progress.report(report)
         self._on_step(report)
 
-    def on_checkpoint(self, step: int, committed: int, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
-        return
-
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         self._progress.evaluation(step, outputs)
-
-    def on_text(self, tokens: Sequence[int]) -> None:
-        return
-
-    def event(self, kind: str, **fields: Any) -> None:
-        return

@@ -33,7 +33,7 @@ from farflung.runtime.planning import check_runnable
 from farflung.runtime.reducing import Reducing
 from farflung.runtime.replica_states import is_replica_slot
 from farflung.runtime.serving import Serving
-from farflung.runtime.setup import Phase, RunHooks, RunSetup, StepReport
+from farflung.runtime.setup import Committed, Phase, RunHooks, RunSetup, StepReport
 from farflung.runtime.side import Pass, evaluate, generate
 from farflung.runtime.slopes import Slopes
 from farflung.runtime.synchronizer import Synchronizer
@@ -75,7 +75,7 @@ class Executor:
         self.step = setup.first_step
         self._save = False
         #: Steps that the states are made of, now and in the newest checkpoint (or the first states, before there is one).
-        self.committed = setup.committed
+        self.committed, self._rested = setup.committed, 0
         self._kept_committed = setup.committed if setup.kept_committed is None else setup.kept_committed
         self.commits = Committing(self)
         self.copies = Copies(self, setup.rounds)
@@ -241,7 +241,7 @@ class Executor:
         if self.courier.memory.on:
             self.mailbox.wait_until(lambda: self.courier.memory.settled)
             optimizer |= self.courier.memory.kept()
-        self.hooks.on_checkpoint(self.step, self.committed, states, optimizer)
+        self.hooks.on_checkpoint(self.step, Committed(steps=self.committed, rested=self._rested), states, optimizer)
         self._kept_committed = self.committed
 
     # -- one step -----------------------------------------------------------------------------------------------------
@@ -524,6 +524,7 @@ class Executor:
             for index in self.setup.own_stages:
                 self.base(index).update(current, scale)
         self.committed += 1
+        self._rested += self._taking.rested(step)
 
     def _carried(self) -> dict[int, Mapping[str, Array]]:
         """Copies of what the forwards themselves change (batch-norm statistics), by stage."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from farflung.engines.base import Array, Engine
 from farflung.errors import TrainingError
 from farflung.runtime.executor import Executor
-from farflung.runtime.setup import RunHooks, RunSetup
+from farflung.runtime.setup import Committed, RunHooks, RunSetup
 from farflung.transports.base import Endpoint
 from farflung.wire.frames import Frame
 
-__all__ = ["LocalRun"]
+__all__ = ["LocalHooks", "LocalRun"]
 
 _END_SECONDS = 10.0
 
@@ -123,3 +124,33 @@ class LocalRun:
             executor.close()
         for endpoint in self._endpoints:
             endpoint.close()
+
+
+class LocalHooks:
+    """What hooks of workers of this process have in common: they begin anew, nobody interferes, and nothing is written, since
+    states are read from the executors."""
+
+    def first_optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
+        """None."""
+        return {}
+
+    def stop_requested(self) -> bool:
+        """Nobody asks."""
+        return False
+
+    def leave_requested(self) -> bool:
+        """Nobody leaves."""
+        return False
+
+    def save_requested(self) -> bool:
+        """Nobody can be lost here."""
+        return False
+
+    def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        """Nothing is kept."""
+
+    def on_text(self, tokens: Sequence[int]) -> None:
+        """Nobody reads it."""
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Nobody is told."""

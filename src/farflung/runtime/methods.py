@@ -28,6 +28,7 @@ from farflung.runtime.run_log import LogPosition
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.runs import Runs
 from farflung.runtime.sessions import Sessions
+from farflung.runtime.setup import Committed
 from farflung.runtime.tensors import write_arrays
 from farflung.security import Caller
 from farflung.transports.rpc import Call, RpcServer
@@ -137,7 +138,8 @@ class Methods:
         bundle, planned = live.bundle, live.planned
         if bundle is None or planned is None:
             raise CheckpointError(f"run {run!r} is over: no checkpoint is kept any more")
-        committed, attempt = whole(head.header, "committed", high=step), whole(head.header, "attempt", low=1)
+        steps, attempt = whole(head.header, "committed", high=step), whole(head.header, "attempt", low=1)
+        committed = Committed(steps=steps, rested=whole(head.header, "rested", high=step * sum(live.job.micro_batch_sizes)))
         if attempt == live.attempt:
             live.store.add_shard(step, name, self._folders.counted(run, _pieces(frames)), committed, attempt)
         with live.files:

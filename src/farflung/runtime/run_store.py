@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from farflung.job import to_json as job_to_json
 from farflung.plan.document import plan_to_json
 from farflung.plan.model import Plan
 from farflung.runtime.bundle import Bundle
+from farflung.runtime.setup import Committed
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import RunResult
@@ -47,7 +48,9 @@ class RunStore:
     #: The number of the plan whose shares are taken now.
     attempt: int = 1
     #: (attempt, step) -> device -> its share
-    _shards: dict[tuple[int, int], dict[str, tuple[ShardRecord, int]]] = field(default_factory=dict)
+    _shards: dict[tuple[int, int], dict[str, tuple[ShardRecord, Committed]]] = field(default_factory=dict)
+    #: The ledger of the checkpoint that the attempt began with.
+    _before: Mapping[str, int] = field(default_factory=dict)
     #: The newest checkpoint that was written or read whole by this very object, so that its bytes are not read again.
     _newest: int | None = None
     #: Spans by worker: written, and lost to the disk since some were written; whether the latter was told.
@@ -130,7 +133,7 @@ class RunStore:
         sent = store.folder.parent / self.weights.name
         if sent.is_file() and not self.weights.exists():
             _copy(sent, self.weights)  # it may hold buffers that checkpoints leave out
-        self._newest = manifest.step
+        self._newest, self._before = manifest.step, manifest.ledger
         return manifest
 
     def begin(self, attempt: int) -> Manifest | None:
@@ -143,19 +146,22 @@ class RunStore:
         if self._newest is None:
             found = self.checkpoints.latest()
             self._newest = None if found is None else found.step
-        return None if self._newest is None else self.checkpoints.manifest(self._newest)
+        newest = None if self._newest is None else self.checkpoints.manifest(self._newest)
+        self._before = {} if newest is None else newest.ledger
+        return newest
 
     def add_shard(
-        self, step: int, name: str, pieces: Iterable[bytes | memoryview], committed: int, attempt: int | None = None
+        self, step: int, name: str, pieces: Iterable[bytes | memoryview], committed: Committed, attempt: int | None = None
     ) -> None:
-        """Keep one worker's share of the checkpoint after ``step`` steps, of which ``committed`` count."""
+        """Keep one worker's share of the checkpoint after ``step`` steps."""
         record = self.checkpoints.store_shard(step, name, pieces)
         self._shards.setdefault((attempt or self.attempt, step), {})[name] = record, committed
 
     def complete(self, step: int, bundle: Bundle, plan: Plan) -> bool:
         """Make the checkpoint of ``step`` exist once all devices of the plan have given their share.
 
-        The ledger counts the steps that the states are made of: not those that were skipped or rolled back.
+        The ledger counts the steps that the states are made of, not those that were skipped or rolled back, and their samples,
+        not those of replicas that rested.
 
         Raises:
             CheckpointError: the workers disagree on how many those are, or a share is missing or torn.
@@ -165,7 +171,7 @@ class RunStore:
             return False
         counts = {shards[device][1] for device in plan.devices}
         if len(counts) > 1:
-            said = ", ".join(f"{device}: {shards[device][1]}" for device in plan.devices)
+            said = ", ".join(_described(device, shards[device][1]) for device in plan.devices)
             raise CheckpointError(
                 f"the workers disagree on how many of the first {step} steps count ({said}): the checkpoint is not kept"
             )
@@ -179,7 +185,7 @@ class RunStore:
             graph_hash=graph.hash,
             plan=plan_to_json(plan),
             shards=tuple(shards[device][0] for device in plan.devices),
-            ledger={"steps": committed, "samples": committed * sum(bundle.job.micro_batch_sizes)},
+            ledger=self._ledger(committed, sum(bundle.job.micro_batch_sizes)),
             aliases={state.name: state.aliases for state in graph.states if state.aliases},
             notes=bundle.notes,
         )
@@ -191,6 +197,11 @@ class RunStore:
         del self._shards[self.attempt, step]
         self._newest = step
         return True
+
+    def _ledger(self, committed: Committed, whole: int) -> Mapping[str, int]:
+        """``whole``: samples of a step in which nobody rests."""
+        rested = whole * self._before["steps"] - self._before["samples"] if {"steps", "samples"} <= set(self._before) else 0
+        return {"steps": committed.steps, "samples": committed.steps * whole - rested - committed.rested}
 
     def checkpoint_states(
         self, names: Iterable[str], *, optimizer: bool, wanted: Callable[[str], bool] = lambda slot: True
@@ -240,3 +251,7 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copyfile(source, target)
         except OSError as error:
             raise CheckpointError(f"{target} can't be written: {error.strerror}; free space or choose another folder") from None
+
+
+def _described(device: str, committed: Committed) -> str:
+    return f"{device}: {committed.steps}" + (f" without {committed.rested} samples" if committed.rested else "")

@@ -17,7 +17,7 @@ from farflung.plan.link_memory import Way, ways_of
 from farflung.plan.model import Plan
 from farflung.runtime.copies import Rounds
 
-__all__ = ["Phase", "RunHooks", "RunSetup", "StepReport", "attempt_name"]
+__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "StepReport", "attempt_name"]
 
 
 def attempt_name(run: str, attempt: int) -> str:
@@ -33,6 +33,17 @@ class Phase(StrEnum):
     PROBE = "probe"
     EVAL = "eval"
     GENERATE = "generate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What a checkpoint's states are made of: ``steps`` that count (not those that were skipped or rolled back).
+
+    ``rested``: samples of such steps, since the attempt's first, that nobody computed because replicas rested (``sync.pacing``).
+    """
+
+    steps: int
+    rested: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,9 +239,8 @@ class RunHooks(Protocol):
     def on_step(self, report: StepReport) -> None:
         """A step was applied (or skipped)."""
 
-    def on_checkpoint(self, step: int, committed: int, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
-        """Keep this worker's share of the checkpoint after ``step`` steps, ``committed`` of which count in it (the others were
-        skipped or rolled back); the arrays are good until this returns."""
+    def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        """Keep this worker's share of the checkpoint after ``step`` steps; the arrays are good until this returns."""
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Means over the evaluation's micro-batches (on the worker that makes the outputs)."""

@@ -34,6 +34,10 @@ class Taking:
         """How many samples ``step`` counts."""
         return sum(self._sizes(step))
 
+    def rested(self, step: int) -> int:
+        """How many samples of ``step`` nobody computes."""
+        return sum(self._setup.job.micro_batch_sizes) - self.samples(step)
+
     def _sizes(self, step: int) -> list[int]:
         sizes, places = self._setup.job.micro_batch_sizes, self._setup.places[self._setup.loss_stage]
         return [size for size, place in zip(sizes, places, strict=True) if self.part(step, place)]

@@ -29,7 +29,7 @@ from farflung.runtime.holding import Live, Shelf
 from farflung.runtime.relays import read_relays
 from farflung.runtime.reports import write_report
 from farflung.runtime.run_store import RunStore
-from farflung.runtime.setup import Phase, RunSetup, StepReport, attempt_name
+from farflung.runtime.setup import Committed, Phase, RunSetup, StepReport, attempt_name
 from farflung.runtime.shaping import shape_links
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
@@ -453,10 +453,11 @@ class Work:
         """Tell the broker."""
         self._report("step", **write_report(report))
 
-    def on_checkpoint(self, step: int, committed: int, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+    def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         """Send this worker's share to the broker."""
         begin = time.monotonic()
-        if self._upload({"step": step, "committed": committed, "attempt": self.attempt}, pack(states, optimizer)):
+        counts = {"committed": committed.steps, "rested": committed.rested}
+        if self._upload({"step": step, **counts, "attempt": self.attempt}, pack(states, optimizer)):
             self._states_from = "checkpoint"
         self._saved.now(begin)
 
