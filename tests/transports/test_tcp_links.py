@@ -440,7 +440,7 @@ def test_the_kernel_names_its_congestion_control(member: Member) -> None:
         assert seen.connections == 1
         assert 0 < seen.round_trip < 5
     with socket.socket(socket.AF_UNIX) as other:
-        assert kernel_view(other) == KernelView("", 0.0, 0)
+        assert kernel_view(other) == KernelView("", 0.0)
 
 
 def test_closing_waits_for_nobody_who_does_not_answer(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ then the frames that were on their way are lost, and their senders are told.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from farflung.transports.meter import frame_bytes
 from farflung.transports.pace import Cap, Deadlines, Rate, StripeProbe
 from farflung.transports.tcp_connection import Connection, MessageKind, build_message
 from farflung.transports.tcp_goodput import LinkGoodput, Measured, Others
+from farflung.transports.tcp_lanes import Lanes
 from farflung.transports.tcp_state import ERRORS_KEPT, named_error, read_failures, read_number
 from farflung.units import Seconds
 from farflung.wire.frames import Frame, encode_frame
@@ -100,8 +100,6 @@ class TcpLink(Measured):
         self.over: FarflungError | None = None
         self.rate = Rate()
         self.relay = ""
-        #: The run of the last frame (see ``LossHandler``).
-        self.run = ""
         #: Where the peer is, for the texts of errors.
         self.address = "an unknown address"
         self._outbox: Outbox[_Pending] = Outbox(config.window, config.credit, config.small)
@@ -109,7 +107,7 @@ class TcpLink(Measured):
         self._probe = StripeProbe(config.stripes, max(config.stripes, config.max_stripes))
         self._peer_wants = 1
         self._errors: deque[tuple[int, int, str, str]] = deque(maxlen=ERRORS_KEPT)
-        self._handlers: dict[int, queue.SimpleQueue[Frame | None]] = {}
+        self._lanes = Lanes(peer, host.frame, self._handled)
         self._leaving = self._peer_left = False
         self._received = False
         self._echo: tuple[float, float] | None = None
@@ -201,6 +199,11 @@ class TcpLink(Measured):
         return build_message(MessageKind.STATE, [pack_value(body)])
 
     @property
+    def run(self) -> str:
+        """The run of the last frame (see ``LossHandler``)."""
+        return self._lanes.run
+
+    @property
     def under_way(self) -> int:
         """Bytes that were given to connections and are not confirmed."""
         return self._outbox.under_way
@@ -244,29 +247,15 @@ class TcpLink(Measured):
     def _deliver(self, lane: int, frame: Frame, since: float) -> None:
         size = frame_bytes(frame)
         self._host.arrival(Arrival(peer=self.peer, nbytes=size, start=since, end=time.monotonic()))
-        if lane not in self._handlers:
-            line = self._handlers[lane] = queue.SimpleQueue()
-            name = f"frames-{self.peer}-{Urgency(lane).name.lower()}"
-            threading.Thread(target=self._handle, args=(lane, line), name=name, daemon=True).start()
-        self._handlers[lane].put(frame)
+        self._lanes.put(lane, frame)
 
-    def _handle(self, lane: int, line: queue.SimpleQueue[Frame | None]) -> None:
-        """Give one lane's frames to the handler, in order; it may take its time: the window holds the sender back."""
-        while (frame := line.get()) is not None:
-            error: FarflungError | None = None
-            self.run = str(frame.header.get("run", ""))
-            try:
-                self._host.frame(self.peer, frame)
-            except FarflungError as raised:
-                error = raised
-            except Exception as raised:  # noqa: BLE001 - a handler's defect belongs to the sender's future, the lane must live
-                error = FarflungError(f"the peer failed inside: {type(raised).__name__}: {raised}")
-            del frame  # its memory is the handler's now
-            with self.changed:
-                number = self._inbox.handled(lane)
-                if error is not None:
-                    self._errors.append((lane, number, type(error).__name__, str(error)[:_TEXT]))
-                self._tell_state()
+    def _handled(self, lane: int, error: FarflungError | None) -> None:
+        """The oldest frame of ``lane`` is over: the window lets the sender send more."""
+        with self.changed:
+            number = self._inbox.handled(lane)
+            if error is not None:
+                self._errors.append((lane, number, type(error).__name__, str(error)[:_TEXT]))
+            self._tell_state()
 
     def _take_state(self, connection: Connection, body: Any) -> None:
         now = time.monotonic()
@@ -518,7 +507,7 @@ class TcpLink(Measured):
             self.over = error
             pending = self._outbox.drop()
             connections, told = list(self.connections), self._received and not quiet
-            self._stop_handlers()
+            self._lanes.stop()
             self.changed.notify_all()
         for connection in connections:
             connection.break_off(str(error))
@@ -581,10 +570,6 @@ class TcpLink(Measured):
         """The peer sent what can't be read: it is told why, and with this connection the link is over."""
         self._unreadable = error
         connection.last_words = build_message(MessageKind.FATAL, [pack_value([type(error).__name__, str(error)[:_TEXT]])])
-
-    def _stop_handlers(self) -> None:
-        for line in self._handlers.values():
-            line.put(None)
 
     def _tell_state(self) -> None:
         """Let one connection carry the news; heartbeats repeat them if it breaks."""

@@ -308,26 +308,24 @@ def set_backlog(connection: socket.socket, nbytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KernelView:
-    """What the system says of a connection: congestion control, smoothed round trip in seconds, segments sent again."""
+    """What the system says of a connection: congestion control, smoothed round trip in seconds."""
 
     congestion: str
     round_trip: float
-    retransmitted: int
 
 
 def kernel_view(connection: socket.socket) -> KernelView:
     """``TCP_CONGESTION`` and ``TCP_INFO`` (empty and 0 where the system has none)."""
-    name, round_trip, repeated = "", 0.0, 0
+    name, round_trip = "", 0.0
     if hasattr(socket, "TCP_CONGESTION"):
         with suppress(OSError):
             name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode("ascii", "replace")
     if hasattr(socket, "TCP_INFO"):
         with suppress(OSError, struct.error):
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-            # struct tcp_info: 8 bytes of flags, then u32 fields; tcpi_rtt is the 16th, tcpi_total_retrans the 24th
-            fields = struct.unpack_from("24I", info, 8)
-            round_trip, repeated = fields[15] / 1e6, fields[23]
-    return KernelView(name, round_trip, repeated)
+            # struct tcp_info: 8 bytes of flags, then u32 fields; tcpi_rtt is the 16th
+            round_trip = struct.unpack_from("16I", info, 8)[15] / 1e6
+    return KernelView(name, round_trip)
 
 
 def bbr_view(connection: socket.socket) -> BbrView | None:
