@@ -60,5 +60,5 @@ def test_what_can_not_be_shared() -> None:
         run(2, replicas=4)
     with pytest.raises(InputError, match=r"needs replicas to agree, and plan\.replicas = 1"):
         run(2, sync="local_sgd")
-    with pytest.raises(PlanError, match="unknown sync strategy 'locl_sgd': did you mean 'local_sgd'"):
+    with pytest.raises(InputError, match="unknown sync strategy 'locl_sgd': did you mean 'local_sgd'"):
         run(2, replicas=2, sync="locl_sgd")
