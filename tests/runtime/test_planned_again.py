@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from loopback import Loopback, plainly, same, states_of, text_job, until
@@ -17,6 +18,23 @@ def test_a_pause_must_be_worth_it() -> None:
     assert replanning.worth_it(1.0, 0.5, 60)
     assert not replanning.worth_it(1.0, 0.5, 59), "too few steps are left"
     assert not replanning.worth_it(1.0, 0.95, 10_000), "the step is hardly shorter"
+
+
+@pytest.mark.parametrize("settling", [True, False])
+def test_closing_waits_for_nothing(monkeypatch: pytest.MonkeyPatch, settling: bool) -> None:
+    monkeypatch.setattr(replanning, "_SETTLE", 1e6)
+    monkeypatch.setattr(replanning, "_PERIOD", 1e6)
+    looked: list[int] = []
+    monkeypatch.setattr(replanning.Replanning, "look", lambda self: looked.append(1))
+    made = replanning.Replanning(None, threading.Condition(), print, (None, None, None))  # type: ignore[arg-type]
+    made.begins(SimpleNamespace(run="r", job=text_job(plan={"again": True}), result=None))  # type: ignore[arg-type]
+    if settling:
+        made.joined()
+    made.close()
+    assert made._thread is not None
+    made._thread.join(60)
+    assert not made._thread.is_alive()
+    assert looked == []
 
 
 @pytest.mark.parametrize("again", [True, False])
