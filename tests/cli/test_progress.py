@@ -14,7 +14,7 @@ from farflung.errors import TrainingError
 from farflung.plan import LinkPlan, Plan, Stage
 from farflung.plan.document import plan_to_json
 from farflung.runtime.client import Client
-from farflung.telemetry import EvaluationRecord, RunResult, StepRecord
+from farflung.telemetry import CodecUse, EvaluationRecord, RunResult, StepRecord
 from farflung.wire.frames import Frame
 
 WIDE = "stage  device  " + "modules of a long name  " * 6
@@ -82,6 +82,19 @@ def test_the_line_has_all_that_counts() -> None:
         "dense  step 1/4  loss 3.2500  2.00 s/step (predicted 1.50 s)  6.00 s left  200 tokens/s  1.5 kB/step  "
         "slowest stage 1 office: computes 750 ms/step"
     )
+
+
+def test_the_picture_shows_what_codecs_cost_and_lose() -> None:
+    """The error stays until another one is measured."""
+    view = RunView()
+    for step, error in ((0, 0.125), (1, None)):
+        uses = {(0, 1): CodecUse(encode_seconds=0.003, decode_seconds=0.001, error=error)}
+        record = StepRecord(step=step, loss=1.0, seconds=1.0, elapsed=1.0, samples=1, link_bytes={(0, 1): 10}, codecs=uses)
+        view.take(Frame("record", {"line": record.to_line()}))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(view.render())
+    assert isinstance(console.file, io.StringIO)
+    assert ["0", "1", "10", "B", "4", "ms", "12.5%"] in [line.split() for line in console.file.getvalue().splitlines()]
 
 
 def test_before_the_first_step_it_says_what_it_waits_for() -> None:

@@ -18,7 +18,7 @@ from farflung.dashboard.markdown import to_markdown
 from farflung.dashboard.page import Page, to_html
 from farflung.dashboard.tables import Table
 from farflung.errors import DataError, InputError
-from farflung.telemetry import RunFolder, RunResult, StepRecord
+from farflung.telemetry import CodecUse, RunFolder, RunResult, StepRecord
 
 MakeRun = Callable[..., Path]
 NASTY = "<script>alert('x')</script> & \"q\" | $x_1$ `c` _u_"
@@ -267,3 +267,12 @@ def test_how_far_replicas_were_apart_is_drawn_where_they_were(make_run: MakeRun)
     text = write_report(folder).read_text()
     assert "Replicas apart" in text
     assert "in percent of it, in steps that averaged some" in text
+
+
+def test_what_codecs_cost_and_lose_stands_beside_their_links(make_run: MakeRun) -> None:
+    folder = make_run("coded", steps=0)
+    for i in range(3):
+        uses = {(0, 1): CodecUse(encode_seconds=0.004, decode_seconds=0.002, error=None if i else 0.125)}
+        record = StepRecord(step=i, loss=1.0, seconds=1.0, elapsed=i + 1.0, samples=1, link_bytes={(0, 1): 10}, codecs=uses)
+        RunFolder(folder).append(record)
+    assert {"encode per step", "4 ms", "2 ms", "measured error", "12.50%"} <= cells(read(write_report(folder)))

@@ -24,7 +24,7 @@ from farflung.runtime.reports import read_report, write_report
 from farflung.runtime.setup import Phase, StepReport
 from farflung.runtime.tensors import pieces_of, read_arrays, write_arrays
 from farflung.runtime.values import Courier
-from farflung.telemetry.records import EvaluationRecord, StepRecord
+from farflung.telemetry.records import CodecUse, EvaluationRecord, StepRecord
 from farflung.transports.memory import MemoryHub
 from farflung.wire.frames import Frame, decode_frame, encode_frame
 
@@ -273,12 +273,16 @@ def report(step: int, *, stage: int = 0, loss: float | None = None) -> StepRepor
         losses=() if loss is None else (loss, loss),
         samples=5,
         rate=0.1,
+        codecs={(stage, stage + 1): CodecUse(encode_seconds=0.5, decode_seconds=0.25, error=loss)},
     )
 
 
 def test_reports_travel() -> None:
     one = report(3, loss=1.5)
     assert read_report(decode_frame(b"".join(encode_frame(Frame("step", write_report(one))))).header) == one
+    torn = write_report(one) | {"codecs": [[0, 1, 0.5]]}
+    with pytest.raises(WireError, match="a step report is malformed"):
+        read_report(torn)
     spoilt = write_report(one) | {"sent": [[1, 2]]}
     with pytest.raises(WireError, match="a step report is malformed"):
         read_report(spoilt)

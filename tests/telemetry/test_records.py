@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.errors import DataError
-from farflung.telemetry import EvaluationRecord, RunResult, StepRecord, read_record
+from farflung.telemetry import CodecUse, EvaluationRecord, RunResult, StepRecord, read_record
 
 COUNTS = st.integers(0, 2**50)
 POSITIVE = st.floats(0, 1e9)
@@ -136,3 +136,12 @@ def test_how_far_replicas_were_apart_is_written_where_it_is_known() -> None:
     together = StepRecord(step=1, loss=2.0, seconds=1.0, elapsed=2.0, samples=4)
     assert "divergence" not in together.fields()
     assert read_record(together.to_line()) == together
+
+
+def test_what_codecs_took_is_written_where_links_have_one() -> None:
+    uses = {(0, 1): CodecUse(encode_seconds=0.5, decode_seconds=0.25, error=0.125), (1, 0): CodecUse()}
+    coded = StepRecord(step=1, loss=2.0, seconds=1.0, elapsed=2.0, samples=4, codecs=uses)
+    assert read_record(coded.to_line()) == coded
+    assert "codecs" not in StepRecord(step=1, loss=2.0, seconds=1.0, elapsed=2.0, samples=4).fields()
+    with pytest.raises(DataError, match="encode must be a number, got 'much'"):
+        read_record(coded.to_line().replace("0.5,", '"much",', 1))

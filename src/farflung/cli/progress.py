@@ -41,6 +41,8 @@ class RunView:
         self.result: RunResult | None = None
         self.total_bytes = 0
         self._tell_plan = plan
+        #: (from, to) -> the error that was measured last
+        self._errors: dict[tuple[int, int], float] = {}
         self._recent: list[float] = []
 
     def take(self, frame: Frame) -> str | None:
@@ -69,6 +71,7 @@ class RunView:
         if isinstance(record, StepRecord):
             self.last = record
             self.total_bytes += record.total_bytes
+            self._errors |= {link: use.error for link, use in record.codecs.items() if use.error is not None}
             self._recent = [*self._recent[1 - _RECENT :], record.seconds]
         elif isinstance(record, RecoveryRecord):
             return printable(f"the run {record}")
@@ -132,17 +135,25 @@ class RunView:
         dense = {link: record.dense_bytes.get(link, count) for link, count in record.link_bytes.items()}
         saves = any(dense[link] > 1.05 * count for link, count in record.link_bytes.items())
         table = Table(box=None, header_style="dim", pad_edge=False)
-        for name in ("from", "to", "bytes/step", *(("without codec",) if saves else ())):
+        coded = ("encode + decode", "codec's error") if record.codecs else ()
+        for name in ("from", "to", "bytes/step", *(("without codec",) if saves else ()), *coded):
             table.add_column(name, justify="left" if name in ("from", "to") else "right")
         busiest = sorted(record.link_bytes, key=lambda link: -record.link_bytes[link])[:_MAX_LINKS]
         for source, target in sorted(busiest):
             count, before = record.link_bytes[source, target], dense[source, target]
             saved = f"{Bytes(before)} ({before / count:.1f} x)" if count and before > 1.05 * count else ""
             ends = [f"{stage}{self._place(stage)}" for stage in (source, target)]
-            table.add_row(*ends, str(Bytes(count)), *([saved] if saves else []))
+            row = [*ends, str(Bytes(count)), *([saved] if saves else [])]
+            table.add_row(*row, *(self._coding(record, (source, target)) if coded else []))
         if len(record.link_bytes) > _MAX_LINKS:
             table.add_row(f"and {len(record.link_bytes) - _MAX_LINKS} more")
         return table
+
+    def _coding(self, record: StepRecord, link: tuple[int, int]) -> list[str]:
+        """Seconds of a step's encoding and decoding, and the error of the values as it was measured last."""
+        use, error = record.codecs.get(link), self._errors.get(link)
+        seconds = "" if use is None else str(Seconds(use.encode_seconds + use.decode_seconds))
+        return [seconds, "" if error is None else f"{error:.1%}"]
 
     def _place(self, stage: int) -> str:
         stages = self.planned.plan.stages if self.planned else ()

@@ -154,7 +154,8 @@ def links(run: Run) -> Table:
         _link_row(run, source, target, codec, what) for source, target, codec, what in sorted(planned, key=lambda x: x[:2])
     )
     head = ("from", "to", "carries", "codec", "latency", "bandwidth", "bytes per step", "without codec", "smaller by", "total")
-    return Table(title="Links", head=head, rows=rows, text_columns=4)
+    coding = ("encode per step", "decode per step", "measured error")
+    return Table(title="Links", head=(*head, *coding), rows=rows, text_columns=4)
 
 
 def _link_row(run: Run, source: int, target: int, codec: CodecChoice, what: str) -> tuple[str, ...]:
@@ -167,7 +168,7 @@ def _link_row(run: Run, source: int, target: int, codec: CodecChoice, what: str)
     if run.topology is not None and (relay := run.topology.relay(*ends)):
         names = (names[0], f"{names[1]} through {relay}")
     if not run.steps:
-        return (*names, what, str(codec), latency, bandwidth, NOTHING, NOTHING, NOTHING, NOTHING)
+        return (*names, what, str(codec), latency, bandwidth, *[NOTHING] * 7)
     sent, dense = run.link_median((source, target)), run.link_median((source, target), dense=True)
     total = sum(record.link_bytes.get((source, target), 0) for record in run.steps)
     return (
@@ -180,7 +181,18 @@ def _link_row(run: Run, source: int, target: int, codec: CodecChoice, what: str)
         str(Bytes(dense)) if dense else NOTHING,
         _times(dense, sent),
         str(Bytes(total)),
+        *_coding(run, (source, target)),
     )
+
+
+def _coding(run: Run, link: tuple[int, int]) -> tuple[str, str, str]:
+    """Median seconds of a step's encoding and decoding, and the mean of the errors that were measured."""
+    uses = [record.codecs[link] for record in run.steps if link in record.codecs]
+    errors = [use.error for use in uses if use.error is not None]
+    if not uses:
+        return NOTHING, NOTHING, NOTHING
+    seconds = [Seconds(statistics.median(getattr(use, name) for use in uses)) for name in ("encode_seconds", "decode_seconds")]
+    return str(seconds[0]), str(seconds[1]), f"{statistics.fmean(errors):.2%}" if errors else NOTHING
 
 
 def totals(run: Run) -> Table:

@@ -585,7 +585,7 @@ class Executor:
         self.commits.told(report, everyone, self._taking.mean(step, everyone))
 
         def tell(use: LinkUse) -> None:
-            self.hooks.on_step(replace(report, sent=use.sent, dense=use.dense))
+            self.hooks.on_step(replace(report, sent=use.sent, dense=use.dense, codecs=self.courier.gauge.take(step)))
             self._tell_trace()
 
         self.links.when_sent(step, tell)

@@ -10,7 +10,7 @@ from farflung.clock import Clock
 from farflung.errors import WireError
 from farflung.job.spec import JobSpec
 from farflung.runtime.setup import StepReport
-from farflung.telemetry.records import EvaluationRecord, StepRecord
+from farflung.telemetry.records import CodecUse, EvaluationRecord, StepRecord
 from farflung.units import Seconds
 
 __all__ = ["Progress"]
@@ -131,7 +131,9 @@ class Progress:
         sent: dict[tuple[int, int], int] = {}
         dense: dict[tuple[int, int], int] = {}
         busy: dict[int, float] = {}
+        codecs: dict[tuple[int, int], CodecUse] = {}
         for report in reports:
+            codecs |= {pair: codecs.get(pair, CodecUse()).plus(use) for pair, use in report.codecs.items()}
             for total, part in ((sent, report.sent), (dense, report.dense)):
                 for pair, count in part.items():
                     total[pair] = total.get(pair, 0) + count
@@ -150,5 +152,6 @@ class Progress:
             dense_bytes=dense,
             busy_seconds=busy,
             skipped=leader.skipped,
+            codecs=dict(sorted(codecs.items())),
             divergence=max((report.divergence for report in reports if report.divergence is not None), default=None),
         )

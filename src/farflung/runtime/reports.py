@@ -9,6 +9,7 @@ from typing import Any
 from farflung.errors import WireError
 from farflung.runtime.fields import whole
 from farflung.runtime.setup import StepReport
+from farflung.telemetry.records import CodecUse
 from farflung.telemetry.trace import ClockOffset, ProcessTrace, unpack_spans
 
 __all__ = ["read_report", "read_trace", "write_report"]
@@ -31,6 +32,7 @@ def write_report(report: StepReport) -> dict[str, Any]:
         "rate": report.rate,
         "grad_norm": report.grad_norm,
         "divergence": report.divergence,
+        "codecs": [[*pair, use.encode_seconds, use.decode_seconds, use.error] for pair, use in report.codecs.items()],
     }
 
 
@@ -56,9 +58,14 @@ def read_report(header: Mapping[str, Any]) -> StepReport:
             rate=float(header["rate"]),
             grad_norm=None if header["grad_norm"] is None else float(header["grad_norm"]),
             divergence=None if header["divergence"] is None else float(header["divergence"]),
+            codecs={(int(a), int(b)): _use(*rest) for a, b, *rest in header["codecs"]},
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WireError(f"a step report is malformed: {error}") from None
+
+
+def _use(encode: Any, decode: Any, error: Any) -> CodecUse:
+    return CodecUse(encode_seconds=float(encode), decode_seconds=float(decode), error=None if error is None else float(error))
 
 
 def read_trace(header: Mapping[str, Any]) -> tuple[ProcessTrace, bool]:

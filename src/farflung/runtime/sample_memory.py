@@ -30,7 +30,7 @@ from farflung.codecs.samples import Ids, SampleCoder, SampleTable, sample_ids
 from farflung.engines.base import Array
 from farflung.errors import CheckpointError, WireError
 from farflung.plan.link_memory import Way, limit_of, remembers
-from farflung.runtime.arrays import FLOATING, Sections, encode_array
+from farflung.runtime.arrays import FLOATING, Sections, decode_array, encode_array
 from farflung.runtime.fields import whole
 from farflung.runtime.setup import RunSetup
 from farflung.wire.arrays import DTYPES, ArrayMeta, compact, describe, restore
@@ -195,6 +195,18 @@ class SampleMemory:
         with np.errstate(over="ignore"):
             flat = rows.reshape(-1).astype(DTYPES[meta.dtype])
         return restore(meta, flat, meta.memory_nbytes)
+
+    def arrived(self, way: Way, ids: Ids | None, made: tuple[Mapping[str, Any], Sections]) -> Array:
+        """What the receiver will have of a value that was just encoded here as ``made`` (for those who measure errors)."""
+        header, sections = made
+        meta = ArrayMeta.from_header(header["array"])
+        if "difference" not in header or ids is None:
+            rest = sections[:-1] if "samples" in header else sections
+            return decode_array(header, rest, meta.memory_nbytes)
+        held = self._table(way)
+        with held.lock:
+            rows = held.table.bases(ids, meta.packed_numel // len(ids))
+        return restore(meta, rows.reshape(-1).astype(DTYPES[meta.dtype]), meta.memory_nbytes)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from farflung.plan.derive import derive_bounds
 from farflung.plan.link_memory import Way, ways_of
 from farflung.plan.model import Plan
 from farflung.runtime.copies import Rounds
+from farflung.telemetry.records import CodecUse, Link
 
 __all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "StepReport", "attempt_name"]
 
@@ -194,7 +195,7 @@ class StepReport:
     Seconds are wall-clock. ``sent`` and ``dense`` are bytes by (sending stage, receiving stage), as sent and as they would
     be without a codec. ``loss``, ``losses`` (by micro-batch) come from the leader only. ``samples``: that count
     in the step. ``divergence``: the largest relative distance of this worker's parameters from the mean of the replicas, in a
-    step that averaged some.
+    step that averaged some. ``codecs``: what they took here, by (sending stage, receiving stage).
     """
 
     step: int
@@ -211,6 +212,7 @@ class StepReport:
     rate: float = 0.0
     grad_norm: float | None = None
     divergence: float | None = None
+    codecs: Mapping[Link, CodecUse] = field(default_factory=dict)
 
 
 class RunHooks(Protocol):

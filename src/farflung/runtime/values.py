@@ -20,7 +20,8 @@ from farflung.graph.cut import Edge
 from farflung.graph.ir import Use
 from farflung.plan.link_memory import way_of
 from farflung.plan.model import CodecChoice
-from farflung.runtime.arrays import decode_array, encode_array
+from farflung.runtime.arrays import FLOATING, decode_array, encode_array
+from farflung.runtime.codec_gauge import CodecGauge
 from farflung.runtime.fields import number, table, whole
 from farflung.runtime.links import Links, Parcel
 from farflung.runtime.mailbox import Mailbox
@@ -51,6 +52,8 @@ class Courier:
         self._largest = max(_largest(setup), *self._edges.values(), 0)
         #: What the links remember of samples that come again.
         self.memory = SampleMemory(setup, mailbox.poke)
+        #: What codecs cost and lose.
+        self.gauge = CodecGauge()
 
     def key(self, phase: Phase, step: int, micro_batch: int, edge: Edge, *, gradient: bool) -> tuple[str | int, ...]:
         """Under which key the value (or its gradient) of ``edge`` waits in the mailbox."""
@@ -71,15 +74,15 @@ class Courier:
         if codec is not None:
             codec = keyed(codec, self._setup.job.seed, step, micro_batch, str(edge.value), int(gradient))
         head = {"run": self._setup.run, "key": list(key), "from": source}
-        if remembers:
-            ends = self._setup.device, peer
-            way = way_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
-            encode = self.memory.announce(way, array, codec, self.memory.ids(source, step, micro_batch))
-        else:
-            encode = partial(encode_array, array, codec)
+        ids = self.memory.ids(source, step, micro_batch) if remembers else None
+        ends = self._setup.device, peer
+        way = way_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
+        encode = self.memory.announce(way, array, codec, ids) if remembers else partial(encode_array, array, codec)
+        arrives = partial(self.memory.arrived, way, ids)
 
         def make() -> Frame:
-            header, sections = encode()
+            measured = codec is not None and array.dtype.name in FLOATING and array.size
+            header, sections = self.gauge.encode(step, (source, target), array, encode, arrives) if measured else encode()
             return Frame("value", head | header, sections)
 
         self._links.post(peer, Parcel(make=make, step=step, pair=(source, target), dense=array.nbytes))
@@ -149,15 +152,23 @@ class Courier:
         self._mailbox.put((frame.kind, step), fields)
 
     def _array(self, peer: str, key: tuple[str | int, ...], frame: Frame) -> Array:
-        if not self.memory.on or key[:2] != ("value", Phase.TRAIN.value):
+        if key[0] != "value":
             return decode_array(frame.header, frame.sections, self._largest)
-        _, _, step, micro_batch, value, source, target, gradient = key
+        _, phase, step, micro_batch, value, source, target, gradient = key
         if not (isinstance(step, int) and isinstance(micro_batch, int)):
             raise WireError(f"a value's step and micro-batch are whole numbers, got {step!r:.40} and {micro_batch!r:.40}")
         edge = str(value), int(source), int(target)  # one of the plan's, see ``_check_size``
-        way = way_of(self._setup.plan, edge, (peer, self._setup.device), gradient=bool(gradient))
-        sections, array = self.memory.receive(way, (step, micro_batch), frame)
-        return decode_array(frame.header, sections, self._largest) if array is None else array
+
+        def decode() -> Array:
+            if not self.memory.on or phase != Phase.TRAIN.value:
+                return decode_array(frame.header, frame.sections, self._largest)
+            way = way_of(self._setup.plan, edge, (peer, self._setup.device), gradient=bool(gradient))
+            sections, array = self.memory.receive(way, (step, micro_batch), frame)
+            return decode_array(frame.header, sections, self._largest) if array is None else array
+
+        if "payload" in frame.header or "difference" in frame.header:
+            return self.gauge.decode(step, (edge[2], edge[1]) if gradient else (edge[1], edge[2]), decode)
+        return decode()
 
     def _check_size(self, key: tuple[str | int, ...], header: Mapping[str, Any]) -> None:
         """Before memory is taken: a value has at most the elements that the plan's edge has."""

@@ -4,6 +4,7 @@ from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import FAULT_POINTS, Injector, fault_point, injecting
 from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import (
+    CodecUse,
     EvaluationRecord,
     Record,
     RecoveryRecord,
@@ -19,6 +20,7 @@ from farflung.telemetry.trace import ClockOffset, ProcessTrace, Span, SpanRing, 
 __all__ = [
     "FAULT_POINTS",
     "ClockOffset",
+    "CodecUse",
     "EvaluationRecord",
     "Injector",
     "ProcessTrace",

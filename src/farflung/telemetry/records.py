@@ -11,6 +11,7 @@ from farflung.errors import DataError
 from farflung.telemetry.events import Value, encode_line
 
 __all__ = [
+    "CodecUse",
     "EvaluationRecord",
     "Link",
     "Record",
@@ -27,6 +28,27 @@ Link = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodecUse:
+    """What codecs took on a link in a step: seconds of all encoding at the sender and of all decoding at the receiver.
+
+    ``error``: mean relative error (2-norm) of the values for which it was measured (None: of none in this step).
+    """
+
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    error: float | None = None
+
+    def plus(self, other: CodecUse) -> CodecUse:
+        """Both ends together."""
+        known = [one.error for one in (self, other) if one.error is not None]
+        return CodecUse(
+            encode_seconds=self.encode_seconds + other.encode_seconds,
+            decode_seconds=self.decode_seconds + other.decode_seconds,
+            error=sum(known) / len(known) if known else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One optimizer step.
 
@@ -36,6 +58,7 @@ class StepRecord:
     without a codec. ``busy_seconds``: computing time of each stage. ``predicted_seconds``: the plan's estimate of ``seconds``.
     ``learning_rate``: of the default group. ``skipped``: the loss was not a number and nothing was applied. ``divergence``: under
     a sync strategy, the largest relative distance of a replica's parameters from the mean, in a step that averaged some.
+    ``codecs``: what they took on each link that has one.
     """
 
     step: int
@@ -51,6 +74,7 @@ class StepRecord:
     busy_seconds: Mapping[int, float] = field(default_factory=dict)
     skipped: bool = False
     divergence: float | None = None
+    codecs: Mapping[Link, CodecUse] = field(default_factory=dict)
 
     @property
     def samples_per_second(self) -> float:
@@ -84,6 +108,7 @@ class StepRecord:
             "busy_seconds": {str(stage): seconds for stage, seconds in self.busy_seconds.items()},
             "skipped": self.skipped,
             **({} if self.divergence is None else {"divergence": self.divergence}),
+            **({"codecs": _codec_table(self.codecs)} if self.codecs else {}),
         }
 
     def to_line(self) -> str:
@@ -277,6 +302,7 @@ def read_record(line: str) -> Record | None:
         busy_seconds={_stage(key): _number(table, key) for table in [_table(body, "busy_seconds")] for key in table},
         skipped=body.get("skipped") is True,
         divergence=_optional(body, "divergence"),
+        codecs=_codecs(body) if "codecs" in body else {},
     )
 
 
@@ -299,6 +325,23 @@ def _recovery(body: Mapping[str, Any]) -> RecoveryRecord:
 
 def _link_table(table: Mapping[Link, int]) -> dict[str, Value]:
     return {f"{source}->{target}": count for (source, target), count in table.items()}
+
+
+def _codec_table(table: Mapping[Link, CodecUse]) -> dict[str, Value]:
+    return {
+        f"{source}->{target}": {"encode": use.encode_seconds, "decode": use.decode_seconds, "error": use.error}
+        for (source, target), use in table.items()
+    }
+
+
+def _codecs(body: Mapping[str, Any]) -> dict[Link, CodecUse]:
+    uses = _table(body, "codecs")
+    return {
+        _link(key): CodecUse(
+            encode_seconds=_number(use, "encode"), decode_seconds=_number(use, "decode"), error=_optional(use, "error")
+        )
+        for key, use in ((key, _table(uses, key)) for key in uses)
+    }
 
 
 def _object(text: str, what: str) -> dict[str, Any]:
@@ -348,8 +391,12 @@ def _links(body: Mapping[str, Any], key: str) -> dict[Link, int]:
     links: dict[Link, int] = {}
     table = _table(body, key)
     for text in table:
-        source, arrow, target = text.partition("->")
-        if not arrow:
-            raise DataError(f"a link must read source->target, got {text!r}; the file is damaged or of another version")
-        links[_stage(source), _stage(target)] = _whole(table, text)
+        links[_link(text)] = _whole(table, text)
     return links
+
+
+def _link(text: str) -> Link:
+    source, arrow, target = text.partition("->")
+    if not arrow:
+        raise DataError(f"a link must read source->target, got {text!r}; the file is damaged or of another version")
+    return _stage(source), _stage(target)
