@@ -26,6 +26,11 @@ def test_a_job_may_have_helpers() -> None:
     assert job.plan.helpers
 
 
+def test_a_delayed_update_is_for_helpers() -> None:
+    with pytest.raises(InputError, match=r"optimizer\.delayed = true hides the way of parameters to helpers.*set plan\.helpers"):
+        make_job({"name": "x", "data": {"kind": "caller"}, "optimizer": {"delayed": True}})
+
+
 def test_duplicates_are_for_helpers() -> None:
     with pytest.raises(InputError, match=r"plan\.duplicates = true goes with helpers only: set plan\.helpers = true, or leave"):
         make_job({"name": "x", "data": {"kind": "caller"}, "plan": {"duplicates": True}})

@@ -72,7 +72,7 @@ def test_paths_of_workers_and_names_of_runs_stay(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("stepz = 3\n" + MINIMAL, "unknown key stepz: did you mean 'steps'? known are checkpoint, codec, "),
-        (MINIMAL + "[optimizer]\nlearning = 1\n", "unknown key optimizer.learning: known are betas, clip_by, clip_norm, eps,"),
+        (MINIMAL + "[optimizer]\nlearning = 1\n", "unknown key optimizer.learning: known are betas, clip_by, clip_norm, delayed"),
         (MINIMAL + "[optimizer]\nlr = -1\n", "optimizer.lr = -1: must be at least 0"),
         (MINIMAL + "[optimizer]\nclip_norm = 0\n", "optimizer.clip_norm = 0: must be more than 0"),
         (MINIMAL + "[optimizer]\nmomentum = 1.0\n", "optimizer.momentum = 1.0: must be less than 1"),

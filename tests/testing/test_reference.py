@@ -61,6 +61,26 @@ def test_is_the_loop_that_everybody_writes() -> None:
     assert all(np.array_equal(value.numpy(), found.states[name]) for name, value in expected.items())
 
 
+def test_a_delayed_update_applies_gradients_one_step_late() -> None:
+    """w of (w - x)^2 / 2 under SGD with rate 1/4: the gradient of step n is w(n) - x(n), and w(n + 2) has it."""
+    module, targets = Point(), [4.0, 8.0, -2.0, 1.0]
+    settings = PlainSettings(optimizer=OptimizerSpec(name="sgd", lr=0.25, delayed=True))
+    found = plain_loop(module, lambda step, _: (torch.tensor(targets[step]),), steps=4, micro_batches=1, settings=settings)
+    used = [0.0, 0.0, 1.0, 3.0]
+    assert found.losses == tuple((w - x) ** 2 / 2 for w, x in zip(used, targets, strict=True))
+    last = used[3] - 0.25 * (used[2] - targets[2])
+    assert found.states["w"] == last - 0.25 * (used[3] - targets[3])
+
+
+class Point(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.w - x) ** 2 / 2
+
+
 def test_uses_of_a_tied_parameter_are_added_in_program_order() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

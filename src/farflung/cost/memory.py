@@ -71,7 +71,7 @@ class MemorySettings:
     ``casts``: bytes of lower-precision copies per byte of parameters, which each micro-batch in flight keeps under autocast
     (0.5 for bfloat16 beside float32; kept values are counted in full precision, which is an upper bound). ``clones``: bytes
     of the states that a stage which recomputes keeps per micro-batch as they were (``graph.drift``). ``slices``: micro-batches
-    of a step with which others may help (0: nobody helps).
+    of a step with which others may help (0: nobody helps). ``delayed``: they keep the parameters of one update before, too.
     """
 
     optimizer: float = 0.0
@@ -80,6 +80,7 @@ class MemorySettings:
     casts: float = 0.0
     clones: float = 0.0
     slices: int = 0
+    delayed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,7 +145,9 @@ def stage_memory(
     else:
         activations = settings.in_flight * (saved + received + sent)
     states, gradients = held.parameters + held.buffers, held.trainable + held.uses
-    serving = serving_bytes(settings.slices, states, gradients, received, sent) if settings.slices else np.zeros(len(states))
+    serving = np.zeros(len(states))
+    if settings.slices:
+        serving = serving_bytes(settings.slices, states * (1 + settings.delayed), gradients, received, sent)
     return StageMemory(
         parameters=states,
         gradients=gradients,

@@ -94,6 +94,11 @@ def _check_sync(job: JobSpec) -> None:
 def _check_helpers(job: JobSpec) -> None:
     if job.plan.duplicates and not job.plan.helpers:
         raise InputError("plan.duplicates = true goes with helpers only: set plan.helpers = true, or leave duplicates out")
+    if job.optimizer.delayed and not job.plan.helpers:
+        raise InputError(
+            "optimizer.delayed = true hides the way of parameters to helpers, so it goes with helpers only: set "
+            "plan.helpers = true, or leave delayed out"
+        )
     if not job.plan.helpers:
         return
     if job.sync.strategy != "exact" or job.sync.order != "job":

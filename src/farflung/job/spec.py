@@ -82,7 +82,7 @@ class OptimizerSpec(_Section):
     """The inner optimizer; defaults are those of ``torch.optim``.
 
     ``clip_by``: the step whose norm ``clip_norm`` holds gradients by; ``previous`` is for sync strategies that do not know all
-    gradients in time.
+    gradients in time. ``delayed``: gradients are applied one step late (hybrid plans; it changes the result).
     """
 
     name: Literal["sgd", "adamw"] = "sgd"
@@ -95,6 +95,7 @@ class OptimizerSpec(_Section):
     groups: tuple[GroupSpec, ...] = ()
     clip_norm: Annotated[float, Field(gt=0.0)] | None = None
     clip_by: Literal["this", "previous"] = "this"
+    delayed: bool = False
 
 
 class ScheduleSpec(_Section):

@@ -364,7 +364,15 @@ class Chain:
     def _table(self, kind: str) -> _Matrices:
         if kind not in self._matrices:
             optimizer, precision = self.problem.job.optimizer, self.problem.job.precision
-            key = (kind, self.positions.tobytes(), optimizer.name, bool(optimizer.momentum), precision, _slices(self.problem))
+            key = (
+                kind,
+                self.positions.tobytes(),
+                optimizer.name,
+                bool(optimizer.momentum),
+                precision,
+                _slices(self.problem),
+                optimizer.delayed,
+            )
             held = _HELD.setdefault(self.problem.tables, {})
             if key not in held:
                 held[key] = _matrices(self.problem, self.problem.tables.table(kind), self.positions, self.dense)
@@ -398,6 +406,7 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
         optimizer=optimizer_factor(optimizer.name, optimizer.momentum),
         casts=cast_factor(problem.job.precision),
         slices=_slices(problem),
+        delayed=optimizer.delayed,
     )
     always, saved, extra, update = (np.full((n, n), np.inf) for _ in range(4))
     exchanged = np.zeros((n, n))

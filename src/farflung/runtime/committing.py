@@ -52,9 +52,19 @@ class Committing:
         self.reports: deque[StepReport] = deque(maxlen=_REPORTS)
         self._first = setup.plan.stages[0].devices
 
-    def begin(self, before: Mapping[int, Mapping[str, Array]]) -> None:
-        """A step begins."""
-        self.ready, self.before = False, before
+    def begin(self) -> None:
+        """A step begins: keep what it changes before its end, as it is now."""
+        self.ready = False
+        self.before = self._executor.delaying.begin() or self._carried()
+
+    def _carried(self) -> dict[int, Mapping[str, Array]]:
+        """Copies of what forwards themselves change (batch-norm statistics), by stage; models that do have no delayed update."""
+        executor = self._executor
+        if executor.setup.job.on_nan != "skip" and not self.keeps:
+            return {}
+        changed = {name for name, _ in executor.setup.graph.state_updates}
+        found = {index: changed & set(executor.setup.subgraphs[index].states) for index in executor.setup.own_stages}
+        return {index: executor.base(index).states(names) for index, names in found.items() if names}
 
     def prepared(self) -> None:
         """The gradients of the step are complete: from now on this worker can apply it whoever dies."""
@@ -146,5 +156,6 @@ class LiveStates:
             here = [name for name in runner.subgraph.states if name in states]
             values |= runner.states(here, copy=False)
             values |= {name: value for name, value in self._before.get(index, {}).items() if name in states}
-            slots |= {key: v for key, v in runner.optimizer_states(copy=False).items() if key.split("/", 1)[1] in states}
+            kept = self._executor.slots(index, copy=False)
+            slots |= {key: value for key, value in kept.items() if key.split("/", 1)[1] in states}
         return pack(values, slots)

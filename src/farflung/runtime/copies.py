@@ -135,7 +135,7 @@ class Copies:
         for index in setup.own_stages:
             runner = executor.base(index)
             values |= runner.states(list(runner.subgraph.states))
-            slots |= runner.optimizer_states()
+            slots |= executor.slots(index)
         states = frozenset(name for index in setup.own_stages for name in setup.subgraphs[index].states)
         holding = Holding(step=step + 1, committed=executor.committed, states=states, copied=True)
         kept = KeptStates(holding, pack(values, slots))

@@ -24,6 +24,7 @@ from farflung.plan.model import Stage
 from farflung.protocol.holdings import Decision
 from farflung.runtime.committing import Committing
 from farflung.runtime.copies import Copies
+from farflung.runtime.delaying import Delaying, is_stale_slot
 from farflung.runtime.exchange import Exchange
 from farflung.runtime.links import Links, LinkUse
 from farflung.runtime.mailbox import Mailbox
@@ -79,6 +80,7 @@ class Executor:
         self._kept_committed = setup.committed if setup.kept_committed is None else setup.kept_committed
         self.commits = Committing(self)
         self.copies = Copies(self, setup.rounds)
+        self.delaying = Delaying(self)
         self._taking = Taking(setup, self.sync)
         self.verdicts = Verdicts(setup, hooks, self.mailbox, self.courier, self.copies.due, self._taking.part)
         #: Whether ``gradients`` shall hold those of the last step, as they are before clipping.
@@ -223,8 +225,14 @@ class Executor:
             runner.initialize([name for name in names if name not in given])
             slots = self.hooks.first_optimizer(names)
             replicas |= {key: value for key, value in slots.items() if is_replica_slot(key)}
-            runner.load_optimizer({key: value for key, value in slots.items() if key not in replicas})  # none: afresh
+            others = {key: value for key, value in slots.items() if key not in replicas and not is_stale_slot(key)}
+            runner.load_optimizer(others)  # none: afresh
+            self.delaying.load(index, slots)
         return replicas
+
+    def slots(self, stage: int, *, copy: bool = True) -> dict[str, Array]:
+        """What belongs to the states of ``stage``, as ``<slot>/<parameter>``."""
+        return {**self.base(stage).optimizer_states(copy=copy), **self.delaying.slots(stage)}
 
     def _checkpoint(self) -> None:
         fault_point("checkpoint.before_shard", step=self.step, device=self.setup.device)
@@ -234,7 +242,7 @@ class Executor:
             runner = self.base(index)
             mine = {name for name in runner.subgraph.states if self._speaks(name, index)}
             states |= {name: value for name, value in runner.states(copy=False).items() if name in mine}
-            slots = runner.optimizer_states(copy=False)
+            slots = self.slots(index, copy=False)
             optimizer |= {key: value for key, value in slots.items() if key.split("/", 1)[1] in mine}
         if self.sync is not None:
             optimizer |= self.sync.kept()
@@ -253,7 +261,7 @@ class Executor:
         self.courier.memory.begin(step)
         if self.sync is not None:
             self.sync.begin(step, rates(setup.job, step))
-        self.commits.begin(self._carried() if setup.job.on_nan == "skip" or self.commits.keeps else {})
+        self.commits.begin()
         rests = not self._taking.part(step, setup.device)
         if rests:
             losses = self._rest(step)
@@ -518,6 +526,7 @@ class Executor:
         if self.keep_gradients and step == self.setup.job.steps - 1:
             self.gradients = {n: g for i in self.setup.own_stages for n, g in self.base(i).gradients().items()}
         current = rates(self.setup.job, step)
+        self.delaying.end()
         if self.sync is not None:
             self.sync.finish(scale)
         else:
@@ -525,12 +534,6 @@ class Executor:
                 self.base(index).update(current, scale)
         self.committed += 1
         self._rested += self._taking.rested(step)
-
-    def _carried(self) -> dict[int, Mapping[str, Array]]:
-        """Copies of what the forwards themselves change (batch-norm statistics), by stage."""
-        changed = {name for name, _ in self.setup.graph.state_updates}
-        found = {index: changed & set(self.setup.subgraphs[index].states) for index in self.setup.own_stages}
-        return {index: self.base(index).states(names) for index, names in found.items() if names}
 
     def discard(self) -> None:
         """Drop gradients and activations."""
@@ -544,6 +547,7 @@ class Executor:
         self.discard()
         for index, states in before.items():
             self.base(index).load(states)
+        self.delaying.end()
 
     def _roll_back(self) -> None:
         """Go back to the newest checkpoint."""

@@ -20,7 +20,7 @@ from farflung.runtime.bundle import Bundle, unsqueeze
 from farflung.runtime.fields import table, text, texts, whole
 from farflung.runtime.opening import open_stage
 from farflung.runtime.setup import RunSetup, StepReport, attempt_name
-from farflung.runtime.slices import Order, StageSlices, compute
+from farflung.runtime.slices import AHEAD, HELD, Order, StageSlices, compute
 from farflung.telemetry.faults import fault_point
 from farflung.transports.base import Arrival, Urgency
 from farflung.wire.frames import Frame
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from farflung.runtime.work import Host
 
 __all__ = ["Helping"]
+
+
+#: How many steps' states a helper keeps ahead.
+_AHEAD = 2
 
 
 class Helping:
@@ -46,6 +50,10 @@ class Helping:
         self._slices: StageSlices | None = None
         self._changed = threading.Condition()
         self._states: tuple[int, dict[str, Array]] | None = None
+        #: step -> states that came ahead of it (those for the step after may overtake the word that it begins); and the step that
+        #: has begun and waits for them (-1: none does).
+        self._ahead: dict[int, dict[str, Array]] = {}
+        self._awaited = -1
         self._tasks: deque[Order] = deque()
         self._error: BaseException | None = None
         self._told = False
@@ -106,11 +114,16 @@ class Helping:
         if peer != self._server:
             raise WireError(f"{peer} takes no part in stage {self._stage} here; its {frame.kind!r:.40} is refused")
         if frame.kind == "states":
-            states = slices.read_states(frame)
+            states, when = slices.read_states(frame), frame.header.get("when")
             with self._changed:
-                before = self._states[1] if self._states is not None else {}
-                self._states = (states[0], before | states[1])
-                self._tasks.clear()  # of a step that is over
+                if when == AHEAD:
+                    self._ahead = dict(sorted([*self._ahead.items(), states], key=lambda item: item[0])[-_AHEAD:])
+                elif when == HELD:
+                    self._awaited = states[0]
+                else:
+                    self._begin(states)
+                if self._awaited in self._ahead:
+                    self._begin((self._awaited, self._ahead.pop(self._awaited)))
                 self._changed.notify_all()
         elif frame.kind == "task":
             order = slices.read_task(frame)
@@ -119,6 +132,13 @@ class Helping:
                 self._changed.notify_all()
         else:
             raise WireError(f"a helper is sent states and tasks, not {frame.kind!r:.40}")
+
+    def _begin(self, states: tuple[int, dict[str, Array]]) -> None:
+        """A step begins with ``states`` (under the lock)."""
+        step, arrays = states
+        before = self._states[1] if self._states is not None else {}
+        self._states, self._awaited = (step, before | arrays), -1
+        self._tasks = deque(order for order in self._tasks if order.task.step >= step)
 
     # -- the compute thread -------------------------------------------------------------------------------------------
 
@@ -164,7 +184,7 @@ class Helping:
         slices = self._slices
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._error is not None or self._states is not None or bool(self._tasks))
+                self._changed.wait_for(self._has_something)
                 if self._error is not None:
                     raise self._error
                 states, self._states = self._states, None
@@ -176,6 +196,9 @@ class Helping:
                 base.load(states[1])
             elif order is not None and order.task.step == step:
                 self._do(slices, runners[slices.rows(order.task.index)], order)
+
+    def _has_something(self) -> bool:
+        return self._error is not None or self._states is not None or (bool(self._tasks) and self._awaited < 0)
 
     def _do(self, slices: StageSlices, runner: StageRunner, order: Order) -> None:
         task = order.task

@@ -45,7 +45,7 @@ from farflung.protocol.task_pool import InOrder, Patience, TaskPool
 from farflung.runtime.fields import whole
 from farflung.runtime.meter import StepMeter
 from farflung.runtime.setup import Phase
-from farflung.runtime.slices import Answer, SliceWork, StageSlices, compute
+from farflung.runtime.slices import AHEAD, HELD, NOW, Answer, SliceWork, StageSlices, compute
 from farflung.schedules.base import Action, ActionKind
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
@@ -80,6 +80,8 @@ class Serving:
         self._lock = threading.Lock()
         #: helper -> its stage and the way to it
         self._lines: dict[str, tuple[int, _Line]] = {}
+        #: With a delayed update, helper -> the step whose states it has been sent, or will be, ahead.
+        self._ahead: dict[str, int] = {}
         #: All who ever helped: what they sent may still come.
         self.known: set[str] = set()
         #: What other threads have to tell the compute thread: (stage, event, what came with an answer).
@@ -106,6 +108,7 @@ class Serving:
         line = _Line(self._endpoint, name, lambda error: self.went(name, str(error), line))
         with self._lock:
             before = self._lines.pop(name, None)
+            self._ahead.pop(name, None)
             self._lines[name] = (stage, line)
             self.known.add(name)
         if before is not None:
@@ -301,12 +304,35 @@ class Serving:
             self.wasted += answer.seconds if answer is not None else 0.0
 
     def _send_states(self, stage: int, command: SendStates) -> None:
+        if self._executor.delaying.on:
+            self._send_delayed(stage, command)
+            return
         slices, at = self._slices[stage], self._steps[stage]
         if at.states is None:  # one copy for all: the update writes where these are
             at.states = self._executor.base(stage).states(slices.names(every=True))
         states, step = at.states, command.step
         make: MakeFrame = lambda every: slices.states_frame(step, slices.names(every=every), states)  # noqa: E731
         self._post(command.helper, make, fresh=True)
+
+    def _send_delayed(self, stage: int, command: SendStates) -> None:
+        """This step's states are there already, or else go first; behind its tasks those of the next step."""
+        slices, step, delaying = self._slices[stage], command.step, self._executor.delaying
+        rest = [name for name in slices.names(every=True) if name not in delaying.used[stage]]
+        used = {**self._executor.base(stage).states(rest), **delaying.used[stage]}
+        newest, trained = delaying.newest[stage], slices.names(every=False)
+        with self._lock:
+            there = self._ahead.get(command.helper) == step
+            self._ahead[command.helper] = step + 1
+
+        def begin(every: bool) -> Frame:
+            held = there and not every
+            return slices.states_frame(step, () if held else slices.names(every=every), used, HELD if held else NOW)
+
+        self._post(command.helper, begin, fresh=True)
+        with self._lock:
+            line = self._lines.get(command.helper)
+        if line is not None:
+            line[1].post_ahead(lambda _: slices.states_frame(step + 1, trained, newest, AHEAD))
 
     def _post(self, name: str, make: MakeFrame, *, fresh: bool = False) -> None:
         with self._lock:
@@ -391,6 +417,8 @@ class _Line:
         self._endpoint, self._name, self._lost = endpoint, name, lost
         self._changed = threading.Condition()
         self._waiting: deque[tuple[bool, MakeFrame]] = deque()
+        #: The next step's states, which go behind all else.
+        self._ahead: MakeFrame | None = None
         self._over = False
         self._blank = True
         threading.Thread(target=self._send_all, name=f"help-{name}", daemon=True).start()
@@ -400,7 +428,16 @@ class _Line:
         with self._changed:
             if fresh:
                 self._waiting.clear()
+                if self._ahead is not None:  # they are this step's by now
+                    self._waiting.append((False, self._ahead))
+                    self._ahead = None
             self._waiting.append((fresh, make))
+            self._changed.notify_all()
+
+    def post_ahead(self, make: MakeFrame) -> None:
+        """Queue the next step's states."""
+        with self._changed:
+            self._ahead = make
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -414,12 +451,17 @@ class _Line:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._over or bool(self._waiting))
+                    self._changed.wait_for(lambda: self._over or bool(self._waiting) or self._ahead is not None)
                     if self._over:
                         return
-                    states, make = self._waiting.popleft()
-                    blank, self._blank = self._blank, self._blank and not states
-                self._endpoint.post(self._name, make(blank), Urgency.VALUES).add_done_callback(self._sent)
+                    blank, urgency = self._blank, Urgency.VALUES
+                    if self._waiting:
+                        states, make = self._waiting.popleft()
+                        self._blank = blank and not states
+                    else:
+                        assert self._ahead is not None
+                        make, self._ahead, urgency = self._ahead, None, Urgency.BULK
+                self._endpoint.post(self._name, make(blank), urgency).add_done_callback(self._sent)
         except FarflungError as error:
             self._lost(error)
 

@@ -22,7 +22,10 @@ from farflung.runtime.setup import RunSetup
 from farflung.wire.arrays import DTYPES, ArrayMeta
 from farflung.wire.frames import Frame
 
-__all__ = ["Answer", "Order", "SliceWork", "StageSlices", "compute"]
+#: Whether states are for the step that begins, for the next one, or there already.
+NOW, AHEAD, HELD = "now", "ahead", "held"
+
+__all__ = ["AHEAD", "HELD", "NOW", "Answer", "Order", "SliceWork", "StageSlices", "compute"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +104,9 @@ class StageSlices:
 
     # -- frames -------------------------------------------------------------------------------------------------------
 
-    def states_frame(self, step: int, names: Sequence[str], states: Mapping[str, Array]) -> Frame:
-        """The states ``names`` as they are in ``step``."""
-        head = {"run": self._setup.run, "step": step, "names": list(names)}
+    def states_frame(self, step: int, names: Sequence[str], states: Mapping[str, Array], when: str = NOW) -> Frame:
+        """The states ``names`` as they are in ``step``, which begins (``AHEAD``: will begin next; ``HELD``: they came ahead)."""
+        head = {"run": self._setup.run, "step": step, "names": list(names), "when": when}
         return pack_arrays("states", head, [states[name] for name in names], None)
 
     def read_states(self, frame: Frame) -> tuple[int, dict[str, Array]]:

@@ -7,6 +7,7 @@ The module is called normally and autograd is left alone. Three things make its 
 - With ``virtual_ends`` the micro-batches of each virtual replica accumulate first; these sums are then added in order.
 - Random numbers come from the public context ``keyed_randomness``.
 - Clipping stacks the norms of the gradients in the module's order.
+- With ``optimizer.delayed`` the gradients of a step are applied when the next one's are there, those of the last step at the end.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def plain_loop(
     keys = keyed_randomness(settings.seed)
     micro_losses: list[tuple[float, ...]] = []
     gradients: dict[str, Array] = {}
+    waiting: Mapping[str, torch.Tensor | None] = {}
     for step in range(steps):
         uses = _Leaves(trained)
         found = []
@@ -102,9 +104,24 @@ def plain_loop(
         micro_losses.append(tuple(found))
         if step == steps - 1:
             gradients = {name: _array(p.grad) for name, p in trained.items() if p.grad is not None}
-        _update(optimizer, trained, settings, step)
+        if not settings.optimizer.delayed:
+            _update(optimizer, trained, settings, step)
+            continue
+        late, waiting = waiting, {name: p.grad for name, p in trained.items()}
+        if step:  # this step's gradients wait for the next one's end
+            _put(trained, late)
+            _update(optimizer, trained, settings, step - 1)
+        _put(trained, {})
+    if waiting:
+        _put(trained, waiting)
+        _update(optimizer, trained, settings, steps - 1)
     losses = tuple(_mean(found, weights) for found in micro_losses)
     return PlainResult(losses=losses, micro_losses=tuple(micro_losses), gradients=gradients, states=_states(module))
+
+
+def _put(trained: Mapping[str, torch.nn.Parameter], gradients: Mapping[str, torch.Tensor | None]) -> None:
+    for name, parameter in trained.items():
+        parameter.grad = gradients.get(name)
 
 
 def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:

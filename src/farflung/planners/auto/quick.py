@@ -140,7 +140,9 @@ class Quick:
                 part = part_of(layout.schedule, len(layout.groups), count, stage, (first, end))
                 span = self._span(problem, self.devices[device].kind, start, stop)
                 extra = self._exchange_bytes(span, job, len(group), first, end) if wide else 0.0
-                extra += serving_bytes(most, span.states, span.gradients, span.received, span.sent) if most else 0.0
+                if most:
+                    states = span.states * (1 + job.optimizer.delayed)
+                    extra += serving_bytes(most, states, span.gradients, span.received, span.sent)
                 memory = (span.memory(part.in_flight, False) + extra, span.memory(part.in_flight, True) + extra)
                 found.append(_Unit(stage, device, first, end, part, span, memory))
         return found
