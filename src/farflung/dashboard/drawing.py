@@ -86,7 +86,7 @@ def _page(drawing: PlanDrawing, pictures: tuple[Picture, Picture]) -> Page:
     figures = (
         ("simulated step", str(Seconds(found.step_seconds))),
         ("samples/s", number(found.samples_per_second)),
-        ("stages", str(len(plan.stages))),
+        ("stage" if len(plan.stages) == 1 else "stages", str(len(plan.stages))),
         ("devices", f"{len(plan.devices)} of {len(drawing.topology)}"),
         ("of the devices' time is waiting", f"{found.bubble:.0%}"),
         (f"of the memory of {fullest.device}, the fullest", f"{fullest.memory_bytes / fullest.memory_limit:.0%}"),

@@ -31,6 +31,7 @@ from farflung.graph.drift import drifting
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan.buckets import parts_of
+from farflung.plan.hiding import hidden_share
 from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
 from farflung.plan.tables import CostTables
@@ -139,7 +140,8 @@ class LinkEstimate:
 
 @dataclass(frozen=True, slots=True)
 class GradientExchange:
-    """Bytes that the copy ``source`` (a number of ``Estimate.replicas``) sends the copy ``target``.
+    """Bytes that the copy ``source`` (a number of ``Estimate.replicas``) sends the copy ``target``; ``hidden``: those of them
+    that travel while it computes, so that nothing waits for them.
 
     ``after``: the micro-batches after whose backwards it sends so much each time; empty: once per step, after all of them. Those
     of a later ``round`` wait for what the earlier ones brought.
@@ -150,6 +152,7 @@ class GradientExchange:
     nbytes: float
     round: int
     after: tuple[int, ...] = ()
+    hidden: float = 0.0
 
     @property
     def total_bytes(self) -> float:
@@ -253,7 +256,7 @@ def estimate(
     replicas = tuple(_stage(graph, topology, job, item) for item in items)
     stages = tuple(found for unit, found in zip(units, replicas, strict=True) if unit.home)
     flows = traffic(plan, pieces, topology, tables.part)
-    exchanges = _exchanges(tables, plan, units, pieces, job)
+    exchanges = _exchanges(tables, plan, replicas, pieces, job)
     times = _times(plan, topology, _Lowered(units, replicas, flows, exchanges))
     timeline = time_schedule([unit.part.prepared for unit in units], times)
     links = tuple(_link(plan, topology, flow) for flow in flows)
@@ -324,19 +327,20 @@ def _units(plan: Plan) -> list[_Unit]:
 
 
 def _exchanges(
-    tables: CostTables, plan: Plan, units: Sequence[_Unit], pieces: Sequence[SubGraph], job: JobSpec
+    tables: CostTables, plan: Plan, replicas: Sequence[StageEstimate], pieces: Sequence[SubGraph], job: JobSpec
 ) -> list[GradientExchange]:
     """Replicas send parts to the servers of their stage, these the totals back; then tied uses go to the other stages."""
     graph = tables.graph
     copies: dict[int, list[int]] = {}
-    for index, unit in enumerate(units):
-        copies.setdefault(unit.stage, []).append(index)
+    for number, replica in enumerate(replicas):
+        copies.setdefault(replica.index, []).append(number)
     found: list[GradientExchange] = []
     for stage, held in copies.items():
         if plan.sync is not None:  # once per period
             strategy = get_strategy(plan.sync.strategy, **dict(plan.sync.settings))
             each = sync_bytes(strategy, gradient_bytes(graph, pieces[stage]), len(held))
-            found += [GradientExchange(a, b, each, 0) for a in held for b in held if a != b]
+            share = hidden_share(plan, graph, job, stage, [_computing(replicas[unit], plan) for unit in held])
+            found += [GradientExchange(a, b, each, 0, hidden=share * each) for a in held for b in held if a != b]
             continue
         adds = plan.stages[stage].adds
         if adds is not None:
@@ -351,6 +355,12 @@ def _exchanges(
     for source, target, size in tied_exchanges(graph, pieces):
         found += [GradientExchange(copies[source][0], there, size, last) for there in copies[target]]
     return found
+
+
+def _computing(stage: StageEstimate, plan: Plan) -> float:
+    """Seconds of all forwards and backwards of a copy in a step."""
+    sizes = plan.micro_batch_sizes
+    return sum(sizes[slice(*stage.micro_batches)]) / max(sizes) * (stage.forward_seconds + stage.backward_seconds)
 
 
 def _served(held: Sequence[int], plan: Plan, stage: int, served: Sequence[int], job: JobSpec) -> Iterator[GradientExchange]:
@@ -457,7 +467,7 @@ def _times(plan: Plan, topology: Topology, lowered: _Lowered) -> PipelineTimes:
             Exchange(
                 source=sent.source,
                 target=sent.target,
-                transfer=_transfer(topology, names[sent.source], names[sent.target], sent.nbytes),
+                transfer=_transfer(topology, names[sent.source], names[sent.target], sent.nbytes - sent.hidden),
                 round=sent.round,
                 after=sent.after,
             )

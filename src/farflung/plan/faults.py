@@ -30,7 +30,7 @@ from farflung.plan.allowed import allowed_devices
 from farflung.plan.estimate import Estimate
 from farflung.plan.model import Plan
 from farflung.plan.protection import protect
-from farflung.units import Seconds, counted
+from farflung.units import Seconds
 
 __all__ = [
     "NOTICE_SECONDS",
@@ -85,10 +85,10 @@ class Survival:
                 single = "copies differ under the sync strategy"
             memory = f"a death may take the newest states of a stage with it ({single})"
         else:
-            memory = f"any {counted(self.in_memory, 'death')} at once leave a copy of every stage's newest states"
+            memory = f"{_any(self.in_memory, 'leave')} a copy of every stage's newest states"
         if self.guarded > self.in_memory:
             age = Seconds(2 * self.round_seconds)
-            memory += f"; any {counted(self.guarded, 'death')} at once leave copies of it that are at most {age} old"
+            memory += f"; {_any(self.guarded, 'leave')} copies of it that are at most {age} old"
         if self.on_loss == "stop":
             return f'{memory}; the run ends on the first (on_loss = "stop")'
         state = "the newest checkpoint, on the broker's disk, outlives all"
@@ -96,8 +96,14 @@ class Survival:
             state = "there are no checkpoints: it begins anew"
         goes = "after the death of the largest machine it waits for another"
         if self.goes_on:
-            goes = f"after any {counted(self.goes_on, 'death')} at once the others have memory to go on"
+            goes = f"after {_any(self.goes_on)} the others have memory to go on"
         return f"{memory}; {state}; {goes}"
+
+
+def _any(deaths: int, verb: str = "") -> str:
+    """``deaths`` at once, whoever dies, with a verb in the right number."""
+    words = "any death" if deaths == 1 else f"any {deaths} deaths at once"
+    return f"{words} {verb}{'s' if deaths == 1 else ''}" if verb else words
 
 
 def survival(plan: Plan, topology: Topology, job: JobSpec, estimate: Estimate) -> Survival:

@@ -221,7 +221,10 @@ class _Lowering:
             makers = [self._maker(unit.index, micro_batch) for micro_batch in exchange.after] or [tail[here][place]]
             if here != there:
                 for maker in makers:
-                    self._connect(maker, tail[there][place + 1], exchange.nbytes)
+                    self._connect(maker, tail[there][place + 1], exchange.nbytes - exchange.hidden)
+            if exchange.hidden and here != there:  # under way while the source computes
+                first = self.number[unit.index, "F", unit.micro_batches[0]]
+                self._connect(first, tail[there][place + 1], exchange.hidden)
         if clips:
             for here in range(len(self.devices)):
                 for there in range(len(self.devices)):

@@ -1,0 +1,44 @@
+"""What of a strategy's exchanges is hidden behind computing: DreamDDP's equation (7) on the plan's own layers.
+
+``sync.timeline`` runs a period of the strategy's programs on one clock: exchanges begin when the backward of their layers in the
+last micro-batch has ended, or after it, and a step waits for those that it needs. What differs from (7): a step's other work
+(forwards, the backwards of earlier micro-batches) counts as one stretch before that backward, which only exchanges of earlier
+steps can use. Cost: O(layers) for each step of two periods; where that is too much nothing counts as hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farflung.codecs import read_codec
+from farflung.graph.ir import Graph
+from farflung.job.spec import JobSpec
+from farflung.plan.model import Plan
+from farflung.plan.synchronization import strategy_of, world_of
+from farflung.sync import period, timeline
+
+__all__ = ["hidden_share"]
+
+#: Layers times steps that are looked at.
+_MOST = 8192
+
+
+def hidden_share(plan: Plan, graph: Graph, job: JobSpec, stage: int, computing: Sequence[float]) -> float:
+    """The part of the seconds that exchanges of ``stage`` take in which no replica waits for them, 0 to 1.
+
+    ``computing``: seconds of forwards and backwards in a step, of each replica.
+    """
+    assert plan.sync is not None
+    layers = plan.sync.layers[stage] if stage < len(plan.sync.layers) else ()
+    strategy = strategy_of(plan)
+    steps = period(strategy)
+    if not layers or 2 * steps * len(layers) > _MOST:
+        return 0.0
+    numel = max(1, sum(graph.state[name].spec.numel for layer in layers for name in layer.parameters))
+    kept = read_codec(strategy.codec).wire_bytes(numel, 4) / (4.0 * numel)
+    world = world_of(plan, graph, job, stage)
+    before = max(0.0, min(computing) - sum(layer.bp_seconds for layer in layers))
+    spans = timeline(strategy, world, 2 * steps, forward_seconds=before, factor=kept)[steps:]
+    busy = sum(sent.end - sent.begin for span in spans for sent in span.exchanges)
+    waits = sum(span.exposed for span in spans)
+    return max(0.0, 1.0 - waits / busy) if busy > 0 else 0.0
