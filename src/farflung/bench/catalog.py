@@ -33,6 +33,7 @@ for _module, _name in {
     "fuzz": "Fuzz",
     "grid": "Grid",
     "hybrid": "Hybrid",
+    "joining": "Joining",
     "kept": "Kept",
     "loss": "Loss",
     "loss_study": "LossStudy",

@@ -85,7 +85,7 @@ class LocalCluster:
         self._lock = threading.Lock()
         self._closed = False
         self._key = new_key()  # one for all clients, to which their name belongs
-        self.ticket = ""
+        self.ticket = self._join_ticket = ""
 
     def __enter__(self) -> LocalCluster:
         try:
@@ -145,6 +145,10 @@ class LocalCluster:
         self._processes[name].kill()
         self._processes[name].wait()
 
+    def add(self, name: str, *, unreliable: bool = False) -> None:
+        """Start one more worker."""
+        self._join(name, unreliable=unreliable)
+
     def restart(self, name: str) -> None:
         """Start what was killed again, with the same command; the broker at the same port."""
         self._spawn(name, self._commands[name])
@@ -153,11 +157,15 @@ class LocalCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         listen = ["--listen", "127.0.0.1:0"]
         self._spawn("broker", ["-m", "farflung", "broker", *listen, "--home", str(self.folder / "broker")])
-        join_ticket = self._tickets()
+        self._join_ticket = self._tickets()
         for name in self.names:
-            module = ["-m", "farflung.bench.probe", str(self.probe_file(name))] if self._probe else ["-m", "farflung"]
-            words = [*module, "join", join_ticket, "--name", name, *listen, "--data", str(self._data)]
-            self._spawn(name, [*words, "--unreliable"] if name in self.unreliable else words)
+            self._join(name, unreliable=name in self.unreliable)
+
+    def _join(self, name: str, *, unreliable: bool) -> None:
+        module = ["-m", "farflung.bench.probe", str(self.probe_file(name))] if self._probe else ["-m", "farflung"]
+        listen = ["--listen", "127.0.0.1:0"]
+        words = [*module, "join", self._join_ticket, "--name", name, *listen, "--data", str(self._data)]
+        self._spawn(name, [*words, "--unreliable"] if unreliable else words)
 
     def _spawn(self, name: str, arguments: list[str]) -> None:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "FARFLUNG_HOME": str(self.folder / "home")}

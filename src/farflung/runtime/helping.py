@@ -56,6 +56,7 @@ class Helping:
         self._awaited = -1
         self._tasks: deque[Order] = deque()
         self._error: BaseException | None = None
+        self._asked, self._helped = time.monotonic(), False
         self._told = False
         self._thread = threading.Thread(target=self._main, name=f"help-{self.run}", daemon=True)
 
@@ -209,6 +210,11 @@ class Helping:
         begin = time.monotonic()
         answer = compute(runner, task, order.work)
         answer = replace(answer, seconds=time.monotonic() - begin)
+        if not self._helped:
+            self._helped = True
+            self._host.say(
+                f"run {self.run}: computed its first slice, {time.monotonic() - self._asked:.2f} s after it was asked to help"
+            )
         fault_point("helper.before_answer", step=task.step, device=self._device)
         self._host.endpoint.post(self._server, slices.answer_frame(task, answer), Urgency.VALUES).add_done_callback(
             lambda done: None if (error := done.exception()) is None else self.abort(ConnectionLost.of(error))
