@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from farflung.bench.base import override
+from farflung.bench.loss import Loss, LossSettings, _checks, _topology
 from farflung.bench.loss_study import LossStudy, auto_variant, summary
 from farflung.bench.loss_study_runs import Gradients, Training, Values, gpt_stages, train
 from farflung.codecs.samples import sample_ids
@@ -32,14 +33,32 @@ def test_a_quick_study_has_every_case_and_fewer_bytes_with_codecs(tmp_path: Path
     assert report.passed is None
 
 
+def test_a_study_goes_on_from_what_it_has_left(tmp_path: Path) -> None:
+    """Rows of the same settings are kept as they are, others are made again."""
+    partial = tmp_path / "rows.json"
+    first = report_of(f"partial={partial}", "models=gpt", "only=dense")
+    kept = json.loads(partial.read_text())
+    kept[0]["loss"], kept[1]["how"] = 7.0, "something else"
+    partial.write_text(json.dumps(kept))
+    again = report_of(f"partial={partial}", "models=gpt", "only=dense")
+    losses = {row["way"] + row["phase"]: row["loss"] for row in again.figures["runs"]}
+    truth = {row["way"] + row["phase"]: row["loss"] for row in first.figures["runs"]}
+    assert losses == truth | {"pipelinescratch": 7.0}
+    assert len(again.figures["runs"]) == 4
+    partial.write_text("[1]")
+    with pytest.raises(InputError, match=r"rows.json holds no rows of a study; name another file, or remove it"):
+        report_of(f"partial={partial}")
+
+
 def test_auto_is_what_plans_choose() -> None:
-    bits = "quantized:bits=4,block=256,rotate=1,scale=normal", "quantized:bits=3,block=256,rotate=1,rounding=stochastic"
+    bits = "quantized:bits=4,block=256,rotate=1,scale=normal", "quantized:bits=3,block=256,rotate=1,scale=normal"
     assert auto_variant("pipeline", "scratch") == {"forward": bits[0], "backward": bits[1], "difference": False}
     sign = "quantized:bits=1,block=1024,rotate=1"
     assert auto_variant("pipeline", "fine-tuning") == {"forward": sign, "backward": sign, "difference": True}
-    for phase in ("scratch", "fine-tuning"):
-        expected = {"codec": "lowrank:rank=3,values=int4", "memory": "error_feedback", "matrices": True}
-        assert auto_variant("replicas", phase) == expected
+    sparse = {"codec": "topk:ratio=36,values=int4", "memory": "none", "matrices": False}
+    low = {"codec": "lowrank:rank=3,values=int4", "memory": "error_feedback:decay=0.9", "matrices": True}
+    assert auto_variant("replicas", "scratch") == sparse
+    assert auto_variant("replicas", "fine-tuning") == low
 
 
 def test_unknown_names_are_refused() -> None:
@@ -77,3 +96,28 @@ def test_means_are_of_seeds_that_all_variants_have() -> None:
     found = summary([row("dense", 0, 2.0), row("auto", 0, 2.1), row("dense", 1, 9.0)])
     assert [(one["variant"], one["loss"], one["seeds"]) for one in found] == [("dense", 2.0, 1), ("auto", 2.1, 1)]
     assert found[1]["gap"] == pytest.approx(0.05)
+
+
+def test_auto_is_held_against_dense_training_at_a_rate() -> None:
+    """The time of training is computed from curves and seconds of a step; links get the rate."""
+    settings = LossSettings(rate="80 Mbit/s")
+    topology = _topology(settings)
+    assert {float(topology.beta[a, b]) for a in range(4) for b in range(4) if a != b} == {1e7}
+    assert _topology(LossSettings()).beta.max() > 1e7
+    point = {"bytes": 1.0, "train_loss": 1.0}
+    dense = [{"eval_loss": 3.0, "seconds": 5.0, **point}, {"eval_loss": 2.0, "seconds": 10.0, **point}]
+    auto = [{"eval_loss": 2.5, "seconds": 2.0, **point}, {"eval_loss": 1.9, "seconds": 4.0, **point}]
+    figures = {"seconds_per_step": {"dense": 1.0}, "phases": {"scratch": {"dense": dense, "auto": auto}}}
+    (check,) = _checks(settings, figures)
+    assert (check.passed, check.measured) == (True, "2.50 x shorter (4 s against 10 s)")
+    figures["phases"]["scratch"]["auto"] = auto[:1]
+    assert _checks(settings, figures)[0].passed is False
+    assert _checks(settings, {**figures, "seconds_per_step": {}}) == []
+
+
+def test_other_variants_may_train_longer() -> None:
+    bench = Loss()
+    small = override(bench.settings(quick=True), ["variants=dense,auto", "longer=2", "data=", "tune="])
+    phases = bench.run(small, lambda text: None).figures["phases"]
+    assert {name: curve[-1]["step"] for name, curve in phases["scratch"].items()} == {"dense": 4, "auto": 8}
+    assert {name: curve[-1]["step"] for name, curve in phases["fine-tuning"].items()} == {"dense": 2, "auto": 4}

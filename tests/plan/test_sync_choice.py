@@ -15,11 +15,11 @@ from farflung.plan.sync_choice import _OFFERS, Group, _allowed, _best, job_strat
 from farflung.sync import STRATEGIES, get_strategy
 
 
-def job(strategy: str = "ssgd", error: float = 0.2, patience: float = 0.0, **given: Any) -> JobSpec:
+def job(strategy: str = "ssgd", error: float = 0.2, patience: float = 0.0, phase: str = "scratch", **given: Any) -> JobSpec:
     return make_job(
         {
             "plan": {"replicas": 2},
-            "codec": {"error": error},
+            "codec": {"error": error, "phase": phase},
             "sync": {"strategy": strategy, "patience": patience, "settings": {"codec": "auto"} | given},
         }
     )
@@ -33,8 +33,12 @@ def codecs(wanted: JobSpec) -> list[str]:
     return [offer.codec for offer in _allowed(wanted)]
 
 
-def test_gradients_over_slow_links_go_as_low_rank_with_memory() -> None:
-    assert sync_settings(job()) == {"codec": "lowrank:rank=3,values=int4", "memory": "error_feedback"}
+def test_gradients_over_slow_links_go_at_a_hundredth_of_the_bytes() -> None:
+    assert sync_settings(job()) == {"codec": "topk:ratio=36,values=int4"}
+    assert sync_settings(job(phase="fine-tuning")) == {
+        "codec": "lowrank:rank=3,values=int4",
+        "memory": "error_feedback:decay=0.9",
+    }
     assert sync_settings(job(), [group(1e5), group(1e12)]) == sync_settings(job())
     assert sync_settings(job(), [group(1e12)]) == {"codec": "identity"}
     strategy = job_strategy(job("diloco", sync_every=5))
@@ -42,10 +46,10 @@ def test_gradients_over_slow_links_go_as_low_rank_with_memory() -> None:
 
 
 def test_what_is_exchanged_and_the_error_bound_the_choice() -> None:
-    assert codecs(job())[-1].startswith("lowrank")
+    assert codecs(job())[-1].startswith("topk")
     assert codecs(job("diloco")) == ["identity", "bf16", "int8", "int4"]
     assert codecs(job("local_sgd")) == ["identity", "bf16", "int8"]
-    assert codecs(job("robust"))[-1] == "int4", "it has no memory"
+    assert codecs(job("robust"))[-1] == "int4", "it wants all coordinates"
     assert codecs(job(error=0.01)) == ["identity", "bf16"]
     assert codecs(job(error=0.0)) == codecs(job(patience=1.0)) == ["identity"], "sums on the way have no codec"
 
@@ -56,10 +60,13 @@ def test_every_strategy_takes_what_is_chosen(name: str) -> None:
     get_strategy(name, **settings)
 
 
-@given(st.lists(st.builds(group, st.floats(1e3, 1e12), st.floats(1e3, 1e9), st.integers(2, 8)), min_size=1, max_size=4))
+@given(
+    st.sampled_from(["scratch", "fine-tuning"]),
+    st.lists(st.builds(group, st.floats(1e3, 1e12), st.floats(1e3, 1e9), st.integers(2, 8)), min_size=1, max_size=4),
+)
 @settings(deadline=None, max_examples=80)
-def test_never_slower_than_plain(groups: list[Group]) -> None:
-    wanted = job()
+def test_never_slower_than_plain(phase: str, groups: list[Group]) -> None:
+    wanted = job(phase=phase)
     chosen = _best(wanted, groups)
     slowest = max(chosen.takes(one, wanted) for one in groups)
     assert slowest <= max(_OFFERS[0].takes(one, wanted) for one in groups)
@@ -67,7 +74,8 @@ def test_never_slower_than_plain(groups: list[Group]) -> None:
 
 def test_it_says_why() -> None:
     assert why_sync(job(), []) == ""
-    assert "replicas exchange by lowrank:rank=3,values=int4 with error_feedback in" in why_sync(job(), [group(1e5)])
+    tuned = job(phase="fine-tuning")
+    assert "replicas exchange by lowrank:rank=3,values=int4 with error_feedback:decay=0.9 in" in why_sync(tuned, [group(1e5)])
     assert "without a codec in" in why_sync(job(), [group(1e12)])
     named = make_job({"plan": {"replicas": 2}, "sync": {"strategy": "ssgd", "settings": {"codec": "int8"}}})
     assert sync_settings(named) == {"codec": "int8"}

@@ -16,13 +16,16 @@ from farflung.bench.base import Check, Report, Say, Settings
 from farflung.codecs import Codec, get_codec, measure
 from farflung.codecs.base import Array
 from farflung.codecs.indices import encode_indices
+from farflung.codecs.samples import SampleCoder, SampleTable
 from farflung.codecs.selection import select
 from farflung.graph.ir import TensorSpec
+from farflung.plan import CodecChoice
 from farflung.plan.auto_codec import Flow, allocate_codecs
 from farflung.units import BytesPerSecond
 
 __all__ = ["Codecs", "CodecsSettings", "entropy_bits", "heavy_tailed"]
 
+_SAMPLES = 8
 _INDEX_TARGET = 1.08
 _PAYLOAD_TARGET = 3.8
 _SPEED_TARGET = 6.0
@@ -193,27 +196,55 @@ def _member(codec: Codec, array: Array, settings: CodecsSettings) -> dict[str, A
     }
 
 
+#: What ``auto`` is asked for: values and gradients from scratch, differences of samples that come again in fine-tuning.
+_WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("values", {}),
+    ("gradients", {"backward": True}),
+    ("fine-tuned values, differences", {"tuning": True, "memory": "difference"}),
+)
+
+
 def _automatic(settings: CodecsSettings, say: Say) -> list[dict[str, Any]]:
     """What ``auto`` takes for one value on links of some rates, and the measured seconds of encode, send and decode."""
     array = heavy_tailed(round(settings.members_millions * (1 << 20)), settings.seed)
     spec = TensorSpec(dtype="float32", shape=array.shape)
     found = []
     for rate in settings.auto_rates:
-        flow = Flow(tensors=(spec,), latency=0.0, bytes_per_second=BytesPerSecond.parse(rate))
-        (choice,) = allocate_codecs([flow], settings.auto_error)
-        say(f"auto on {rate}: {choice}")
-        codec = get_codec(choice.name, **dict(choice.params))
-        runs = [measure(codec, array).seconds(0.0, flow.bytes_per_second) for _ in range(settings.repeats)]
-        plain = array.nbytes / flow.bytes_per_second
-        found.append({"rate": rate, "codec": str(choice), "seconds": median(runs), "worst": max(runs), "plain_seconds": plain})
+        for name, way in _WAYS:
+            flow = Flow(tensors=(spec,), latency=0.0, bytes_per_second=BytesPerSecond.parse(rate), **way)
+            (choice,) = allocate_codecs([flow], settings.auto_error)
+            say(f"auto on {rate}, {name}: {choice}")
+            runs = _timed(choice, array, flow.bytes_per_second, settings.repeats)
+            plain = array.nbytes / flow.bytes_per_second
+            row = {"rate": rate, "way": name, "codec": str(choice), "seconds": median(runs), "worst": max(runs)}
+            found.append(row | {"plain_seconds": plain})
+    return found
+
+
+def _timed(choice: CodecChoice, array: Array, rate: float, repeats: int) -> list[float]:
+    """Seconds of encode, send and decode; with differences of what both ends hold of 8 samples."""
+    codec = get_codec(choice.name, **dict(choice.params))
+    if not choice.memory:
+        return [measure(codec, array).seconds(0.0, rate) for _ in range(repeats)]
+    ids, width = np.arange(_SAMPLES, dtype=np.uint64), array.size // _SAMPLES
+    here, there = (SampleTable(limit=1 << 32) for _ in range(2))
+    coder, found = SampleCoder(codec=codec), []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        sent = coder.encode(array[: _SAMPLES * width], ids, here)
+        coder.decode(sent, ids, there, width)
+        found.append(time.perf_counter() - begin + sum(payload.nbytes for payload in sent) / rate)
     return found
 
 
 def _auto_check(found: list[dict[str, Any]], settings: CodecsSettings) -> Check:
     slower = [item["rate"] for item in found if item["codec"] != "identity" and item["seconds"] > item["plain_seconds"]]
-    shares = ", ".join(f"{item['rate']} {item['seconds'] / item['plain_seconds']:.2f}" for item in found)
+    shares = "; ".join(
+        f"{rate} " + ", ".join(f"{item['seconds'] / item['plain_seconds']:.2f}" for item in found if item["rate"] == rate)
+        for rate in settings.auto_rates
+    )
     return Check(
-        name="auto: encode, send and decode / plain send",
+        name=f"auto: encode, send and decode / plain send ({', '.join(name for name, _ in _WAYS)})",
         target="at most 1 on every link",
         measured=shares,
         passed=None if settings.quick else not slower,

@@ -7,6 +7,9 @@ Each variant trains the same model on the same batches from the same weights. Wh
 - Evaluation sends dense values, as in the runtime; training losses are those that the compressed values give.
 - Seconds of a step: short runs of the same plan and codecs on real worker processes over the emulated links.
 - Time to a loss: (steps until then) x (median seconds of a step). It is computed, not measured in one piece.
+
+With a ``rate`` all links between devices have it, variants other than dense may train ``longer``, and the time in which ``auto``
+reaches what dense training ends with is held against dense training's.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from farflung.bench.base import Report, Say, Settings, bounded
+import numpy as np
+
+from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.compression import gpt_job, with_codec
 from farflung.bench.inprocess import InProcess, PlannedRun, run_planned
 from farflung.bench.processes import LocalCluster, bundle_of
@@ -31,10 +36,12 @@ from farflung.graph.ir import Graph, StateKind
 from farflung.job.spec import CodecSpec, DataSpec, EvaluateSpec, JobSpec, PlanSpec
 from farflung.planners import get_planner
 from farflung.runtime.bundle import Bundle
+from farflung.units import BytesPerSecond
 
 __all__ = ["Loss", "LossSettings", "codec_of", "time_to"]
 
 _EVAL_STEP = -1
+_SOONER = 2.0
 _ROTATED = ("int8", "int4", "int2")
 
 
@@ -43,6 +50,8 @@ class LossSettings(Settings):
     """A byte-level GPT. ``data`` and ``tune``: text files (empty: sources and texts of the Python standard library).
 
     ``variants``: ``dense``, a codec's name, or ``topk`` and ``adatopk`` with a ratio. ``timed_steps`` 0: no processes, no times.
+    ``rate``: of every link between two devices, e.g. ``80 Mbit/s`` (empty: the topology's). ``longer``: how many times as many
+    steps other variants take as dense, so that they can reach its loss.
     """
 
     layers: int = 4
@@ -75,6 +84,8 @@ class LossSettings(Settings):
         "adatopk-30",
         "adatopk-100",
     )
+    rate: str = ""
+    longer: float = 1.0
     plot: str = ""
 
 
@@ -123,7 +134,7 @@ class Loss:
             from farflung.bench.loss_plot import draw
 
             draw(figures, Path(settings.plot))
-        return Report(figures=figures, columns=_COLUMNS, rows=_rows(figures))
+        return Report(figures=figures, columns=_COLUMNS, rows=_rows(figures), checks=_checks(settings, figures))
 
 
 _COLUMNS = ("phase", "variant", "eval loss", "train loss", "MB/step", "s/step", "MB to dense's loss + 0.1", "s to it")
@@ -156,7 +167,7 @@ class _Study:
         self._settings = settings
         self._folder = folder
         self._say = say
-        self._topology = Topology.preset(settings.topology)
+        self._topology = _topology(settings)
         job = _job(settings, _data(settings.data, "*.py", settings), settings.steps, settings.lr)
         self._bundle = bundle_of(job, base=folder, topology=self._topology, emulate=True)
 
@@ -200,15 +211,17 @@ class _Study:
         curves: dict[str, Any] = {}
         dense = first
         for variant in self._settings.variants:
-            result = self._train(job, variant, first)
+            steps = job.steps if variant == "dense" else round(self._settings.longer * job.steps)
+            result = self._train(job.model_copy(update={"steps": steps}), variant, first, phase)
             curves[variant] = _curve(result, seconds.get(variant))
             if variant == "dense":
                 dense = result.merged_states
             self._say(f"{phase}: {variant}: evaluation loss {curves[variant][-1]['eval_loss']:.4f}")
         return curves, dense
 
-    def _train(self, job: JobSpec, variant: str, first: Mapping[str, Array]) -> InProcess:
-        chosen = job.model_copy(update={"codec": codec_of(variant)})
+    def _train(self, job: JobSpec, variant: str, first: Mapping[str, Array], phase: str) -> InProcess:
+        codec = codec_of(variant)
+        chosen = job.model_copy(update={"codec": codec.model_copy(update={"phase": phase}) if codec.name == "auto" else codec})
         graph = self._bundle.graph
         plan = get_planner(chosen.plan.planner).plan(graph, self._topology, job=chosen)
         given = PlannedRun(
@@ -221,6 +234,35 @@ class _Study:
             rows=max(chosen.micro_batch_sizes),
         )
         return run_planned(given)
+
+
+def _topology(settings: LossSettings) -> Topology:
+    found = Topology.preset(settings.topology)
+    if not settings.rate:
+        return found
+    own = np.eye(len(found.names), dtype=np.bool_)
+    return Topology.from_matrices(found.alpha, np.where(own, found.beta, BytesPerSecond.parse(settings.rate)), found.devices)
+
+
+def _checks(settings: LossSettings, figures: Mapping[str, Any]) -> list[Check]:
+    """How soon ``auto`` is where dense training ends."""
+    checks = []
+    for phase, curves in figures["phases"].items():
+        if not {"dense", "auto"} <= set(curves) or not figures["seconds_per_step"]:
+            continue
+        goal = curves["dense"][-1]["eval_loss"]
+        needed, dense = (time_to(curves[name], goal, "seconds") for name in ("auto", "dense"))
+        assert dense is not None
+        measured = "never" if needed is None else f"{dense / needed:.2f} x shorter ({needed:.0f} s against {dense:.0f} s)"
+        checks.append(
+            Check(
+                name=f"{phase}: time of auto to the loss that dense training ends with",
+                target=f"{_SOONER:g} x shorter" + (f" at {settings.rate}" if settings.rate else ""),
+                measured=measured,
+                passed=None if settings.quick or not settings.rate else needed is not None and dense >= _SOONER * needed,
+            )
+        )
+    return checks
 
 
 def _job(settings: LossSettings, data: DataSpec, steps: int, lr: float) -> JobSpec:

@@ -86,7 +86,7 @@ class LossStudySettings(Settings):
     """``train``, ``held``, ``first``: texts to train on, to judge by, and to train the model on that is fine-tuned.
 
     ``images``: a folder with ``train`` and ``test``. ``again``: samples of fine-tuning, which come again. ``minutes``: no
-    run begins later.
+    run begins later. ``partial``: a file for the rows so far; a study goes on from those that are there.
     """
 
     train: str = ""
@@ -153,32 +153,71 @@ class LossStudy:
         torch.set_num_threads(settings.threads)
         clock = MonotonicClock()
         end = clock.now() + 60.0 * settings.minutes
-        rows: list[dict[str, Any]] = []
+        rows, others = _kept(settings)
         try:
-            for seed in range(settings.seeds):
+            for number in range(settings.seeds):
+                seed = settings.seed + number
                 for model in settings.models:
-                    study = Study(settings, model, settings.seed + seed)
-                    for (way, phase), variants in VARIANTS.items():
-                        for variant in _chosen(settings, variants):
-                            if clock.now() > end:
-                                return _report(settings, rows)
-                            how = auto_variant(way, phase) if variant == "auto" else variants[variant]
-                            row = study.run(way, phase, variant, how, _MEMBERS)
-                            rows.append(row)
-                            say(f"{model} {way} {phase} {variant} seed {seed}: {row['loss']:.4f} at 1/{row['ratio']:.1f}")
-                            if settings.partial:
-                                Path(settings.partial).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+                    study: Study | None = None
+                    for case in _cases(settings):
+                        row = {"model": model, **case, "seed": seed}
+                        if any(row.items() <= done.items() for done in rows):
+                            continue
+                        if clock.now() > end:
+                            return _report(settings, rows)
+                        study = study or Study(settings, model, seed)
+                        how = json.loads(case["how"])
+                        row |= study.run(case["way"], case["phase"], how, _MEMBERS)
+                        rows = [done for done in rows if _place(done) != _place(row)] + [row]
+                        say(" ".join(map(str, _place(row))) + f": {row['loss']:.4f} at 1/{row['ratio']:.1f}")
+                        if settings.partial:
+                            Path(settings.partial).write_text(json.dumps(rows + others, indent=1), encoding="utf-8")
         finally:
             torch.set_num_threads(before)
         return _report(settings, rows)
 
 
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ("model", "way", "phase", "variant", "seed"))
+
+
+def _cases(settings: LossStudySettings) -> list[dict[str, str]]:
+    """Way, phase, variant, and its settings as JSON."""
+    found = []
+    for (way, phase), variants in VARIANTS.items():
+        for variant in _chosen(settings, variants):
+            how = auto_variant(way, phase) if variant == "auto" else variants[variant]
+            found.append({"way": way, "phase": phase, "variant": variant, "how": json.dumps(how, sort_keys=True)})
+    return found
+
+
+def _kept(settings: LossStudySettings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What an earlier study has left in ``partial``: runs that are not made again, and those of other models and variants.
+
+    Raises:
+        InputError: the file holds something else.
+    """
+    path = Path(settings.partial)
+    if not settings.partial or not path.exists():
+        return [], []
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        found = {_place(row): row for row in rows}
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"partial: {path} holds no rows of a study; name another file, or remove it") from None
+    known = {_place({"model": model, "seed": 0, **case})[:4] for model in settings.models for case in _cases(settings)}
+    return [row for place, row in found.items() if place[:4] in known], [
+        row for place, row in found.items() if place[:4] not in known
+    ]
+
+
 def auto_variant(way: str, phase: str) -> dict[str, Any]:
     """What ``codec = "auto"`` picks for links on which nothing but bytes counts, with memory of samples in fine-tuning."""
     if way == "replicas":
-        wanted = make_job({"plan": {"replicas": _MEMBERS}, "sync": {"strategy": "ssgd", "settings": {"codec": "auto"}}})
-        chosen = sync_settings(wanted)
-        return {"codec": chosen["codec"], "memory": chosen["memory"], "matrices": True}
+        sync = {"strategy": "ssgd", "settings": {"codec": "auto"}}
+        chosen = sync_settings(make_job({"plan": {"replicas": _MEMBERS}, "codec": {"phase": phase}, "sync": sync}))
+        low_rank = chosen["codec"].startswith("lowrank")  # sparse codecs choose among all elements of an exchange
+        return {"codec": chosen["codec"], "memory": chosen.get("memory", "none"), "matrices": low_rank}
     spec = CodecSpec(name="auto", phase=phase, memory="difference" if phase == "fine-tuning" else "none")  # type: ignore[arg-type]
     there, back = slow_choices(spec)
     return {"forward": _written(there), "backward": _written(back), "difference": there.memory == "difference"}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from farflung.codecs import Codec, get_memory, keyed, read_codec
+from farflung.codecs import Codec, Memory, get_memory, keyed, read_codec, read_memory
 from farflung.codecs.base import Array
 from farflung.codecs.members import decode_payload
 from farflung.codecs.samples import Ids, SampleCoder, SampleTable
@@ -137,12 +137,17 @@ class _Cross(torch.autograd.Function):
         return torch.from_numpy(np.ascontiguousarray(arrived)), None, None, None
 
 
+def _memory(spec: Gradients) -> Memory:
+    codec = read_codec(spec.codec)
+    return get_memory(spec.memory, codec, **spec.parameters) if spec.parameters else read_memory(spec.memory, codec)
+
+
 class _Exchange:
     """What one member sends of its gradients."""
 
     def __init__(self, spec: Gradients, member: int, counter: _Counter) -> None:
         self.spec, self.member, self.counter = spec, member, counter
-        self.memory = None if spec.codec == "identity" else get_memory(spec.memory, read_codec(spec.codec), **spec.parameters)
+        self.memory = None if spec.codec == "identity" else _memory(spec)
         self.states: dict[int, Mapping[str, Array]] = {}
 
     def carry(self, gradients: Sequence[Array], step: int) -> list[Array]:

@@ -37,7 +37,7 @@ class Study:
         self._judges = [_batch(self._held, np.arange(i * 64, i * 64 + 64) % len(self._held[0])) for i in range(_JUDGED)]
         self._tuned: Mapping[str, Any] | None = None
 
-    def run(self, way: str, phase: str, variant: str, how: Mapping[str, Any], members: int) -> dict[str, Any]:
+    def run(self, way: str, phase: str, how: Mapping[str, Any], members: int) -> dict[str, Any]:
         """Train one variant: its loss on what was held back, and the dense bytes over those that were sent."""
         network = self._fresh()
         if phase == "fine-tuning":
@@ -52,11 +52,6 @@ class Study:
         training = self._training(phase, members if way == "replicas" else 1)
         train(network, training, values, gradients, at)
         return {
-            "model": self._model,
-            "way": way,
-            "phase": phase,
-            "variant": variant,
-            "seed": self._seed,
             "loss": held_out(network, self._judges),
             "ratio": crossed[1] / max(1, crossed[0]),
             "bytes": crossed[0],

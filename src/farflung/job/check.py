@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farflung.errors import InputError
 from farflung.job.patterns import compile_pattern
-from farflung.job.spec import CodecSpec, DataSpec, JobSpec, OpenSpec, OptimizerSpec, SyncSpec
+from farflung.job.spec import DataSpec, JobSpec, OpenSpec, OptimizerSpec, SyncSpec
 
 __all__ = ["check_decided", "check_job", "decided"]
 
@@ -21,7 +21,7 @@ def check_job(job: JobSpec) -> None:
     _check_optimizer(job.optimizer)
     _check_schedule(job)
     _check_weights(job)
-    _check_codec(job.codec)
+    _check_codec(job)
     _check_sync(job)
     _check_helpers(job)
     _check_open(job)
@@ -218,13 +218,17 @@ def _check_weights(job: JobSpec) -> None:
         raise InputError(f"weights.path = {weights.path!r} is not read with weights.source = 'init': set source = 'file'")
 
 
-def _check_codec(codec: CodecSpec) -> None:
+def _check_codec(job: JobSpec) -> None:
+    codec, chosen = job.codec, job.sync.settings.get("codec")
     if codec.name == "auto" and codec.where != "all":
         raise InputError(
             f"codec.where = {codec.where!r} is not for codec.name = 'auto', which weighs every link itself: remove it"
         )
-    if codec.phase != "auto" and codec.name != "auto":
-        raise InputError(f"codec.phase = {codec.phase!r} is for codec.name = 'auto', here it is {codec.name!r}: remove it")
+    if codec.phase != "auto" and "auto" not in (codec.name, chosen):
+        raise InputError(
+            f"codec.phase = {codec.phase!r} is for codec.name or sync.settings.codec = 'auto', here they are {codec.name!r} and "
+            f"{chosen!r}: remove it"
+        )
     if codec.memory != "none" and codec.name in ("identity", "lowrank"):
         raise InputError(
             f"codec.memory = {codec.memory!r} with codec.name = {codec.name!r}: it needs a codec that drops something of each "

@@ -1,10 +1,11 @@
 """``codec = "auto"`` of a sync strategy: replicas exchange by the codec with which it is soonest, within the job's error.
 
-What may be chosen depends on what is exchanged. Gradients in every step go as low-rank factors in 4 bits with error feedback,
-which of all that ``farflung bench loss-study`` tried lost least at a hundredth of the bytes; pseudo-gradients in 4 bits;
-parameters, whose errors nothing takes back, in 8. ``codec.error`` bounds the choice: each codec has the least limit with which
-it is taken, for gradients not a typical error (a low rank has none) but a place in the order of what the study lost. Seconds of
-encoding and decoding are twice those measured on one thread, and what is sooner plain stays plain.
+What may be chosen depends on what is exchanged. Gradients in every step go at a hundredth of the bytes as what lost least
+there of all that ``farflung bench loss-study`` tried: from scratch the largest 36th in 4 bits, without memory; in fine-tuning
+low-rank factors in 4 bits with error feedback. Pseudo-gradients go in 4 bits; parameters, whose errors nothing takes back, in 8.
+``codec.error`` bounds the choice: each codec has the least limit with which it is taken, for gradients not a typical error (a low
+rank has none) but a place in the order of what the study lost. Seconds of encoding and decoding are twice those measured on one
+thread, and what is sooner plain stays plain.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from farflung.codecs import read_codec
 from farflung.errors import InputError
 from farflung.job.spec import JobSpec
+from farflung.plan.compression import codec_of
 from farflung.sync import Sent, Strategy, get_strategy, link_share
 from farflung.units import Seconds
 
@@ -57,8 +59,9 @@ _OFFERS = (
     _Offer(codec="bf16", error=0.005, seconds=2e-9),
     _Offer(codec="int8", error=0.02, seconds=3e-9),
     _Offer(codec="int4", error=0.1, seconds=5.6e-9),
-    _Offer(codec="lowrank:rank=3,values=int4", error=0.2, seconds=8.4e-9, memory="error_feedback"),
 )
+_SCRATCH = _Offer(codec="topk:ratio=36,values=int4", error=0.2, seconds=7.2e-9)
+_TUNING = _Offer(codec="lowrank:rank=3,values=int4", error=0.2, seconds=8.4e-9, memory="error_feedback:decay=0.9")
 #: How many of them may be taken, by what is exchanged.
 _MOST = {Sent.SCALARS: 1, Sent.PARAMETERS: 3, Sent.PSEUDO_GRADIENTS: 4, Sent.GRADIENTS: 5}
 
@@ -115,12 +118,13 @@ def _allowed(job: JobSpec) -> list[_Offer]:
     plain = _made(job, _OFFERS[0])
     if job.sync.patience:  # sums on the way
         return [_OFFERS[0]]
-    most = _MOST[plain.sent] if plain.sent is not Sent.GRADIENTS or hasattr(plain, "memory") else 4
-    return [one for one in _OFFERS[:most] if one.error <= job.codec.error and _takes(job, one)]
+    fewest = _TUNING if codec_of(job).phase == "fine-tuning" else _SCRATCH
+    offers = (*_OFFERS, fewest)[: _MOST[plain.sent]]
+    return [one for one in offers if one.error <= job.codec.error and _takes(job, one)]
 
 
 def _takes(job: JobSpec, offer: _Offer) -> bool:
-    """Whether the strategy has nothing against it (sets that adapt add up on the way)."""
+    """Whether the strategy has nothing against it (sets that adapt add up on the way, robust rules want all coordinates)."""
     try:
         _made(job, offer)
     except InputError:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from farflung.errors import InputError
 from farflung.frontends.recipes.base import Recipe, language_recipe
+from farflung.frontends.recipes.waist import Waist
 
 __all__ = ["GPT", "gpt"]
 
@@ -45,10 +46,18 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """``forward(tokens, targets)``, both ``int64 (batch, sequence)`` -> mean cross-entropy of the next token.
 
-    Without targets: logits ``(batch, sequence, vocab)``.
+    Without targets: logits ``(batch, sequence, vocab)``. ``waist``: how many waists there are between the blocks, of how many
+    dims, and whether they are learned.
     """
 
-    def __init__(self, config: tuple[int, int, int, int, int], *, dropout: float = 0.0, tied: bool = True) -> None:
+    def __init__(
+        self,
+        config: tuple[int, int, int, int, int],
+        *,
+        dropout: float = 0.0,
+        tied: bool = True,
+        waist: tuple[int, int, bool] = (0, 1, True),
+    ) -> None:
         super().__init__()
         vocab, sequence, layers, width, heads = config
         self.token = nn.Embedding(vocab, width)
@@ -60,6 +69,10 @@ class GPT(nn.Module):
         if tied:
             self.head.weight = self.token.weight
         self._initialize(layers)
+        count, dims, learned = waist
+        self.waists = nn.ModuleDict(
+            {str((index + 1) * layers // (count + 1)): Waist(width, dims, learned=learned) for index in range(count)}
+        )
 
     def _initialize(self, layers: int) -> None:
         for name, parameter in self.named_parameters():
@@ -74,7 +87,9 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.drop(self.token(tokens) + self.place(places))
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            if str(number) in self.waists:
+                x = self.waists[str(number)](x)
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
         if targets is None:
@@ -87,17 +102,28 @@ def gpt(
 ) -> Recipe:
     """A byte-level GPT; ``tied`` (default true) shares embedding and head, ``dropout`` (default 0) is on in training only.
 
+    ``waist`` (default 0: none): dims of a subspace that values go through at ``waists`` (default 1) places between the blocks;
+    ``waist_learned`` (default true): its matrices are trained, else random. It changes the model (``recipes.waist``).
+
     Raises:
-        InputError: the width does not divide by the heads, or an argument is unknown.
+        InputError: the width does not divide by the heads, a waist is as wide as the model, or an argument is unknown.
     """
     if width % heads:
         raise InputError(f"gpt: width {width} must be a multiple of heads {heads}")
-    unknown = more.keys() - {"dropout", "tied"}
+    unknown = more.keys() - {"dropout", "tied", "waist", "waists", "waist_learned"}
     if unknown:
         raise InputError(
-            f"gpt: unknown argument {min(unknown)!r}: known are vocab, sequence, layers, width, heads, dropout, tied"
+            f"gpt: unknown argument {min(unknown)!r}: known are vocab, sequence, layers, width, heads, dropout, tied, waist, "
+            "waists, waist_learned"
+        )
+    dims, count = int(more.get("waist", 0)), int(more.get("waists", 1))
+    if dims and (not 0 < dims < width or not 1 <= count < layers):
+        raise InputError(
+            f"gpt: waist = {dims} at {count} places: it needs fewer dims than the width, {width}, and fewer places than there "
+            f"are layers, {layers}"
         )
     config = (vocab, sequence, layers, width, heads)
     dropout, tied = float(more.get("dropout", 0.0)), bool(more.get("tied", True))
 
-    return language_recipe("gpt", lambda: GPT(config, dropout=dropout, tied=tied), sequence)
+    waist = (count if dims else 0, max(1, dims), bool(more.get("waist_learned", True)))
+    return language_recipe("gpt", lambda: GPT(config, dropout=dropout, tied=tied, waist=waist), sequence)
