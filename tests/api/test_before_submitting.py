@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ def test_devices_that_are_not_used_are_named(tmp_path: Path) -> None:
     assert lines[-1] == "not used: device-7 (the job's limits leave them out)"
     assert "no more parts to give" not in lines[-2], "the model has more"
     assert lines[-2].startswith("not used: ")
+    pairs = make_job({"model": MODEL, "micro_batch_sizes": [1, 1], "plan": {"planner": "equal_number", "replicas": 2}})
+    three = plan_run(bundle_job(pairs, base=tmp_path), Topology.preset("homogeneous-3"))
+    assert three.explanation.splitlines()[-1].endswith("(they do not make up another stage with as many replicas)")
+    four = replace(three, topology=Topology.preset("homogeneous-4"))
+    assert "(equal_number expects no shorter step with them" in four.explanation
     both = plan_run(bundle_job(job.model_copy(update={"workers": 2}), base=tmp_path), topology)
     assert "not used" not in both.explanation
 

@@ -33,6 +33,7 @@ def test_links_are_doubled_and_regions_removed():
     ratio = np.asarray(faster.beta)[:2, 2:] / np.asarray(BASE.beta)[:2, 2:]
     assert (ratio == 2).all()
     assert (np.asarray(faster.beta)[0, 1], faster.beta[3, 0]) == (BASE.beta[0, 1], 2 * BASE.beta[3, 0])
+    assert changed_topology(BASE, "lose east").names == ("west-0", "west-1")
     assert changed_topology(BASE, "remove east").names == ("west-0", "west-1")
     assert changed_topology(BASE, "remove west-1").names == ("east-0", "east-1", "west-0")
 

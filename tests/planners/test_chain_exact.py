@@ -13,11 +13,21 @@ from hypothesis import strategies as st
 from farflung.bench.chain import ChainBench, Instance
 from farflung.cluster import Device, Topology
 from farflung.graph.builder import GraphBuilder
+from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec, PlanSpec
 from farflung.planners.chain_dp import Chain, _best_pace, _best_total, _Parts
 from farflung.planners.chain_exact import exact_cuts
 from farflung.planners.finish import Problem
 from farflung.units import Bytes, FlopsPerSecond
+
+
+def chain_of_layers(widths: list[int]) -> Graph:
+    builder = GraphBuilder("chain")
+    value = builder.input("x", "float32", (16, widths[0]))
+    for i, (width, after) in enumerate(pairwise(widths)):
+        value = builder.add(f"fc{i}", "Linear", value, in_features=width, out_features=after)
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (16, widths[-1])))
+    return builder.build()
 
 
 def test_three_hundred_random_instances_equal_brute_force() -> None:
@@ -58,12 +68,7 @@ def test_a_known_plan_prunes_and_never_hides_the_optimum(seed: int) -> None:
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 4), wish=st.sampled_from(["auto", "never"]))
 def test_chains_of_operators_reach_the_optimum_of_their_tables(seed: int, count: int, wish: str) -> None:
     draw = np.random.default_rng(seed)
-    builder = GraphBuilder("chain")
-    widths = draw.integers(8, 96, size=8).tolist()
-    value = builder.input("x", "float32", (16, widths[0]))
-    for i in range(7):
-        value = builder.add(f"fc{i}", "Linear", value, in_features=widths[i], out_features=widths[i + 1])
-    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (16, widths[-1])))
+    graph = chain_of_layers(draw.integers(8, 96, size=8).tolist())
     devices = [
         Device(name=f"d{i}", memory=Bytes(draw.uniform(1e5, 6e5)), speed=FlopsPerSecond(draw.uniform(1e8, 2e9)))
         for i in range(count)
@@ -71,7 +76,7 @@ def test_chains_of_operators_reach_the_optimum_of_their_tables(seed: int, count:
     beta = draw.choice([1e5, 1e6, 1e8], (count, count))
     topology = Topology.from_matrices(draw.choice([1e-4, 1e-2], (count, count)), beta, devices)
     job = JobSpec(micro_batch_sizes=(16,) * 5, plan=PlanSpec(recompute=wish))
-    chain = Chain(Problem.of(builder.build(), topology, job))
+    chain = Chain(Problem.of(graph, topology, job))
     order = draw.permutation(count).tolist()
     found, quick = chain.optimum(order), chain.solve(order)
     slots = chain._slots(order)
@@ -84,6 +89,27 @@ def test_chains_of_operators_reach_the_optimum_of_their_tables(seed: int, count:
         assert found.seconds == pytest.approx(best, rel=1e-12)
         assert quick.seconds >= found.seconds * (1 - 1e-12)
         assert [device for _, _, device in found.placed] == [f"d{i}" for i in order]
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 4), rate=st.floats(1.0, 100.0), latency=st.floats(0.0, 1.0))
+def test_a_faster_link_never_makes_the_optimum_worse(seed: int, count: int, rate: float, latency: float) -> None:
+    draw = np.random.default_rng(seed)
+    graph = chain_of_layers(draw.integers(8, 96, size=8).tolist())
+    devices = [Device(name=f"d{i}", memory=Bytes(1e9), speed=FlopsPerSecond(draw.uniform(1e8, 2e9))) for i in range(count)]
+    alpha, beta = draw.choice([1e-4, 1e-2], (count, count)), draw.choice([1e5, 1e6, 1e8], (count, count))
+    order = draw.permutation(count).tolist()
+    i, j = draw.permutation(count)[:2]
+    seconds = []
+    for _ in range(2):
+        topology = Topology.from_matrices(alpha, beta, devices)
+        found = Chain(Problem.of(graph, topology, JobSpec(micro_batch_sizes=(16,) * 5))).optimum(order)
+        assert found is not None
+        seconds.append(found.seconds)
+        alpha, beta = alpha.copy(), beta.copy()
+        alpha[i, j] *= latency
+        beta[i, j] *= rate
+    assert seconds[1] <= seconds[0] * (1 + 1e-12)
 
 
 def test_the_bench_counts_what_is_equal() -> None:

@@ -14,10 +14,10 @@ from farflung.errors import InputError
 __all__ = ["WHAT_IF", "changed_topology"]
 
 #: The changes that are understood, for help texts and errors.
-WHAT_IF = 'A change to compare with: "add 2 like NAME", "double A B" (the links between two devices or regions), "remove NAME".'
+WHAT_IF = 'A change to compare with: "add 2 like NAME", "double A B" (links between two devices or regions), "lose NAME".'
 _ADD = re.compile(r"add ([1-9]\d{0,3}) like (\S+)")
 _DOUBLE = re.compile(r"double (\S+) (\S+)")
-_REMOVE = re.compile(r"remove (\S+)")
+_REMOVE = re.compile(r"(?:lose|remove) (\S+)")
 #: Between a device and its copy where it has no neighbour in its region: seconds, bytes per second.
 _NEAR = (1e-3, 125e6)
 

@@ -131,7 +131,7 @@ def plan(
     check_data(bundle, job.parent)
     planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=between, running=now)
     planned = planning.plan(chosen)
-    others = {text: planning.plan(other) for text, other in changed.items()}
+    others = {text: planning.plan(other, start=(planned.plan,)) for text, other in changed.items()}
     why = planning.reasons(planned) if explain else None
     faults = planning.tolerance(planned) if explain else None
     if draw is not None:

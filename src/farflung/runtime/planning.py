@@ -124,7 +124,8 @@ class Planned:
         planner, used = self.plan.planner, len(self.plan.devices)
         if self.workers is not None and used >= self.workers:
             return f"the job asks for workers = {self.workers}"
-        if any(stage.replicas for stage in self.plan.stages):
+        fewest = min(len(stage.devices) for stage in self.plan.stages)
+        if fewest > 1 and len(self.topology) - used < fewest:
             return "they do not make up another stage with as many replicas"
         stages = len(self.plan.stages)
         if stages >= self.parts:
