@@ -30,7 +30,8 @@ MAX_PIECE = 4 << 20
 _HEAD = struct.Struct("<BBB")
 _VERSION, _ALONE, _AGAINST = 1, 0, 1
 _LEVEL, _MAX_WINDOW = 1, 8 << 20
-_SAMPLE = 1 << 14
+#: Elements that are looked at; bytes below which a piece is not worth the time.
+_SAMPLE, _LEAST = 1 << 12, 512
 #: Bits of entropy in a byte from which a plane is sent as it is; share of a piece's bits from which all of it is.
 _RANDOM, _WORTH = 7.8, 0.97
 
@@ -48,6 +49,8 @@ def shrink(raw: Buffer, width: int, base: Buffer | None = None) -> bytes | None:
     """
     values = _turned(_integers(raw, width))
     against = None if base is None else _difference(values, _turned(_integers(base, width)))
+    if values.nbytes < _LEAST:
+        return None
     chosen, how, bits = values, _ALONE, _entropies(values)
     if against is not None and sum(found := _entropies(against)) < sum(bits):
         chosen, how, bits = against, _AGAINST, found
