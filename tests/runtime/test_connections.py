@@ -246,8 +246,7 @@ def test_a_stop_ends_a_text_at_the_next_token(two: Loopback, monkeypatch: pytest
     monkeypatch.setattr(Work, "stop_requested", stop)
     end = two.run(text_job(steps=2, generate={"prompt": "def ", "tokens": 50}, data={"tokenizer": "bytes"}))
     assert end.result.status == "finished"
-    assert [frame.header["text"] for frame in end.frames if frame.kind == "note"] == [
-        "stopped: the text ends after 3 of its 50 tokens"
-    ]
+    notes = [frame.header["text"] for frame in end.frames if frame.kind == "note"]
+    assert [note for note in notes if "copies" not in note] == ["stopped: the text ends after 3 of its 50 tokens"]
     assert end.result.sample.startswith("def ")
     assert len(asked) == 5

@@ -22,6 +22,7 @@ from farflung.runtime.copying import Coder, Incoming, Version
 from farflung.runtime.fields import number, table, whole
 from farflung.runtime.links import Parcel
 from farflung.transports.base import Urgency
+from farflung.units import counted
 from farflung.wire.frames import Frame
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Copies:
         coder = self._coder
         if not coder.raw:
             return ""
-        return f"copies: {self._count} rounds, {coder.raw} bytes, sent as {coder.sent} ({coder.sent / coder.raw:.1%})"
+        return f"copies: {counted(self._count, 'round')}, {coder.raw} bytes, sent as {coder.sent} ({coder.sent / coder.raw:.1%})"
 
     def due(self, step: int) -> bool:
         """Asked on the leader: whether a round begins after ``step``."""

@@ -352,7 +352,6 @@ class TcpEndpoint:
             sock.settimeout(_GREETING_SECONDS)
             tune(sock)
             if isinstance(self._tls, TlsContexts):
-                sock.getpeername()  # of a caller that is gone already, wrapping would leave an open socket behind
                 sock = self._tls.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             with self._greeted.guard(sock, _GREETING_SECONDS):
                 if isinstance(sock, ssl.SSLSocket):

@@ -7,6 +7,7 @@ short, so that an urgent chunk does not wait behind megabytes.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import math
@@ -71,8 +72,26 @@ class TlsContexts:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.load_verify_locations(cadata=credentials.authority.decode("ascii"))
             context.verify_mode = ssl.CERT_REQUIRED
+            context.sslsocket_class = _Wrapped
             _load_pair(context, credentials.certificate, credentials.key)
         self.server.num_tickets = 0  # sessions are never taken up again: links are few and long
+
+
+class _Wrapped(ssl.SSLSocket):
+    """Closes itself where the other side is gone before there is TLS: ``wrap_socket`` then leaves an open socket to nobody."""
+
+    def getpeername(self) -> Any:
+        """As of any socket.
+
+        Raises:
+            ConnectionResetError: nobody is there any more.
+        """
+        try:
+            return super().getpeername()
+        except OSError as error:
+            if self.version() is None:  # ``wrap_socket`` asks
+                self.close()
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)) from error
 
 
 def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
@@ -207,7 +226,6 @@ def secure(
     expected = tls_name(peer) if isinstance(security, TlsContexts) else ""
     try:
         if isinstance(security, TlsContexts):
-            plain.getpeername()  # as in a greeting: wrapping must not meet a connection that is gone
             found = security.client.wrap_socket(plain, server_hostname=expected, do_handshake_on_connect=False)
             with unfinished.guard(found, _HANDSHAKES * (plain.gettimeout() or math.inf)):
                 found.do_handshake()
