@@ -53,7 +53,7 @@ def test_time_and_bytes_to_the_loss_that_all_runs_reached(make_run: MakeRun) -> 
 def test_a_run_without_steps_has_a_row_of_dashes(make_run: MakeRun, tmp_path: Path) -> None:
     folders = [make_run("a"), make_run("b", steps=0, without=("result.json",))]
     table = comparison([load_run(folder) for folder in folders])
-    assert set(table.rows[1][3:7]) == {"–"}
+    assert set(table.rows[1][4:8]) == {"–"}
     assert table.head[-1] == "bytes to –"
     text = compare_report(folders, ["a", "b"], tmp_path / "c.html").read_text()
     assert "Not finished: b (cut short)." in text

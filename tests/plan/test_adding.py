@@ -116,3 +116,19 @@ def test_a_strategy_is_priced_by_its_own_period_and_codec() -> None:
     assert sent(strategy="streaming_diloco") < 0.5 * sent(strategy="streaming_diloco", settings={"codec": "identity"})
     assert sync_copies(get_strategy("local_sgd"), 2) == 0.05
     assert sync_copies(get_strategy("diloco"), 2) > 1.0
+
+
+def test_the_lines_of_a_strategy_count_what_its_codec_leaves() -> None:
+    plans = {}
+    for codec in ("identity", "int8", "topk:ratio=10,values=int4"):
+        sync = {"strategy": "ssgd", "settings": {"codec": codec}}
+        job: JobSpec = make_job({"micro_batch_sizes": [4] * 4, "plan": {"replicas": 3, "planner": "equal_compute"}, "sync": sync})
+        plan = get_planner("equal_compute").plan(GRAPH, topology(count=3), job=job)
+        plans[codec] = plan, job
+        assert plan.sync is not None
+        sent = sum(layer.comm_seconds for layer in plan.sync.layers[0])
+        assert sent == pytest.approx(estimate(GRAPH, plan, topology(count=3), job).replica_bytes / 6 / 1e6, rel=0.02)
+    told = {codec: "\n".join(sync_lines(plan, GRAPH, job)) for codec, (plan, job) in plans.items()}
+    assert "524 ms on the link" in told["identity"], "two thirds of three layers of 256 kB over 1 MB/s"
+    assert "200 ms on the link" in told["int8"], "member by member, a quarter and scales"
+    assert "23 ms on the link" in told["topk:ratio=10,values=int4"]

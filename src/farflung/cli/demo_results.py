@@ -56,7 +56,7 @@ def _outcome(run: Run, common: float | None, base: float | None) -> Outcome:
         steps=len(run.steps),
         step_seconds=run.median_seconds or 0.0,
         predicted_seconds=run.predicted_seconds,
-        bytes_slow=0.0 if run.slowest_link is None else run.link_median(run.slowest_link),
+        bytes_slow=0.0 if run.slowest_link is None else run.link_mean(run.slowest_link),
         bytes_all=run.total_bytes / len(run.steps),
         loss=run.smooth_losses[-1],
         evaluation=run.evaluations[-1].loss if run.evaluations else None,

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
 from farflung.codecs.base import Array, Codec, Payload
+from farflung.codecs.dense import HEAD_BYTES
 from farflung.codecs.memory import Difference, ErrorControl, warm_up_ratio
 from farflung.codecs.randomk import RandomK
 from farflung.codecs.topk import TopK
 from farflung.codecs.written import read_codec, read_memory
 from farflung.errors import CodecError
 
-__all__ = ["PREFIX", "Exchanged", "Remembered", "shaped"]
+__all__ = ["PREFIX", "Exchanged", "Remembered", "coded_bytes", "shaped"]
 
 #: What registers of what is remembered are called: ``memory.<part>``, of another member ``memory.held:<rank>``.
 PREFIX = "memory."
@@ -109,6 +111,23 @@ class Remembered:
     def _keep(self, parts: Mapping[str, Mapping[str, Array]]) -> None:
         for part, arrays in parts.items():
             self.registers.setdefault(PREFIX + part, {}).update(arrays)
+
+
+def coded_bytes(codec: str, sizes: Iterable[float]) -> float:
+    """Expected bytes of an exchange of float32 arrays of so many bytes each, after ``codec`` (as ``read_codec`` takes it); heads
+    of payloads, which many arrays share a frame's for, are left out.
+
+    Raises:
+        InputError: the codec is unknown.
+    """
+    numels = [round(size / 4) for size in sizes if size]
+    together = isinstance(read_codec(codec), TopK | RandomK)
+    return sum(_wire_bytes(codec, numel) for numel in ([sum(numels)] if together and numels else numels))
+
+
+@lru_cache(maxsize=65536)
+def _wire_bytes(codec: str, numel: int) -> float:
+    return max(0.0, float(read_codec(codec).wire_bytes(numel, 4)) - HEAD_BYTES)
 
 
 def shaped(arrays: Sequence[Array], like: Iterable[Array]) -> list[Array]:

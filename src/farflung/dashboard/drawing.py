@@ -120,7 +120,7 @@ def run_drawings(run: Run, traces: tuple[ProcessTrace, ...] = ()) -> list[Plot]:
     step = _typical_step(run)
     if step < 0:
         return []
-    found = [_plot(plan_map(scene_of_run(run)), "Where each stage ran, and what the links carried in a median step.")]
+    found = [_plot(plan_map(scene_of_run(run)), "Where each stage ran, and what the links carried in a mean step.")]
     rows = [row for row in _rows(run.plan, _of_step(traces, step)) if row.trace.spans]
     if rows:
         seconds = next(record.seconds for record in run.steps if record.step == step)

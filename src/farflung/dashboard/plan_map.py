@@ -252,7 +252,7 @@ def _legend(scene: Scene, y: float) -> str:
     parts.append(text_at(x, y + 14, "of the step; width: bytes per step", "soft"))
     if any(way.exchange for way in scene.ways):
         parts.append(f'<path class="way dashed s-b0" d="M{x + 200} {y + 10}h34" stroke-width="3"/>')
-        parts.append(text_at(x + 240, y + 14, "gradients of replicas", "soft"))
+        parts.append(text_at(x + 240, y + 14, "between replicas, or of tied parameters", "soft"))
     notes = ["chips: stages"]
     if any(spot.busy is not None for spot in scene.spots):
         notes.append("busy: share of the step in which a device computes")

@@ -162,23 +162,31 @@ def _prediction(run: Run) -> Plot | None:
 
 def _link_bytes(run: Run) -> Plot:
     steps = [record.step + 1 for record in run.steps]
-    busiest = sorted(run.links, key=run.link_median, reverse=True)
+    busiest = sorted(run.links, key=run.link_mean, reverse=True)
     lines = [
         _Line(
             xs=steps,
             ys=[record.link_bytes.get(link, 0) for record in run.steps],
             colour=COLOURS[i % len(COLOURS)],
-            label=f"{link[0]} → {link[1]} ({run.device(link[0])} → {run.device(link[1])})",
+            label=_link_label(run, *link),
             style="-" if link[0] < link[1] else "--",
         )
         for i, link in enumerate(busiest[:_MAX_LINKS])
     ]
     caption = "Activations solid, gradients dashed."
+    if any(source == target for source, target in busiest):
+        caption += " Between replicas: all that those of a stage send each other."
     if len(busiest) > _MAX_LINKS:
         caption += f" The {_MAX_LINKS} busiest of {len(busiest)} links."
-    medians = [run.link_median(link) for link in busiest[:_MAX_LINKS]]
-    spread = medians[-1] > 0 and medians[0] / medians[-1] > 20
+    means = [run.link_mean(link) for link in busiest[:_MAX_LINKS]]
+    spread = means[-1] > 0 and means[0] / means[-1] > 20
     return _draw("link-bytes", "Bytes per link", caption, lines, ("step", "bytes per step"), _y_bytes_log if spread else _y_bytes)
+
+
+def _link_label(run: Run, source: int, target: int) -> str:
+    if source == target:
+        return f"between replicas of stage {source}"
+    return f"{source} → {target} ({run.device(source)} → {run.device(target)})"
 
 
 def _draw(

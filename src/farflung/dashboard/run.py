@@ -13,9 +13,11 @@ from typing import TypeVar
 from farflung.cluster import Topology
 from farflung.errors import DataError, FarflungError
 from farflung.graph import Graph
+from farflung.graph.cut import cut
 from farflung.job import JobSpec
 from farflung.job import from_json as read_job
 from farflung.plan import Plan
+from farflung.plan.traffic import tied_exchanges
 from farflung.telemetry import EvaluationRecord, RecoveryRecord, RelayedRecord, RunFolder, RunResult, StepRecord
 
 __all__ = ["Run", "load_run"]
@@ -102,22 +104,29 @@ class Run:
         """What all links would have carried without codecs."""
         return sum(sum(record.dense_bytes.values()) for record in self.steps)
 
-    def link_median(self, link: tuple[int, int], *, dense: bool = False) -> float:
-        """Median bytes per step on ``link``."""
-        return statistics.median((r.dense_bytes if dense else r.link_bytes).get(link, 0) for r in self.steps)
+    def link_mean(self, link: tuple[int, int], *, dense: bool = False) -> float:
+        """Mean bytes per step on ``link``: replicas may exchange in some steps only."""
+        return statistics.fmean((r.dense_bytes if dense else r.link_bytes).get(link, 0) for r in self.steps)
+
+    @cached_property
+    def tied_links(self) -> frozenset[tuple[int, int]]:
+        """The links that carry gradients of tied parameters (none are known without a graph)."""
+        if self.graph is None or not self.graph.tied or len(self.plan.stages) < 2:
+            return frozenset()
+        return frozenset((source, target) for source, target, _ in tied_exchanges(self.graph, cut(self.graph, self.plan.bounds)))
 
     @cached_property
     def slowest_link(self) -> tuple[int, int] | None:
-        """The link whose bytes of a median step take longest by the topology (without one: the one with most bytes)."""
+        """The link whose bytes of a mean step take longest by the topology (without one: the one with most bytes)."""
         if not self.links:
             return None
-        return max(self.links, key=lambda link: (self._link_seconds(link), self.link_median(link)))
+        return max(self.links, key=lambda link: (self._link_seconds(link), self.link_mean(link)))
 
     def _link_seconds(self, link: tuple[int, int]) -> float:
         ends = [self.device(stage) for stage in link]
         if self.topology is None or not set(ends) <= set(self.topology.names):
             return 0.0
-        return self.topology.seconds(ends[0], ends[1], self.link_median(link))
+        return self.topology.seconds(ends[0], ends[1], self.link_mean(link))
 
     def device(self, stage: int) -> str:
         """The device of ``stage`` (empty: the plan has no such stage)."""

@@ -145,7 +145,7 @@ def scene_of_plan(plan: Plan, topology: Topology, estimate: Estimate, simulation
         rate = topology.link(*pair)
         codec = inner or ""
         line = f"{BytesPerSecond(rate.bandwidth)}, {Seconds(rate.latency)}"
-        what = f"codec {codec}" if codec else "gradients of replicas or tied parameters"
+        what = f"codec {codec}" if codec else f"{estimate.exchanged} of replicas, or gradients of tied parameters"
         facts = f"{use.source} to {use.target} ({line}): {Bytes(nbytes)} per step, busy in {percent(use.share)} of it; {what}"
         ways.append(
             Way(
@@ -163,20 +163,20 @@ def scene_of_plan(plan: Plan, topology: Topology, estimate: Estimate, simulation
 
 
 def scene_of_run(run: Run) -> Scene:
-    """The plan of a run with what its links carried in a median step, as far as that was written down."""
+    """The plan of a run with what its links carried in a mean step, as far as that was written down."""
     labels = _codecs(run.plan)
     loads: dict[tuple[str, str], float] = {}
     for link in run.links:
         pair = run.device(link[0]), run.device(link[1])
         if all(pair) and pair[0] != pair[1]:
-            loads[pair] = loads.get(pair, 0.0) + run.link_median(link)
+            loads[pair] = loads.get(pair, 0.0) + run.link_mean(link)
     ways = []
     for (source, target), nbytes in loads.items():
         codec = labels.get((source, target), "")
         seconds = _seconds(run, source, target, nbytes)
         share = min(1.0, seconds / run.median_seconds) if seconds is not None and run.median_seconds else None
         busy = f", busy in {percent(share)} of it by the topology" if share is not None else ""
-        facts = f"{source} to {target}: {Bytes(nbytes)} per median step{busy}; codec {codec or 'identity'}"
+        facts = f"{source} to {target}: {Bytes(nbytes)} per mean step{busy}; codec {codec or 'identity'}"
         ways.append(Way(source=source, target=target, nbytes=nbytes, share=share, codec=codec, facts=facts))
     spots = tuple(_spot(run.plan, run.topology, name, _busy(run, name), None) for name in run.plan.devices)
     spare = _spare(run.plan, run.topology) if run.topology is not None else {}

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from farflung.dashboard.run import Run
+from farflung.errors import InputError
 from farflung.graph.ir import Graph, StateKind
 from farflung.job import JobSpec
 from farflung.plan import CodecChoice, Stage
+from farflung.plan.synchronization import strategy_of
 from farflung.units import Bytes, BytesPerSecond, Seconds
 
 __all__ = [
@@ -150,31 +152,53 @@ def links(run: Run) -> Table:
     """What went over each link, one row for each direction."""
     planned = [(link.source, link.target, link.activations, "activations") for link in run.plan.links]
     planned += [(link.target, link.source, link.gradients, "gradients") for link in run.plan.links]
-    rows = tuple(
-        _link_row(run, source, target, codec, what) for source, target, codec, what in sorted(planned, key=lambda x: x[:2])
-    )
+    ways = {(source, target): (str(codec), what) for source, target, codec, what in planned}
+    for pair in sorted(run.tied_links & set(ways)):
+        ways[pair] = ways[pair][0], f"{ways[pair][1]}, gradients of tied parameters"
+    for pair in run.links:
+        ways.setdefault(pair, _unplanned(run, *pair))
+    rows = tuple(_link_row(run, *pair, *ways[pair]) for pair in sorted(ways))
     head = ("from", "to", "carries", "codec", "latency", "bandwidth", "bytes per step", "without codec", "smaller by", "total")
     coding = ("encode per step", "decode per step", "measured error")
-    return Table(title="Links", head=(*head, *coding), rows=rows, text_columns=4)
+    notes = ["Bytes per step: payload, the mean of all steps, over all pipelines."]
+    if run.tied_links & set(ways):
+        notes.append("Gradients of tied parameters travel without a codec.")
+    return Table(title="Links", head=(*head, *coding), rows=rows, text_columns=4, note=" ".join(notes))
 
 
-def _link_row(run: Run, source: int, target: int, codec: CodecChoice, what: str) -> tuple[str, ...]:
+def _unplanned(run: Run, source: int, target: int) -> tuple[str, str]:
+    """Codec and what is carried between stages to which the plan gives no link for values."""
+    if source != target:
+        return str(CodecChoice()), "gradients of tied parameters"
+    sync = run.plan.sync
+    if sync is None:
+        return str(CodecChoice()), "gradients of replicas"
+    codec = str(dict(sync.settings).get("codec", CodecChoice().name))
+    try:
+        return codec, f"{strategy_of(run.plan).sent.value} of replicas"
+    except InputError:  # a strategy of a package that is not here
+        return codec, f"{sync.strategy} of replicas"
+
+
+def _link_row(run: Run, source: int, target: int, codec: str, what: str) -> tuple[str, ...]:
     ends = (run.device(source), run.device(target))
     latency = bandwidth = NOTHING
     if run.topology is not None and ends[0] != ends[1] and set(ends) <= set(run.topology.names):
         link = run.topology.link(*ends)
         latency, bandwidth = str(Seconds(link.latency)), str(BytesPerSecond(link.bandwidth))
     names = tuple(f"{stage} ({device})" for stage, device in zip((source, target), ends, strict=True))
+    if source == target and source < len(run.plan.stages):
+        names = (f"{source} ({', '.join(run.plan.stages[source].devices)})", "each other")
     if run.topology is not None and (relay := run.topology.relay(*ends)):
         names = (names[0], f"{names[1]} through {relay}")
     if not run.steps:
-        return (*names, what, str(codec), latency, bandwidth, *[NOTHING] * 7)
-    sent, dense = run.link_median((source, target)), run.link_median((source, target), dense=True)
+        return (*names, what, codec, latency, bandwidth, *[NOTHING] * 7)
+    sent, dense = run.link_mean((source, target)), run.link_mean((source, target), dense=True)
     total = sum(record.link_bytes.get((source, target), 0) for record in run.steps)
     return (
         *names,
         what,
-        str(codec),
+        codec,
         latency,
         bandwidth,
         str(Bytes(sent)),
@@ -237,9 +261,12 @@ def comparison(runs: Sequence[Run]) -> Table:
     rows = tuple(_comparison_row(run, base, common) for run in runs)
     target = NOTHING if common is None else number(common)
     ways = ("bytes", "slowest link, per step", f"time to {target}", f"bytes to {target}")
-    head = ("run", "codec", "steps", "loss", "evaluation", "step time", "faster by", *ways)
-    note = f"Loss is the smoothed training loss at the end. Faster: median step time against {base.label}."
-    return Table(title="Comparison", head=head, rows=rows, text_columns=2, note=note)
+    head = ("run", "codec", "replicas by", "steps", "loss", "evaluation", "step time", "faster by", *ways)
+    note = (
+        f"Loss is the smoothed training loss at the end. Faster: median step time against {base.label}. Codec: between stages. "
+        "Bytes per step: the mean, since replicas may exchange in some steps only."
+    )
+    return Table(title="Comparison", head=head, rows=rows, text_columns=3, note=note)
 
 
 def common_loss(runs: Sequence[Run]) -> float | None:
@@ -254,14 +281,15 @@ def _comparison_row(run: Run, base: Run, common: float | None) -> tuple[str, ...
     evaluation = run.evaluations[-1].loss if run.evaluations else None
     return (
         run.label,
-        _codec(run),
+        _codec(run) if run.plan.links else NOTHING,
+        _replicas(run),
         str(len(run.steps)),
         number(run.smooth_losses[-1]) if run.steps else NOTHING,
         NOTHING if evaluation is None else number(evaluation),
         NOTHING if run.median_seconds is None else str(Seconds(run.median_seconds)),
         _times(base.median_seconds or 0.0, run.median_seconds or 0.0),
         str(Bytes(run.total_bytes)),
-        NOTHING if run.slowest_link is None else str(Bytes(run.link_median(run.slowest_link))),
+        NOTHING if run.slowest_link is None else str(Bytes(run.link_mean(run.slowest_link))),
         NOTHING if reached is None else str(Seconds(run.clock[reached])),
         NOTHING if reached is None else str(Bytes(run.traffic[reached])),
     )
@@ -272,6 +300,17 @@ def _codec(run: Run) -> str:
     if "topk" not in spec.name:
         return spec.name
     return f"{spec.name} {spec.ratio:g}" + ("" if spec.values == "float32" else f", {spec.values}")
+
+
+def _replicas(run: Run) -> str:
+    """By which strategy, codec and memory replicas agree (a dash: there are none)."""
+    if not run.plan.replicated:
+        return NOTHING
+    if run.plan.sync is None:
+        return "exact"
+    settings = dict(run.plan.sync.settings)
+    parts = [run.plan.sync.strategy, *(str(settings[name]) for name in ("codec", "memory") if name in settings)]
+    return ", ".join(part for part in parts if part not in ("identity", "none"))
 
 
 def _flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

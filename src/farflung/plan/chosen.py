@@ -18,5 +18,5 @@ def chosen_lines(plan: Plan, graph: Graph, topology: Topology, job: JobSpec) -> 
     """Of each link and direction, and of what replicas exchange; none where the job names its codecs."""
     pieces = cut(graph, plan.bounds)
     lines = codec_lines(plan, pieces, topology, job)
-    told = "" if plan.sync is None else why_sync(job, sync_groups(plan, graph, pieces, topology))
+    told = "" if plan.sync is None else why_sync(job, sync_groups(plan, graph, pieces, topology, job))
     return [*lines, told] if told else lines

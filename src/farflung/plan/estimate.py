@@ -35,7 +35,7 @@ from farflung.plan.hiding import hidden_share
 from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
 from farflung.plan.tables import CostTables
-from farflung.plan.traffic import LinkTraffic, gradient_bytes, sync_bytes, tied_exchanges, traffic
+from farflung.plan.traffic import LinkTraffic, gradient_bytes, sync_bytes, sync_sizes, tied_exchanges, traffic
 from farflung.schedules import (
     Exchange,
     Part,
@@ -166,7 +166,8 @@ class Estimate:
 
     ``latency_seconds``: (2). ``pipeline_seconds``: (3). ``throughput``: (4). ``compressed_seconds``: (8), with each link's
     real wire factor. ``step_seconds``: one optimizer step from the timed dry-run. ``exchange_bytes``: gradients of tied
-    parameters and between replicas, per step. ``stages``: each on its home; ``replicas``: all copies of all stages.
+    parameters between devices and all between replicas, per step (on average over a period); ``replica_bytes``: between replicas,
+    which send each other ``exchanged``. ``stages``: each on its home; ``replicas``: all copies of all stages.
     """
 
     stages: tuple[StageEstimate, ...]
@@ -180,6 +181,8 @@ class Estimate:
     step_seconds: float
     step_throughput: float
     exchange_bytes: float
+    replica_bytes: float
+    exchanged: str
     exchanges: tuple[GradientExchange, ...]
     bound_by: str
     bound_share: float
@@ -264,6 +267,7 @@ def estimate(
     batch = sum(plan.micro_batch_sizes)
     pipelined = pipeline_seconds(compute, dense, count)
     bound, share = _bound(topology, timeline)
+    leaving, between = _exchanged(exchanges, replicas)
     return Estimate(
         stages=stages,
         replicas=replicas,
@@ -275,7 +279,9 @@ def estimate(
         compressed_seconds=pipeline_seconds(compute, wire, count),
         step_seconds=timeline.seconds,
         step_throughput=throughput(batch, timeline.seconds),
-        exchange_bytes=float(sum(exchange.total_bytes for exchange in exchanges)),
+        exchange_bytes=leaving,
+        replica_bytes=between,
+        exchanged="gradients" if plan.sync is None else str(_strategy(plan.sync).sent.value),
         exchanges=tuple(exchanges),
         bound_by=bound,
         bound_share=share,
@@ -335,10 +341,10 @@ def _exchanges(
     for number, replica in enumerate(replicas):
         copies.setdefault(replica.index, []).append(number)
     found: list[GradientExchange] = []
+    strategy = None if plan.sync is None else _strategy(plan.sync)
     for stage, held in copies.items():
-        if plan.sync is not None:  # once per period
-            strategy = get_strategy(plan.sync.strategy, **dict(plan.sync.settings))
-            each = sync_bytes(strategy, gradient_bytes(graph, pieces[stage]), len(held))
+        if strategy is not None:  # once per period
+            each = sync_bytes(strategy, sync_sizes(graph, pieces[stage], job.optimizer), len(held))
             share = hidden_share(plan, graph, job, stage, [_computing(replicas[unit], plan) for unit in held])
             found += [GradientExchange(a, b, each, 0, hidden=share * each) for a in held for b in held if a != b]
             continue
@@ -351,9 +357,12 @@ def _exchanges(
         if len(held) > 1:
             served = tables.served(pieces[stage], job.optimizer, len(held))
             found += _served(held, plan, stage, served, job)
+    if strategy is not None and strategy.sent is Sent.SCALARS:  # it has no gradients
+        return found
     last = max((exchange.round for exchange in found), default=0) + 1
     for source, target, size in tied_exchanges(graph, pieces):
-        found += [GradientExchange(copies[source][0], there, size, last) for there in copies[target]]
+        pairs = _tellers(replicas, copies[source], copies[target], alone=strategy is not None)
+        found += [GradientExchange(here, there, size, last) for here, there in pairs]
     return found
 
 
@@ -361,6 +370,30 @@ def _computing(stage: StageEstimate, plan: Plan) -> float:
     """Seconds of all forwards and backwards of a copy in a step."""
     sizes = plan.micro_batch_sizes
     return sum(sizes[slice(*stage.micro_batches)]) / max(sizes) * (stage.forward_seconds + stage.backward_seconds)
+
+
+def _tellers(
+    replicas: Sequence[StageEstimate], held: Sequence[int], told: Sequence[int], *, alone: bool
+) -> Iterator[tuple[int, int]]:
+    """Which of the copies ``held`` gives its gradient of a tied parameter to each of ``told``: that of the same pipeline where
+    they train ``alone``, else that on the same device, or the first."""
+    if alone:
+        yield from zip(held, told, strict=False)
+        return
+    for there in told:
+        here = (index for index in held if replicas[index].device == replicas[there].device)
+        yield next(here, held[0]), there
+
+
+def _strategy(sync: SyncPlan) -> Strategy:
+    return get_strategy(sync.strategy, **dict(sync.settings))
+
+
+def _exchanged(exchanges: Sequence[GradientExchange], replicas: Sequence[StageEstimate]) -> tuple[float, float]:
+    """Bytes of what leaves its device, and of what replicas of a stage send each other."""
+    ends = [(sent.total_bytes, replicas[sent.source], replicas[sent.target]) for sent in exchanges]
+    leaving = sum(nbytes for nbytes, here, there in ends if here.device != there.device)
+    return float(leaving), float(sum(nbytes for nbytes, here, there in ends if here.index == there.index))
 
 
 def _served(held: Sequence[int], plan: Plan, stage: int, served: Sequence[int], job: JobSpec) -> Iterator[GradientExchange]:
@@ -383,7 +416,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     forward, forward_calls = sums.forward, sums.forward_calls
     backward = sums.backward + (forward if stage.recompute else 0.0)
     backward_calls = sums.backward_calls + (forward_calls if stage.recompute else 0.0)
-    if item.sync is not None and get_strategy(item.sync.strategy, **dict(item.sync.settings)).sent is Sent.SCALARS:
+    if item.sync is not None and _strategy(item.sync).sent is Sent.SCALARS:
         backward, backward_calls = forward, forward_calls  # a second forward takes its place
     parts = memory.parts()
     if stage.replicas:
@@ -426,8 +459,8 @@ def exchange_memory(tables: CostTables, stage: Stage, sub: SubGraph, job: JobSpe
     """
     graph = tables.graph
     if sync is not None:
-        strategy = get_strategy(sync.strategy, **dict(sync.settings))
-        return gradient_bytes(graph, sub) * sync_copies(strategy, len(stage.replicas))
+        strategy = _strategy(sync)
+        return sum(sync_sizes(graph, sub, job.optimizer)) * sync_copies(strategy, len(stage.replicas))
     if stage.adds is not None:
         return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))
     others = sum(end > stage.replicas[0].end for end in job.virtual_ends)

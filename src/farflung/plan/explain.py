@@ -77,8 +77,12 @@ def explain(estimate: Estimate) -> str:
     served = max((stage.memory.get("serving", 0.0) for stage in estimate.replicas), default=0.0)
     if served:
         lines.append(f"memory: up to {Bytes(served)} of a stage's are kept for its helpers (inputs, states, waiting gradients)")
-    if estimate.exchange_bytes:
-        lines.append(f"gradients of replicas and of tied parameters between devices: {Bytes(estimate.exchange_bytes)} per step")
+    tied = estimate.exchange_bytes - estimate.replica_bytes
+    if estimate.replica_bytes:
+        usual = "" if estimate.exchanged == "gradients" else " on average"
+        lines.append(f"{estimate.exchanged} of replicas between devices: {Bytes(estimate.replica_bytes)} per step{usual}")
+    if tied > 0:
+        lines.append(f"gradients of tied parameters between devices: {Bytes(tied)} per step")
     lines += [
         f"forward of one micro-batch through all stages: {Seconds(estimate.latency_seconds)} (equation 2)",
         (

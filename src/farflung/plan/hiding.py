@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farflung.codecs import read_codec
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan
@@ -34,11 +33,9 @@ def hidden_share(plan: Plan, graph: Graph, job: JobSpec, stage: int, computing: 
     steps = period(strategy)
     if not layers or 2 * steps * len(layers) > _MOST:
         return 0.0
-    numel = max(1, sum(graph.state[name].spec.numel for layer in layers for name in layer.parameters))
-    kept = read_codec(strategy.codec).wire_bytes(numel, 4) / (4.0 * numel)
     world = world_of(plan, graph, job, stage)
     before = max(0.0, min(computing) - sum(layer.bp_seconds for layer in layers))
-    spans = timeline(strategy, world, 2 * steps, forward_seconds=before, factor=kept)[steps:]
+    spans = timeline(strategy, world, 2 * steps, forward_seconds=before)[steps:]
     busy = sum(sent.end - sent.begin for span in spans for sent in span.exchanges)
     waits = sum(span.exposed for span in spans)
     return max(0.0, 1.0 - waits / busy) if busy > 0 else 0.0

@@ -8,6 +8,7 @@ from typing import cast
 
 from farflung.cluster import Topology
 from farflung.codecs import read_codec, read_memory
+from farflung.codecs.exchanged import coded_bytes
 from farflung.cost import OpCost
 from farflung.errors import InputError, PlanError
 from farflung.graph.cut import SubGraph
@@ -18,7 +19,7 @@ from farflung.job.spec import JobSpec
 from farflung.plan.adding import with_adding
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
 from farflung.plan.sync_choice import Group, sync_settings
-from farflung.plan.traffic import gradient_bytes
+from farflung.plan.traffic import sync_sizes
 from farflung.sync import (
     LayerInfo,
     Sent,
@@ -56,16 +57,16 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
     """``plan`` with the job's strategy and the layers of each stage; where gradients are summed in every step, with how.
 
     A layer is a module call with parameters that are trained; times are those of the slowest replica and of the slowest link of
-    the stage's group, the last micro-batch's backward alone (only that can hide an exchange).
+    the stage's group, after the strategy's codec, and of the last micro-batch's backward alone (only that can hide an exchange).
 
     Raises:
         PlanError: the strategy can't work on these stages, or has no such setting.
     """
     if job.sync.strategy == "exact" or not plan.replicated:
         return with_adding(plan, graph, pieces, topology, job)
-    sync = named_sync(job, sync_groups(plan, graph, pieces, topology))
+    sync = named_sync(job, sync_groups(plan, graph, pieces, topology, job))
     assert sync is not None
-    layers = []
+    layers, codec = [], strategy_of(replace(plan, sync=sync)).codec
     for stage, piece in zip(plan.stages, pieces, strict=True):
         devices = [topology.device(name) for name in stage.devices]
         speed = min(float(device.achieved) for device in devices)
@@ -73,7 +74,7 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
         rate = min(float(topology.beta[topology.index(a), topology.index(b)]) for a in stage.devices for b in stage.devices)
         found = []
         for names, flops in _without_crumbs(graph, _layers(graph, piece, job, cost)):
-            nbytes = sum(graph.state[name].spec.nbytes for name in names)
+            nbytes = coded_bytes(codec, (graph.state[name].spec.nbytes for name in names))
             found.append(SyncLayer(parameters=names, bp_seconds=flops / speed, comm_seconds=nbytes * share / rate))
         layers.append(tuple(found))
     planned = replace(plan, sync=replace(sync, layers=tuple(layers), local_steps=_local_steps(plan, sync, topology, cost)))
@@ -81,7 +82,7 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
     return planned
 
 
-def sync_groups(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology) -> list[Group]:
+def sync_groups(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology, job: JobSpec) -> list[Group]:
     """What the replicas of each stage exchange over which slowest link."""
     found = []
     for stage, piece in zip(plan.stages, pieces, strict=True):
@@ -89,7 +90,8 @@ def sync_groups(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: 
             float(topology.beta[topology.index(a), topology.index(b)]) for a in stage.devices for b in stage.devices if a != b
         ]
         if rates:
-            found.append(Group(nbytes=gradient_bytes(graph, piece), members=len(stage.devices), bytes_per_second=min(rates)))
+            nbytes = float(sum(sync_sizes(graph, piece, job.optimizer)))
+            found.append(Group(nbytes=nbytes, members=len(stage.devices), bytes_per_second=min(rates)))
     return found
 
 

@@ -8,13 +8,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from farflung.cluster import Topology
-from farflung.codecs import get_codec, read_codec
+from farflung.codecs import get_codec
+from farflung.codecs.exchanged import coded_bytes
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import DTYPES, Graph, TensorSpec
+from farflung.job.groups import is_frozen
+from farflung.job.spec import OptimizerSpec
 from farflung.plan.model import CodecChoice, Plan
 from farflung.sync import Strategy, link_share, period
 
-__all__ = ["LinkTraffic", "edges_by_link", "gradient_bytes", "sync_bytes", "tied_exchanges", "traffic", "wire_bytes"]
+__all__ = [
+    "LinkTraffic",
+    "edges_by_link",
+    "gradient_bytes",
+    "sync_bytes",
+    "sync_sizes",
+    "tied_exchanges",
+    "traffic",
+    "wire_bytes",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +53,21 @@ def wire_bytes(choice: CodecChoice, spec: TensorSpec) -> float:
     return _codec_bytes(choice, spec.numel, DTYPES[spec.dtype])
 
 
-def sync_bytes(strategy: Strategy, nbytes: float, members: int) -> float:
-    """What a link between two of ``members`` replicas carries in a step, on average over a period, of ``nbytes`` of float32."""
-    numel = round(nbytes / 4)
-    kept = read_codec(strategy.codec).wire_bytes(numel, 4) / (4.0 * numel) if numel else 1.0
-    return nbytes * link_share(strategy, members) * kept / period(strategy)
+def sync_bytes(strategy: Strategy, sizes: Iterable[float], members: int) -> float:
+    """What a link between two of ``members`` replicas carries in a step, on average over a period, of arrays of float32 that have
+    ``sizes`` bytes each."""
+    return coded_bytes(strategy.codec, sizes) * link_share(strategy, members) / period(strategy)
+
+
+def sync_sizes(graph: Graph, subgraph: SubGraph, optimizer: OptimizerSpec) -> list[int]:
+    """Dense bytes of each array that the replicas of a stage exchange by a strategy: one for each parameter that is trained
+    there, however often it is used."""
+    own, made = range(subgraph.start, subgraph.stop), graph.made_gradients
+    return [
+        graph.state[name].spec.nbytes
+        for name in subgraph.states
+        if any(position in own for position, _ in made.get(name, ())) and not (optimizer.groups and is_frozen(optimizer, name))
+    ]
 
 
 def edges_by_link(subgraphs: Iterable[SubGraph]) -> dict[tuple[int, int], list[Edge]]:
@@ -99,6 +121,6 @@ def tied_exchanges(graph: Graph, subgraphs: Sequence[SubGraph]) -> tuple[tuple[i
 
 
 def gradient_bytes(graph: Graph, subgraph: SubGraph) -> float:
-    """Dense bytes of the gradients that a stage's replicas exchange: one for each use of a trainable parameter there."""
+    """Dense bytes of the gradients that a stage's replicas add up without a strategy: one for each use of what it trains."""
     before = graph.gradient_sums
     return float(before[subgraph.stop] - before[subgraph.start])

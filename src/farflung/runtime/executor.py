@@ -441,7 +441,7 @@ class Executor:
                 for stage in setup.plan.stages:
                     if stage.index != index and use.state in setup.subgraphs[stage.index].states:
                         for device in self._to_tell(index, stage):
-                            self.courier.send_use(step, stage.index, device, use, gradient)
+                            self.courier.send_use(step, (index, stage.index), device, use, gradient)
         for index in setup.own_stages:
             uses = {use: self.mailbox.take(("use", step, index, use.state, use.op)) for use in self._foreign_uses(index)}
             self.base(index).finish_gradients(uses)

@@ -87,12 +87,13 @@ class Courier:
 
         self._links.post(peer, Parcel(make=make, step=step, pair=(source, target), dense=array.nbytes))
 
-    def send_use(self, step: int, stage: int, peer: str, use: Use, array: Array) -> None:
-        """Send the gradient of one use of a tied parameter to the replica at ``peer`` of another stage that holds it.
+    def send_use(self, step: int, pair: tuple[int, int], peer: str, use: Use, array: Array) -> None:
+        """Send the gradient of one use of a tied parameter in the first stage of ``pair`` to the replica at ``peer`` of the
+        second one, which holds the parameter, too.
 
         It is never compressed.
         """
-        key = ("use", step, stage, use.state, use.op)
+        key = ("use", step, pair[1], use.state, use.op)
         if peer == self._setup.device:
             self._mailbox.put(key, array)
             return
@@ -101,7 +102,7 @@ class Courier:
             header, sections = encode_array(array, None)
             return Frame("value", {"run": self._setup.run, "key": list(key)} | header, sections)
 
-        self._links.post(peer, Parcel(make=make))
+        self._links.post(peer, Parcel(make=make, step=step, pair=pair, dense=array.nbytes))
 
     def post(self, peer: str, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         """Send a small message; it waits at the peer under (kind, step), norms, losses
