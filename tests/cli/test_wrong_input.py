@@ -46,6 +46,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
+        ("submit job.toml --emulate", "--emulate makes links as slow as a topology says: add --topology FILE"),
+        ("profile --home nowhere", "(looked for nowhere/submit-ticket; --home names another broker's folder)"),
         ("plan wide.toml --topology two-laptops", "model.args.width = 'wide': must be a whole number from 1 on"),
         ("plan none.toml --topology two-laptops", "model.args.layers = -1: must be a whole number from 1 on"),
         ("plan three.toml --topology two-laptops", "gives 3: return a torch.nn.Module"),

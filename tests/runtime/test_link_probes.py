@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -111,8 +111,8 @@ def test_a_probe_waits_until_the_window_is_open() -> None:
 class World:
     """Workers that answer probes from a table, at once; an up-link that links share."""
 
-    def __init__(self, beta: dict[tuple[str, str], float], cap: float = 1e12) -> None:
-        self.beta, self.cap = beta, cap
+    def __init__(self, beta: dict[tuple[str, str], float], cap: float = 1e12, relays: Collection[set[str]] = ()) -> None:
+        self.beta, self.cap, self.relays = beta, cap, relays
         self.asked: list[tuple[str, str]] = []
         self.together: dict[str, list[str]] = {}
         self.probing = Probing(self.send, LinkTable())
@@ -125,7 +125,8 @@ class World:
             self.probing.answer(name, peer, ConnectionLost("cannot reach it"))
             return
         met = len(self.asked) > len(self.beta) + 0  # the stars come after the pairs
-        self.probing.answer(name, peer, Probe(alpha=0.01, beta=min(rate, self.cap / 2 if met else self.cap)))
+        relay = "hub" if {name, peer} in self.relays else ""
+        self.probing.answer(name, peer, Probe(alpha=0.01, beta=min(rate, self.cap / 2 if met else self.cap), relay=relay))
 
 
 def _full(names: str, rate: float) -> dict[tuple[str, str], float]:
@@ -149,6 +150,16 @@ def test_a_shared_uplink_shows_in_the_stars() -> None:
     frames = list(world.probing.run([(name, name) for name in "abc"]))
     assert {frame.header["name"]: frame.header["rate"] for frame in frames if frame.kind == "uplink"} == dict.fromkeys("abc", 1e6)
     assert world.probing.table.uplink("b") == 1e6
+
+
+def test_ways_that_meet_at_a_relay_show_no_uplink() -> None:
+    """a reaches c through the hub: what it sends to both crosses one hop. The hub's own links do share its up-link."""
+    names = ("a", "c", "hub")
+    world = World({(x, y): 1e6 for x in names for y in names if x != y}, cap=1e6, relays=[{"a", "c"}])
+    world.probing.table.put_uplink("a", 9e5)  # an earlier measurement's
+    frames = list(world.probing.run([(name, name) for name in names]))
+    assert {frame.header["name"]: frame.header["rate"] for frame in frames if frame.kind == "uplink"} == {"hub": 1e6}
+    assert [world.probing.table.uplink(name) for name in names] == [None, None, 1e6]
 
 
 def test_what_was_disturbed_is_probed_again_and_the_best_stays() -> None:
@@ -275,7 +286,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 def test_the_command_measures_saves_and_the_broker_plans_with_it(
     cluster: Loopback, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(profiling, "open_client", lambda ticket: cluster.client)
+    monkeypatch.setattr(profiling, "open_client", lambda ticket, home: cluster.client)
     monkeypatch.setattr(cluster.client, "close", lambda: None)
     target = tmp_path / "measured.toml"
     told = CliRunner().invoke(app, ["profile", "--save", str(target)])

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from loopback import Loopback, text_job
 
+from farflung.runtime.link_table import LinkFigures, LinkTable
 from farflung.runtime.watching import Watching
 from farflung.telemetry import StepRecord
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import Span
 
 
-def send(seconds: float) -> Span:
-    return Span(what=SpanKind.SEND, name="send", start=0.0, seconds=seconds, peer="b", nbytes=4000)
+def sends(seconds: Sequence[float], *, apart: float = 1.0, nbytes: int = 4000) -> list[Span]:
+    """One after the other, ``apart`` from the end of one to the begin of the next."""
+    found, start = [], 0.0
+    for length in seconds:
+        found.append(Span(what=SpanKind.SEND, name="send", start=start, seconds=length, peer="b", nbytes=nbytes))
+        start += length + apart
+    return found
+
+
+def test_frames_that_are_under_way_together_are_one_train() -> None:
+    """The word that they came arrives for all of them at once: the last ones seem to take no time."""
+    told: list[str] = []
+    table = LinkTable()
+    table.put("a", "b", LinkFigures(alpha=0.005, beta=6.25e6))
+    watching = Watching(lambda run, text: told.append(text), table)
+
+    def trains(count: int, rate: float, late: float = 0.0) -> None:
+        for _ in range(count):
+            first = 0.01 + 5 * 50_000 / rate + late
+            watching.spans("r", 1, "a", sends([first, *[5e-5] * 4], apart=0.0, nbytes=50_000))
+
+    trains(30, 6.25e6)
+    trains(8, 6.25e6, late=0.03)  # a busy machine
+    assert told == []
+    trains(8, 6.25e6 / 4)
+    (text,) = told
+    assert text.startswith("the link from a to b is slow: "), text
 
 
 def test_each_run_has_its_rhythm() -> None:
@@ -24,10 +51,10 @@ def test_each_run_has_its_rhythm() -> None:
         for _ in range(30):
             watching.step("r", attempt, "a", busy)
     assert told == [], "another plan gives other work"
-    watching.spans("r", 2, "a", [send(0.01)] * 30)
-    watching.spans("s", 1, "a", [send(0.1)] * 30)
+    watching.spans("r", 2, "a", sends([0.01] * 30))
+    watching.spans("s", 1, "a", sends([0.1] * 30))
     assert told == []
-    watching.spans("r", 2, "a", [send(0.1)] * 8)
+    watching.spans("r", 2, "a", sends([0.1] * 8))
     assert [run for run, _ in told] == ["r"]
     assert watching.slow("r") == ["a -> b"]
     assert watching.slow("s") == watching.slow("never") == []

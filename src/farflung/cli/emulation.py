@@ -72,7 +72,7 @@ def emulate(
     require_root()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with Emulation(network, EmulationOptions(seed=seed)) as emulation:
-        variables = _cluster(emulation, folder, broker, topology) if cluster else {}
+        variables = _cluster(emulation, folder, broker, topology, given=bool(command)) if cluster else {}
         for text in beside or ():
             _beside(emulation, text, variables)
         emulation.play()
@@ -123,13 +123,16 @@ def _wait(emulation: Emulation) -> None:
         return
 
 
-def _cluster(emulation: Emulation, folder: Path | None, broker: str | None, topology: str) -> dict[str, str]:
+def _cluster(emulation: Emulation, folder: Path | None, broker: str | None, topology: str, *, given: bool) -> dict[str, str]:
     """Start it; what programs in the nodes must have in their environment."""
     from farflung.emulation.programs import start_cluster
 
     home = folder or Path(tempfile.mkdtemp(prefix="farflung-emulation-"))
     typer.echo(f"emulation: broker and {counted(len(emulation.nodes), 'worker')}; runs and logs in {home}", err=True)
     start_cluster(emulation, home, broker)
+    if not given:
+        typer.echo(f"enter a node (below) with FARFLUNG_HOME={shlex.quote(str(home.resolve()))} before the command: farflung")
+        typer.echo("submit, status, watch and so on find the broker by it, without a ticket")
     return {"FARFLUNG_HOME": str(home), EMULATED: topology}
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from farflung.cli.home import open_client
 from farflung.cli.options import to_write, write_text
+from farflung.cli.runs import HomeOption, TicketOption
 from farflung.cluster import Topology
 from farflung.units import BytesPerSecond, Seconds
 
@@ -29,14 +30,15 @@ def register(app: typer.Typer) -> None:
 
 
 def profile(
-    ticket: Annotated[str | None, typer.Option("--ticket", help="A submit ticket (default: this machine's broker).")] = None,
+    ticket: TicketOption = None,
     save: Annotated[Path | None, typer.Option("--save", help="Write the topology as TOML, for `farflung plan`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The topology as JSON.")] = False,
+    home: HomeOption = None,
 ) -> None:
     """Measure the links between all joined workers, in rounds of pairs; the broker plans with the result."""
     if save is not None:
         to_write(save)
-    client = open_client(ticket)
+    client = open_client(ticket, home)
     try:
         document, caps = "", {}
         for frame in client.profile():

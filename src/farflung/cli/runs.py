@@ -53,6 +53,8 @@ def submit(
     """Hand in a job; it starts when enough workers are there."""
     from farflung.api.submission import bundle_job, check_data, send_weights
 
+    if emulate and topology is None:
+        raise InputError("--emulate makes links as slow as a topology says: add --topology FILE")
     spec = load_job(job)
     check_decided(spec)
     chosen = None if topology is None else read_topology(topology)

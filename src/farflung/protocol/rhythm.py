@@ -1,9 +1,13 @@
 """What the rhythm of messages says of devices and links: which one is slow, which one is silent, and which is well again.
 
-Each device and each direction of a link is compared with itself: the median of its last few values against the median of those
-before. So nothing has to be known of how fast it should be, a plan's uneven shares are no finding, and one slow step is none
-either. What is slow still speaks; who is dead is silent: silence is looked at apart, and told well before the lease runs out.
-A new plan moves the work, so it begins afresh. Cost: O(window) for each value, some hundred numbers for each device and link.
+Each device and each direction of a link is compared with itself: all of its last few values against the median of those before.
+So nothing has to be known of how fast it should be, a plan's uneven shares are no finding, and one slow step is none either. What
+is slow still speaks; who is dead is silent: silence is looked at apart, and told well before the lease runs out. A new plan moves
+the work, so it begins afresh. Cost: O(window) for each value, some hundred numbers for each device and link.
+
+Links need more care, because a busy machine hands messages on late. What was sent counts in multiples of what the link's known
+round trip and rate ask, never below one; it takes more values in a row; and where the system's own counts give the rate of the
+link (``transports.goodput``, which does not depend on when a program runs), they must not say otherwise.
 """
 
 from __future__ import annotations
@@ -16,35 +20,73 @@ from farflung.units import Seconds
 
 __all__ = ["Rhythm"]
 
-#: Values that make a median now, and at least and at most before.
+#: Values that must all be slow (well again: their median), and at least and at most before.
 _RECENT, _LEAST, _MOST = 5, 12, 64
+#: The first of these for a link.
+_IN_A_ROW = 8
 #: Slower than before by this factor is told; below the other one it is well again.
 _SLOW, _WELL = 2.0, 1.4
 #: Seconds that are lost by it, at least: of less nobody would want to hear.
 _MATTERS = 0.02
+#: Seconds that programs take for a message anyway, beside what the link needs.
+_HANDLING = 2e-3
+#: The system's own counts speak for a slow link if a rate falls below this share of the most that they gave; or if the way rises
+#: as much above the shortest.
+_FALLEN = 0.7
 #: The share of a lease after which silence is told.
 _SILENT = 0.5
 
 
 @dataclass(slots=True)
 class _Series:
+    #: How many of the last values must all be slow.
+    row: int = _RECENT
     before: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST))
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    recent: deque[float] = field(default_factory=deque)
+    #: ``doubted``: it looks slow, and is known not to be.
     slow: bool = False
+    doubted: bool = False
 
-    def add(self, value: float) -> tuple[float, float] | None:
-        """The median before and now, where that changed what is to be told."""
-        if len(self.recent) == _RECENT and not self.slow:
-            self.before.append(self.recent[0])
+    def add(self, value: float, unit: float = 1.0, *, possible: bool = True) -> tuple[float, float] | None:
+        """The median before and now, where that changed what is to be told; values are multiples of ``unit`` seconds. Not
+        ``possible``: it is known not to be slow."""
         self.recent.append(value)
-        if len(self.before) < _LEAST or len(self.recent) < _RECENT:
+        if len(self.recent) > self.row:
+            oldest = self.recent.popleft()
+            if not (self.slow or self.doubted):
+                self.before.append(oldest)
+        elif len(self.recent) < self.row:
+            return None
+        if len(self.before) < _LEAST:
             return None
         usual, now = statistics.median(self.before), statistics.median(self.recent)
-        slow = now > _WELL * usual if self.slow else now > max(_SLOW * usual, usual + _MATTERS)
-        if self.slow == slow:
+        slow = now > _WELL * usual if self.slow else min(self.recent) > max(_SLOW * usual, usual + _MATTERS / unit)
+        self.doubted = slow and not self.slow and not possible
+        if self.slow == slow or self.doubted:
             return None
         self.slow = not self.slow
-        return usual, now
+        return usual * unit, now * unit
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What the system's counts said of a direction: bytes per second, alone and at least, and the way (``LinkStatistics``)."""
+
+    kept: tuple[deque[float], ...] = field(default_factory=lambda: tuple(deque(maxlen=_MOST) for _ in range(3)))
+
+    def add(self, *now: float) -> None:
+        for values, value in zip(self.kept, now, strict=True):
+            if value > 0:
+                values.append(value)
+
+    def allow(self, kind: str) -> bool:
+        """Whether the link may be slow: its way is longer or, for what fills it, a rate has fallen; or nothing is known."""
+        *rates, ways = self.kept
+        known = [values for values in rates if values]
+        longer = not ways or ways[-1] * _FALLEN > min(ways)
+        if kind == "small":
+            return longer
+        return longer or not known or any(values[-1] < _FALLEN * max(values) for values in known)
 
 
 class Rhythm:
@@ -53,12 +95,17 @@ class Rhythm:
     def __init__(self) -> None:
         self._devices: dict[str, _Series] = {}
         self._links: dict[tuple[str, str], _Series] = {}
+        self._counts: dict[tuple[str, str], _Counts] = {}
+        #: What is known of a direction when something is first sent: later figures may be those of a slow link.
+        self._ways: dict[tuple[str, str], tuple[float, float]] = {}
         self._silent: dict[str, float] = {}
 
     def begin(self) -> None:
         """A new plan: everybody has other work."""
         self._devices.clear()
         self._links.clear()
+        self._counts.clear()
+        self._ways.clear()
 
     def step(self, name: str, busy: float) -> str:
         """The device ``name`` computed for ``busy`` seconds in a step."""
@@ -72,16 +119,28 @@ class Rhythm:
         times = f"{now / usual:.1f} times as long as before"
         return f"worker {name} is slow: it computes for {Seconds(now)} a step, {times}; it is alive"
 
-    def sent(self, source: str, target: str, seconds: float, nbytes: int) -> str:
-        """A frame of ``nbytes`` took ``seconds`` from ``source`` to ``target``. Frames of about one size are compared.
+    def counted(self, source: str, target: str, alone: float, least: float, alpha: float) -> None:
+        """The system's counts say that the direction carries ``alone`` bytes per second, ``least`` at least, and that a way takes
+        ``alpha`` seconds (0: not known)."""
+        self._counts.setdefault((source, target), _Counts()).add(alone, least, alpha)
+
+    def sent(self, source: str, target: str, seconds: float, nbytes: int, way: tuple[float, float] | None = None) -> str:
+        """``nbytes`` took ``seconds`` from ``source`` to ``target``, from the first byte's handing over until the last one was
+        there. ``way``: what is known of the link, its round trip in seconds and bytes per second; else only what is of about one
+        size is compared.
 
         If one of its ends computes slowly, that is why; the link is not looked at.
         """
         if any(end in self._devices and self._devices[end].slow for end in (source, target)):
             return ""
-        size = max(nbytes, 1).bit_length()
-        series = self._links.setdefault((source, f"{target}/{size}"), _Series())
-        found = series.add(seconds)
+        kind, unit = f"{max(nbytes, 1).bit_length()}", 1.0
+        if way is not None or (source, target) in self._ways:
+            round_trip, rate = self._ways.setdefault((source, target), way or (0.0, 1.0))
+            unit = _HANDLING + round_trip + nbytes / rate
+            kind, seconds = "fills" if nbytes / rate >= round_trip else "small", max(seconds / unit, 1.0)
+        series = self._links.setdefault((source, f"{target}/{kind}"), _Series(row=_IN_A_ROW))
+        counts = self._counts.get((source, target))
+        found = series.add(seconds, unit, possible=counts is None or counts.allow(kind))
         if found is None:
             return ""
         usual, now = found

@@ -257,9 +257,13 @@ class Probing:
             asked = [(first, (b, c), [self._ask(first, other, addresses) for other in (b, c)]) for first, b, c in triples]
             for first, others, futures in asked:
                 alone = [self.table.get(first, other) for other in others]
+                shared = any(figures is not None and figures.relay for figures in alone)
                 try:
                     together = sum(future.result(_PATIENCE).beta for future in futures)
                 except (FarflungError, TimeoutError):
+                    continue
+                if shared:  # two ways that meet at a relay share the way to it: that says nothing of an up-link
+                    self.table.put_uplink(first, None)
                     continue
                 separately = sum(figures.beta for figures in alone if figures is not None)
                 cap = together if None not in alone and together < _CAPPED * separately else None

@@ -90,7 +90,7 @@ class Runs:
         self.relays = Relays(send, self._relayed)
         self._assisting = Assisting(send, self.machine, self.links, self.reaching)
         self._freshness = Freshness(self.links)
-        self.watching = Watching(self._told_of)
+        self.watching = Watching(self._told_of, self.links)
         self._replanning = Replanning(self.machine, self.changed, self.handle, (self.links, self.reaching, judge))
         #: Told what has to be known after the broker was killed.
         self.note: Callable[..., None] = _forget
@@ -222,7 +222,7 @@ class Runs:
         live = self._live.get(member.run or "") if member is not None else None
         topology = live.planned.topology if live is not None and live.planned is not None else None
         if live is not None:
-            self.watching.spans(live.run, live.attempt, name, spans)
+            self.watching.spans(live.run, live.attempt, name, spans, links)
         self._freshness.take(name, links, None if topology is None else lambda peer: topology.relay(name, peer))
 
     def _told_of(self, run: str, text: str) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from farflung.protocol.rhythm import Rhythm
+from farflung.runtime.freshness import Told
+from farflung.runtime.link_table import LinkTable
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import Span
 
@@ -13,14 +16,17 @@ __all__ = ["Watching"]
 
 #: Runs whose rhythm is kept.
 _MOST = 32
+#: Frames that follow one another within so many seconds are one train.
+_NEXT = 1e-3
 
 
 class Watching:
     """The rhythms of the runs. Any thread may call."""
 
-    def __init__(self, tell: Callable[[str, str], None]) -> None:
-        """``tell`` hears of a run and what is new of it."""
+    def __init__(self, tell: Callable[[str, str], None], links: LinkTable | None = None) -> None:
+        """``tell`` hears of a run and what is new of it; ``links``: what is known of them."""
         self._tell = tell
+        self._links = links or LinkTable()
         self._lock = threading.Lock()
         self._rhythms: dict[str, tuple[int, Rhythm]] = {}
 
@@ -30,13 +36,24 @@ class Watching:
             said = [self._rhythm(run, attempt).step(name, busy)]
         self._say(run, said)
 
-    def spans(self, run: str, attempt: int, name: str, spans: Sequence[Span]) -> None:
-        """A worker told what it sent."""
+    def spans(self, run: str, attempt: int, name: str, spans: Sequence[Span], told: Mapping[str, Told] | None = None) -> None:
+        """A worker told what it sent, and what the system's counts say of its links."""
         with self._lock:
             rhythm = self._rhythm(run, attempt)
+            for peer, counts in (told or {}).items():
+                rhythm.counted(name, peer, counts.beta, counts.least, counts.alpha)
             sent = [span for span in spans if span.what is SpanKind.SEND and span.peer and span.nbytes > 0]
-            said = [rhythm.sent(name, span.peer, span.seconds, span.nbytes) for span in sent]
+            said = []
+            for peer in dict.fromkeys(span.peer for span in sent):
+                way = self._way(name, peer)
+                for seconds, nbytes in _trains(span for span in sent if span.peer == peer):
+                    said.append(rhythm.sent(name, peer, seconds, nbytes, way))
         self._say(run, said)
+
+    def _way(self, source: str, target: str) -> tuple[float, float] | None:
+        """What is known of a direction: the round trip, because the word that all has come counts, too, and the rate."""
+        known = self._links.get(source, target)
+        return (2 * known.alpha, known.beta) if known is not None and known.beta > 0 else None
 
     def silence(self, run: str, name: str, seconds: float, lease: float) -> None:
         """Nothing was heard for ``seconds`` of a worker of ``run``."""
@@ -71,3 +88,21 @@ class Watching:
         for text in said:
             if text:
                 self._tell(run, text)
+
+
+def _trains(spans: Iterable[Span]) -> Iterator[tuple[float, int]]:
+    """Seconds and bytes of what one peer was sent without a break.
+
+    Of frames that are under way together each one arrives a moment after the one before, however slow the link is; only all of
+    them together take the time that the link takes.
+    """
+    ordered = sorted(spans, key=lambda span: span.start)
+    if not ordered:
+        return
+    start, end, nbytes = ordered[0].start, ordered[0].end, ordered[0].nbytes
+    for _, span in pairwise(ordered):
+        if span.start > end + _NEXT:
+            yield end - start, nbytes
+            start, end, nbytes = span.start, span.end, 0
+        end, nbytes = max(end, span.end), nbytes + span.nbytes
+    yield end - start, nbytes
