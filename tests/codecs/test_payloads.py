@@ -201,3 +201,39 @@ def test_elements_of_unknown_types_are_named() -> None:
     for name in ("identity", "topk", "fp16", "int8"):
         with pytest.raises(CodecError, match="cannot encode elements of type complex128: known are float64"):
             get_codec(name).encode(np.zeros(3, complex))
+
+
+#: Of ``lowrank`` with quantized factors: fields, sections, and the codes of the last row.
+GOLDEN_FACTORS = [
+    (
+        {"rank": 1, "rows": 24, "columns": 24, "bits": 8, "block": 256},
+        [
+            "050b10151a20252a30353a3f454a4f555a5f656a6f747a7f",
+            "d3ecb03c",
+            "40c07f2040c07f2040c07f2040c07f2040c07f2040c07f20",
+            "341a0d3e",
+        ],
+        (127, [64, -64, 127, 32]),
+    ),
+    (
+        {"rank": 1, "rows": 24, "columns": 24, "bits": 4, "block": 256},
+        ["9899a9aabbcbccdcddeeeeff", "d39ec83e", "4caf4caf4caf4caf4caf4caf", "00002040"],
+        (7, [4, -4, 7, 2]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "sections", "codes"), GOLDEN_FACTORS, ids=["8", "4"])
+def test_golden_factors_of_low_rank(fields: dict[str, object], sections: list[str], codes: tuple[int, list[int]]) -> None:
+    """What encodes may differ in the last bit from machine to machine (it multiplies matrices); what decodes has these bytes."""
+    held = tuple(bytes.fromhex(section) for section in sections)
+    payload = Payload(codec="lowrank", dtype="float32", shape=(24, 24), fields=fields, sections=held)
+    decoded = decode_payload(payload)
+    scales = [np.frombuffer(held[place], "<f4")[0] for place in (1, 3)]
+    left, right = codes[0] * scales[0], np.array(codes[1] * 6, np.float32) * scales[1]
+    np.testing.assert_allclose(decoded[-1], left * right, rtol=1e-6)
+    original = np.outer(np.arange(1, 25), np.tile([1.0, -1.0, 2.0, 0.5], 6)).astype(np.float32)
+    made = get_codec("lowrank", rank=1, values=f"int{fields['bits']}").encode(original)
+    assert made.fields == fields
+    assert [memoryview(section).nbytes for section in made.sections] == [len(section) for section in held]
+    assert np.linalg.norm(decoded - original) < (0.01 if fields["bits"] == 8 else 0.15) * np.linalg.norm(original)
