@@ -11,7 +11,7 @@ from chains import chain, network
 from farflung.cluster import Device, Topology
 from farflung.errors import PlanError
 from farflung.job.spec import JobSpec
-from farflung.planners.auto import AutoSettings
+from farflung.planners.auto import Auto, AutoSettings
 from farflung.planners.auto.bounds import Bounds, Copy
 from farflung.planners.auto.layout import Context, Layout
 from farflung.planners.auto.quick import Quick
@@ -183,3 +183,14 @@ def test_a_price_that_is_only_a_bound_is_made_exact_when_asked_for():
     assert exact / 10 < bound <= exact * (1 + 1e-9)
     assert quick.seconds(layout, exact) == exact
     assert quick.seconds(layout, exact / 10) == exact
+
+
+def test_layouts_of_interchangeable_devices_are_judged_once():
+    topology = twins(2, 6)
+    job = JobSpec(micro_batch_sizes=(8,) * 4)
+    auto = Auto(AutoSettings(evaluations=40, members=("op_fence",)))
+    auto.plan(GRAPH, topology, job=job)
+    context = Context(Problem.of(GRAPH, topology, job), AutoSettings())
+    own = [context.layout_of(trial.plan) for trial in auto.trials if trial.planner == "auto"]
+    assert len(own) > 5
+    assert len({(context.like(each.groups), each.cuts, each.schedule, each.sizes) for each in own}) == len(own)

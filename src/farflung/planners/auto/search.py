@@ -87,6 +87,7 @@ class Search:
         self.prices: dict[Layout, float] = {}
         #: Layouts whose price is only a lower bound, since that was above the limit.
         self.bounded: set[Layout] = set()
+        #: What was judged; layouts of interchangeable devices count as one.
         self.asked: set[Layout] = set()
         self.factor: dict[Kind, float] = {}
         self.waiting: dict[Kind, list[tuple[float, int, Layout]]] = {}
@@ -270,6 +271,9 @@ class Search:
             late[draw % _LATE] = seconds
         return current, late
 
+    def _like(self, layout: Layout) -> Layout:
+        return replace(layout, groups=sum(self.context.like(layout.groups), ()))
+
     def _next(self) -> Layout | None:
         """The layout that the judge sees next: the least corrected price, of those not asked about."""
         best: tuple[float, int, Layout] | None = None
@@ -277,12 +281,12 @@ class Search:
             factor = self.factor.get(kind, 1.0)
             for price, number, layout in queue:
                 item = (price * factor, number, layout)
-                if layout not in self.asked and (best is None or item[:2] < best[:2]):
+                if (best is None or item[:2] < best[:2]) and self._like(layout) not in self.asked:
                     best = item
         return None if best is None else best[2]
 
     def _ask(self, layout: Layout) -> None:
-        self.asked.add(layout)
+        self.asked.add(self._like(layout))
         try:
             trial = self._judge(self.context.plan(layout), "auto")
         except PlanError:
