@@ -43,19 +43,19 @@ def test_parse_reads_numbers_with_units(kind: type[Quantity], text: str | float,
 
 @pytest.mark.parametrize("text", ["", "fast", "5 parsecs", "10 Mb/s", "1.2.3 s", "5 s s", "ms", "--3 s"])
 def test_text_that_is_no_duration_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InputError, match=r'cannot read .* as Seconds; write e\.g\. "20 ms" or 0\.02'):
+    with pytest.raises(InputError, match=r'cannot read .* as a duration; write e\.g\. "20 ms" or 0\.02'):
         Seconds.parse(text)
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "-5 s", "1e999 s"])
 def test_negative_and_infinite_values_are_refused(value: str | float) -> None:
-    with pytest.raises(InputError, match="Seconds must be finite and not negative, got"):
+    with pytest.raises(InputError, match="a duration must be finite and not negative, got"):
         Seconds.parse(value)
 
 
 @pytest.mark.parametrize("value", [True, None, [1], b"5 s"])
 def test_other_types_are_refused(value: object) -> None:
-    with pytest.raises(InputError, match=r"Bytes must be a number or text, got .*; write e\.g\."):
+    with pytest.raises(InputError, match=r"a number of bytes must be a number or text, got .*; write e\.g\."):
         Bytes.parse(value)  # type: ignore[arg-type]
 
 
@@ -117,3 +117,18 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_one_of_a_thing_has_no_plural() -> None:
     assert [counted(n, "worker") for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
     assert [counted(n, "micro-batch", "micro-batches") for n in (1, 2)] == ["1 micro-batch", "2 micro-batches"]
+
+
+@given(st.sampled_from([Seconds, Bytes, BytesPerSecond, Flops, FlopsPerSecond]), st.floats(1e-9, 1e18) | st.just(0.0))
+@settings(deadline=None)
+def test_what_is_written_for_files_is_read_back_to_its_digits(kind: type[Quantity], value: float) -> None:
+    assert kind.parse(kind(value).written()) == pytest.approx(value, rel=6e-4)
+    assert kind.parse(kind(value).written(digits=17)) == pytest.approx(value, rel=1e-15)
+
+
+def test_what_is_written_for_files() -> None:
+    assert Bytes(15519675187.2).written() == "15.52 GB"
+    assert BytesPerSecond(596739.1917745471).written() == "4.774 Mbit/s"
+    assert BytesPerSecond(5e6).written() == "40 Mbit/s"
+    assert Seconds(0.04295819949766155).written() == "42.96 ms"
+    assert Seconds(0.0).written() == "0 s"

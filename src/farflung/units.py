@@ -34,6 +34,15 @@ class Quantity(float):
     table: ClassVar[dict[str, float]] = {}
     base: ClassVar[str] = ""
     examples: ClassVar[str] = ""
+    #: What people call it.
+    what: ClassVar[str] = "a number"
+    #: What ``written`` writes in, from large to small, each with its size in the base unit.
+    spellings: ClassVar[tuple[tuple[str, float], ...]] = ()
+
+    def written(self, digits: int = 4) -> str:
+        """As people write it in a file, rounded to ``digits``: ``parse`` reads it."""
+        unit, scale = next((one for one in self.spellings if self >= one[1]), self.spellings[-1] if self else (self.base, 1.0))
+        return f"{float(self) / scale:.{digits}g} {unit}"
 
     @classmethod
     def parse(cls, text: str | float) -> Self:
@@ -43,18 +52,18 @@ class Quantity(float):
             InputError: the text is not a non-negative number with a known unit.
         """
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
-            raise InputError(f"{cls.__name__} must be a number or text, got {text!r}; write e.g. {cls.examples}")
+            raise InputError(f"{cls.what} must be a number or text, got {text!r}; write e.g. {cls.examples}")
         if not isinstance(text, str):
             return cls._checked(float(text), text)
         match = _NUMBER.fullmatch(text)
         if match is None or (match[2] and match[2] not in cls.table):
-            raise InputError(f"cannot read {text!r} as {cls.__name__}; write e.g. {cls.examples}")
+            raise InputError(f"cannot read {text!r} as {cls.what}; write e.g. {cls.examples}")
         return cls._checked(float(match[1].replace("_", "")) * cls.table.get(match[2], 1.0), text)
 
     @classmethod
     def _checked(cls, value: float, source: object) -> Self:
         if not 0.0 <= value < float("inf"):
-            raise InputError(f"{cls.__name__} must be finite and not negative, got {source!r}")
+            raise InputError(f"{cls.what} must be finite and not negative, got {source!r}")
         return cls(value)
 
     def __str__(self) -> str:
@@ -69,6 +78,8 @@ class Seconds(Quantity):
     """A duration in seconds."""
 
     __slots__ = ()
+    what = "a duration"
+    spellings = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
     table = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
     base = "s"
     examples = '"20 ms" or 0.02'
@@ -92,6 +103,8 @@ class Bytes(Quantity):
 
     __slots__ = ()
     table = _prefixed({"B": 1.0})
+    what = "a number of bytes"
+    spellings = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
     base = "B"
     examples = '"8 GB" or "8 GiB"'
 
@@ -101,6 +114,8 @@ class BytesPerSecond(Quantity):
 
     __slots__ = ()
     table = _prefixed({"B/s": 1.0, "bit/s": 0.125, "bps": 0.125})
+    what = "a rate"
+    spellings = (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("kbit/s", 125.0), ("bit/s", 0.125))
     base = "B/s"
     examples = '"100 Mbit/s" or "12 MB/s"'
 
@@ -110,6 +125,8 @@ class Flops(Quantity):
 
     __slots__ = ()
     table = _prefixed({"FLOP": 1.0})
+    what = "an amount of work"
+    spellings = (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("FLOP", 1.0))
     base = "FLOP"
     examples = '"3 TFLOP"'
 
@@ -119,6 +136,8 @@ class FlopsPerSecond(Quantity):
 
     __slots__ = ()
     table = _prefixed({"FLOP/s": 1.0, "FLOPS": 1.0})
+    what = "a speed"
+    spellings = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1.0))
     base = "FLOP/s"
     examples = '"5 TFLOP/s"'
 

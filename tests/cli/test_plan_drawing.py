@@ -75,7 +75,7 @@ def test_deaths_are_a_number_of_the_plan_and_of_the_simulation(tmp_path: Path, c
     assert code == 2
     assert "no machine has a failure rate: --deaths needs --mtbf" in err
     code, _, err = run([*given, "--mtbf", "soon"], capsys)
-    assert "--mtbf: cannot read 'soon' as Seconds" in err
+    assert "--mtbf: cannot read 'soon' as a duration" in err
     code, _, err = run([*given, "--mtbf", "0"], capsys)
     assert "--mtbf must be more than 0, got '0'" in err
 

@@ -133,7 +133,7 @@ def test_options_are_read_before_the_model(
     for options, message in (
         (("--steps", "0"), "setting steps must be from 1"),
         (("--jitter", "-1"), "jitter of compute must be from 0 (none) to 5, got -1"),
-        (("--mtbf", "abc"), "--mtbf: cannot read 'abc' as Seconds"),
+        (("--mtbf", "abc"), "--mtbf: cannot read 'abc' as a duration"),
         (("--prices", "gone.toml"), "cannot read the price file gone.toml"),
         (("--deaths", "5"), "no machine has a failure rate: --deaths needs --mtbf"),
     ):

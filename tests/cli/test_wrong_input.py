@@ -48,6 +48,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("submit job.toml --emulate", "--emulate makes links as slow as a topology says: add --topology FILE"),
         ("profile --home nowhere", "(looked for nowhere/submit-ticket; --home names another broker's folder)"),
+        ("emulate two-laptops --counters --every '0 s' -- true", "--every must be more than 0, got '0 s'; write e.g. \"2 s\""),
+        ("join @nowhere", "there is no file 'nowhere' that could hold a ticket: check the path after @"),
         ("plan wide.toml --topology two-laptops", "model.args.width = 'wide': must be a whole number from 1 on"),
         ("plan none.toml --topology two-laptops", "model.args.layers = -1: must be a whole number from 1 on"),
         ("plan three.toml --topology two-laptops", "gives 3: return a torch.nn.Module"),
@@ -59,9 +61,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "plan job.toml --topology two-laptops --mtbf '6 h'",
             "--mtbf is for what deaths cost, which --explain tells: add",
         ),
-        ("plan job.toml --topology two-laptops --explain --mtbf abc", "--mtbf: cannot read 'abc' as Seconds"),
+        ("plan job.toml --topology two-laptops --explain --mtbf abc", "--mtbf: cannot read 'abc' as a duration"),
         ("emulate true", "'true' is where the topology belongs: write farflung emulate TOPOLOGY -- true ..."),
-        ("emulate two-laptops --counters --every abc -- true", "--every: cannot read 'abc' as Seconds"),
+        ("emulate two-laptops --counters --every abc -- true", "--every: cannot read 'abc' as a duration"),
         ("emulate two-laptops --counters --every '0 s' -- true", "--every must be more than 0, got '0 s'"),
         ("simulate gone.json", "the plan gone.json can't be read: No such file or directory; check the path"),
         ("simulate job.toml", "the plan is not JSON: "),
@@ -71,13 +73,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         ("bench grid --json gone/grid.json", "gone/grid.json can't be written: No such file or directory; choose another file"),
         ("profile --save .", ". can't be written: Is a directory; choose another file"),
-        ("submit job.toml --retry soon", "--retry: cannot read 'soon' as Seconds; write e.g."),
-        ("broker --home b --valid forever", "--valid: cannot read 'forever' as Seconds"),
+        ("submit job.toml --retry soon", "--retry: cannot read 'soon' as a duration; write e.g."),
+        ("broker --home b --valid forever", "--valid: cannot read 'forever' as a duration"),
         (
             "broker --home b --listen 127.0.0.1:0 --mirror bucket",
             "'bucket' is no URL of an object store; write e.g. s3://bucket/folder",
         ),
-        ("broker --home b --run-limit -5", "--run-limit: Bytes must be finite and not negative, got '-5'"),
+        ("broker --home b --run-limit -5", "--run-limit: a number of bytes must be finite and not negative, got '-5'"),
         ("broker --home b --listen 127.0.0.1:70700", "write host:port with a port up to 65535, e.g. 0.0.0.0:7070"),
         (
             "broker --home b --advertise example.org:7070",
@@ -87,7 +89,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "broker --home b --advertise 'my host'",
             "--advertise 'my host' is not a host: write a name or an IP address, without a",
         ),
-        (f"join {a_ticket('join', '127.0.0.1:1', FAR)} --memory lots", "--memory: cannot read 'lots' as Bytes"),
+        (f"join {a_ticket('join', '127.0.0.1:1', FAR)} --memory lots", "--memory: cannot read 'lots' as a number of bytes"),
         (f"join {a_ticket('join', '127.0.0.1:1', FAR)} --advertise ''", "--advertise '' is not a host"),
         ("ticket list --home gone", "gone is no broker's folder: run this on the broker's machine, with the --home that it was"),
         ("ticket issue --home gone --address a.example:7070", "gone is no broker's folder"),
@@ -171,3 +173,18 @@ def test_asking_whether_a_file_can_be_written_leaves_none(place: Path) -> None:
     assert to_write(Path("/dev/null")).exists()
     with pytest.raises(InputError, match=r"gone/new can't be written: No such file or directory; choose another file"):
         to_write(place / "gone/new")
+
+
+@pytest.mark.parametrize("way", ["@ticket", "ticket", "variable"])
+def test_a_ticket_may_stand_in_a_file_or_in_the_environment(
+    way: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Arguments of a process can be read by everybody on the machine."""
+    ticket = a_ticket("submit", "127.0.0.1:1", FAR)
+    (place / "ticket").write_text(f"{ticket}\n")
+    (place / "ticket").chmod(0o600)
+    if way == "variable":
+        monkeypatch.setenv("FARFLUNG_TICKET", ticket)
+    with pytest.raises(SystemExit):
+        main(["join", "--retry", "1 s", *([] if way == "variable" else [way])])
+    assert "cannot reach the broker at 127.0.0.1:1" in capsys.readouterr().err

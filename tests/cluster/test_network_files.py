@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from farflung.cluster import Change, Network, Topology
+from farflung.cluster import Change, Device, Network, Topology
 from farflung.errors import InputError
+from farflung.units import Bytes, FlopsPerSecond
 
 TEXT = """
 name = "home-lab"
@@ -182,3 +183,34 @@ def test_devices_of_one_region_may_have_different_caps():
     assert topology.beta[1].tolist()[1:] == [float("inf"), 125e6, 125e3]
     assert topology.beta[3].tolist()[:3] == [12.5e6, 125e6, 125e6]
     assert Topology.from_text(topology.to_toml(), "home-lab") == topology
+
+
+def test_a_topology_for_people_has_units_and_no_empty_keys():
+    devices = [Device(name=n, memory=Bytes(15519675187.2), speed=FlopsPerSecond(41234567890.1)) for n in ("a", "b")]
+    beta = np.array([[np.inf, 596739.1917745471], [5e6, np.inf]])
+    topology = Topology.from_matrices(np.array([[0.0, 0.04295819949766155], [0.0121, 0.0]]), beta, devices)
+    text = topology.to_toml(digits=4)
+    assert text.startswith('name = "matrices"\n\n[[device]]\nname = "a"\nmemory = "15.52 GB"\nspeed = "41.23 GFLOP/s"\n'), text
+    assert "region" not in text
+    assert 'from = "a"\nto = "b"\nlatency = "42.96 ms"\nbandwidth = "4.774 Mbit/s"\n' in text
+    read = Topology.from_text(text)
+    np.testing.assert_allclose(read.alpha, topology.alpha, rtol=6e-4)
+    np.testing.assert_allclose(read.beta, topology.beta, rtol=6e-4)
+    assert Topology.from_text(read.to_toml(digits=4)) == read
+
+
+def test_changes_are_told_to_people():
+    network = Network.from_text(TEXT + CHANGES)
+    told = [network.told(change) for change in network.timeline]
+    assert all(told), told
+    device = "".join(f'[[device]]\nname = "{n}"\nmemory = "8 GB"\nspeed = "1 TFLOP/s"\n' for n in "ab")
+    cut = (
+        '[[change]]\nat = "70 s"\nbetween = ["a", "b"]\nbandwidth = "12.5 Mbit/s"\nlatency = "20 ms"\nloss = "1 %"\nup = false\n'
+    )
+    (change,) = (network := Network.from_text(device + cut)).timeline
+    assert sorted(network.told(change).replace(": ", ", ").split(", ")) == sorted(
+        ["a -> b", "b -> a", "bandwidth 12.5 Mbit/s", "latency 20 ms", "loss 1 %", "up = false"]
+    )
+    caps = '[[change]]\nat = 1\ndevice = "a"\nuplink = 0\nnat = true\n'
+    (change,) = (network := Network.from_text(device + caps)).timeline
+    assert network.told(change).startswith("a: no limit of uplink, nat = ")

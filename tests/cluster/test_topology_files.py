@@ -72,7 +72,7 @@ def test_links_inside_one_region_can_be_set():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (("8 GB", "8 apples"), r"net: device\[0\].memory: cannot read '8 apples' as Bytes; write e.g. \"8 GB\""),
+        (("8 GB", "8 apples"), r"net: device\[0\].memory: cannot read '8 apples' as a number of bytes; write e.g. \"8 GB\""),
         (('speed = "100 GFLOP/s"\n', ""), r"net: device\[0\].speed: is missing; write e.g. speed = \"5 TFLOP/s\""),
         (("speed_factor = 0.5", 'overhead = "2 s"'), r"net: device\[0\]: device '.*': overhead must be from 0 to 1.00 s"),
         (("speed_factor = 0.5", 'speed_factor = "half"'), r"net: device\[0\].speed_factor: must be a number, got 'half'"),
@@ -98,7 +98,7 @@ def test_all_that_is_wrong_with_devices_is_told_at_once():
         Topology.from_text(wrong.replace('kind = "cuda"', 'kind = "gpu"\nnat = 5'), "net")
     text = str(caught.value)
     assert "\n" not in text
-    assert text.startswith("net: device[0].memory: cannot read '8 apples' as Bytes")
+    assert text.startswith("net: device[0].memory: cannot read '8 apples' as a number of bytes")
     for part in ("; device[0].speed_factor: must be a number", "; device[1].count: must be", "; device[1].nat: must be true"):
         assert part in text
     many = "".join(f'[[device]]\nname = "d{number}"\nmemory = 0\nspeed = 0\n' for number in range(11))

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+#: The variable of the environment that holds a ticket to join.
+TICKET = "FARFLUNG_TICKET"
+
 tickets = typer.Typer(no_args_is_help=True, help="Issue, list and revoke tickets (on the broker's machine).")
 
 
@@ -84,7 +87,9 @@ def broker(
 
 
 def join(
-    ticket: Annotated[str, typer.Argument(help="The ticket that the broker printed, or a file that holds it.")],
+    ticket: Annotated[
+        str, typer.Argument(envvar=TICKET, help="The ticket that the broker printed, or a file that holds it (also @FILE).")
+    ],
     name: Annotated[str | None, typer.Option(help="This worker's name (default: from the host name).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     memory: Annotated[str | None, typer.Option(help='Memory to offer, e.g. "8 GB" (default: 80 % of what is free).')] = None,
@@ -114,8 +119,8 @@ def join(
     from farflung.security import Ticket
     from farflung.security.files import read_private
 
-    kept = Path(ticket) if not ticket.startswith("farflung") and Path(ticket).is_file() else None
-    invitation = Ticket.parse(ticket if kept is None else read_private(kept).decode("ascii", "replace"))
+    kept = _ticket_file(ticket)
+    invitation = Ticket.parse(ticket if kept is None else read_private(kept).decode("ascii", "replace").strip())
     options = WorkerOptions(
         device=device,
         memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
@@ -155,6 +160,19 @@ def join(
     finally:
         wishes.end()
     typer.echo(f"{own}: left")
+
+
+def _ticket_file(text: str) -> Path | None:
+    """The file that ``text`` says to hold the ticket: ``@FILE``, or a path that is there (None: it is the ticket itself).
+
+    Raises:
+        InputError: there is no such file.
+    """
+    if text.startswith("@"):
+        if not (path := Path(text[1:]).expanduser()).is_file():
+            raise InputError(f"there is no file {text[1:]!r} that could hold a ticket: check the path after @")
+        return path
+    return Path(text) if not text.startswith("farflung") and Path(text).is_file() else None
 
 
 def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:

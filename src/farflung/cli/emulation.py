@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,7 @@ from farflung.errors import InputError
 from farflung.units import Bytes, Seconds, counted
 
 if TYPE_CHECKING:
+    from farflung.cluster import Network
     from farflung.emulation import Emulation
 
 __all__ = ["register"]
@@ -68,7 +70,7 @@ def emulate(
         raise InputError("--every says how often to show counters: add --counters")
     _check_place(topology, command or [])
     network = Network.named(topology)
-    beat = read_time(every, "--every")
+    beat = read_time(every, "--every", "2 s")
     require_root()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with Emulation(network, EmulationOptions(seed=seed)) as emulation:
@@ -77,6 +79,7 @@ def emulate(
             _beside(emulation, text, variables)
         emulation.play()
         over = threading.Event()
+        threading.Thread(target=_announce, args=(network, over), name="timeline", daemon=True).start()
         if beat is not None:
             threading.Thread(target=_watch, args=(emulation, beat, over), name="counters", daemon=True).start()
         try:
@@ -84,7 +87,7 @@ def emulate(
         finally:
             over.set()
             if counters:
-                typer.echo(_table(emulation), err=True)
+                typer.echo(_table(emulation, end=True), err=True)
     if status:
         raise typer.Exit(status)
 
@@ -149,18 +152,30 @@ def _beside(emulation: Emulation, text: str, variables: Mapping[str, str]) -> No
 def _watch(emulation: Emulation, beat: float, over: threading.Event) -> None:
     from farflung.errors import EmulationError
 
+    begin = time.monotonic()
     while not over.wait(beat):
         try:
-            typer.echo(_table(emulation), err=True)
+            typer.echo(f"after {Seconds(time.monotonic() - begin)}:\n{_table(emulation)}", err=True)
         except EmulationError:
             return  # the end says it
 
 
-def _table(emulation: Emulation) -> str:
-    lines = [f"{'from':20} {'to':20} {'bytes':>10} {'packets':>9} {'lost':>7} {'dropped':>7} {'refused':>7} {'queue':>8}"]
+def _announce(network: Network, over: threading.Event) -> None:
+    """A line for each change of the timeline, when it takes effect."""
+    begin = time.monotonic()
+    for change in network.timeline:
+        if over.wait(max(begin + change.at - time.monotonic(), 0.0)):
+            return
+        typer.echo(f"emulation: after {change.at}: {network.told(change)}", err=True)
+
+
+def _table(emulation: Emulation, *, end: bool = False) -> str:
+    """What passed; at the ``end`` nothing queues any more."""
+    queue = "" if end else f" {'queue':>8}"
+    lines = [f"{'from':20} {'to':20} {'bytes':>10} {'packets':>9} {'lost':>7} {'dropped':>7} {'refused':>7}{queue}"]
     lines += [
         f"{pair.source:20} {pair.target:20} {Bytes(pair.bytes)!s:>10} {pair.packets:>9} {pair.lost:>7} {pair.dropped:>7} "
-        f"{pair.refused:>7} {Seconds(pair.queued_seconds)!s:>8}"
+        f"{pair.refused:>7}" + ("" if end else f" {Seconds(pair.queued_seconds)!s:>8}")
         for pair in emulation.counters()
     ]
     return "\n".join(lines)

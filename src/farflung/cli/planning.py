@@ -47,7 +47,7 @@ def read_topology(text: str) -> Topology:
     return Topology.preset(text)
 
 
-def read_time(text: str | None, option: str) -> float | None:
+def read_time(text: str | None, option: str, example: str = "6 h") -> float | None:
     """A time span of the command line in seconds, more than 0; None stays None.
 
     Raises:
@@ -57,7 +57,7 @@ def read_time(text: str | None, option: str) -> float | None:
         return None
     seconds = quantity(Seconds, text, option)
     if seconds <= 0:
-        raise InputError(f'{option} must be more than 0, got {text!r}; write e.g. "6 h"')
+        raise InputError(f'{option} must be more than 0, got {text!r}; write e.g. "{example}"')
     return float(seconds)
 
 

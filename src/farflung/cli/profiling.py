@@ -62,7 +62,7 @@ def profile(
     else:
         _show(topology, caps)
     if save is not None:
-        write_text(save, topology.to_toml())
+        write_text(save, topology.to_toml(digits=4))
         typer.echo(f"saved: farflung plan JOB --topology {save}", err=as_json)
 
 

@@ -50,6 +50,7 @@ A link between devices beats a link between regions, which beats ``[inside]`` an
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -318,17 +319,22 @@ def _link(reader: TableReader, number: int, entry: object, regions: set[str], na
     return [(source, target, values, rank), (target, source, values, rank)] if both else [(source, target, values, rank)]
 
 
-def write_topology(topology: Topology) -> str:
-    """TOML that reads back to an equal topology; a [[link]] per pair of regions where all links agree, else of devices."""
+def write_topology(topology: Topology, digits: int | None = None) -> str:
+    """TOML that reads back to an equal topology; a [[link]] per pair of regions where all links agree, else of devices.
+
+    ``digits``: round quantities to so many, and write them with their units.
+    """
     lines = [f"name = {_quoted(topology.name)}", ""]
     for device in topology.devices:
-        lines += ["[[device]]", f"name = {_quoted(device.name)}", f"memory = {float(device.memory)!r}"]
-        lines += [f"speed = {float(device.speed)!r}", f"speed_factor = {float(device.speed_factor)!r}"]
-        lines += [f"overhead = {float(device.overhead)!r}"] if device.overhead else []
-        lines += [f"region = {_quoted(device.region)}", f"kind = {_quoted(device.kind)}"]
+        lines += ["[[device]]", f"name = {_quoted(device.name)}", f"memory = {_written(device.memory, digits)}"]
+        factor = float(device.speed_factor) if digits is None else float(f"{float(device.speed_factor):.{digits}g}")
+        lines += [f"speed = {_written(device.speed, digits)}", f"speed_factor = {factor!r}"]
+        lines += [f"overhead = {_written(device.overhead, digits)}"] if device.overhead else []
+        lines += [f"region = {_quoted(device.region)}"] if device.region else []
+        lines += [f"kind = {_quoted(device.kind)}"]
         for key in ("disk", "mtbf", *_CAPS):
             value = getattr(device, key)
-            lines += [] if value is None else [f"{key} = {float(value)!r}"]
+            lines += [] if value is None else [f"{key} = {_written(value, digits)}"]
         lines += [f"nat = {_quoted(device.nat)}"] if device.nat else []
         lines += ([] if device.reliable else ["reliable = false"]) + [""]
     blocks = topology.blocks
@@ -344,17 +350,24 @@ def write_topology(topology: Topology) -> str:
             if not values:
                 continue
             if len(values) == 1 and source and target and not {source, target} & set(topology.names):
-                lines += _link_lines(source, target, *values.pop())
+                lines += _link_lines(source, target, *values.pop(), digits)
             else:
                 for i, j in ((i, j) for i in rows for j in columns if i != j):
                     ends = (topology.names[i], topology.names[j])
-                    lines += _link_lines(*ends, float(topology.alpha[i, j]), float(topology.beta[i, j]))
+                    lines += _link_lines(*ends, float(topology.alpha[i, j]), float(topology.beta[i, j]), digits)
     return "\n".join(lines)
 
 
-def _link_lines(source: str, target: str, latency: float, bandwidth: float) -> list[str]:
+def _link_lines(source: str, target: str, latency: float, bandwidth: float, digits: int | None) -> list[str]:
     ends = f"from = {_quoted(source)}\nto = {_quoted(target)}"
-    return ["[[link]]", ends, f"latency = {latency!r}", f"bandwidth = {bandwidth!r}", ""]
+    figures = f"latency = {_written(Seconds(latency), digits)}", f"bandwidth = {_written(BytesPerSecond(bandwidth), digits)}"
+    return ["[[link]]", ends, *figures, ""]
+
+
+def _written(value: Quantity, digits: int | None) -> str:
+    if digits is None or not math.isfinite(value):
+        return repr(float(value))
+    return _quoted(value.written(digits))
 
 
 def _quoted(text: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from farflung.cluster.presets import get_preset
 from farflung.cluster.topology import Matrix, Topology
 from farflung.errors import InputError
-from farflung.units import Seconds
+from farflung.units import BytesPerSecond, Seconds
 
 __all__ = ["MAX_NETWORK", "QUEUE", "Change", "Network"]
 
@@ -19,6 +19,8 @@ __all__ = ["MAX_NETWORK", "QUEUE", "Change", "Network"]
 MAX_NETWORK = 1024
 #: Seconds that a packet waits for a link's rate at most, where nothing else is said.
 QUEUE = 0.2
+#: Links of a change that are named.
+_TOLD = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +106,29 @@ class Network:
     def named(cls, text: str) -> Network:
         """A file (what ends in .toml or has a slash) or a preset."""
         return cls.from_toml(text) if text.endswith(".toml") or "/" in text else cls.preset(text)
+
+    def told(self, change: Change) -> str:
+        """What ``change`` of the timeline is, for people."""
+        names = self.topology.names
+        if change.heal:
+            return "everybody reaches everybody again"
+        if change.reset:
+            return "the router restarts: packets under way are lost"
+        if change.groups:
+            return "only these reach each other: " + " | ".join(", ".join(names[i] for i in group) for group in change.groups)
+        ends = [f"{names[i]} -> {names[j]}" for i, j in change.links] or [names[i] for i in change.nodes]
+        places = ", ".join(ends[:_TOLD]) + (f" and {len(ends) - _TOLD} more" if len(ends) > _TOLD else "")
+        return f"{places}: " + ", ".join(_told_value(key, value) for key, value in change.values.items())
+
+
+def _told_value(key: str, value: float | bool | str) -> str:
+    if isinstance(value, bool):
+        return f"{key} = {str(value).lower()}"
+    if isinstance(value, str):
+        return f"{key} = {value!r}"
+    if key in ("loss", "corrupt"):
+        return f"{key} {100 * value:.3g} %"
+    kind = BytesPerSecond if key in ("bandwidth", "uplink", "downlink") else Seconds
+    if kind is BytesPerSecond and not 0 < value < float("inf"):
+        return f"no limit of {key}"
+    return f"{key} {kind(value).written()}"

@@ -291,11 +291,12 @@ class Topology:
 
         return parse_topology(text, source)
 
-    def to_toml(self) -> str:
-        """TOML text that ``from_text`` reads back to an equal topology."""
+    def to_toml(self, *, digits: int | None = None) -> str:
+        """TOML text that ``from_text`` reads back to an equal topology; with ``digits`` for people: quantities with their units,
+        rounded to so many digits, and no empty keys."""
         from farflung.cluster.files import write_topology
 
-        return write_topology(self)
+        return write_topology(self, digits)
 
     @classmethod
     def preset(cls, name: str) -> Topology:

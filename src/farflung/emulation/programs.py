@@ -82,18 +82,21 @@ def start_cluster(
     serve = ["broker", "--listen", f"0.0.0.0:{_PORT}", "--advertise", host.address]
     started = [_farflung(host, home, "broker", [*program, *serve])]
     ticket = _until(started[0], home / "broker.log", r"farflung join (\S+)\n")[1]
-    joins = {node: [*program, "join", ticket, "--name", node.name] for node in emulation.nodes.values()}
-    started += [_farflung(node, home, f"worker-{node.name}", join) for node, join in joins.items()]
+    for node in emulation.nodes.values():  # not an argument: those of a process can be read by everybody on the machine
+        join = [*program, "join", "--name", node.name]
+        started.append(_farflung(node, home, f"worker-{node.name}", join, {"FARFLUNG_TICKET": ticket}))
     for process, node in zip(started[1:], emulation.nodes.values(), strict=True):
         _until(process, home / f"worker-{node.name}.log", "joined the broker at")
     return started
 
 
-def _farflung(node: Node, home: Path, name: str, arguments: Sequence[str]) -> subprocess.Popen[Any]:
+def _farflung(
+    node: Node, home: Path, name: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+) -> subprocess.Popen[Any]:
     with (home / f"{name}.log").open("wb") as log:
         return node.start(
             [sys.executable, "-u", *arguments],
-            env={"FARFLUNG_HOME": str(home)},
+            env={"FARFLUNG_HOME": str(home), **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
