@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farflung.api.planning import judge
 from farflung.api.what_if import changed_topology
-from farflung.api.why import Case, reasons
+from farflung.api.why import Alternative, Case, Reasons, reasons
 from farflung.clock import VirtualClock
 from farflung.cluster import Device, Topology
 from farflung.graph.builder import GraphBuilder
@@ -82,6 +82,22 @@ def test_the_next_best_plan_is_named_and_equal_plans_are_told() -> None:
     assert "next best: " in found.text
     assert "(as long)" in found.text
     assert found.to_dict()["seconds"] == found.seconds
+
+
+def test_it_says_when_all_others_make_the_same_plan() -> None:
+    same = [Alternative(name=name, seconds=2.0, note="the same plan") for name in ("auto", "dtfm")]
+    none = Alternative(name="hybrid_ps", seconds=float("inf"), note="has no plan")
+
+    def told(*others: Alternative) -> list[str]:
+        found = Reasons(seconds=2.0, held=(), memory="", waiting="", alternatives=others)
+        return [line for line in found.text.splitlines() if "next best" in line or "then" in line]
+
+    assert told(*same) == ["next best: none; all other planners make the same plan"]
+    assert told(*same, none) == [
+        "next best: none; all other planners that have a plan make the same plan",
+        "  then: hybrid_ps has no plan",
+    ]
+    assert told(none) == ["next best: no other planner has a plan that fits"]
 
 
 def test_planners_that_there_is_no_time_for_are_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -11,8 +12,9 @@ from rich.console import Console
 
 from farflung.cli.progress import RunView, printable, say, show_run
 from farflung.errors import TrainingError
-from farflung.plan import LinkPlan, Plan, Stage
+from farflung.plan import LinkPlan, Plan, Replica, Stage
 from farflung.plan.document import plan_to_json
+from farflung.plan.model import SyncPlan
 from farflung.runtime.client import Client
 from farflung.telemetry import CodecUse, EvaluationRecord, RunResult, StepRecord
 from farflung.wire.frames import Frame
@@ -95,6 +97,29 @@ def test_the_picture_shows_what_codecs_cost_and_lose() -> None:
     console.print(view.render())
     assert isinstance(console.file, io.StringIO)
     assert ["0", "1", "10", "B", "4", "ms", "12.5%"] in [line.split() for line in console.file.getvalue().splitlines()]
+
+
+def test_it_says_when_a_slower_replica_rests() -> None:
+    replicas = tuple(Replica(device=name, first=at, end=at + 1) for at, name in enumerate(("laptop", "office")))
+    plan = replace(
+        PLAN,
+        stages=(Stage(index=0, start=0, stop=2, device="laptop", replicas=replicas),),
+        links=(),
+        micro_batch_sizes=(2, 2),
+        sync=SyncPlan(strategy="diloco", settings=(("by_speed", True), ("sync_every", 2)), layers=((),), local_steps=(2, 1)),
+    )
+    view = RunView()
+    view.take(
+        Frame("planned", {"plan": plan_to_json(plan), "addresses": {}, "predicted": 1.5, "explanation": WIDE, "first_step": 0})
+    )
+    for samples, rests in ((4, False), (2, True)):
+        record = replace(step(samples), samples=samples, link_bytes={(0, 0): 10})
+        view.take(Frame("record", {"line": record.to_line()}))
+        assert ("a replica rests in this step (by_speed)" in view.line()) == rests
+    console = Console(file=io.StringIO(), width=100)
+    console.print(view.render())
+    assert isinstance(console.file, io.StringIO)
+    assert "0, replicas  each other  " in console.file.getvalue()
 
 
 def test_before_the_first_step_it_says_what_it_waits_for() -> None:

@@ -75,6 +75,7 @@ def test_the_explanation_names_the_micro_batches():
     text = explain(estimate(GRAPH, alone(("d0", 0, 3), ("d1", 3, 4)), topology(), JOB))
     assert "0 (0 to 2)" in text
     assert "0 (3 to 3)" in text
+    assert "stage 0 (2 to 3): the replica of stage 0 that computes micro-batches 2 to 3" in text
     assert "gradients of replicas" in text
 
 

@@ -127,6 +127,25 @@ def test_by_name_after_a_stop(three: Loopback) -> None:
     assert same(longer.tensors(), second.tensors()) == []
 
 
+@pytest.mark.parametrize(("replicas", "told"), [(2, True), (3, False)])
+def test_who_resumes_with_another_number_of_pipelines_is_told_that_the_strategy_begins_anew(
+    replicas: int, told: bool, three: Loopback
+) -> None:
+    sync = {"strategy": "diloco", "settings": {"sync_every": 2}}
+    job = whole(micro_batch_sizes=[2, 2, 1], workers=3, plan={"replicas": 3}, sync=sync, steps=3)
+    first = three.run(job)
+    assert first.result.status == "finished", first.result.cause
+    fewer = job.model_copy(update={"plan": job.plan.model_copy(update={"replicas": replicas})})
+    second = three.run(rest(fewer, first.run, planner="equal_compute", workers=replicas, steps=4))
+    assert second.result.status == "finished", second.result.cause
+    notes = [str(frame.header["text"]) for frame in second.frames if frame.kind == "note"]
+    anew = [note for note in notes if "diloco begins anew" in note]
+    words = (
+        "step 3: diloco begins anew from the first one's states: what replicas hold of their own, and registers, were not kept"
+    )
+    assert [note.split(" by as many")[0] for note in anew] == ([words] if told else [])
+
+
 def test_who_resumes_is_told_that_the_checkpoint_is_checked(three: Loopback) -> None:
     first = three.run(text_job(steps=1))
     bundle = captured(rest(text_job(steps=2), first.run, steps=2), three.home)

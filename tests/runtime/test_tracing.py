@@ -109,6 +109,7 @@ def test_a_worker_that_cannot_be_dialled_dials_and_links_are_told(tmp_path: Path
         assert (end.result.status, end.result.steps) == ("finished", 4)
         told = [line for line in cluster.said["a"] if line.startswith("link to b: ")]
     assert "sent in" in told[-1]
+    assert "since this worker began" in told[-1]
     assert re.search(r"\d connections? under", told[-1])
 
 

@@ -149,6 +149,19 @@ def test_time_shares_count_overlap_once() -> None:
     assert shares.hidden_share == pytest.approx(3.5 / 6.5)
 
 
+def test_the_total_begins_with_the_first_step() -> None:
+    spans = (
+        span(SpanKind.DECODE, 1, 3),
+        span(SpanKind.SEND, 4, 7),
+        span(SpanKind.WAIT, 5, 6, step=0),
+        span(SpanKind.COMPUTE, 6, 8, step=0),
+        span(SpanKind.SEND, 9, 10),
+    )
+    (shares,) = time_shares([ProcessTrace(process="w", spans=spans)])
+    assert (shares.before, shares.total) == (4, 5)
+    assert (shares.receive, shares.send, shares.hidden) == (0, 3, 1)
+
+
 def test_perfetto_moves_clocks_and_parts_what_overlaps() -> None:
     early = ProcessTrace(process="a", spans=(span(SpanKind.SEND, 1, 3, nbytes=7), span(SpanKind.SEND, 2, 4, peer="b")))
     late = ProcessTrace(

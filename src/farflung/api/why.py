@@ -31,6 +31,7 @@ _TRIED = 3
 _PATIENCE = 30.0
 #: Gains and losses below this are none.
 _NOTHING = 0.005
+_SAME = "the same plan"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,20 +105,23 @@ class Reasons:
         if self.alternatives:
             yield from self._others()
         for change in self.changes:
-            what = f"{_told(change)}, {change.devices} devices" if change.factor >= 1 + _NOTHING else "nothing"
-            yield f'planned anew with "{change.what}": {what}'
+            what = f"{_told(change)}, {change.devices} devices" if change.factor >= 1 + _NOTHING else "no shorter step"
+            yield f'planned anew with "{change.what}" (as --what-if takes it): {what}'
 
     def _others(self) -> Iterator[str]:
-        best = self.alternatives[0]
-        if best.seconds == float("inf"):
+        best, rest = self.alternatives[0], self.alternatives[1:]
+        plans = [one for one in self.alternatives if math.isfinite(one.seconds)]
+        if not plans:
             yield "next best: no other planner has a plan that fits"
+        elif all(one.note == _SAME for one in plans):
+            rest = tuple(one for one in self.alternatives if one not in plans)
+            yield f"next best: none; all other planners{' that have a plan' if rest else ''} make the same plan"
         elif best.seconds < self.seconds * (1 - _NOTHING):
             yield f"a better plan: {best.name} takes {Seconds(best.seconds)} ({self.seconds / best.seconds:.2f} x as fast)"
         else:
             yield f"next best: {best.name} takes {Seconds(best.seconds)} ({_longer(best.seconds / self.seconds)})"
-        rest = [f"{one.name} {one.note or Seconds(one.seconds)}" for one in self.alternatives[1:]]
         if rest:
-            yield f"  then: {', '.join(rest)}"
+            yield f"  then: {', '.join(f'{one.name} {one.note or Seconds(one.seconds)}' for one in rest)}"
         if self.skipped:
             yield f"  not asked, for lack of time: {', '.join(self.skipped)}"
 
@@ -236,9 +240,9 @@ def _alternatives(case: Case, clock: Clock, until: float) -> tuple[tuple[Alterna
         if not judged.feasible:
             found.append(Alternative(name=name, seconds=float("inf"), note="does not fit"))
         else:
-            same = "the same plan" if plan.stages == case.plan.stages and plan.schedule == case.plan.schedule else ""
+            same = _SAME if plan.stages == case.plan.stages and plan.schedule == case.plan.schedule else ""
             found.append(Alternative(name=name, seconds=judged.step_seconds, note=same))
-    others = sorted(found, key=lambda one: (one.note == "the same plan", one.seconds))
+    others = sorted(found, key=lambda one: (math.isinf(one.seconds), one.note == _SAME, one.seconds))
     return tuple(others), tuple(skipped)
 
 

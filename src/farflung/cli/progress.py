@@ -115,9 +115,18 @@ class RunView:
             parts.append(f"slowest stage {stage}{self._place(stage)}: computes {Seconds(last.busy_seconds[stage])}/step")
         if last.skipped:
             parts.append("step skipped: loss is not a number")
+        if self._rests(last):
+            parts.append("a replica rests in this step (by_speed)")
         if last.divergence is not None:
             parts.append(f"replicas {last.divergence:.1%} apart")
         return parts
+
+    def _rests(self, record: StepRecord) -> bool:
+        """Whether a slower pipeline takes no local step: such a step has fewer samples."""
+        plan = self.planned.plan if self.planned else None
+        if plan is None or plan.sync is None or not plan.sync.local_steps:
+            return False
+        return record.samples < sum(plan.micro_batch_sizes)
 
     def render(self) -> RenderableType:
         """The live picture."""
@@ -143,6 +152,8 @@ class RunView:
             count, before = record.link_bytes[source, target], dense[source, target]
             saved = f"{Bytes(before)} ({before / count:.1f} x)" if count and before > 1.05 * count else ""
             ends = [f"{stage}{self._place(stage)}" for stage in (source, target)]
+            if source == target:
+                ends = [f"{source}, replicas", "each other"]
             row = [*ends, str(Bytes(count)), *([saved] if saves else [])]
             table.add_row(*row, *(self._coding(record, (source, target)) if coded else []))
         if len(record.link_bytes) > _MAX_LINKS:

@@ -47,12 +47,12 @@ def trace(
 
 
 def _table(traces: list[ProcessTrace], shares: list[TimeShares]) -> Table:
-    table = Table("worker", "total", "compute", "send", "receive", "wait", "hidden", "clock")
+    table = Table("worker", "before", "total", "compute", "send", "receive", "wait", "hidden", "clock")
     for trace_, row in zip(traces, shares, strict=True):
         cells = [f"{Seconds(value)} {_percent(value, row.total)}" for value in (row.compute, row.send, row.receive, row.wait)]
         hidden = f"{100 * row.hidden_share:.0f}%" if row.transfer else "-"
         clock = f"{1e3 * trace_.offset.seconds:+.1f} ms ±{1e3 * trace_.offset.error:.1f}"
-        table.add_row(row.process, str(Seconds(row.total)), *cells, hidden, clock)
+        table.add_row(row.process, str(Seconds(row.before)), str(Seconds(row.total)), *cells, hidden, clock)
     return table
 
 

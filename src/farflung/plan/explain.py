@@ -15,6 +15,9 @@ _STAGES = "forward, backward: work and seconds of one micro-batch; in flight: mi
 _DEVICES = "used: of the memory limit; busy: the share of the step in which the device computes"
 _LINKS = "dense, sent, seconds: of one micro-batch, values on the way forward / gradients on the way back; sent: after the codec"
 
+_COPIES = "stage 0 (2 to 3): the replica of stage 0 that computes micro-batches 2 to 3"
+_FIRST = "devices and seconds are those of the stages' first replicas, the others' links carry the same for their micro-batches"
+
 
 def stage_rows(estimate: Estimate) -> Rows:
     """Head and one row per copy of a stage: where it runs, what it holds, what it costs per micro-batch.
@@ -71,9 +74,11 @@ def link_rows(estimate: Estimate) -> Rows:
 
 def explain(estimate: Estimate) -> str:
     """The whole estimate as plain text."""
-    lines = [_table(stage_rows(estimate)), _STAGES, "", _table(device_rows(estimate)), _DEVICES, ""]
+    several = len(estimate.replicas) > len(estimate.stages)
+    stages = f"{_STAGES}; {_COPIES}" if several else _STAGES
+    lines = [_table(stage_rows(estimate)), stages, "", _table(device_rows(estimate)), _DEVICES, ""]
     if estimate.links:
-        lines += [_table(link_rows(estimate)), _LINKS, ""]
+        lines += [_table(link_rows(estimate)), f"{_LINKS}; {_FIRST}" if several else _LINKS, ""]
     served = max((stage.memory.get("serving", 0.0) for stage in estimate.replicas), default=0.0)
     if served:
         lines.append(f"memory: up to {Bytes(served)} of a stage's are kept for its helpers (inputs, states, waiting gradients)")

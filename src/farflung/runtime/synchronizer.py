@@ -95,7 +95,7 @@ class Synchronizer:
         """
         plan, self._origin = self._setup.plan, step
         assert plan.sync is not None
-        found = slots or {}
+        found, anew = slots or {}, False
         for stage, runner in runners.items():
             layers = tuple(layer.parameters for layer in plan.sync.layers[stage])
             if not layers:
@@ -112,8 +112,12 @@ class Synchronizer:
             before = kept_of({key: value for key, value in found.items() if _of(key) in names}, world.members, world.rank)
             if before is None:
                 self._all(member, self.strategy.init(world))
+                anew = anew or step > 0
             else:
                 self._go_on(member, before)
+        if anew and self._setup.device == self._setup.leader and (self.drifts or self.strategy.registers):
+            what = f"what replicas hold of their own, and registers, were not kept by as many pipelines ({world.members})"
+            self._tell(f"step {step}: {self.strategy.name} begins anew from the first one's states: {what}")
 
     def _go_on(self, member: Member, kept: Kept) -> None:
         """Take up what a checkpoint holds of a replica."""

@@ -301,6 +301,7 @@ class Work:
                 kind = f", {counted(link.connections, 'connection')} under {link.congestion}" if link.congestion else ""
                 broken = f", resumed {counted(link.resumed, 'time')}" if link.resumed else ""
                 sent = f"{Bytes(link.bytes_sent)} sent in {Seconds(link.busy_seconds)}, {Bytes(link.bytes_received)} received"
+                sent += " since this worker began"
                 through = f" through {link.relay}" if link.relay else ""
                 self._host.say(f"link to {peer}{through}: {sent}{rate}{kind}{broken}")
 

@@ -35,8 +35,10 @@ Intervals = list[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeShares:
-    """Seconds in which a process did something of a row (two things at once count once), from the trace's begin to its end.
+    """Seconds in which a process did something of a row (two things at once count once), from the begin of its first step to the
+    trace's end.
 
+    ``before``: what the trace holds of getting ready (states that are sent, links that are tried).
     ``transfer``: sending or receiving; ``hidden``: the part of it during which the process computed.
     """
 
@@ -48,6 +50,7 @@ class TimeShares:
     wait: float
     transfer: float
     hidden: float
+    before: float = 0.0
 
     @property
     def hidden_share(self) -> float:
@@ -59,10 +62,13 @@ def time_shares(traces: Sequence[ProcessTrace]) -> list[TimeShares]:
     """Where the time went, a row for each process. O(n log n) in the number of spans."""
     shares = []
     for trace in traces:
-        rows = {row: _union(span for span in trace.spans if ROWS[span.what] == row) for row in _ORDER}
+        first = min((span.start for span in trace.spans), default=0.0)
+        begin = min((span.start for span in trace.spans if span.step >= 0), default=first)
+        spans = [span for span in trace.spans if span.end > begin or span.start >= begin]
+        rows = {row: _union((span for span in spans if ROWS[span.what] == row), begin) for row in _ORDER}
         moving = _merge(rows["send"] + rows["receive"])
         everything = _merge([interval for row in rows.values() for interval in row])
-        total = everything[-1][1] - everything[0][0] if everything else 0.0
+        total = everything[-1][1] - begin if everything else 0.0
         shares.append(
             TimeShares(
                 process=trace.process,
@@ -73,6 +79,7 @@ def time_shares(traces: Sequence[ProcessTrace]) -> list[TimeShares]:
                 wait=_length(rows["wait"]),
                 transfer=_length(moving),
                 hidden=_length(_overlap(moving, rows["compute"])),
+                before=begin - first,
             )
         )
     return shares
@@ -151,8 +158,9 @@ def _lanes(trace: ProcessTrace) -> list[tuple[str, list[Span]]]:
     return [(row if not index else f"{row} {index + 1}", lane) for row in _ORDER for index, lane in enumerate(found[row]) if lane]
 
 
-def _union(spans: Iterable[Span]) -> Intervals:
-    return _merge([(span.start, span.end) for span in spans])
+def _union(spans: Iterable[Span], begin: float) -> Intervals:
+    """What of ``spans`` lies after ``begin``."""
+    return _merge([(max(span.start, begin), span.end) for span in spans])
 
 
 def _merge(intervals: Intervals) -> Intervals:
