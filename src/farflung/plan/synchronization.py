@@ -66,7 +66,7 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
         return with_adding(plan, graph, pieces, topology, job)
     sync = named_sync(job, sync_groups(plan, graph, pieces, topology, job))
     assert sync is not None
-    layers, codec = [], strategy_of(replace(plan, sync=sync)).codec
+    layers, codec = [], _codec(replace(plan, sync=sync), job)
     for stage, piece in zip(plan.stages, pieces, strict=True):
         devices = [topology.device(name) for name in stage.devices]
         speed = min(float(device.achieved) for device in devices)
@@ -111,6 +111,15 @@ def strategy_of(plan: Plan) -> Strategy:
     """
     assert plan.sync is not None
     return get_strategy(plan.sync.strategy, **dict(plan.sync.settings))
+
+
+def _codec(plan: Plan, job: JobSpec) -> str:
+    try:
+        strategy = strategy_of(plan)
+        check_fits(strategy, job)
+    except InputError as error:
+        raise PlanError(f"sync.strategy = {plan.sync and plan.sync.strategy!r} can't be used: {error}") from None
+    return strategy.codec
 
 
 def _share(plan: Plan, members: int) -> float:
