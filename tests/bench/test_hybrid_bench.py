@@ -58,6 +58,7 @@ def test_a_process_that_is_away_loses_its_connections_and_joins_when_it_is_back(
     one.look()
     one.look()
     assert shut == [1], "they break once"
+    assert outage.cuts(tmp_path) == 1
     joining = threading.Thread(target=one, args=("worker.before_join", {}))
     joining.start()
     one("worker.before_forward", {})

@@ -23,6 +23,7 @@ import random
 import statistics
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import Any
 
 from farflung.bench.base import Check, Report, Say, Settings, bounded
 from farflung.bench.gpt_stages import GptSize, place_blocks, small_gpt, variant
-from farflung.bench.outage import send_away
+from farflung.bench.outage import cuts, send_away
 from farflung.bench.paced import pace_of
 from farflung.bench.pipeline import network
 from farflung.bench.priority import favoured
@@ -51,6 +52,8 @@ _TARGET = 1.3
 #: Undisturbed batches at first, of which the first does not count; helpers may come until then.
 _CALM = 5
 _STEPS = 1_000_000
+#: How long those that were lost are waited for.
+_BACK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +145,7 @@ class _Drive:
         self._cluster, self._client, self._run, self._say = cluster, client, bundle.run, say
         self._lock = threading.Lock()
         self._away: set[str] = set()
+        self._lost = 0
         client.submit(bundle)
         self._records = self._follow()
 
@@ -162,14 +166,26 @@ class _Drive:
                 told = ", ".join(f"{way} {one:.2f} s" for way, one in seconds.items())
                 self._say(f"chance {share:g}: {len(losses)} lost: {told}")
             cases.append({"chance": share, "batches": batches})
+        self._all_back()
         self._client.stop(self._run)
         for _ in self._records:
             pass
-        again = self._cluster.log("broker").count(" joined from ") - len(self._cluster.names)
-        return {"undisturbed_seconds": calm, "cases": cases, "joined_again": again}
+        return {"undisturbed_seconds": calm, "cases": cases, "joined_again": self._again()}
+
+    def _again(self) -> int:
+        """How often a worker joined anew so far."""
+        return self._cluster.log("broker").count(" joined from ") - len(self._cluster.names)
+
+    def _all_back(self) -> None:
+        """Batches pass until all that were lost have joined again."""
+        end = time.monotonic() + _BACK_SECONDS
+        while self._again() < self._lost:
+            next(self._records)
+            _in_time(end)
 
     def _batch(self, way: str, losses: Mapping[str, float], calm: list[float]) -> float:
         """A batch with these losses, after one in which all were there."""
+        self._all_back()
         calm.append(next(self._records).seconds)
         wasted, left = timelines(losses)[way]
         timers = [threading.Timer(at, self._lose, [name]) for name, at in left.items()]
@@ -179,6 +195,10 @@ class _Drive:
         for timer in timers:
             timer.cancel()
             timer.join()
+        end, pause = time.monotonic() + _BACK_SECONDS, threading.Event()
+        while cuts(self._cluster.folder) < self._lost:  # one that is lost at the very end, too
+            _in_time(end)
+            pause.wait(0.01)
         with self._lock:
             self._away.clear()
             send_away(self._cluster.folder, ())
@@ -187,6 +207,7 @@ class _Drive:
     def _lose(self, name: str) -> None:
         with self._lock:
             self._away.add(name)
+            self._lost += 1
             send_away(self._cluster.folder, self._away)
 
     def _follow(self) -> Iterator[StepRecord]:
@@ -196,6 +217,11 @@ class _Drive:
                 yield record
             if frame.kind == "started" and frame.header["attempt"] > 1:
                 raise TrainingError("the run of the benchmark lost a reliable worker, so its times mean nothing; run it again")
+
+
+def _in_time(end: float) -> None:
+    if time.monotonic() > end:
+        raise TrainingError(f"a helper was not gone or not back within {_BACK_SECONDS:g} s, so times mean nothing; run it again")
 
 
 def _report(settings: HybridSettings, found: dict[str, Any]) -> Report:

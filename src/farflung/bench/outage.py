@@ -14,17 +14,28 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["AWAY", "Outage", "send_away", "shut_connections"]
+__all__ = ["AWAY", "Outage", "cuts", "send_away", "shut_connections"]
 
 AWAY = "away.json"
 _LOOK_SECONDS = 0.02
+#: Begins the names of files that count how often a member went away.
+_CUT = "cut-"
 
 
 def send_away(folder: Path, names: Collection[str]) -> None:
     """From now on exactly ``names`` are away."""
-    temporary = folder / f".{AWAY}.part"
-    temporary.write_text(json.dumps(sorted(names)), encoding="utf-8")
-    temporary.replace(folder / AWAY)
+    _write(folder, AWAY, sorted(names))
+
+
+def cuts(folder: Path) -> int:
+    """How often members have gone away so far."""
+    return sum(int(json.loads(file.read_text("utf-8"))) for file in folder.glob(f"{_CUT}*"))
+
+
+def _write(folder: Path, name: str, value: object) -> None:
+    temporary = folder / f".{name}.part"
+    temporary.write_text(json.dumps(value), encoding="utf-8")
+    temporary.replace(folder / name)
 
 
 def shut_connections() -> int:
@@ -45,7 +56,7 @@ class Outage:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
         self._changed = threading.Condition()
-        self._away = False
+        self._away, self._cuts = False, 0
 
     def start(self) -> None:
         """Look from now on."""
@@ -59,6 +70,8 @@ class Outage:
             self._changed.notify_all()
         if begins:
             shut_connections()
+            self._cuts += 1
+            _write(self._folder, f"{_CUT}{self._name}", self._cuts)
 
     def __call__(self, name: str, facts: Mapping[str, int | str]) -> None:
         """A named point is reached."""

@@ -137,11 +137,15 @@ class Context:
         return self._shares[key]
 
     def divide(self, layout: Layout, slacks: Sequence[float] = (1.0, float("inf"))) -> Layout | None:
-        """``layout`` with the best cuts for its groups (None: they cannot hold the model, or are not made once each)."""
+        """``layout`` with the best cuts for its groups (None: they cannot hold the model, are not made once each, or its schedule
+        can't deal out so many stages)."""
         key = (self.like(layout.groups), layout.schedule, layout.sizes, self.exact(layout), tuple(slacks))
         if key not in self._divided:
-            slots = [self._slot(layout, at) for at in range(len(layout.groups))]
-            found = self.chain(layout).divide(slots, slacks)
+            try:
+                slots = [self._slot(layout, at) for at in range(len(layout.groups))]
+                found = self.chain(layout).divide(slots, slacks)
+            except PlanError:
+                found = None
             self._divided[key] = None if found is None else found[0]
         cuts = self._divided[key]
         return None if cuts is None else replace(layout, cuts=cuts)
