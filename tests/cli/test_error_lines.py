@@ -116,8 +116,10 @@ def test_another_broker_than_the_tickets(capsys: pytest.CaptureFixture[str], tmp
         assert "this broker does not know the ticket" in line(capsys, "status", "--ticket", str(wrong), code=8)
         main_port_taken = line(capsys, "broker", "--listen", broker.address, "--home", str(tmp_path / "second"), code=2)
         assert main_port_taken.startswith(
-            f"cannot listen at {broker.address}: is the port taken, or the address not this machine's?"
+            f"cannot listen at {broker.address}: is the port taken, or the address not this machine's? --listen names another"
         )
+        assert "grpc" not in main_port_taken.lower()
+        assert not (tmp_path / "second").exists(), "it was made for a broker that never was"
         # a ticket that was revoked on the command line
         assert main_ok("ticket", "revoke", ticket.ticket_id, "--home", str(tmp_path / "broker")) == 0
         assert f"ticket {ticket.ticket_id} was revoked at" in line(capsys, "status", "--ticket", str(ticket), code=8)

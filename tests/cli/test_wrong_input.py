@@ -37,6 +37,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "two.toml").write_text("".join(devices))
     (tmp_path / "wide.toml").write_text(JOB.replace("width = 16", 'width = "wide"'))
     (tmp_path / "none.toml").write_text(JOB.replace("layers = 1", "layers = -1"))
+    settings = '[plan]\nreplicas = 2\n[sync]\nstrategy = "local_sgd"\nsettings = { every = 2 }\n'
+    (tmp_path / "sync.toml").write_text(JOB + settings)
+    (tmp_path / "int9.toml").write_text(JOB + '[codec]\nname = "int9"\n')
     (tmp_path / "text.toml").write_bytes(b"\xff\xfe")
     (tmp_path / "three.py").write_text("def net():\n    return 3\ndef example_inputs(size):\n    return ()\n")
     (tmp_path / "three.toml").write_text(JOB.replace('"gpt"', '"three.py:net"').replace("args =", "# "))
@@ -50,7 +53,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("profile --home nowhere", "(looked for nowhere/submit-ticket; --home names another broker's folder)"),
         ("emulate two-laptops --counters --every '0 s' -- true", "--every must be more than 0, got '0 s'; write e.g. \"2 s\""),
         ("join @nowhere", "there is no file 'nowhere' that could hold a ticket: check the path after @"),
-        ("plan wide.toml --topology two-laptops", "model.args.width = 'wide': must be a whole number from 1 on"),
+        ("plan sync.toml --topology two-laptops", "sync.toml: strategy 'local_sgd' has no setting 'every'"),
+        ("plan int9.toml --topology two-laptops", "int9.toml: codec.name = 'int9' is unknown: known are "),
+        ("trace job.toml", "'job.toml' is a file: name a run, or the folder of one"),
+        (
+            "plan wide.toml --topology two-laptops",
+            "wide.toml: model recipe 'gpt': model.args.width = 'wide': must be a whole number from 1 on",
+        ),
         ("plan none.toml --topology two-laptops", "model.args.layers = -1: must be a whole number from 1 on"),
         ("plan three.toml --topology two-laptops", "gives 3: return a torch.nn.Module"),
         ("plan text.toml --topology two-laptops", "job file text.toml can't be read: it is not UTF-8 text; check the path"),

@@ -180,3 +180,12 @@ def test_the_codec_that_weighs_links_itself_takes_no_where():
     ):
         make_job({"codec": {"name": "auto", "where": "slow"}})
     assert make_job({"codec": {"name": "int4", "where": "slow"}}).codec.where == "slow"
+
+
+def test_patience_may_have_a_unit() -> None:
+    for text, seconds in (("2 s", 2.0), ("500 ms", 0.5), (3, 3.0)):
+        job = make_job({"plan": {"replicas": 2}, "sync": {"strategy": "ssgd", "patience": text}})
+        assert job.sync.patience == seconds
+        assert from_json(to_json(job)) == job
+    with pytest.raises(InputError, match=r"sync.patience = 'soon': must be a number"):
+        make_job({"plan": {"replicas": 2}, "sync": {"strategy": "ssgd", "patience": "soon"}})

@@ -17,7 +17,7 @@ from farflung.sync.robust import RULES
 from farflung.testing.replicas import Task
 from farflung.units import Seconds
 
-REMEDY = ", and this codec leaves out or blurs most of them; set 'identity', 'fp16', 'bf16' or 'int8'"
+REMEDY = ", and this codec leaves out or blurs most of them; set 'identity', 'fp16', 'bf16', 'int8' or 'int4'"
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,12 @@ REMEDY = ", and this codec leaves out or blurs most of them; set 'identity', 'fp
         ("co2", {"adapt": "no"}, "adapt = 'no': must be a number, at least 0 and below 1"),
         ("asc_wfbp", {"simultaneous": 0}, "simultaneous = 0: must be a whole number, 1 or more"),
         ("asc_wfbp", {"merge_bytes": "4 MB"}, "merge_bytes = '4 MB': must be a number, at least 0"),
+        ("gossip", {"links": "ringg"}, "links = 'ringg': write pairs of members' numbers, e.g. [[0, 1], [1, 2]] (empty: all)"),
+        (
+            "gossip",
+            {"links": [[0, 1, 2]]},
+            "links = [[0, 1, 2]]: write pairs of members' numbers, e.g. [[0, 1], [1, 2]] (empty: all)",
+        ),
         ("robust", {"rule": "krum"}, "unknown rule 'krum': known are trimmed_mean, geometric_median, flag"),
         ("robust", {"faulty": 0}, "faulty = 0: must be a whole number, 1 or more"),
         ("seed_and_scalar", {"bits": 4}, "bits = 4: a number is sent in 8, 16 or 32 bits"),

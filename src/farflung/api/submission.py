@@ -26,6 +26,9 @@ from farflung.sync import get_strategy
 
 __all__ = ["bundle_job", "check_data", "check_names", "freeze", "send_weights"]
 
+#: Codecs that a job's ``codec.name`` says by other names (``fp16``, ``int8``).
+_FOR_SETTINGS = ("cast", "quantized")
+
 
 def bundle_job(
     job: JobSpec,
@@ -82,7 +85,7 @@ def check_names(job: JobSpec) -> None:
         InputError: one is unknown, or does not fit.
     """
     if job.codec.name not in PLANNED and job.codec.name not in CODECS:
-        known = ", ".join([*PLANNED, *CODECS])
+        known = ", ".join(name for name in [*PLANNED, *CODECS] if name not in _FOR_SETTINGS)
         raise InputError(f"codec.name = {job.codec.name!r} is unknown: known are {known}")
     get_planner(job.plan.planner)
     if job.sync.strategy != "exact":

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.options import read_text, to_write, write_text
+from farflung.cli.options import about, read_text, to_write, write_text
 from farflung.cli.planning import plan_text
 from farflung.errors import InputError
 from farflung.graph.modules import Level
@@ -50,7 +50,8 @@ def graph(
     if out is not None:
         to_write(out)
     spec = spec.model_copy(update={"evaluate": type(spec.evaluate)(), "generate": type(spec.generate)()})
-    found = bundle_job(spec, base=job.parent, say=lambda text: typer.echo(text, err=True)).graph
+    with about(job):
+        found = bundle_job(spec, base=job.parent, say=lambda text: typer.echo(text, err=True)).graph
     stages = None if plan is None else _stages(plan, found.hash)
     if form is Form.JSON:
         text = found.to_json()

@@ -66,6 +66,8 @@ def run_folder(run: str, broker: Path | None = None) -> Path:
     """
     runs = broker_folder(broker) / "runs"
     found = next((place for place in (runs / run, Path(run)) if place.is_dir()), None)
+    if found is None and Path(run).is_file():
+        raise InputError(f"{run!r} is a file: name a run, or the folder of one")
     if found is None:
         known = ", ".join(sorted(found.name for found in runs.iterdir())[-8:]) if runs.is_dir() else ""
         raise InputError(f"there is no run {run!r} in {runs}, and no such folder; runs there: {known or 'none'}")

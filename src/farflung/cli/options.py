@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,7 +11,7 @@ from farflung.errors import InputError, SecurityError
 from farflung.security import split_address
 from farflung.units import Quantity
 
-__all__ = ["host", "quantity", "read_text", "to_write", "write_text"]
+__all__ = ["about", "host", "quantity", "read_text", "to_write", "write_text"]
 
 Kind = TypeVar("Kind", bound=Quantity)
 
@@ -24,6 +26,21 @@ def quantity(kind: type[Kind], text: str, option: str) -> Kind:
         return kind.parse(text)
     except InputError as error:
         raise InputError(f"{option}: {error}") from None
+
+
+@contextmanager
+def about(file: Path) -> Iterator[None]:
+    """What is wrong with the input inside is said to be in ``file``.
+
+    Raises:
+        InputError: the same, with the file's name before it.
+    """
+    try:
+        yield
+    except InputError as error:
+        if str(error).startswith(str(file)):
+            raise
+        raise type(error)(f"{file}: {error}") from error
 
 
 def host(text: str | None, option: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.api.what_if import WHAT_IF, changed_topology
-from farflung.cli.options import quantity, read_text, to_write
+from farflung.cli.options import about, quantity, read_text, to_write
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
 from farflung.job import load_job, make_job
@@ -127,7 +127,8 @@ def plan(
         to_write(draw)
     changed = {text: changed_topology(chosen, text) for text in what_if or ()}
     chosen, changed = with_relays(chosen), {text: with_relays(other) for text, other in changed.items()}
-    bundle = bundle_job(spec, base=job.parent, topology=chosen, say=lambda text: typer.echo(text, err=True))
+    with about(job):
+        bundle = bundle_job(spec, base=job.parent, topology=chosen, say=lambda text: typer.echo(text, err=True))
     check_data(bundle, job.parent)
     planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=between, running=now)
     planned = planning.plan(chosen)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from farflung.cli.home import run_folder
+from farflung.cli.options import to_write
 from farflung.errors import FarflungError
 from farflung.telemetry import RunFolder
 
@@ -33,6 +34,8 @@ def report(
     from farflung.dashboard import compare_report, write_report
 
     folders = [run_folder(run, home) for run in runs]
+    if target is not None:
+        to_write(target)
     if len(folders) == 1:
         typer.echo(write_report(folders[0], target))
         return

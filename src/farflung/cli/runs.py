@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from farflung.cli.home import open_client
-from farflung.cli.options import quantity
+from farflung.cli.options import about, quantity
 from farflung.cli.planning import read_topology
 from farflung.cli.progress import show_run
 from farflung.cli.report import report_here
@@ -63,7 +63,8 @@ def submit(
     patience = quantity(Seconds, retry, "--retry")
     client = open_client(ticket, home)
     try:
-        bundle = bundle_job(spec, base=job.parent, topology=chosen, emulate=emulate, say=typer.echo)
+        with about(job):
+            bundle = bundle_job(spec, base=job.parent, topology=chosen, emulate=emulate, say=typer.echo)
         check_data(bundle, job.parent)
         send_weights(client, bundle)
         answer = client.submit(bundle, typer.echo)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from farflung.api.tolerance import FaultSettings, Tolerance, tolerance
-from farflung.cli.options import read_text, to_write, write_text
+from farflung.cli.options import about, read_text, to_write, write_text
 from farflung.cli.planning import plan_text, read_time, read_topology
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
@@ -127,7 +127,8 @@ def _graph(folder: RunFolder, job: Path | None, plan: Plan) -> tuple[Graph, JobS
 
         spec = load_job(job)
         spec = spec.model_copy(update={"evaluate": type(spec.evaluate)(), "generate": type(spec.generate)()})
-        graph = bundle_job(spec, base=job.parent, say=lambda text: typer.echo(text, err=True)).graph
+        with about(job):
+            graph = bundle_job(spec, base=job.parent, say=lambda text: typer.echo(text, err=True)).graph
     elif folder.graph.exists():
         spec = JobSpec(micro_batch_sizes=plan.micro_batch_sizes)
         if folder.job.exists():

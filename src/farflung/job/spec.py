@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from farflung.errors import InputError
+from farflung.units import Seconds
 
 __all__ = [
     "CheckpointSpec",
@@ -176,6 +179,14 @@ class LimitSpec(_Section):
     traffic: Annotated[float, Field(ge=0.0)] | None = None
 
 
+def _seconds(value: object) -> object:
+    """A text with a unit as seconds; what is none is left to be refused."""
+    try:
+        return float(Seconds.parse(value)) if isinstance(value, str) else value
+    except InputError:
+        return value
+
+
 class SyncSpec(_Section):
     """How the replicas of a stage agree, where a plan has some.
 
@@ -189,7 +200,7 @@ class SyncSpec(_Section):
 
     strategy: str = "exact"
     order: Literal["job", "any"] = "job"
-    patience: Annotated[float, Field(ge=0.0)] = 0.0
+    patience: Annotated[float, BeforeValidator(_seconds), Field(ge=0.0)] = 0.0
     quorum: Count = 1
     settings: dict[str, int | float | bool | str | list[list[int]]] = {}
 

@@ -264,7 +264,7 @@ class BrokerMachine:
         if run.state is RunState.PLANNING:  # nothing was sent yet: wait for workers again
             self._wait_again(run)
             return []
-        return self._lose(run, f"worker {event.name} is gone: {event.cause}")
+        return self._lose(run, f"worker {event.name} is gone: {event.cause.removeprefix(f'lost {event.name}: ')}")
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 

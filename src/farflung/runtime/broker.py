@@ -7,6 +7,7 @@ what the machine decides, ``methods`` answers clients.
 from __future__ import annotations
 
 import fcntl
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -96,12 +97,15 @@ class Broker:
             SecurityError: the files of ``home`` are damaged.
         """
         self.home = home
+        made = not home.exists()
         say = _safely(say)
         self._lock, self._say = _own(home), say
         try:
             self._open(listen, advertise, say, judge, limits or UploadLimits())
         except BaseException:  # whatever went wrong, the folder is free again
             self._lock.close()
+            if made:  # for nothing
+                shutil.rmtree(home, ignore_errors=True)
             raise
 
     def _open(

@@ -119,6 +119,8 @@ class RunStore:
             CheckpointError: there is none, or it belongs to another model or to a job that computes other numbers.
             InputError: it stands at or behind the job's last step.
         """
+        if not source.is_dir():
+            raise CheckpointError("there is no run of this name at the broker, and no such folder: check the name")
         store, step = locate(source)
         manifest = store.latest() if step is None else store.verify(step)
         if manifest is None:

@@ -264,7 +264,7 @@ def check_codec(name: str, sent: Sent, codec: object, *, refused: Sequence[str] 
         what = sent.value if sent is Sent.PARAMETERS else "single coordinates"
         raise InputError(
             f"codec = {codec!r}: {name} compares or averages {what}, and this codec leaves out or blurs most of them; "
-            "set 'identity', 'fp16', 'bf16' or 'int8'"
+            "set 'identity', 'fp16', 'bf16', 'int8' or 'int4'"
         )
 
 

@@ -36,6 +36,9 @@ class Gossip:
 
     def __post_init__(self) -> None:
         check_steps("sync_every", self.sync_every)
+        listed = isinstance(self.links, list | tuple)
+        if not listed or not all(_is_pair(pair) for pair in self.links):
+            raise InputError(f"links = {self.links!r}: write pairs of members' numbers, e.g. [[0, 1], [1, 2]] (empty: all)")
         check_codec(self.name, self.sent, self.codec)
 
     def check(self, world: World) -> None:
@@ -71,6 +74,10 @@ class Gossip:
         send = Exchange(tag=tag, source="parameters", layers=every, group=mine, codec=self.codec)
         mean = Mean(tag=tag, into="parameters", layers=every, group=mine, weights=weights, keep_variance=self.keep_variance)
         return Program(after=(update, send, mean))
+
+
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2 and all(type(member) is int for member in pair)
 
 
 def pairs_of_round(number: int, members: int, links: Pairs = (), seed: int = 0) -> Pairs:

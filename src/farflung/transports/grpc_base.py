@@ -16,6 +16,9 @@ from farflung.transports.config import Insecure, Pinned, TransportConfig
 
 __all__ = ["PEER_KEY", "CallThreads", "add_port", "caller_of", "open_channel"]
 
+#: For a person, who does not know what happens below.
+_TAKEN = "cannot listen at {}: is the port taken, or the address not this machine's? --listen names another"
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -121,11 +124,9 @@ def add_port(server: grpc.Server, address: str, security: Credentials | Insecure
             root = None if anonymous else security.authority
             port = server.add_secure_port(address, grpc.ssl_server_credentials(pair, root, require_client_auth=not anonymous))
     except RuntimeError as error:
-        raise InputError(
-            f"cannot listen at {address}: is the port taken, or the address not this machine's? ({error})"
-        ) from error
+        raise InputError(_TAKEN.format(address)) from error
     if port == 0:
-        raise InputError(f"cannot listen at {address}: is the port taken, or the address not this machine's?")
+        raise InputError(_TAKEN.format(address))
     return f"{address.rpartition(':')[0]}:{port}"
 
 

@@ -117,7 +117,7 @@ def open_server(address: str) -> socket.socket:
         return socket.create_server((plain, int(port)), family=family, backlog=_WAITING_CALLERS)
     except (OSError, ValueError, OverflowError) as error:
         raise InputError(
-            f"cannot listen at {address}: is the port taken, or the address not this machine's? ({error})"
+            f"cannot listen at {address}: is the port taken, or the address not this machine's? --listen names another ({error})"
         ) from error
 
 
