@@ -53,9 +53,24 @@ def test_no_link_gets_faster_than_a_cap_of_its_devices():
     assert {grown.beta[i, j] for i in (0, 2, 3) for j in (0, 2, 3) if i != j} == {1e6}
 
 
+def test_a_line_that_links_share_is_doubled_with_the_links_that_it_binds():
+    home = Topology.preset("home-lab")
+    pc, cloud = home.index("pc"), home.index("cloud-0")
+    wider = changed_topology(home, "double pc")
+    assert (wider.devices[pc].uplink, wider.devices[pc].downlink) == (2 * home.devices[pc].uplink, 2 * home.devices[pc].downlink)
+    assert wider.beta[pc, cloud] == 2 * home.beta[pc, cloud]
+    assert wider.beta[cloud, pc] == 2 * home.beta[cloud, pc]
+    others = np.ones(home.beta.shape, dtype=bool)
+    others[pc, :] = others[:, pc] = False
+    assert np.array_equal(wider.beta[others], home.beta[others])
+    assert wider.beta[pc, pc] == home.beta[pc, pc]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ("double east-0", r"'east-0' is no device with an up- or down-link of its own.*write \"double A B\""),
+        ("double east", r"'east' is no device with an up- or down-link of its own"),
         ("shrink all", r"--what-if 'shrink all' is not understood; write \"add 2 like NAME\""),
         ("double east mars", "'mars' is no device and no region; known are east, west, east-0"),
         ("add 2 like mars", "has no device 'mars'"),

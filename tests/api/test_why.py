@@ -21,7 +21,7 @@ from farflung.plan import Plan
 from farflung.planners import get_planner
 from farflung.planners.chain_dp import Chain
 from farflung.planners.finish import Problem, finish
-from farflung.units import Bytes, FlopsPerSecond
+from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond
 
 JOB = JobSpec(micro_batch_sizes=(16,) * 8)
 FIXED = JOB.model_copy(update={"plan": PlanSpec(schedule="1f1b")})
@@ -65,6 +65,13 @@ def test_a_slow_link_is_what_binds() -> None:
     assert found.changes[1].what == "double d0 d1"
     assert found.changes[1].factor >= found.held[0].factor - 1e-9
     assert "memory does not bind" in found.memory
+
+
+def test_a_line_that_all_links_share_is_what_binds() -> None:
+    first, *others = network([1e9, 1e9, 1e9], 1e5).devices
+    shared = network([1e9, 1e9, 1e9], 1e5).with_devices([replace(first, uplink=BytesPerSecond(1e5)), *others])
+    found = reasons(case(shared), changes=False)
+    assert "twice the up- and down-link of d0" in [gain.what for gain in found.held if gain.factor > 1.02]
 
 
 def test_a_slow_device_is_what_binds_and_another_like_it_helps() -> None:

@@ -49,6 +49,9 @@ def test_words_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(out)["planner"] == "equal_number"
     code, out, _ = run([*base, "--explain", "--json"], capsys)
     assert json.loads(out)["why"]["held"][0]["factor"] >= 1
+    code, _, err = run([*base, "--no-explain", "--what-if", "lose east"], capsys)
+    assert code == 2
+    assert "--what-if compares plans in a table" in err
     code, _, err = run([*base, "--draw", tmp_path / "plan.pdf"], capsys)
     assert code == 2
     assert "a drawing ends in .html or .svg, got 'plan.pdf'" in err

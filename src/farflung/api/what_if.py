@@ -14,9 +14,13 @@ from farflung.errors import InputError
 __all__ = ["WHAT_IF", "changed_topology"]
 
 #: The changes that are understood, for help texts and errors.
-WHAT_IF = 'A change to compare with: "add 2 like NAME", "double A B" (links between two devices or regions), "lose NAME".'
+WHAT_IF = (
+    'A change to compare with: "add 2 like NAME", "double A B" (links between two devices or regions), '
+    '"double A" (the up- and down-link of a device), "lose NAME".'
+)
 _ADD = re.compile(r"add ([1-9]\d{0,3}) like (\S+)")
 _DOUBLE = re.compile(r"double (\S+) (\S+)")
+_LINE = re.compile(r"double (\S+)")
 _REMOVE = re.compile(r"(?:lose|remove) (\S+)")
 #: Between a device and its copy where it has no neighbour in its region: seconds, bytes per second.
 _NEAR = (1e-3, 125e6)
@@ -36,6 +40,8 @@ def changed_topology(topology: Topology, change: str) -> Topology:
         return _added(topology, int(match[1]), match[2])
     if match := _DOUBLE.fullmatch(text):
         return _doubled(topology, _members(topology, match[1]), _members(topology, match[2]))
+    if match := _LINE.fullmatch(text):
+        return _lined(topology, match[1])
     if match := _REMOVE.fullmatch(text):
         gone = set(_members(topology, match[1]))
         left = [name for i, name in enumerate(topology.names) if i not in gone]
@@ -62,6 +68,29 @@ def _doubled(topology: Topology, here: list[int], there: list[int]) -> Topology:
     most = np.maximum(beta, link_caps(topology.devices))
     beta[grid] = np.minimum(2.0 * beta, most)[grid]
     return replace(topology, beta=beta)
+
+
+def _lined(topology: Topology, name: str) -> Topology:
+    """Twice the up- and down-link of a device; its links that these bound grow with them."""
+    (index, *more) = _members(topology, name)
+    device = topology.devices[index]
+    if more or name not in topology.names or (device.uplink is None and device.downlink is None):
+        raise InputError(
+            f"--what-if: {name!r} is no device with an up- or down-link of its own, which all its links share; "
+            'for links between two devices or regions write "double A B"'
+        )
+    wider = replace(
+        device,
+        uplink=None if device.uplink is None else type(device.uplink)(2 * device.uplink),
+        downlink=None if device.downlink is None else type(device.downlink)(2 * device.downlink),
+    )
+    devices = [wider if one is device else one for one in topology.devices]
+    beta, before = np.array(topology.beta), link_caps(topology.devices)
+    bound = np.zeros(beta.shape, dtype=bool)
+    bound[index, :] = bound[:, index] = True
+    bound &= (beta >= before * (1 - 1e-9)) & ~np.eye(len(devices), dtype=bool)
+    beta[bound] = np.minimum(2.0 * beta, link_caps(devices))[bound]
+    return replace(topology, devices=tuple(devices), beta=beta)
 
 
 def _added(topology: Topology, count: int, name: str) -> Topology:

@@ -1,8 +1,8 @@
 """Why a plan is as it is, in words: what binds, what the next best was, what one more device or a faster link would bring.
 
 What binds is found by trying: the simulator runs the same plan with one thing at a time made twice as good (the busiest devices
-and links, all latencies). Beside it stand the plans of the other planners, and plans made anew for changed topologies.
-Cost: a simulation for each thing that is tried, and the planners' own time.
+and links, lines that links share, all latencies). Beside it stand the plans of the other planners, and plans made anew for other
+topologies. Cost: a simulation for each thing that is tried, and the planners' own time.
 """
 
 from __future__ import annotations
@@ -177,6 +177,10 @@ def _better(case: Case, simulated: Simulation) -> Iterator[tuple[str, Topology]]
             f"twice the rate between the regions {pair[0]} and {pair[1]}",
             changed_topology(topology, f"double {pair[0]} {pair[1]}"),
         )
+    ends = {name: topology.device(name) for pair in _busiest(simulated) for name in pair}
+    for name, device in ends.items():
+        if device.uplink is not None or device.downlink is not None:
+            yield f"twice the up- and down-link of {name}", changed_topology(topology, f"double {name}")
     if simulated.links:
         yield "half of all latencies", replace(topology, alpha=topology.alpha * 0.5)
 

@@ -117,8 +117,7 @@ def plan(
     if spec.plan.planner != "auto" and seconds:
         raise InputError("--seconds is for the planner auto: add --planner auto")
     between = read_time(mtbf, "--mtbf")
-    if between is not None and not explain:
-        raise InputError("--mtbf is for what deaths cost, which --explain tells: add --explain")
+    _check_together(explain, between, as_json, what_if)
     now = None if running is None else Plan.from_json(plan_text(read_text(running, "plan")))
     if draw is not None:
         from farflung.dashboard.drawing import check_drawing
@@ -219,6 +218,13 @@ class _Planning:
             texts=tuple((title, found.text) for title, found in zip(("Why", "Deaths"), words, strict=True) if found),
         )
         return write_drawing(drawing, target)
+
+
+def _check_together(explain: bool | None, between: float | None, as_json: bool, what_if: list[str] | None) -> None:
+    if between is not None and not explain:
+        raise InputError("--mtbf is for what deaths cost, which --explain tells: add --explain")
+    if what_if and explain is False and not as_json:
+        raise InputError("--what-if compares plans in a table, and --no-explain prints the plan alone: leave one of them out")
 
 
 def _told(*words: Reasons | Tolerance | None) -> str:
