@@ -23,6 +23,7 @@ from farflung.runtime.values import Courier
 from farflung.wire.frames import Frame
 
 SIZES = [4, 2, 3]
+LIMIT = 1 << 20
 BITS = (("bits", 4), ("block", 8), ("rotate", 1))
 CODEC = CodecChoice(name="quantized", params=BITS)
 BOTH = (replace(CODEC, memory="difference"), replace(CODEC, memory="error_feedback"))
@@ -195,18 +196,23 @@ def test_ends_that_disagree_are_refused() -> None:
         frames.append(Frame("value", header, sections))
     assert sender.settled
     with pytest.raises(WireError, match="remember differently: message 1 came after 0"):
-        receiver.receive(way, (0, 0), frames[1])
-    arrived = receiver.receive(way, (0, 0), frames[0])[1]
+        receiver.receive(way, (0, 0), frames[1], LIMIT)
+    arrived = receiver.receive(way, (0, 0), frames[0], LIMIT)[1]
     assert arrived is not None
     assert arrived.shape == (4, 8)
     with pytest.raises(WireError, match="the plan sends none there"):
-        receiver.receive(replace(way, memory=""), (0, 0), frames[1])
+        receiver.receive(replace(way, memory=""), (0, 0), frames[1], LIMIT)
     torn = Frame("value", frames[1].header, frames[1].sections[:-1])
     with pytest.raises(WireError, match="came without their numbers"):
-        receiver.receive(way, (0, 0), torn)
+        receiver.receive(way, (0, 0), torn, LIMIT)
     odd = Frame("value", {**frames[1].header, "array": ["float32", [5, 3], None]}, frames[1].sections)
     with pytest.raises(WireError, match="are not those of 4 samples"):
-        receiver.receive(way, (0, 0), odd)
+        receiver.receive(way, (0, 0), odd, LIMIT)
+    for strides in ([1 << 40, 1], [8, 1 << 30]):
+        wide = Frame("value", {**frames[1].header, "array": ["float32", [4, 8], strides]}, frames[1].sections)
+        with pytest.raises(WireError, match="oversized difference for"):
+            receiver.receive(way, (0, 0), wide, LIMIT)
+    assert receiver.receive(way, (0, 0), frames[1], LIMIT)[1] is not None, "what was refused has changed no table"
 
 
 def test_a_torn_table_of_a_checkpoint_is_refused() -> None:
@@ -225,7 +231,7 @@ def test_values_of_another_first_dim_travel_by_their_codec_alone() -> None:
     header, sections = sender.announce(way, np.ones((8, 4), np.float32), get_codec("int4"), np.arange(4, dtype=np.uint64))()
     assert "payload" in header
     assert header["samples"] == 4
-    left, array = receiver.receive(way, (2, 1), Frame("value", header, sections))
+    left, array = receiver.receive(way, (2, 1), Frame("value", header, sections), LIMIT)
     assert array is None
     assert len(left) == len(sections) - 1
     assert receiver.ids(way.target, 2, 1) is not None

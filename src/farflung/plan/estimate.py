@@ -34,6 +34,7 @@ from farflung.plan.buckets import parts_of
 from farflung.plan.hiding import hidden_share
 from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
+from farflung.plan.synchronization import made_strategy
 from farflung.plan.tables import CostTables
 from farflung.plan.traffic import LinkTraffic, gradient_bytes, sync_bytes, sync_sizes, tied_exchanges, traffic
 from farflung.schedules import (
@@ -46,7 +47,7 @@ from farflung.schedules import (
     part_of,
     time_schedule,
 )
-from farflung.sync import Sent, Strategy, adds_up, get_strategy, memory_copies
+from farflung.sync import Sent, Strategy, adds_up, memory_copies
 from farflung.sync.reductions import transfers
 
 __all__ = [
@@ -281,7 +282,7 @@ def estimate(
         step_throughput=throughput(batch, timeline.seconds),
         exchange_bytes=leaving,
         replica_bytes=between,
-        exchanged="gradients" if plan.sync is None else str(_strategy(plan.sync).sent.value),
+        exchanged="gradients" if plan.sync is None else str(made_strategy(plan.sync).sent.value),
         exchanges=tuple(exchanges),
         bound_by=bound,
         bound_share=share,
@@ -341,7 +342,7 @@ def _exchanges(
     for number, replica in enumerate(replicas):
         copies.setdefault(replica.index, []).append(number)
     found: list[GradientExchange] = []
-    strategy = None if plan.sync is None else _strategy(plan.sync)
+    strategy = None if plan.sync is None else made_strategy(plan.sync)
     for stage, held in copies.items():
         if strategy is not None:  # once per period
             each = sync_bytes(strategy, sync_sizes(graph, pieces[stage], job.optimizer), len(held))
@@ -385,10 +386,6 @@ def _tellers(
         yield next(here, held[0]), there
 
 
-def _strategy(sync: SyncPlan) -> Strategy:
-    return get_strategy(sync.strategy, **dict(sync.settings))
-
-
 def _exchanged(exchanges: Sequence[GradientExchange], replicas: Sequence[StageEstimate]) -> tuple[float, float]:
     """Bytes of what leaves its device, and of what replicas of a stage send each other."""
     ends = [(sent.total_bytes, replicas[sent.source], replicas[sent.target]) for sent in exchanges]
@@ -416,7 +413,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     forward, forward_calls = sums.forward, sums.forward_calls
     backward = sums.backward + (forward if stage.recompute else 0.0)
     backward_calls = sums.backward_calls + (forward_calls if stage.recompute else 0.0)
-    if item.sync is not None and _strategy(item.sync).sent is Sent.SCALARS:
+    if item.sync is not None and made_strategy(item.sync).sent is Sent.SCALARS:
         backward, backward_calls = forward, forward_calls  # a second forward takes its place
     parts = memory.parts()
     if stage.replicas:
@@ -459,7 +456,7 @@ def exchange_memory(tables: CostTables, stage: Stage, sub: SubGraph, job: JobSpe
     """
     graph = tables.graph
     if sync is not None:
-        strategy = _strategy(sync)
+        strategy = made_strategy(sync)
         return sum(sync_sizes(graph, sub, job.optimizer)) * sync_copies(strategy, len(stage.replicas))
     if stage.adds is not None:
         return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))

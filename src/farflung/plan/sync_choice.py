@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farflung.codecs import read_codec
+from farflung.codecs.exchanged import coded_bytes
 from farflung.errors import InputError
 from farflung.job.spec import JobSpec
 from farflung.plan.compression import codec_of
@@ -48,9 +48,8 @@ class _Offer:
         """Encode the own, send it, and decode those of all others."""
         numel = max(1, round(group.nbytes / 4))
         share = link_share(_made(job, self), group.members)
-        kept = read_codec(self.codec).wire_bytes(numel, 4) / (4.0 * numel)
         coding = numel * self.seconds * group.members
-        return group.nbytes * share * min(1.0, kept) / group.bytes_per_second + coding
+        return share * min(group.nbytes, coded_bytes(self.codec, [group.nbytes])) / group.bytes_per_second + coding
 
 
 #: The first is plain; then ever fewer bytes.

@@ -39,6 +39,7 @@ __all__ = [
     "check_fits",
     "check_sync",
     "held_elsewhere",
+    "made_strategy",
     "named_sync",
     "strategy_of",
     "sync_groups",
@@ -110,7 +111,16 @@ def strategy_of(plan: Plan) -> Strategy:
         InputError: no strategy has that name or such a setting.
     """
     assert plan.sync is not None
-    return get_strategy(plan.sync.strategy, **dict(plan.sync.settings))
+    return made_strategy(plan.sync)
+
+
+def made_strategy(sync: SyncPlan) -> Strategy:
+    """The strategy that ``sync`` names, with its settings.
+
+    Raises:
+        InputError: as ``strategy_of``.
+    """
+    return get_strategy(sync.strategy, **dict(sync.settings))
 
 
 def _codec(plan: Plan, job: JobSpec) -> str:

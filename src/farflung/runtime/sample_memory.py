@@ -153,10 +153,10 @@ class SampleMemory:
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    def receive(self, way: Way, place: tuple[int, int], frame: Frame) -> tuple[Sections, Array | None]:
+    def receive(self, way: Way, place: tuple[int, int], frame: Frame, limit: int) -> tuple[Sections, Array | None]:
         """What ``frame`` has beside the samples' numbers; and the array, where it came as a difference.
 
-        ``place``: step and micro-batch.
+        ``place``: step and micro-batch. ``limit``: the most bytes that the array may take.
 
         Raises:
             WireError: the plan has no memory there, or the two ends disagree.
@@ -170,7 +170,7 @@ class SampleMemory:
             return sections, None
         if way not in self._setup.ways or way.memory != "difference" or ids is None:
             raise WireError(f"a difference came for {way.value!r:.80}, and the plan sends none there")
-        return (), self._decode(way, header, sections, ids)
+        return (), self._decode(way, header, sections, (ids, limit))
 
     def _numbers(self, way: Way, place: tuple[int, int], count: int, sections: Sections) -> tuple[Sections, Ids]:
         if not self.on or way.gradient or not sections or memoryview(sections[-1]).nbytes != count * _ID_BYTES:
@@ -179,8 +179,10 @@ class SampleMemory:
         self._note(way.target, *place, way.source, ids)
         return sections[:-1], ids
 
-    def _decode(self, way: Way, header: Mapping[str, Any], sections: Sections, ids: Ids) -> Array:
-        meta = ArrayMeta.from_header(header.get("array"))
+    def _decode(self, way: Way, header: Mapping[str, Any], sections: Sections, expected: tuple[Ids, int]) -> Array:
+        meta, (ids, limit) = ArrayMeta.from_header(header.get("array")), expected
+        if meta.memory_nbytes > limit:  # before memory is taken, and before the table changes
+            raise WireError(f"oversized difference for {way.value!r:.80}: {meta.memory_nbytes} bytes, the limit is {limit}")
         if meta.dtype not in FLOATING or meta.packed_numel % len(ids):
             raise WireError(f"{meta.numel} elements of {meta.dtype} are not those of {len(ids)} samples")
         payload = Payload.from_header(header["difference"], sections, 4 * meta.packed_numel)
@@ -194,7 +196,7 @@ class SampleMemory:
             rows = SampleCoder(codec=Identity()).decode([payload], ids, held.table, meta.packed_numel // len(ids))
         with np.errstate(over="ignore"):
             flat = rows.reshape(-1).astype(DTYPES[meta.dtype])
-        return restore(meta, flat, meta.memory_nbytes)
+        return restore(meta, flat, limit)
 
     def arrived(self, way: Way, ids: Ids | None, made: tuple[Mapping[str, Any], Sections]) -> Array:
         """What the receiver will have of a value that was just encoded here as ``made`` (for those who measure errors)."""

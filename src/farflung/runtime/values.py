@@ -164,7 +164,7 @@ class Courier:
             if not self.memory.on or phase != Phase.TRAIN.value:
                 return decode_array(frame.header, frame.sections, self._largest)
             way = way_of(self._setup.plan, edge, (peer, self._setup.device), gradient=bool(gradient))
-            sections, array = self.memory.receive(way, (step, micro_batch), frame)
+            sections, array = self.memory.receive(way, (step, micro_batch), frame, self._largest)
             return decode_array(frame.header, sections, self._largest) if array is None else array
 
         if "payload" in frame.header or "difference" in frame.header:
