@@ -159,6 +159,17 @@ def test_variants_are_codecs_with_ratios() -> None:
         codec_of("topk-many")
 
 
+@pytest.mark.slow
+def test_loss_trains_and_times_on_the_files_that_are_given(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be " * 200, encoding="utf-8")
+    files = f"data={tmp_path / 'a.txt'}", f"tune={tmp_path / 'a.txt'}"
+    report = run("loss", "variants=dense,int8", "timed_steps=2", "rate=1 Gbit/s", *files)
+    assert set(report.figures["seconds_per_step"]) == {"dense", "int8"}
+    assert report.figures["data"] == "scratch/a.txt **/*"
+    with pytest.raises(InputError, match=r"no text to train on in .*absent.txt: No such file or directory; give a file"):
+        run("loss", "variants=dense", f"data={tmp_path / 'absent.txt'}")
+
+
 def test_time_to_a_loss_is_that_of_the_first_point_below() -> None:
     curve = [{"eval_loss": 3.0, "bytes": 1.0}, {"eval_loss": 2.0, "bytes": 2.0}, {"eval_loss": 1.0, "bytes": 3.0}]
     assert time_to(curve, 2.0, "bytes") == 2.0

@@ -14,6 +14,7 @@ reaches what dense training ends with is held against dense training's.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ class _Study:
         self._folder = folder
         self._say = say
         self._topology = _topology(settings)
-        job = _job(settings, _data(settings.data, "*.py", settings), settings.steps, settings.lr)
+        job = _job(settings, self._data(settings.data, "scratch", "*.py"), settings.steps, settings.lr)
         self._bundle = bundle_of(job, base=folder, topology=self._topology, emulate=True)
 
     def figures(self) -> dict[str, Any]:
@@ -178,7 +179,7 @@ class _Study:
         scratch_job = self._bundle.job
         first = _initial(self._bundle.graph, scratch_job.seed)
         scratch, trained = self._phase("scratch", scratch_job, first, seconds)
-        tune_data = _data(settings.tune, "pydoc_data/*.py", settings)
+        tune_data = self._data(settings.tune, "tuning", "pydoc_data/*.py")
         tune_job = _job(settings, tune_data, settings.tune_steps, settings.tune_lr)
         tuned, _ = self._phase("fine-tuning", tune_job, trained, seconds)
         return {
@@ -188,6 +189,18 @@ class _Study:
             "seconds_per_step": seconds,
             "phases": {"scratch": scratch, "fine-tuning": tuned},
         }
+
+    def _data(self, path: str, folder: str, glob: str) -> DataSpec:
+        """The file ``path``, copied to a ``folder`` where workers may read; or texts of the standard library."""
+        sequence = self._settings.sequence
+        if not path:
+            return DataSpec(kind="text", path="{stdlib}", glob=glob, sequence=sequence)
+        try:
+            (self._folder / folder).mkdir()
+            shutil.copy(path, self._folder / folder)
+        except OSError as error:
+            raise InputError(f"no text to train on in {path}: {error.strerror}; give a file") from None
+        return DataSpec(kind="text", path=f"{folder}/{Path(path).name}", sequence=sequence)
 
     def _seconds(self) -> dict[str, float]:
         """Median seconds of a step of each variant on real processes over the emulated links."""
@@ -279,12 +292,6 @@ def _job(settings: LossSettings, data: DataSpec, steps: int, lr: float) -> JobSp
             "evaluate": EvaluateSpec(every=every, batches=settings.eval_batches),
         }
     )
-
-
-def _data(path: str, glob: str, settings: LossSettings) -> DataSpec:
-    if path:
-        return DataSpec(kind="text", path=str(Path(path).resolve()), sequence=settings.sequence)
-    return DataSpec(kind="text", path="{stdlib}", glob=glob, sequence=settings.sequence)
 
 
 def _initial(graph: Graph, seed: int) -> dict[str, Array]:
