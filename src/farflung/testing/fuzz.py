@@ -1,91 +1,67 @@
-"""Fuzzing of every decoder: damaged payloads in, ``CodecError`` or an array of the declared type and shape out.
+"""Fuzzing of every decoder: damaged inputs in, a named error or what was declared out (``decoders`` lists them).
 
-An input is a payload of a random codec and array, damaged in one to four places: fields, shape, element type, sections
+Half of the inputs are payloads of a random codec and array, damaged in one to four places: fields, shape, element type, sections
 (flipped, cut, extended, exchanged with another payload's), or bytes of the frame, whose checksums are then made right again,
-because a hostile sender can do that too. What is held against each: no warning and no other exception than ``CodecError`` and
-``VersionError``, one line of text, no more time than ``MAX_SECONDS`` and no more memory than ``MEMORY_FACTOR`` times what
-payload and declared array take. The same seed gives the same inputs.
+because a hostile sender can do that too. The others are copies of state, codings of indices, messages of memories and of links
+that remember samples, values and arrays on the wire, frames (whole and as a stream) and their headers. What is held against each:
+no warning and no other exception than the decoder's own errors, one line of text, no more processor time of the decoding thread
+than ``MAX_SECONDS`` and no more memory than ``MEMORY_FACTOR`` times what input and declared array take. The clock on the wall
+says how busy the machine is, so it counts from ``MAX_WALL_SECONDS`` only, as a hang; ``hung`` is told while the decoder still
+hangs. The same seed gives the same inputs.
 """
 
 from __future__ import annotations
 
-import struct
+import threading
+import time
 import tracemalloc
 import warnings
-import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from farflung.clock import Clock, MonotonicClock
-from farflung.codecs import CODECS, Payload, decode_payload, get_codec
-from farflung.codecs.base import Array
-from farflung.errors import CodecError, VersionError
-from farflung.wire.arrays import DTYPES
+from farflung.testing.decoders import Case, some_case
+from farflung.units import Seconds
 
-__all__ = ["LIMIT", "MAX_SECONDS", "MEMORY_FACTOR", "Findings", "fuzz_decoders", "fuzz_one", "summary"]
+__all__ = ["MAX_SECONDS", "MAX_WALL_SECONDS", "MEMORY_FACTOR", "Findings", "Fuzzing", "fuzz_decoders", "summary"]
 
-#: The most bytes that a fuzzed payload may decode to.
-LIMIT = 1 << 22
+#: Seconds of the decoding thread's processor time; seconds on the wall, after which a decoder counts as hanging.
 MAX_SECONDS = 5.0
+MAX_WALL_SECONDS = 900.0
 MEMORY_FACTOR = 40
 _MEMORY_FLOOR = 1 << 20
-_VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("topk", {"ratio": 10}),
-    ("topk", {"ratio": 50, "values": "float16"}),
-    ("topk", {"ratio": 10, "values": "int8"}),
-    ("topk", {"ratio": 20, "format": "paper"}),
-    ("topk", {"ratio": 20, "format": "paper", "values": "int4"}),
-    ("randomk", {"ratio": 10, "values": "int4"}),
-    ("quantized", {"bits": 3, "rotate": True, "block": 64}),
-    ("quantized", {"bits": 1, "block": 16}),
-    ("int4", {"rotate": True, "block": "row"}),
-    ("lowrank", {"rank": 2}),
-    ("lowrank", {"rank": 3, "values": "int4"}),
-)
-_INTEGERS = (
-    -1,
-    0,
-    1,
-    2,
-    3,
-    7,
-    8,
-    63,
-    64,
-    255,
-    256,
-    4096,
-    1 << 16,
-    1 << 20,
-    (1 << 31) - 1,
-    1 << 31,
-    1 << 40,
-    (1 << 63) - 1,
-    -(1 << 63),
-)
-_OTHERS: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    "",
-    "float32",
-    "float16",
-    "bfloat16",
-    "quantized",
-    "bool",
-    1.5,
-    float("nan"),
-    [],
-    {},
-    b"x",
-)
-_PRELUDE = struct.Struct("<4sBBHI")
+_MOST_FAULTS = 20
 
-Damage = Callable[[Payload, np.random.Generator], Payload]
+
+class ThreadClock:
+    """The processor time of the thread that asks."""
+
+    __slots__ = ()
+
+    def now(self) -> Seconds:
+        """Seconds of ``time.thread_time``."""
+        return Seconds(time.thread_time())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fuzzing:
+    """``inputs`` of ``seed``, or as many as can be begun before ``until`` on ``clock``.
+
+    ``processor`` tells the decoding thread's processor time. ``hung`` is called from another thread, with a line of text, once an
+    input has been under way for ``MAX_WALL_SECONDS`` (None: nobody watches).
+    """
+
+    inputs: int
+    seed: int = 0
+    until: float = float("inf")
+    clock: Clock = field(default_factory=MonotonicClock)
+    processor: Clock = field(default_factory=ThreadClock)
+    hung: Callable[[str], None] | None = None
 
 
 @dataclass(slots=True)
@@ -94,195 +70,115 @@ class Findings:
 
     inputs: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+    decoders: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     slowest_seconds: float = 0.0
+    slowest_wall_seconds: float = 0.0
     most_memory_factor: float = 0.0
 
 
-def fuzz_decoders(inputs: int, seed: int = 0, clock: Clock | None = None, until: float = float("inf")) -> Findings:
-    """Decode ``inputs`` damaged payloads, or as many as can be begun before ``until`` on ``clock``."""
-    clock, findings = clock or MonotonicClock(), Findings()
+class Watch:
+    """Looks from beside whether an input hangs; ``look`` says so once for each input."""
+
+    def __init__(self, fuzzing: Fuzzing) -> None:
+        self._fuzzing = fuzzing
+        self._under_way: tuple[int, float] | None = None
+        self._over = threading.Event()
+
+    def begin(self, number: int | None) -> None:
+        """Input ``number`` begins (None: none is under way)."""
+        self._under_way = None if number is None else (number, self._fuzzing.clock.now())
+
+    def look(self) -> None:
+        """Call ``hung`` if the input under way began ``MAX_WALL_SECONDS`` ago."""
+        if self._under_way is None or self._fuzzing.hung is None:
+            return
+        number, begun = self._under_way
+        if self._fuzzing.clock.now() - begun > MAX_WALL_SECONDS:
+            self._under_way = None
+            self._fuzzing.hung(f"seed {self._fuzzing.seed}, input {number}: fault: hangs for {MAX_WALL_SECONDS:g} s")
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look every some seconds, on a thread of its own."""
+        if self._fuzzing.hung is None:
+            yield
+            return
+        thread = threading.Thread(target=self._keep_looking, name="fuzz-watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _keep_looking(self) -> None:
+        while not self._over.wait(5.0):
+            self.look()
+
+
+def fuzz_decoders(fuzzing: Fuzzing) -> Findings:
+    """Decode damaged inputs until one of the limits of ``fuzzing``, or twenty faults."""
+    findings, watch = Findings(), Watch(fuzzing)
     started = tracemalloc.is_tracing()
     if not started:
         tracemalloc.start()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), watch.watching():
             warnings.simplefilter("error")
-            for number in range(inputs):
-                if clock.now() >= until or len(findings.faults) >= 20:
+            for number in range(fuzzing.inputs):
+                if fuzzing.clock.now() >= fuzzing.until or len(findings.faults) >= _MOST_FAULTS:
                     break
-                fuzz_one(seed, number, findings, clock)
+                _fuzz_one(fuzzing, number, findings, watch)
     finally:
         if not started:
             tracemalloc.stop()
     return findings
 
 
-def fuzz_one(seed: int, number: int, findings: Findings, clock: Clock) -> None:
-    """Input ``number`` of ``seed``: make it, decode it, and add what happened to ``findings``."""
-    generator = np.random.default_rng([seed, number])
-    data = _input(generator)
+def _fuzz_one(fuzzing: Fuzzing, number: int, findings: Findings, watch: Watch) -> None:
+    """Input ``number``: make it, decode it, and add what happened to ``findings``."""
+    case = some_case(np.random.default_rng([fuzzing.seed, number]))
+    watch.begin(number)
     tracemalloc.reset_peak()
-    before, begin = tracemalloc.get_traced_memory()[0], clock.now()
-    outcome, declared = _decode(data)
-    spent = clock.now() - begin
+    before = tracemalloc.get_traced_memory()[0]
+    wall, begin = fuzzing.clock.now(), fuzzing.processor.now()
+    outcome = _decode(case)
+    spent, waited = fuzzing.processor.now() - begin, fuzzing.clock.now() - wall
     used = tracemalloc.get_traced_memory()[1] - before
-    factor = (used - _MEMORY_FLOOR) / (len(data) + declared + 1)
-    if factor > MEMORY_FACTOR:  # a table of the interpreter may have grown just now; what a payload takes, it takes each time
+    factor = (used - _MEMORY_FLOOR) / (case.nbytes + case.declared + 1)
+    if factor > MEMORY_FACTOR:  # a table of the interpreter may have grown just now; what an input takes, it takes each time
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        _decode(data)
+        _decode(case)
         used = min(used, tracemalloc.get_traced_memory()[1] - before)
-        factor = (used - _MEMORY_FLOOR) / (len(data) + declared + 1)
+        factor = (used - _MEMORY_FLOOR) / (case.nbytes + case.declared + 1)
+    watch.begin(None)
     if spent > MAX_SECONDS:
-        outcome = f"fault: took {spent:.1f} s"
+        outcome = f"fault: took {spent:.1f} s of the processor"
+    elif waited > MAX_WALL_SECONDS:
+        outcome = f"fault: hung for {waited:.0f} s"
     elif factor > MEMORY_FACTOR:
-        outcome = f"fault: took {used} bytes for a payload of {len(data)} that declares {declared}"
+        outcome = f"fault: took {used} bytes for an input of {case.nbytes} that declares {case.declared}"
     findings.inputs += 1
     findings.outcomes[outcome.partition(":")[0]] += 1
+    findings.decoders[case.decoder] += 1
     findings.slowest_seconds = max(findings.slowest_seconds, spent)
+    findings.slowest_wall_seconds = max(findings.slowest_wall_seconds, waited)
     findings.most_memory_factor = max(findings.most_memory_factor, factor)
     if outcome.startswith("fault"):
-        findings.faults.append(f"seed {seed}, input {number}: {outcome}")
+        findings.faults.append(f"seed {fuzzing.seed}, input {number}, {case.decoder}: {outcome}")
 
 
-def _decode(data: bytes) -> tuple[str, int]:
-    """(how it ended, bytes of the array that the payload declares)."""
-    declared = 0
+def _decode(case: Case) -> str:
+    """How it ended."""
     try:
-        payload = Payload.from_bytes(data, LIMIT)
-        declared = payload.numel * DTYPES[payload.dtype].itemsize
-        result = decode_payload(payload)
-    except (CodecError, VersionError) as error:
-        return ("refused" if len(str(error).splitlines()) == 1 else f"fault: an error of several lines {error!r:.200}"), declared
+        wrong = case.decode()
+    except case.refuses as error:
+        return "refused" if len(str(error).splitlines()) == 1 else f"fault: an error of several lines {error!r:.200}"
     except Exception as error:  # noqa: BLE001 - finding what else can be raised is the purpose
-        return f"fault: {type(error).__name__}: {error!s:.200}", declared
-    if (result.dtype, result.shape) != (DTYPES[payload.dtype], payload.shape):
-        return f"fault: declared {payload.dtype} {payload.shape}, got {result.dtype} {result.shape}", declared
-    return "decoded", declared
-
-
-def _input(generator: np.random.Generator) -> bytes:
-    payload = _payload(generator)
-    for _ in range(int(generator.integers(1, 5))):
-        damage = _DAMAGES[int(generator.integers(len(_DAMAGES)))]
-        payload = damage(payload, generator)
-    data = payload.to_bytes()
-    return _resealed(data, generator) if generator.random() < 0.2 else data
-
-
-def _payload(generator: np.random.Generator) -> Payload:
-    names = [*((name, {}) for name in CODECS), *_VARIANTS]
-    name, params = names[int(generator.integers(len(names)))]
-    return get_codec(name, **params).encode(_array(generator))
-
-
-def _array(generator: np.random.Generator) -> Array:
-    shapes = ((700,), (40, 30), (3, 5, 64), (4096,), (1,), (), (0, 3), (20_000,))
-    dtypes = [*DTYPES, "float32", "float32", "float16"]
-    shape = shapes[int(generator.integers(len(shapes)))]
-    array: Array = (generator.standard_t(3, shape) * 10 if shape else np.array(generator.normal())).astype(
-        DTYPES[dtypes[int(generator.integers(len(dtypes)))]]
-    )
-    if array.size and array.dtype.kind == "f" and generator.random() < 0.2:
-        array.reshape(-1)[:1] = np.nan
-    return array
-
-
-def _change_field(payload: Payload, generator: np.random.Generator) -> Payload:
-    fields = dict(payload.fields)
-    if not fields or generator.random() < 0.05:
-        return replace(payload, fields={**fields, "more": 1})
-    name = sorted(fields)[int(generator.integers(len(fields)))]
-    kind, value = generator.random(), fields[name]
-    if kind < 0.1:
-        del fields[name]
-    elif kind < 0.4 and type(value) is int:
-        fields[name] = max(-(1 << 63), min((1 << 63) - 1, value + int(generator.integers(-3, 4))))
-    elif kind < 0.7:
-        fields[name] = _INTEGERS[int(generator.integers(len(_INTEGERS)))]
-    else:
-        fields[name] = _OTHERS[int(generator.integers(len(_OTHERS)))]
-    return replace(payload, fields=fields)
-
-
-def _change_shape(payload: Payload, generator: np.random.Generator) -> Payload:
-    sizes = (0, 1, 2, 63, 64, 699, 700, 701, 4096, 1 << 16, 1 << 20, 1 << 40)
-    shape = list(payload.shape) or [1]
-    place = int(generator.integers(len(shape)))
-    if generator.random() < 0.5:
-        shape[place] = sizes[int(generator.integers(len(sizes)))]
-    else:
-        shape[place] = max(0, shape[place] + int(generator.integers(-2, 3)))
-    return replace(payload, shape=tuple(shape))
-
-
-def _change_dtype(payload: Payload, generator: np.random.Generator) -> Payload:
-    return replace(payload, dtype=list(DTYPES)[int(generator.integers(len(DTYPES)))])
-
-
-def _change_codec(payload: Payload, generator: np.random.Generator) -> Payload:
-    names = list(CODECS)
-    return replace(payload, codec=names[int(generator.integers(len(names)))])
-
-
-def _change_sections(payload: Payload, generator: np.random.Generator) -> Payload:
-    sections = list(payload.sections)
-    kind = generator.random()
-    if not sections or kind < 0.05:
-        return replace(payload, sections=(*sections, bytes(3))[:8])
-    place = int(generator.integers(len(sections)))
-    if kind < 0.1:
-        del sections[place]
-    elif kind < 0.2:
-        other = _payload(generator).sections
-        sections[place] = other[int(generator.integers(len(other)))]
-    elif kind < 0.25:
-        sections.reverse()
-    else:
-        sections[place] = _bent(bytes(sections[place]), generator)
-    return replace(payload, sections=tuple(sections))
-
-
-def _bent(data: bytes, generator: np.random.Generator) -> bytes:
-    kind = int(generator.integers(5))
-    if kind == 0 or not data:
-        return data + generator.bytes(int(generator.integers(1, 9)))
-    if kind == 1:
-        return data[: int(generator.integers(len(data)))]
-    if kind == 2:
-        return (b"\x00" if generator.random() < 0.5 else b"\xff") * len(data)
-    if kind == 3:
-        return generator.bytes(len(data))
-    changed = bytearray(data)
-    for _ in range(int(generator.integers(1, 6))):
-        changed[int(generator.integers(len(changed)))] ^= 1 << int(generator.integers(8))
-    return bytes(changed)
-
-
-def _resealed(data: bytes, generator: np.random.Generator) -> bytes:
-    """Flip bits of the header or the table, and make the checksum of both right again."""
-    changed = bytearray(data)
-    *_, sections, header = _PRELUDE.unpack_from(changed)
-    first, last = _PRELUDE.size + 4, _PRELUDE.size + 4 + 12 * sections + header
-    for _ in range(int(generator.integers(1, 4))):
-        changed[int(generator.integers(first, last))] ^= 1 << int(generator.integers(8))
-    crc = zlib.crc32(changed[first:last], zlib.crc32(changed[: _PRELUDE.size]))
-    changed[_PRELUDE.size : first] = struct.pack("<I", crc)
-    return bytes(changed)
-
-
-_DAMAGES: tuple[Damage, ...] = (
-    _change_field,
-    _change_field,
-    _change_field,
-    _change_shape,
-    _change_dtype,
-    _change_codec,
-    _change_sections,
-    _change_sections,
-    _change_sections,
-)
+        return f"fault: {type(error).__name__}: {error!s:.200}"
+    return f"fault: {wrong}" if wrong else "decoded"
 
 
 def summary(findings: Findings) -> Mapping[str, Any]:
@@ -290,7 +186,9 @@ def summary(findings: Findings) -> Mapping[str, Any]:
     return {
         "inputs": findings.inputs,
         "outcomes": dict(sorted(findings.outcomes.items())),
+        "decoders": dict(sorted(findings.decoders.items())),
         "faults": list(findings.faults),
         "slowest_seconds": findings.slowest_seconds,
+        "slowest_wall_seconds": findings.slowest_wall_seconds,
         "most_memory_factor": findings.most_memory_factor,
     }
