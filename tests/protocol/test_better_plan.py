@@ -9,7 +9,9 @@ from farflung.protocol.events import (
     AbortRun,
     BetterPlan,
     MakePlan,
+    MemberDrifted,
     MemberJoined,
+    MemberMeasured,
     Offer,
     PlanMade,
     RecoverRun,
@@ -51,3 +53,14 @@ def test_people_are_told_that_nothing_is_lost() -> None:
     assert better.told == "there is a better plan; all go on from the last step"
     assert RecoverRun(run="r", cause="worker b leaves", handed=True).told == "worker b leaves; its part is handed over"
     assert RecoverRun(run="r", cause="b died").told.startswith("lost: b died; it will go on from what the others hold")
+
+
+def test_a_drift_counts_until_the_device_is_measured_again() -> None:
+    made = running()
+    for times, speed in ((4.0, 0.25e9), (2.0, 0.125e9), (0.25, 0.5e9), (0.01, 1e9), (1e9, 1e7)):
+        assert made.handle(MemberDrifted(name="a", times=times)) == []
+        assert abs(made.members["a"].speed - speed) < 1.0, "never taken for faster than measured, nor for still"
+    assert made.members["b"].speed == 1e9
+    made.handle(MemberMeasured(name="a", speed=2e9, factor=1.0, overhead=0.0))
+    assert made.members["a"].speed == 2e9
+    assert made.handle(MemberDrifted(name="nobody", times=2.0)) == []

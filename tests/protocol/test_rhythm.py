@@ -28,6 +28,37 @@ def test_a_device_that_becomes_slow_is_named_once_and_again_when_it_is_well() ->
     assert rhythm.slow == ((), ())
 
 
+def test_who_plans_gets_what_is_told_as_numbers() -> None:
+    rhythm = Rhythm()
+    rounds = [(0.1, 30, ""), (0.4, 5, "is slow"), (1.6, 5, "is slow"), (0.4, 5, "is slow"), (0.1, 5, "as fast as before")]
+    for seconds, count, word in rounds:
+        told = [text for text in (rhythm.step("b", seconds) for _ in range(count)) if text]
+        drifts = rhythm.drifts()
+        assert [drift.text for drift in drifts] == told
+        assert len(told) == bool(word)
+        assert all(word in text for text in told)
+        if seconds > 0.1:
+            (drift,) = drifts
+            assert (drift.device, drift.link) == ("b", None)
+            assert abs(drift.times - seconds / 0.1) < 1e-9
+        rounds_before = {0.4: (1.0, 16.0), 1.6: (4.0,), 0.1: (4.0,)}[seconds]
+        assert all(any(abs(drift.before - one) < 1e-9 for one in rounds_before) for drift in drifts)
+    assert rhythm.drifts() == []
+
+
+def test_a_device_that_was_slow_from_the_plans_begin_and_becomes_fast_is_told() -> None:
+    rhythm = Rhythm()
+    assert steps(rhythm, 0.4, 30) == []
+    (told,) = steps(rhythm, 0.1, 30)
+    assert told.startswith("worker b computes faster than before: for ")
+    (drift,) = rhythm.drifts()
+    assert 0.2 < drift.times < 0.32
+    assert drift.before == 1.0
+    assert rhythm.slow == ((), ())
+    (slow,) = steps(rhythm, 0.4, 30)
+    assert "is slow" in slow, "the new pace is what it is compared with"
+
+
 def test_one_slow_step_and_uneven_shares_are_no_finding() -> None:
     rhythm = Rhythm()
     assert steps(rhythm, 0.1, 30, "a") == steps(rhythm, 0.9, 30, "b") == []
@@ -50,7 +81,10 @@ def test_a_link_is_compared_by_frames_of_one_size() -> None:
     (told,) = [text for text in said if text]
     assert told == "the link from a to b is slow: 50 ms for what took 10 ms before (5.0 times as long)"
     assert rhythm.slow == ((), (("a", "b"),))
+    (drift,) = rhythm.drifts()
+    assert (drift.link, drift.kind, drift.times, drift.text) == (("a", "b"), "", 5.0, told)
     said = [rhythm.sent("a", "b", 0.01, 1000) for _ in range(8)]
+    assert [drift.times for drift in rhythm.drifts()] == [1.0]
     assert [text for text in said if text] == ["the link from a to b is as fast as before again"]
 
 

@@ -9,9 +9,18 @@ from types import SimpleNamespace
 import pytest
 from loopback import Loopback, plainly, same, states_of, text_job, until
 
-from farflung.protocol.broker import RunState
+from farflung.engines.base import DeviceReport
+from farflung.engines.torch.engine import TorchEngine
+from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.runtime import replanning
+from farflung.runtime.link_table import LinkTable
+from farflung.runtime.reaching import Reaching
+from farflung.runtime.watching import Watching
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
+
+WORLD = replanning.World(
+    links=LinkTable(), reaching=Reaching(lambda name, frame: None, None), judge=None, measure=lambda members, threads: None
+)
 
 
 def test_a_pause_must_be_worth_it() -> None:
@@ -25,11 +34,11 @@ def test_closing_waits_for_nothing(monkeypatch: pytest.MonkeyPatch, settling: bo
     monkeypatch.setattr(replanning, "_SETTLE", 1e6)
     monkeypatch.setattr(replanning, "_PERIOD", 1e6)
     looked: list[int] = []
-    monkeypatch.setattr(replanning.Replanning, "look", lambda self: looked.append(1))
-    made = replanning.Replanning(None, threading.Condition(), print, (None, None, None))  # type: ignore[arg-type]
-    made.begins(SimpleNamespace(run="r", job=text_job(plan={"again": True}), result=None))  # type: ignore[arg-type]
+    monkeypatch.setattr(replanning.Replanning, "look", lambda self, why="": looked.append(1))
+    made = replanning.Replanning(BrokerMachine(), threading.Condition(), print, WORLD, print)
+    made.begins(SimpleNamespace(run="r", job=text_job(plan={"again": True}), result=None, measured=set()))  # type: ignore[arg-type]
     if settling:
-        made.joined()
+        made.joined("b")
     made.close()
     assert made._thread is not None
     made._thread.join(60)
@@ -62,6 +71,47 @@ def test_who_joins_takes_part(home: Path, monkeypatch: pytest.MonkeyPatch, again
     recoveries = [record for record in records if isinstance(record, RecoveryRecord)]
     assert [(record.source, record.replayed) for record in recoveries] == ([("memory", 0)] if again else [])
     assert all("there is a better plan" in record.cause for record in recoveries)
+    module, _ = plainly(job, home)
+    held, tensors = states_of(found), module.state_dict()
+    assert held
+    assert same(held, {name: tensors[name].detach().numpy() for name in held}) == []
+
+
+def test_a_run_moves_off_a_worker_that_becomes_slow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """b computes ten times as long from its 25th step on, as it reports. Nothing is made again, and no bit changes."""
+    heard, steps = Watching.step, {"a": 0, "b": 0}
+
+    def step(self: Watching, run: str, attempt: int, name: str, busy: float) -> None:
+        steps[name] += attempt == 1
+        heard(self, run, attempt, name, 1.0 if name == "b" and steps[name] >= 25 and attempt == 1 else 0.1)
+
+    monkeypatch.setattr(Watching, "step", step)
+    size = 8_000_000_000  # so weak that steps are expected to take seconds:
+    weak = DeviceReport(name="weak", flops_per_second=2e5, launch_seconds=0.0, total_bytes=size, free_bytes=size)
+    monkeypatch.setattr(TorchEngine, "measure", lambda self, device, peak=None: weak)
+    job = text_job(steps=34, plan={"planner": "op_fence", "again": True})
+    with Loopback(home, 2) as cluster:
+        machine = cluster.broker._runs.machine
+
+        def act(run: str, record: StepRecord) -> None:
+            if record.step == 30:
+                until(lambda: machine.runs[run].attempts > 1)
+
+        found = cluster.run(job, anybody=True, on_record=act)
+        speed, drift = machine.members["b"].offer.speed, machine.members["b"].drift
+        (told,) = [one for one in cluster.client.status()["members"] if one["name"] == "b"]  # type: ignore[attr-defined]
+    assert found.result.status == "finished", found.result.cause
+    assert drift == 10.0
+    assert told["speed"] == speed / drift, "people see how fast it is now"
+    records = list(RunFolder(found.folder).records())
+    first, *_ = [record for record in records if isinstance(record, RecoveryRecord)]
+    assert first.cause.startswith("worker b is slow: it computes for 1.00 s a step, 10.0 times as long as before; it is alive; ")
+    assert "there is a better plan: " in first.cause
+    assert (first.source, first.replayed) == ("memory", 0)
+    assert first.pause > 0
+    notes = [frame.header["text"] for frame in found.frames if frame.kind == "note"]
+    assert any(text.startswith("worker b is slow: ") and "all go on from the last step" in text for text in notes)
+    assert [record.step for record in found.steps] == list(range(34))
     module, _ = plainly(job, home)
     held, tensors = states_of(found), module.state_dict()
     assert held

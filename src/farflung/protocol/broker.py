@@ -38,6 +38,7 @@ from farflung.protocol.events import (
     HandOver,
     HelperGone,
     MakePlan,
+    MemberDrifted,
     MemberJoined,
     MemberLost,
     MemberMeasured,
@@ -62,6 +63,8 @@ from farflung.protocol.members import Gone, Member, Parting
 __all__ = ["BrokerMachine", "Member", "Run", "RunState"]
 
 _MOST_GONE = 50
+#: How many times slower than measured a member is taken for at most.
+_MOST_DRIFT = 100.0
 #: A helper that failed so often in an attempt is not asked again.
 _HELPER_TRIES = 3
 #: Errors of planning that other workers may mend; the rest are the broker's own (a full disk).
@@ -143,6 +146,7 @@ class BrokerMachine:
             MemberJoined: self._joined,
             MemberLost: self._lost,
             MemberMeasured: self._measured,
+            MemberDrifted: self._drifted,
             MemberWants: self._wants,
             RunSubmitted: self._submitted,
             RunRestored: self._restored,
@@ -241,6 +245,14 @@ class BrokerMachine:
         member = self.members.get(event.name)
         if member is not None:
             member.offer = replace(member.offer, speed=event.speed, factor=event.factor, overhead=event.overhead)
+            member.drift = 1.0
+        return []
+
+    def _drifted(self, event: MemberDrifted) -> list[Command]:
+        """What its steps show counts until it is measured again; it is never taken for faster than it was measured."""
+        member = self.members.get(event.name)
+        if member is not None:
+            member.drift = min(max(1.0, member.drift * event.times), _MOST_DRIFT)
         return []
 
     def _lost(self, event: MemberLost) -> list[Command]:

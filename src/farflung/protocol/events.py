@@ -19,6 +19,7 @@ __all__ = [
     "HandOver",
     "HelperGone",
     "MakePlan",
+    "MemberDrifted",
     "MemberJoined",
     "MemberLost",
     "MemberMeasured",
@@ -104,6 +105,14 @@ class MemberMeasured:
     speed: float
     factor: float
     overhead: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberDrifted:
+    """A training worker computes lastingly slower (``times`` above 1: a step takes so many times as long), or faster again."""
+
+    name: str
+    times: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +255,7 @@ class StopRequested:
 Event = (
     MemberJoined
     | MemberMeasured
+    | MemberDrifted
     | MemberLost
     | MemberWants
     | RunSubmitted

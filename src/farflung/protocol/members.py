@@ -32,7 +32,8 @@ class Parting(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """A connected worker. ``dismissed``: it was told that it may go."""
+    """A connected worker. ``dismissed``: it was told that it may go. ``drift``: how many times as long as its last measurement
+    says it takes to compute, as its steps have shown since (1 or more)."""
 
     name: str
     address: str
@@ -42,6 +43,12 @@ class Member:
     paused: bool = False
     parting: Parting = Parting.NO
     dismissed: bool = False
+    drift: float = 1.0
+
+    @property
+    def speed(self) -> float:
+        """FLOP/s that it reaches now."""
+        return self.offer.speed / self.drift
 
     @property
     def ready(self) -> bool:

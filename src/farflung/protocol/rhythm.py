@@ -3,7 +3,8 @@
 Each device and each direction of a link is compared with itself: all of its last few values against the median of those before.
 So nothing has to be known of how fast it should be, a plan's uneven shares are no finding, and one slow step is none either. What
 is slow still speaks; who is dead is silent: silence is looked at apart, and told well before the lease runs out. A new plan moves
-the work, so it begins afresh. Cost: O(window) for each value, some hundred numbers for each device and link.
+the work, so it begins afresh; a device that was slow before may become fast under it, so that is told, too. ``drifts`` has as
+numbers what the texts say, for who plans. Cost: O(window) for each value, some hundred numbers for each device and link.
 
 Links need more care, because a busy machine hands messages on late. What was sent counts in multiples of what the link's known
 round trip and rate ask, never below one; it takes more values in a row; and where the system's own counts give the rate of the
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 
 from farflung.units import Seconds
 
-__all__ = ["Rhythm"]
+__all__ = ["Drift", "Rhythm"]
 
 #: Values that must all be slow (well again: their median), and at least and at most before.
 _RECENT, _LEAST, _MOST = 5, 12, 64
@@ -37,6 +38,22 @@ _FALLEN = 0.7
 _SILENT = 0.5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """A device, or else the direction of a ``link`` (from, to), lastingly takes ``times`` as long as when its plan began.
+
+    ``before``: how many times as long it took when that was told last. ``kind`` of a link: what of it is slow, its rate
+    (``fills``), its way (``small``), or either (``""``). ``text``: what people are told.
+    """
+
+    device: str = ""
+    link: tuple[str, str] | None = None
+    kind: str = ""
+    times: float
+    before: float
+    text: str
+
+
 @dataclass(slots=True)
 class _Series:
     #: How many of the last values must all be slow.
@@ -46,6 +63,9 @@ class _Series:
     #: ``doubted``: it looks slow, and is known not to be.
     slow: bool = False
     doubted: bool = False
+    #: How many times as long as at first, and as was told before that.
+    times: float = 1.0
+    told: float = 1.0
 
     def add(self, value: float, unit: float = 1.0, *, possible: bool = True) -> tuple[float, float] | None:
         """The median before and now, where that changed what is to be told; values are multiples of ``unit`` seconds. Not
@@ -65,7 +85,29 @@ class _Series:
         if self.slow == slow or self.doubted:
             return None
         self.slow = not self.slow
+        self._tell(now / usual if self.slow else 1.0)
         return usual * unit, now * unit
+
+    def change(self) -> tuple[float, float] | None:
+        """As ``add`` of a value that was added already, of what ``add`` does not tell: what was slow is slower still or half as
+        slow, what was not is faster, by ``_SLOW`` each. The usual pace is another one then where it is not slow."""
+        if len(self.recent) < self.row or len(self.before) < _LEAST or self.doubted:
+            return None
+        usual, now = statistics.median(self.before), statistics.median(self.recent)
+        if self.slow:
+            last = usual * self.times
+            if min(self.recent) <= max(_SLOW * last, last + _MATTERS) and max(self.recent) >= min(last / _SLOW, last - _MATTERS):
+                return None
+            self._tell(now / usual)
+            return usual, now
+        if max(self.recent) >= min(usual / _SLOW, usual - _MATTERS):
+            return None
+        self._tell(now / usual)
+        self.before.clear()
+        return usual, now
+
+    def _tell(self, times: float) -> None:
+        self.told, self.times = self.times, times
 
 
 @dataclass(slots=True)
@@ -99,6 +141,12 @@ class Rhythm:
         #: What is known of a direction when something is first sent: later figures may be those of a slow link.
         self._ways: dict[tuple[str, str], tuple[float, float]] = {}
         self._silent: dict[str, float] = {}
+        self._drifts: list[Drift] = []
+
+    def drifts(self) -> list[Drift]:
+        """What has been told of devices and links since the last call."""
+        found, self._drifts = self._drifts, []
+        return found
 
     def begin(self) -> None:
         """A new plan: everybody has other work."""
@@ -110,14 +158,22 @@ class Rhythm:
     def step(self, name: str, busy: float) -> str:
         """The device ``name`` computed for ``busy`` seconds in a step."""
         series = self._devices.setdefault(name, _Series())
-        found = series.add(busy)
+        known = series.slow
+        found = series.add(busy) or series.change()
         if found is None:
             return ""
         usual, now = found
-        if not series.slow:
-            return f"worker {name} computes as fast as before again ({Seconds(now)} a step)"
-        times = f"{now / usual:.1f} times as long as before"
-        return f"worker {name} is slow: it computes for {Seconds(now)} a step, {times}; it is alive"
+        if series.slow:
+            times = f"{now / usual:.1f} times as long as before"
+            text = f"worker {name} is slow: it computes for {Seconds(now)} a step, {times}; it is alive"
+        elif known:
+            text = f"worker {name} computes as fast as before again ({Seconds(now)} a step)"
+        else:
+            text = f"worker {name} computes faster than before: for {Seconds(now)} a step instead of {Seconds(usual)}"
+        self._drifts.append(Drift(device=name, times=series.times, before=series.told, text=text))
+        if not (series.slow or known):
+            series.times = 1.0  # from here it is compared with its new pace
+        return text
 
     def counted(self, source: str, target: str, alone: float, least: float, alpha: float) -> None:
         """The system's counts say that the direction carries ``alone`` bytes per second, ``least`` at least, and that a way takes
@@ -144,12 +200,15 @@ class Rhythm:
         if found is None:
             return ""
         usual, now = found
-        if not series.slow:
-            return f"the link from {source} to {target} is as fast as before again"
-        return (
-            f"the link from {source} to {target} is slow: {Seconds(now)} for what took {Seconds(usual)} before "
-            f"({now / usual:.1f} times as long)"
-        )
+        text = f"the link from {source} to {target} is as fast as before again"
+        if series.slow:
+            text = (
+                f"the link from {source} to {target} is slow: {Seconds(now)} for what took {Seconds(usual)} before "
+                f"({now / usual:.1f} times as long)"
+            )
+        what = kind if kind in ("fills", "small") else ""
+        self._drifts.append(Drift(link=(source, target), kind=what, times=series.times, before=series.told, text=text))
+        return text
 
     def silence(self, name: str, seconds: float, lease: float) -> str:
         """Nothing was heard of ``name`` for ``seconds``; it is given up after ``lease``."""

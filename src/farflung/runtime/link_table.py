@@ -13,6 +13,7 @@ import numpy as np
 from farflung.checkpoint.store import write_file
 from farflung.cluster import Device, Topology, pair_of
 from farflung.errors import FarflungError
+from farflung.runtime.link_drifts import LinkDrifts
 from farflung.units import BytesPerSecond
 
 __all__ = ["LinkFigures", "LinkTable"]
@@ -53,6 +54,8 @@ class LinkTable:
         self._uplinks: dict[str, float] = {}
         #: What owners let their machines send, beside what links can carry; not kept.
         self._owners: dict[str, float] = {}
+        #: What is slow at present.
+        self.drifts = LinkDrifts()
         if path is not None and path.exists():
             self._read(path)
 

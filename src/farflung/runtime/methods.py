@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ class Methods:
             live.store.write_bundle(bundle)
             keep_bundle(root, bundle)
 
-        if live.job.checkpoint.resume:
+        if self._has(live.job.checkpoint.resume, caller):  # else there is nothing to check, and ``write`` says why
             yield Frame("checking", {"source": live.job.checkpoint.resume})
         state = self._runs.submit(live, write)
         with self._runs.changed:
@@ -100,6 +101,12 @@ class Methods:
         header = {"run": bundle.run, "state": state, "folder": str(root), "needs": bundle.job.workers or 1}
         header |= {"idle": sum(free), "helpers": len(free) - sum(free)}
         yield Frame("submitted", header)
+
+    def _has(self, source: str, caller: Caller) -> bool:
+        """Whether there is something of that name to go on from."""
+        with suppress(FarflungError):
+            return bool(source) and self._folders.source(source, caller).is_dir()
+        return False
 
     def _resume(self, live: LiveRun, bundle: Bundle, caller: Caller) -> None:
         """Find the checkpoint that the job goes on from; a run's name or a folder on this machine."""
@@ -197,8 +204,8 @@ class Methods:
             "address": member.address,
             "run": member.run,
             "memory": member.offer.memory,
-            "speed": member.offer.speed,
-            "speed_factor": member.offer.factor,
+            "speed": member.speed,
+            "speed_factor": member.offer.factor / member.drift,
             "overhead": member.offer.overhead,
             "kind": member.offer.kind,
         }
@@ -233,9 +240,9 @@ class Methods:
         devices = list(devices_of(members).values())
         plain = linked(Topology.from_matrices(*_blank(len(devices)), devices), members, runs.reaching, None)
         runs.relays.assign(_PROFILE, plain, plain.names)
-        runs.introduce(plain)
+        runs.ways.introduce_all(plain)
         try:
-            yield from runs.probing.run([(one.name, one.address) for one in members], lambda a, b: runs.way(plain, a, b))
+            yield from runs.probing.run([(one.name, one.address) for one in members], lambda a, b: runs.ways.way(plain, a, b))
         finally:
             runs.relays.assign(_PROFILE, None, ())
         found = runs.links.topology(devices, apart=plain.via)

@@ -28,6 +28,10 @@ from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 __all__ = ["Judge", "Planned", "RelayUse", "check_runnable", "cluster_of", "devices_of", "linked", "plan_run", "strangers_of"]
 
 
+#: Seconds per operator that a device may have.
+_MOST_OVERHEAD = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayUse:
     """``pair`` reaches each other through ``relays[0]``; the others stand by. Seconds and bytes per second of both directions."""
@@ -235,14 +239,14 @@ def check_runnable(plan: Plan) -> None:
 
 
 def devices_of(members: Sequence[Member]) -> dict[str, Device]:
-    """The joined workers as devices, by name; memory and speed as the workers measured."""
+    """The joined workers as devices, by name; memory and speed as the workers measured, and slower where their steps say so."""
     return {
         member.name: Device(
             name=member.name,
             memory=Bytes(member.offer.memory),
             speed=FlopsPerSecond(member.offer.speed / member.offer.factor),
-            speed_factor=member.offer.factor,
-            overhead=Seconds(member.offer.overhead),
+            speed_factor=member.offer.factor / member.drift,
+            overhead=Seconds(min(member.offer.overhead * member.drift, max(member.offer.overhead, _MOST_OVERHEAD))),
             kind="cuda" if member.offer.kind == "cuda" else "cpu",
             reliable=member.offer.reliable,
         )
@@ -261,8 +265,8 @@ def cluster_of(
     """The joined workers as a topology: links from the submitted topology (by name), memory and speed as the workers measured.
 
     Without a submitted topology the links are those that were measured; what nobody measured counts as 1 Gbit/s with 1 ms.
-    Pairs that can't reach each other by what ``reaching`` finds out are linked through relays. ``strangers_of`` the topology are
-    left out.
+    Links that have become slow in training count as slow. Pairs that can't reach each other by what ``reaching`` finds out are
+    linked through relays. ``strangers_of`` the topology are left out.
 
     Raises:
         InputError: without those there are fewer than the job asks for, or nobody.
@@ -278,9 +282,8 @@ def cluster_of(
         members = [member for member in members if member.name not in strangers]
     apart = frozenset() if reaching is None else reaching.apart(members)
     direct = _directly(bundle, members, links, apart)
-    if reaching is None:
-        return direct
-    return linked(direct, members, reaching, links if bundle.topology is None else None)
+    whole = direct if reaching is None else linked(direct, members, reaching, links if bundle.topology is None else None)
+    return whole if links is None else links.drifts.apply(whole)
 
 
 def linked(topology: Topology, members: Sequence[Member], reaching: Reaching, links: LinkTable | None) -> Topology:

@@ -12,8 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from farflung.clock import MonotonicClock
-from farflung.cluster import Topology, pair_of
-from farflung.cluster.relays import STANDING_BY
 from farflung.data import compare_fingerprints
 from farflung.errors import FarflungError, InputError
 from farflung.protocol.broker import BrokerMachine, Member, RunState
@@ -54,14 +52,15 @@ from farflung.runtime.probing import Probing
 from farflung.runtime.progress import Progress
 from farflung.runtime.reaching import Dial, Reaching
 from farflung.runtime.relays import Relays, write_relays
-from farflung.runtime.replanning import Replanning
+from farflung.runtime.replanning import Replanning, World
 from farflung.runtime.resuming import Start
 from farflung.runtime.setup import StepReport
 from farflung.runtime.watching import Watching
+from farflung.runtime.ways import Ways
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.records import Record, RecoveryRecord, RelayedRecord, RunResult, StepRecord
 from farflung.telemetry.trace import Span
-from farflung.units import Bytes, Seconds, counted
+from farflung.units import Bytes, BytesPerSecond, Seconds, counted
 from farflung.wire.frames import Frame
 
 __all__ = ["Runs"]
@@ -88,10 +87,12 @@ class Runs:
         self.probing = Probing(send, self.links)
         self.reaching = Reaching(send, dial)
         self.relays = Relays(send, self._relayed)
+        self.ways = Ways(self.machine, self.changed, self.reaching, send)
         self._assisting = Assisting(send, self.machine, self.links, self.reaching)
         self._freshness = Freshness(self.links)
-        self.watching = Watching(self._told_of, self.links)
-        self._replanning = Replanning(self.machine, self.changed, self.handle, (self.links, self.reaching, judge))
+        world = World(links=self.links, reaching=self.reaching, judge=judge, measure=self._measuring.measure)
+        self._replanning = Replanning(self.machine, self.changed, self.handle, world, self._told_of)
+        self.watching = Watching(self._told_of, self.links, self._replanning.drifted)
         #: Told what has to be known after the broker was killed.
         self.note: Callable[..., None] = _forget
         self._live: dict[str, LiveRun] = {}
@@ -142,7 +143,7 @@ class Runs:
             self.reaching.gone(event.name)
             self.relays.gone(event.name)
         if isinstance(event, MemberJoined):
-            self._replanning.joined()
+            self._replanning.joined(event.name)
         with self.changed:
             commands = self.machine.handle(event)
             slow = [action for command in commands if (action := self._apply(command)) is not None]
@@ -223,7 +224,10 @@ class Runs:
         topology = live.planned.topology if live is not None and live.planned is not None else None
         if live is not None:
             self.watching.spans(live.run, live.attempt, name, spans, links)
-        self._freshness.take(name, links, None if topology is None else lambda peer: topology.relay(name, peer))
+        fresh = self._freshness.take(name, links, None if topology is None else lambda peer: topology.relay(name, peer))
+        for (source, target), figures in fresh.items():
+            if self.links.drifts.better(source, target, figures.beta) and live is not None:
+                self._replanning.wake(live.run, f"the link from {source} to {target} carries {BytesPerSecond(figures.beta)} now")
 
     def _told_of(self, run: str, text: str) -> None:
         self._say(f"run {run}: {text}")
@@ -339,7 +343,7 @@ class Runs:
                 live.attempt, live.first_step, live.committed = attempt, start.step, start.committed
                 live.measured = {member.name for member in members}
                 served = [*planned.plan.devices, *start.lenders]
-                self.relays.assign(live.run, planned.topology, served, self._for_submitter(live, planned))
+                self.relays.assign(live.run, planned.topology, served, self.ways.relays_of_submitter(live, planned))
                 self.tell(live, self._planned_frame(live, planned))
         self.handle(PlanMade(run=live.run, attempt=attempt, devices=planned.plan.devices))
 
@@ -357,83 +361,27 @@ class Runs:
             live.progress.close()
         return start
 
-    def _addresses(self, planned: Planned) -> dict[str, str]:
-        members = self.machine.members
-        return {name: members[name].address for name in planned.plan.devices if name in members}
-
-    def _ways(self, topology: Topology, name: str, peers: Mapping[str, str]) -> dict[str, Any]:
-        """What ``name`` is told to reach ``peers`` (name -> address): who can't be dialled has no address, and is waited for."""
-        members = self.machine.members
-        addresses, through = {}, {}
-        for peer, address in peers.items():
-            relays = topology.via.get(pair_of(name, peer), ())
-            addresses[peer] = address if self.reaching.can_dial(name, peer) else ""
-            if relays:
-                through[peer] = [(relay, members[relay].address) for relay in relays if relay in members]
-        return {"addresses": addresses, "relays": write_relays(through)}
-
-    def _introduce(self, name: str, ways: Mapping[str, Any], topology: Topology) -> None:
-        """Tell those whom ``name`` reaches through relays."""
-        address = self.machine.members[name].address if name in self.machine.members else ""
-        for peer in ways["relays"]:
-            self._send(peer, Frame("meet", self._ways(topology, peer, {name: address})))
-
-    def introduce(self, topology: Topology) -> None:
-        """Tell members that reach each other through relays about these, before one dials."""
-        with self.changed:
-            members = self.machine.members
-            for name in topology.names:
-                pairs = [pair for pair, relays in topology.via.items() if relays and name in pair and set(pair) <= set(members)]
-                peers = {peer: members[peer].address for pair in pairs for peer in pair if peer != name}
-                if peers:
-                    self._send(name, Frame("meet", self._ways(topology, name, peers)))
-
-    def way(self, topology: Topology, name: str, peer: str) -> dict[str, Any]:
-        """What ``name`` is told to reach ``peer``: ``address`` and ``relays``."""
-        with self.changed:
-            told = self._ways(topology, name, {peer: self.machine.members[peer].address})
-        return {"address": told["addresses"][peer], "relays": told["relays"]}
-
-    def _submitted_through(self, live: LiveRun, planned: Planned) -> dict[str, list[tuple[str, str]]]:
-        """The same for a submitter that is the data's home: it is nobody's peer, and dials like this broker."""
-        if live.job.data.kind != "caller":
-            return {}
-        closed = [name for name in planned.plan.devices if not self.reaching.dialable(name)]
-        able = [
-            (member.name, member.address)
-            for member in self.machine.members.values()
-            if member.offer.relay and self.reaching.dialable(member.name)
-        ]
-        return {
-            name: [(relay, place) for relay, place in able if self.reaching.can_dial(name, relay)][:STANDING_BY]
-            for name in closed
-        }
-
-    def _for_submitter(self, live: LiveRun, planned: Planned) -> list[tuple[str, str, str]]:
-        through = self._submitted_through(live, planned)
-        return [(relay, live.submitter, name) for name, relays in through.items() for relay, _ in relays]
-
     def _planned_frame(self, live: LiveRun, planned: Planned) -> Frame:
         header = {
             "plan": planned.plan_json,
-            "addresses": self._addresses(planned),
+            "addresses": self.ways.addresses(planned.plan.devices),
             "predicted": planned.estimate.step_seconds,
             "explanation": planned.explanation,
             "first_step": live.first_step,
             "attempt": live.attempt,
-            "relays": write_relays(self._submitted_through(live, planned)),
+            "relays": write_relays(self.ways.of_submitter(live, planned)),
         }
         return Frame("planned", header)
 
     def _prepare(self, live: LiveRun, name: str) -> None:
         assert live.planned is not None
         assert live.preparation is not None
-        others = {peer: address for peer, address in self._addresses(live.planned).items() if peer != name}
+        others = {peer: address for peer, address in self.ways.addresses(live.planned.plan.devices).items() if peer != name}
         assert live.start is not None
         members = self.machine.members
         lenders = {holder: members[holder].address for holder in live.start.moves.get(name, {}) if holder in members}
-        ways = self._ways(live.planned.topology, name, {**lenders, **others})  # who lends may have no part in the plan
-        through = self._submitted_through(live, live.planned).get(name)
+        ways = self.ways.told(live.planned.topology, name, {**lenders, **others})  # who lends may have no part in the plan
+        through = self.ways.of_submitter(live, live.planned).get(name)
         if through:
             ways["relays"][live.submitter] = [list(relay) for relay in through]
         frame, held = live.preparation, live.start.live_header(name)
@@ -448,8 +396,8 @@ class Runs:
         assert live.planned is not None
         header, topology = {"run": live.run, "attempt": start.attempt}, live.planned.topology
         for name in start.lenders - set(live.planned.plan.devices):
-            ways = self._ways(topology, name, self._addresses(live.planned))
-            self._introduce(name, ways, topology)
+            ways = self.ways.told(topology, name, self.ways.addresses(live.planned.plan.devices))
+            self.ways.introduce(name, ways, topology)
             self._send(name, Frame("lend", {**header, **ways, "live": start.live_header(name)}))
 
     def _held(self, live: LiveRun) -> dict[str, list[Holding]]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from farflung.protocol.rhythm import Rhythm
+from farflung.protocol.rhythm import Drift, Rhythm
 from farflung.runtime.freshness import Told
 from farflung.runtime.link_table import LinkTable
 from farflung.telemetry.events import SpanKind
@@ -23,9 +23,15 @@ _NEXT = 1e-3
 class Watching:
     """The rhythms of the runs. Any thread may call."""
 
-    def __init__(self, tell: Callable[[str, str], None], links: LinkTable | None = None) -> None:
-        """``tell`` hears of a run and what is new of it; ``links``: what is known of them."""
-        self._tell = tell
+    def __init__(
+        self,
+        tell: Callable[[str, str], None],
+        links: LinkTable | None = None,
+        drifted: Callable[[str, int, Drift], None] = lambda run, attempt, drift: None,
+    ) -> None:
+        """``tell`` hears of a run and what is new of it; ``links``: what is known of them; ``drifted`` hears of a run, the number
+        of its plan, and what of it drifts."""
+        self._tell, self._drifted = tell, drifted
         self._links = links or LinkTable()
         self._lock = threading.Lock()
         self._rhythms: dict[str, tuple[int, Rhythm]] = {}
@@ -33,8 +39,10 @@ class Watching:
     def step(self, run: str, attempt: int, name: str, busy: float) -> None:
         """A worker reported a step of plan number ``attempt``."""
         with self._lock:
-            said = [self._rhythm(run, attempt).step(name, busy)]
+            rhythm = self._rhythm(run, attempt)
+            said, drifts = [rhythm.step(name, busy)], rhythm.drifts()
         self._say(run, said)
+        self._hear(run, attempt, drifts)
 
     def spans(self, run: str, attempt: int, name: str, spans: Sequence[Span], told: Mapping[str, Told] | None = None) -> None:
         """A worker told what it sent, and what the system's counts say of its links."""
@@ -48,7 +56,9 @@ class Watching:
                 way = self._way(name, peer)
                 for seconds, nbytes in _trains(span for span in sent if span.peer == peer):
                     said.append(rhythm.sent(name, peer, seconds, nbytes, way))
+            drifts = rhythm.drifts()
         self._say(run, said)
+        self._hear(run, attempt, drifts)
 
     def _way(self, source: str, target: str) -> tuple[float, float] | None:
         """What is known of a direction: the round trip, because the word that all has come counts, too, and the rate."""
@@ -83,6 +93,10 @@ class Watching:
         if len(self._rhythms) > _MOST:
             del self._rhythms[next(iter(self._rhythms))]
         return rhythm
+
+    def _hear(self, run: str, attempt: int, drifts: Sequence[Drift]) -> None:
+        for drift in drifts:
+            self._drifted(run, attempt, drift)
 
     def _say(self, run: str, said: Sequence[str]) -> None:
         for text in said:

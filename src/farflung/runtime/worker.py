@@ -227,7 +227,14 @@ class Worker:
         return {"memory": memory, "kind": kind, "description": report.name, "host": host_id(), **_speed(report)}
 
     def _measure_again(self, frame: Frame) -> None:
-        """The broker plans a run for this worker, and has seen to it that no other worker of this machine measures now."""
+        """The broker plans a run for this worker, and has seen to it that no other worker of this machine measures now.
+
+        One that has got work meanwhile keeps the threads of that, and its older figures.
+        """
+        if self._current is not None:
+            with suppress(ConnectionLost):
+                self.report("measured", **{key: self._offer[key] for key in ("speed", "factor", "overhead")})
+            return
         self._engine.set_threads(int(frame.header.get("threads", 1)))
         with suppress(ConnectionLost, InputError):  # the broker goes on with the older figures
             report = self._engine.measure(self._options.device, self._options.peak)
