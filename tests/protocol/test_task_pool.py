@@ -12,6 +12,7 @@ from farflung.protocol.pool_events import (
     Answered,
     Discard,
     Do,
+    FellowFree,
     Give,
     GradientCame,
     HelperCame,
@@ -40,7 +41,7 @@ def backward(index: int, step: int = 0) -> Task:
 
 def begun(helpers: str, slices: int, speed: float = 1.0) -> tuple[TaskPool, list[PoolCommand]]:
     """A pool with all inputs of its first step."""
-    pool = TaskPool("s", 1.0, room=slices, helper_room=slices, patience=PATIENCE)
+    pool = TaskPool("s", room=slices, helper_room=slices, patience=PATIENCE)
     for helper in helpers:
         assert pool.handle(HelperCame(helper=helper, speed=speed, now=0.0)) == []
     told = pool.handle(StepBegan(step=0, slices=tuple(range(slices)), now=0.0))
@@ -173,7 +174,7 @@ def test_shares_follow_the_measured_power():
 
 
 def test_room_bounds_what_a_device_holds():
-    pool = TaskPool("s", 1.0, room=1, helper_room=2)
+    pool = TaskPool("s", room=1, helper_room=2)
     pool.handle(HelperCame(helper="a", speed=9.0, now=0.0))
     pool.handle(StepBegan(step=0, slices=(0, 1, 2, 3), now=0.0))
     told = pool.handle(InputCame(indices=(0, 1, 2, 3), now=0.0))
@@ -192,7 +193,7 @@ HEDGING = Patience(least=100.0, factor=100.0, first=100.0, hedge=1.5)
 
 
 def hedging(helpers: str, slices: int) -> TaskPool:
-    pool = TaskPool("s", 1.0, room=slices, helper_room=slices, patience=HEDGING)
+    pool = TaskPool("s", room=slices, helper_room=slices, patience=HEDGING)
     for helper in helpers:
         pool.handle(HelperCame(helper=helper, speed=1.0, now=0.0))
     pool.handle(StepBegan(step=0, slices=tuple(range(slices)), now=0.0))
@@ -251,3 +252,55 @@ def test_sums_are_made_in_order(order: list[int]):
     assert buffer.done
     with pytest.raises(AssertionError, match="slice 3 counts once"):
         list(buffer.put(3, "again"))
+
+
+def test_a_fellow_has_no_share_and_is_given_one_task_when_it_is_free():
+    pool = TaskPool("s", room=6, helper_room=6, patience=PATIENCE, fellows={"t": 1.0})
+    told = pool.handle(StepBegan(step=0, slices=tuple(range(4)), now=0.0))
+    assert told + pool.handle(InputCame(indices=tuple(range(4)), now=0.0)) == []
+    assert pool.helpers == ()
+    assert pool.handle(FellowFree(fellow="t", step=1, now=0.0)) == [], "of another step"
+    assert pool.handle(FellowFree(fellow="u", step=0, now=0.0)) == [], "of another stage"
+    assert pool.handle(FellowFree(fellow="t", step=0, now=0.0)) == [Give(helper="t", task=forward(3))]
+    assert answer(pool, "t", forward(3)) == [Accept(device="t", task=forward(3))], "it has to say again that it is free"
+    assert pool.handle(GradientCame(indices=(3,), now=1.0)) == [Give(helper="t", task=backward(3))], "its own it makes at once"
+    assert answer(pool, "t", backward(3)) == [Accept(device="t", task=backward(3))]
+    assert [(name, first, last) for name, first, last in pool.owners()] == [("t", 3, 3)]
+
+
+def test_a_silent_fellow_is_not_waited_for():
+    pool = TaskPool("s", room=6, patience=PATIENCE, fellows={"t": 1.0})
+    pool.handle(StepBegan(step=0, slices=(0, 1), now=0.0))
+    pool.handle(InputCame(indices=(0, 1), now=0.0))
+    assert pool.handle(FellowFree(fellow="t", step=0, now=0.0)) == [Give(helper="t", task=forward(1))]
+    assert pool.deadline() == PATIENCE.first
+    assert pool.handle(ServerFree(now=0.0)) == [Do(task=forward(0))]
+    answer(pool, "s", forward(0))
+    assert pool.handle(ServerFree(now=4.0)) == []
+    pool.handle(TimePassed(now=5.0))
+    assert pool.handle(ServerFree(now=5.0)) == [Do(task=forward(1))]
+
+
+def test_a_server_has_room_for_fellows_once_its_own_slices_had_their_forward():
+    pool = TaskPool("s", room=3, patience=PATIENCE, fellows={"t": 1.0})
+    pool.handle(StepBegan(step=0, slices=(0, 1), now=0.0))
+    pool.handle(InputCame(indices=(0,), now=0.0))
+    pool.handle(ServerFree(now=0.0))
+    answer(pool, "s", forward(0))
+    assert pool.spare == 0, "the input of slice 1 has yet to come"
+    pool.handle(InputCame(indices=(1,), now=1.0))
+    pool.handle(ServerFree(now=1.0))
+    answer(pool, "s", forward(1))
+    assert pool.spare == 1
+
+
+def test_a_helper_that_comes_when_all_is_done_may_be_needed_by_a_fellow():
+    pool = TaskPool("s", patience=PATIENCE, fellows={"t": 1.0})
+    pool.handle(StepBegan(step=0, slices=(0,), now=0.0))
+    pool.handle(InputCame(indices=(0,), now=0.0))
+    for task in (forward(0), backward(0)):
+        assert pool.handle(ServerFree(now=0.0)) == [Do(task=task)]
+        answer(pool, "s", task)
+        pool.handle(GradientCame(indices=(0,), now=1.0))
+    assert pool.done
+    assert pool.handle(HelperCame(helper="c", speed=1.0, now=1.0)) == [SendStates(helper="c", step=0)]

@@ -11,10 +11,12 @@ from loopback import Finished, Loopback, plainly, same, states_of, text_job
 
 from farflung.errors import ConnectionLost
 from farflung.job import JobSpec
+from farflung.protocol.pool_events import Task
 from farflung.protocol.task_pool import Patience, TaskPool
-from farflung.runtime import serving
+from farflung.runtime import fellows, helping, serving
 from farflung.telemetry import injecting
 from farflung.telemetry.records import RecoveryRecord, read_record
+from farflung.wire.frames import Frame
 
 JOB = text_job(steps=6, micro_batch_sizes=[2, 1, 2, 1], plan={"helpers": True})
 
@@ -43,8 +45,8 @@ class Scene:
         self.awaited: threading.Event | None = None
         came = serving.Serving.came
 
-        def arrive(self_: serving.Serving, name: str, stage: int, speed: float) -> None:
-            came(self_, name, stage, speed)
+        def arrive(self_: serving.Serving, name: str, stage: int, speed: float, *, fed: bool) -> None:
+            came(self_, name, stage, speed, fed=fed)
             self.here[self_._executor.setup.device].set()
 
         monkeypatch.setattr(serving.Serving, "came", arrive)
@@ -163,24 +165,72 @@ def test_with_duplicates_a_slow_helper_is_not_waited_for(
     assert slow, "a helper was asked and did not answer"
 
 
-def test_virtual_replicas_and_replicas_keep_their_order(home: Path, scene: Scene) -> None:
-    job = text_job(
-        steps=4,
-        micro_batch_sizes=[1] * 8,
-        virtual_replicas=4,
-        plan={"helpers": True, "planner": "equal_compute", "replicas": 2},
-    )
+REPLICATED = text_job(
+    steps=4,
+    micro_batch_sizes=[1] * 8,
+    virtual_replicas=4,
+    plan={"helpers": True, "planner": "equal_compute", "replicas": 2},
+)
+
+
+def alone(home: Path) -> Finished:
+    """What ``REPLICATED`` comes to without replicas and helpers."""
+    with Loopback(home, 2, folder="calm") as calm:
+        return calm.run(
+            REPLICATED.model_copy(update={"plan": REPLICATED.plan.model_copy(update={"helpers": False, "replicas": 1})})
+        )
+
+
+def test_servers_of_a_stage_share_helpers(home: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TaskPool, "power", lambda self, name: 1.0)  # each has slices in each step, however slow it is
+    given: set[tuple[str, str]] = set()
+    real = helping.Helping.on_frame
+
+    def noted(self: helping.Helping, peer: str, frame: Frame) -> None:
+        given.add((frame.kind, peer))
+        real(self, peer, frame)
+
+    monkeypatch.setattr(helping.Helping, "on_frame", noted)
     for event in scene.here.values():
         event.set()
-    with Loopback(home, 2, folder="calm") as calm:
-        truth = calm.run(job.model_copy(update={"plan": job.plan.model_copy(update={"helpers": False, "replicas": 1})}))
+    truth = alone(home)
     for event in scene.here.values():
         event.clear()
-    found, _ = helped(home, job)
+    found, _ = helped(home, REPLICATED, helpers="u")
     assert found.result.status == "finished", found.result.cause
     assert found.losses == truth.losses
     assert same(states_of(found), states_of(truth)) == []
-    assert scene.seen
+    assert {("task", "a"), ("task", "b")} <= given, "one helper helps both"
+    assert sum(kind == "states" for kind, _ in given) == 1, "one server sends the states"
+
+
+def test_a_server_that_is_done_helps_its_fellow(home: Path, patience: list[Patience], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``a`` begins step 1 when ``b`` has said that it is free."""
+    free, computed = threading.Event(), list[str]()
+    hear, done = serving.Serving._hear_fellow, fellows.Fellows.done
+
+    def heard(self: serving.Serving, peer: str, frame: Frame) -> None:
+        hear(self, peer, frame)
+        if frame.kind == "free" and peer == "b" and frame.header["step"] == 1:
+            free.set()
+
+    def noted(self: fellows.Fellows, stage: int, task: Task) -> None:
+        done(self, stage, task)
+        computed.append(self._executor.setup.device)
+
+    def wait(name: str, facts: Mapping[str, int | str]) -> None:
+        if name == "worker.before_forward" and facts["step"] == 1 and facts["device"] == "a":
+            free.wait()
+
+    truth = alone(home)
+    monkeypatch.setattr(serving.Serving, "_hear_fellow", heard)
+    monkeypatch.setattr(fellows.Fellows, "done", noted)
+    with injecting(wait):
+        found, _ = helped(home, REPLICATED, helpers="")
+    assert found.result.status == "finished", found.result.cause
+    assert found.losses == truth.losses
+    assert same(states_of(found), states_of(truth)) == []
+    assert computed.count("b") >= 1, "b has computed slices of a"
 
 
 def test_without_a_reliable_worker_the_run_waits(home: Path) -> None:

@@ -10,6 +10,7 @@ __all__ = [
     "Answered",
     "Discard",
     "Do",
+    "FellowFree",
     "Give",
     "GradientCame",
     "HelperCame",
@@ -111,7 +112,16 @@ class ServerFree:
     now: float
 
 
-PoolEvent = StepBegan | InputCame | GradientCame | HelperCame | HelperWent | Answered | TimePassed | ServerFree
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FellowFree:
+    """``fellow``, another server of the stage, has nothing left to compute of its own slices in ``step``."""
+
+    fellow: str
+    step: int
+    now: float
+
+
+PoolEvent = StepBegan | InputCame | GradientCame | HelperCame | HelperWent | Answered | TimePassed | ServerFree | FellowFree
 
 
 # -- commands -------------------------------------------------------------------------------------------------------------
@@ -119,7 +129,8 @@ PoolEvent = StepBegan | InputCame | GradientCame | HelperCame | HelperWent | Ans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendStates:
-    """Send ``helper`` the stage's states of ``step``, before any task of it."""
+    """Send ``helper`` the stage's states of ``step``, before any task of it (of several servers that it helps,
+    one does)."""
 
     helper: str
     step: int
@@ -127,7 +138,8 @@ class SendStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Give:
-    """Send ``task`` to ``helper``; ``recompute``: a backward whose forward it has not made, so the stage's input goes along."""
+    """Send ``task`` to ``helper`` (or a fellow); ``recompute``: a backward whose forward it has not made, so the stage's
+    input goes along."""
 
     helper: str
     task: Task

@@ -6,6 +6,10 @@ forward says who makes which backward. A helper that is silent for too long, or 
 backward that is taken over begins with the forward again, from the stage's input, which the server keeps. The first answer of
 a task counts and all others are discarded, so each slice counts once.
 
+Where several servers hold the stage, each has the pool of its own slices. Helpers may stand in all of these pools, and have a
+share in each; so slices go by power over the whole stage. The other servers, its *fellows*, have no share: one that has nothing
+left of its own says so, and is given one task at a time.
+
 What differs. Shares bind nobody who would be idle: a device without anything of its own takes from the share of another one if
 it expects to end first. Power is measured anew with each answer instead of once an epoch. A device holds at most ``room``
 slices between forward and backward. Nothing here depends on the order of answers but who does what: sums are ``InOrder``. The
@@ -17,7 +21,7 @@ Cost: O(devices x slices) per event.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Generic, TypeVar
@@ -28,6 +32,7 @@ from farflung.protocol.pool_events import (
     Answered,
     Discard,
     Do,
+    FellowFree,
     Give,
     GradientCame,
     HelperCame,
@@ -90,7 +95,8 @@ class InOrder(Generic[Item]):
 
 @dataclass(slots=True)
 class _Device:
-    """The server or a helper. ``given``: tasks on their way, the oldest first; ``since``: from when on it has had the first."""
+    """The server, a helper or a fellow. ``given``: tasks on their way, the oldest first; ``since``: from when on it has had the
+    first. ``fellow``: it has its own slices, and takes a task of this pool when it is ``free``."""
 
     name: str
     speed: float
@@ -98,6 +104,8 @@ class _Device:
     given: list[Task] = field(default_factory=list)
     since: float = 0.0
     late: bool = False
+    fellow: bool = False
+    free: bool = False
 
 
 @dataclass(slots=True)
@@ -133,15 +141,25 @@ class TaskPool:
     """One stage's slices at one server; ``handle`` is the only way in."""
 
     def __init__(
-        self, server: str, speed: float, *, room: int = 1, helper_room: int = 2, patience: Patience | None = None
+        self,
+        server: str,
+        *,
+        room: int = 1,
+        helper_room: int = 2,
+        patience: Patience | None = None,
+        fellows: Mapping[str, float] | None = None,
     ) -> None:
-        """``room``, ``helper_room``: slices that the server and a helper hold between forward and backward, at most."""
+        """``room``, ``helper_room``: slices that the server and a helper hold between forward and backward, at most.
+
+        ``fellows``: the stage's other servers, and how fast they are (this server: 1).
+        """
         self.server = server
         self.step = -1
         self._room, self._helper_room = max(room, 1), max(helper_room, 1)
         self._patience = patience or Patience()
-        #: The server first, then helpers as they came.
-        self._devices = {server: _Device(server, speed)}
+        #: The server first, then its fellows, then helpers as they came.
+        self._devices = {server: _Device(server, 1.0)}
+        self._devices |= {name: _Device(name, speed, fellow=True) for name, speed in (fellows or {}).items()}
         self._slices: dict[int, _Slice] = {}
         self._seen: dict[TaskKind, deque[float]] = {kind: deque(maxlen=_SEEN) for kind in TaskKind}
         self._handlers: dict[type, Callable[[Any], list[PoolCommand]]] = {
@@ -153,6 +171,7 @@ class TaskPool:
             Answered: self._answered,
             TimePassed: lambda event: [],
             ServerFree: self._free,
+            FellowFree: self._fellow_free,
         }
 
     def handle(self, event: PoolEvent) -> list[PoolCommand]:
@@ -173,7 +192,17 @@ class TaskPool:
     @property
     def helpers(self) -> tuple[str, ...]:
         """The helpers that are here, as they came."""
-        return tuple(name for name in self._devices if name != self.server)
+        return tuple(device.name for device in self._devices.values() if self._helps(device))
+
+    @property
+    def spare(self) -> int:
+        """How many slices of fellows the server has room for: none before its own ones have all had their forward."""
+        if not all(TaskKind.FORWARD in one.done for one in self._slices.values()):
+            return 0
+        return self._room - self._held(self._devices[self.server])
+
+    def _helps(self, device: _Device) -> bool:
+        return device.name != self.server and not device.fellow
 
     def owners(self) -> list[tuple[str, int, int]]:
         """The ordered list of who made which forwards: (device, first slice, last slice)."""
@@ -226,7 +255,7 @@ class TaskPool:
         self._slices = {index: _Slice(index, self.server) for index in event.slices}
         for device in self._devices.values():
             device.given.clear()  # a late helper begins anew with the others: it drops what it has of the last step
-            device.late = False
+            device.late = device.free = False
         self._share_out()
         return [SendStates(helper=name, step=self.step) for name in self.helpers]
 
@@ -240,7 +269,8 @@ class TaskPool:
         self._forget(event.helper)
         self._devices[event.helper] = _Device(event.helper, event.speed)
         self._share_out()
-        return [SendStates(helper=event.helper, step=self.step)] if self._slices and not self.done else []
+        wanted = any(device.fellow for device in self._devices.values()) or not self.done  # a fellow may not be done
+        return [SendStates(helper=event.helper, step=self.step)] if self._slices and wanted else []
 
     def _helper_went(self, event: HelperWent) -> list[PoolCommand]:
         if event.helper != self.server and event.helper in self._devices:
@@ -279,17 +309,23 @@ class TaskPool:
     def _free(self, event: ServerFree) -> list[PoolCommand]:
         server = self._devices[self.server]
         assert not server.given, f"{self.server} is not free: {server.given}"
-        task = self._next_backward(server) or self._next_forward(server, stealing=True) or self._next_slow(server, event.now)
+        task = self._next_free(server, event.now)
         if task is None:
             return []
         self._take(server, task, event.now)
         return [Do(task=task, recompute=self._repeats(server, task))]
 
+    def _fellow_free(self, event: FellowFree) -> list[PoolCommand]:
+        device = self._devices.get(event.fellow)
+        if device is not None and device.fellow and event.step == self.step:
+            device.free = True
+        return []
+
     # -- who does what ------------------------------------------------------------------------------------------------
 
     def _share_out(self) -> None:
         """Slices that nobody has begun, in runs by index, in proportion to power; late helpers get none."""
-        able = [device for device in self._devices.values() if not device.late]
+        able = [device for device in self._devices.values() if not device.late and not device.fellow]
         waiting = [self._slices[i] for i in sorted(self._slices) if self._unbegun(self._slices[i])]
         at = 0
         for device, count in zip(able, shares_of([self.power(one.name) for one in able], len(waiting)), strict=True):
@@ -321,23 +357,31 @@ class TaskPool:
         return max(self._patience.least, self._patience.factor * max(seen)) if seen else self._patience.first
 
     def _feed(self, now: float) -> list[PoolCommand]:
-        """Tasks for helpers: first what only they should do, then what they can take from others."""
+        """Tasks for helpers: first what only they should do, then what they can take from others; then for fellows."""
         commands: list[PoolCommand] = []
-        able = [self._devices[name] for name in self.helpers if not self._devices[name].late]
-        for device in able:
+        others = [device for device in self._devices.values() if device.name != self.server and not device.late]
+        for device in others:
             mine = [one for one in self._slices.values() if one.kept and one.owner == device.name]
             ready = [self._task(one, TaskKind.BACKWARD) for one in mine if self._open(one, TaskKind.BACKWARD)]
             commands += [self._give(device, task, now) for task in ready]
         for stealing in (False, True):
-            for device in able:
+            for device in filter(self._helps, others):
                 while len(device.given) < 2:
-                    task = (self._next_backward(device) if stealing else None) or self._next_forward(device, stealing=stealing)
-                    if task is None and stealing and not device.given:
-                        task = self._next_slow(device, now)
+                    task = self._next_free(device, now) if stealing else self._next_forward(device, stealing=False)
                     if task is None:
                         break
                     commands.append(self._give(device, task, now))
+        for device in others:
+            task = self._next_free(device, now) if device.free and not device.given else None
+            if task is not None:
+                device.free = False
+                commands.append(self._give(device, task, now))
         return commands
+
+    def _next_free(self, device: _Device, now: float) -> Task | None:
+        """What a device that has nothing of its own can take from others."""
+        task = self._next_backward(device) or self._next_forward(device, stealing=True)
+        return task if task is not None or device.given else self._next_slow(device, now)
 
     def _give(self, device: _Device, task: Task, now: float) -> Give:
         self._take(device, task, now)
@@ -407,9 +451,12 @@ class TaskPool:
 
     def _full(self, device: _Device) -> bool:
         """Whether it holds as many slices as it may."""
-        held = sum(one.kept and one.owner == device.name and TaskKind.BACKWARD not in one.done for one in self._slices.values())
         begun = sum(task.kind is TaskKind.FORWARD for task in device.given)
-        return held + begun >= (self._room if device.name == self.server else self._helper_room)
+        return self._held(device) + begun >= (self._room if device.name == self.server else self._helper_room)
+
+    def _held(self, device: _Device) -> int:
+        """How many slices it has between forward and backward."""
+        return sum(one.kept and one.owner == device.name and TaskKind.BACKWARD not in one.done for one in self._slices.values())
 
     def _sooner(self, device: _Device, owner: _Device | None, waiting: Sequence[_Slice]) -> bool:
         """Whether ``device`` expects to end one more task before ``owner`` ends what it has yet to do of its share."""

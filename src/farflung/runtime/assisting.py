@@ -1,7 +1,8 @@
 """Who helps whom: the broker tells an unreliable worker which server of a hybrid plan to help, and that server who helps it.
 
-A helper is told first; once it is ready, its server is told, and from then on the two deal with each other. They need a way
-without relays. Thread-safe by the lock of ``Runs``, under which everything here is called.
+A helper is told first; once it is ready, the servers of its stage are told, and from then on they deal with each other. They need
+a way without relays. The chosen server sends it the stage's states; it helps the stage's other ones, too, where it can.
+Thread-safe by the lock of ``Runs``, under which everything here is called.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Assisting:
 
     def __init__(self, send: Callable[[str, Frame], None], machine: BrokerMachine, links: LinkTable, reaching: Reaching) -> None:
         self._send, self._machine, self._links, self._reaching = send, machine, links, reaching
-        #: run -> helper -> (server, stage)
-        self._places: dict[str, dict[str, tuple[str, int]]] = {}
+        #: run -> helper -> (servers, the one that was chosen first; stage)
+        self._places: dict[str, dict[str, tuple[tuple[str, ...], int]]] = {}
 
     def ask(self, live: LiveRun, name: str) -> None:
         """Choose a server for ``name`` and let it get ready.
@@ -45,14 +46,16 @@ class Assisting:
             InputError: it can reach none.
         """
         held = self._places.setdefault(live.run, {})
-        chosen = choose_server(self._servers(live, name))
-        held[name] = (chosen.name, chosen.stage)
+        servers = self._servers(live, name)
+        chosen = choose_server(servers)
+        others = tuple(one.name for one in servers if one.stage == chosen.stage and one.name != chosen.name)
+        held[name] = ((chosen.name, *others), chosen.stage)
         assert live.preparation is not None
         where = {
             "device": name,
             "server": chosen.name,
             "stage": chosen.stage,
-            "addresses": {chosen.name: self._way(name, chosen.name)},
+            "addresses": {one: self._way(name, one) for one in (chosen.name, *others)},
         }
         frame = live.preparation
         self._send(name, Frame("help", {**frame.header, "relays": {}, **where}, frame.sections))
@@ -61,23 +64,24 @@ class Assisting:
         """``name`` is ready: tell its server; what to tell people (empty: it was given up meanwhile)."""
         place = self._places.get(live.run, {}).get(name)
         members = self._machine.members
-        if place is None or name not in members or place[0] not in members:
+        if place is None or name not in members or place[0][0] not in members:
             return ""
-        server, stage = place
-        speed = members[name].offer.speed / members[server].offer.speed
-        told = {"name": name, "stage": stage, "speed": speed, "address": self._way(server, name)}
-        self._send(server, Frame("helper", {"run": live.run, "attempt": live.attempt, **told}))
-        return f"{name} helps {server} with stage {stage}"
+        servers, stage = [server for server in place[0] if server in members], place[1]
+        for number, server in enumerate(servers):
+            speed = members[name].offer.speed / members[server].offer.speed
+            told = {"name": name, "stage": stage, "speed": speed, "address": self._way(server, name), "fed": number == 0}
+            self._send(server, Frame("helper", {"run": live.run, "attempt": live.attempt, **told}))
+        return f"{name} helps {' and '.join(servers)} with stage {stage}"
 
     def gone(self, live: LiveRun, name: str, cause: str) -> str:
         """``name`` helps no more: tell its server; what to tell people (empty: it had not begun)."""
         place = self._places.get(live.run, {}).pop(name, None)
         if place is None:
             return ""
-        self._send(
-            place[0], Frame("helper_gone", {"run": live.run, "attempt": live.attempt, "name": name, "cause": cause[:1000]})
-        )
-        return f"{name} helps {place[0]} no more: {cause}; its slices are computed by others"
+        frame = Frame("helper_gone", {"run": live.run, "attempt": live.attempt, "name": name, "cause": cause[:1000]})
+        for server in place[0]:
+            self._send(server, frame)
+        return f"{name} helps {' and '.join(place[0])} no more: {cause}; its slices are computed by others"
 
     def over(self, run: str) -> None:
         """The attempt is over."""
@@ -93,7 +97,9 @@ class Assisting:
                 able = self._reaching.can_dial(name, server) or self._reaching.can_dial(server, name)
                 if server not in members or not able:
                     continue
-                helping = [one for one, place in held.items() if place == (server, stage.index) and one in members]
+                helping = [
+                    one for one, place in held.items() if (place[0][0], place[1]) == (server, stage.index) and one in members
+                ]
                 flops = estimate.forward_flops + estimate.backward_flops
                 found.append(
                     Server(

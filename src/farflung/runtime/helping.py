@@ -1,6 +1,7 @@
-"""A helper's side of a hybrid plan: it computes slices of one stage for one server, and keeps nothing that is needed.
+"""A helper's side of a hybrid plan: it computes slices of one stage for its servers, and keeps nothing that is needed.
 
-It is told the job and the plan as others are, opens its stage, and says that it is ready; the server then sends states and tasks.
+It is told the job and the plan as others are, opens its stage, and says that it is ready; its first server then sends states, and
+all servers of the stage tasks.
 Whatever ends it, the run goes on without it.
 """
 
@@ -45,6 +46,8 @@ class Helping:
         self.attempt = whole(frame.header, "attempt", low=1)
         self.name = attempt_name(self.run, self.attempt)
         self._server = text(frame.header, "server", limit=100)
+        #: Whom it helps: that one, which sends states, and others of the stage.
+        self._servers = {self._server, *table(frame.header, "addresses")}
         self._stage = whole(frame.header, "stage")
         self._device = text(frame.header, "device", limit=100)
         self._slices: StageSlices | None = None
@@ -54,7 +57,9 @@ class Helping:
         #: has begun and waits for them (-1: none does).
         self._ahead: dict[int, dict[str, Array]] = {}
         self._awaited = -1
-        self._tasks: deque[Order] = deque()
+        #: Whose they are, and what is to be done.
+        self._tasks: deque[tuple[str, Order]] = deque()
+        self._step = -1
         self._error: BaseException | None = None
         self._asked, self._helped = time.monotonic(), False
         self._told = False
@@ -98,10 +103,14 @@ class Helping:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def on_lost(self, peer: str, error: ConnectionLost) -> None:
+    def on_lost(self, peer: str, error: FarflungError) -> None:
         """``peer`` broke off."""
         if peer == self._server:
             self.abort(error)
+            return
+        with self._changed:
+            self._servers.discard(peer)
+            self._tasks = deque(item for item in self._tasks if item[0] != peer)
 
     def on_frame(self, peer: str, frame: Frame) -> None:
         """States or a task came from the server (transport thread).
@@ -112,7 +121,7 @@ class Helping:
         slices = self._slices
         if slices is None:
             return
-        if peer != self._server:
+        if peer not in self._servers or (frame.kind == "states" and peer != self._server):
             raise WireError(f"{peer} takes no part in stage {self._stage} here; its {frame.kind!r:.40} is refused")
         if frame.kind == "states":
             states, when = slices.read_states(frame), frame.header.get("when")
@@ -129,7 +138,7 @@ class Helping:
         elif frame.kind == "task":
             order = slices.read_task(frame)
             with self._changed:
-                self._tasks.append(order)
+                self._tasks.append((peer, order))
                 self._changed.notify_all()
         else:
             raise WireError(f"a helper is sent states and tasks, not {frame.kind!r:.40}")
@@ -139,7 +148,7 @@ class Helping:
         step, arrays = states
         before = self._states[1] if self._states is not None else {}
         self._states, self._awaited = (step, before | arrays), -1
-        self._tasks = deque(order for order in self._tasks if order.task.step >= step)
+        self._tasks = deque(item for item in self._tasks if item[1].task.step >= step)
 
     # -- the compute thread -------------------------------------------------------------------------------------------
 
@@ -171,15 +180,17 @@ class Helping:
         plan = plan_from_json(unsqueeze(frame.sections[-1]))
         bundle = Bundle.from_frame(Frame(frame.kind, {**header, "documents": names[:-1]}, frame.sections[:-1]))
         self._frame = Frame(frame.kind)
-        if self._stage >= len(plan.stages) or self._server not in plan.stages[self._stage].devices:
-            raise WireError(f"the plan has no stage {self._stage} on {self._server!r}")
+        holders = plan.stages[self._stage].devices if self._stage < len(plan.stages) else ()
+        strange = sorted(self._servers.difference(holders))
+        if strange:
+            raise WireError(f"the plan has no stage {self._stage} on {strange[0]!r:.100}")
         self._host.engine.set_threads(bundle.job.threads)
         self._host.meet({peer: str(address) for peer, address in table(header, "addresses").items()}, {})
-        self._host.endpoint.post(self._server, Frame("hello"), Urgency.CONTROL)  # who can dial, does
+        for server in sorted(self._servers):
+            self._host.endpoint.post(server, Frame("hello"), Urgency.CONTROL)  # who can dial, does
         return RunSetup(run=self.name, device=self._server, job=bundle.job, plan=plan, graphs=bundle.graphs)
 
     def _serve(self, runners: dict[int, StageRunner]) -> None:
-        step = -1
         base = next(iter(runners.values()))
         assert self._slices is not None
         slices = self._slices
@@ -189,19 +200,21 @@ class Helping:
                 if self._error is not None:
                     raise self._error
                 states, self._states = self._states, None
-                order = self._tasks.popleft() if states is None else None
+                given = self._tasks.popleft() if states is None and self._tasks else None
             if states is not None:
-                step = states[0]
+                self._step = states[0]
                 for runner in runners.values():
                     runner.discard()
                 base.load(states[1])
-            elif order is not None and order.task.step == step:
-                self._do(slices, runners[slices.rows(order.task.index)], order)
+            elif given is not None and given[1].task.step == self._step:
+                self._do(slices, runners[slices.rows(given[1].task.index)], *given)
 
     def _has_something(self) -> bool:
-        return self._error is not None or self._states is not None or (bool(self._tasks) and self._awaited < 0)
+        """Tasks of a step whose states have yet to come, wait: they may be another server's."""
+        ready = bool(self._tasks) and self._awaited < 0 and self._tasks[0][1].task.step <= self._step
+        return self._error is not None or self._states is not None or ready
 
-    def _do(self, slices: StageSlices, runner: StageRunner, order: Order) -> None:
+    def _do(self, slices: StageSlices, runner: StageRunner, server: str, order: Order) -> None:
         task = order.task
         if task.kind is TaskKind.FORWARD:
             fault_point("helper.before_forward", step=task.step, device=self._device)
@@ -216,8 +229,8 @@ class Helping:
                 f"run {self.run}: computed its first slice, {time.monotonic() - self._asked:.2f} s after it was asked to help"
             )
         fault_point("helper.before_answer", step=task.step, device=self._device)
-        self._host.endpoint.post(self._server, slices.answer_frame(task, answer), Urgency.VALUES).add_done_callback(
-            lambda done: None if (error := done.exception()) is None else self.abort(ConnectionLost.of(error))
+        self._host.endpoint.post(server, slices.answer_frame(task, answer), Urgency.VALUES).add_done_callback(
+            lambda done: None if (error := done.exception()) is None else self.on_lost(server, ConnectionLost.of(error))
         )
 
     def _failed(self, error: Exception) -> None:

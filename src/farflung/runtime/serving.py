@@ -1,8 +1,9 @@
 """A server's side of a hybrid plan: the stages' slices are computed here and by helpers, as the task pool says.
 
 Helpers are given the stage's states in each step and whatever a task needs, and give back what it makes; they hold nothing that
-is needed. Gradients are added by ascending slice, so the sum is that of a plain loop whoever made them and whenever they came.
-All inputs stay here until the step is over, for a backward that is taken over.
+is needed. Where a stage has several servers, each keeps its own slices; helpers help all of them, and they help each other
+(``fellows``). Gradients are added by ascending slice, so the sum is that of a plain loop whoever made them and whenever they
+came. All inputs stay here until the step is over, for a backward that is taken over.
 
 Cost, beside the plan's figure: the inputs of the stage's slices of a step, one copy of its states while there are helpers, and a
 gradient of the stage for each slice whose backward ended before that of an earlier one.
@@ -15,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +29,7 @@ from farflung.protocol.pool_events import (
     Accept,
     Answered,
     Do,
+    FellowFree,
     Give,
     GradientCame,
     HelperCame,
@@ -42,10 +45,11 @@ from farflung.protocol.pool_events import (
     TimePassed,
 )
 from farflung.protocol.task_pool import InOrder, Patience, TaskPool
+from farflung.runtime.fellows import Fellows
 from farflung.runtime.fields import whole
 from farflung.runtime.meter import StepMeter
 from farflung.runtime.setup import Phase
-from farflung.runtime.slices import AHEAD, HELD, NOW, Answer, SliceWork, StageSlices, compute
+from farflung.runtime.slices import AHEAD, HELD, NOW, Answer, Order, SliceWork, StageSlices, compute
 from farflung.schedules.base import Action, ActionKind
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
@@ -71,17 +75,23 @@ class Serving:
         self._executor, self._endpoint = executor, endpoint
         setup = executor.setup
         count = len(setup.plan.stages)
+        #: The other servers of the own stages.
+        self.fellows = Fellows(executor)
         self._pools: dict[int, TaskPool] = {}
         patience = patience or Patience(hedge=_HEDGE if setup.job.plan.duplicates else 0.0)
         for stage in setup.own_stages:
             room = setup.job.micro_batches if setup.plan.schedule == "gpipe" else count - stage
-            self._pools[stage] = TaskPool(setup.device, 1.0, room=room, helper_room=max(2, room), patience=patience)
+            fellows = self.fellows.speeds[stage]
+            helper_room = max(2, room // (1 + len(fellows)))  # a helper holds slices of all of them
+            self._pools[stage] = TaskPool(setup.device, room=room, helper_room=helper_room, patience=patience, fellows=fellows)
         self._slices = {stage: StageSlices(setup, stage) for stage in setup.own_stages}
         self._lock = threading.Lock()
         #: helper -> its stage and the way to it
         self._lines: dict[str, tuple[int, _Line]] = {}
         #: With a delayed update, helper -> the step whose states it has been sent, or will be, ahead.
         self._ahead: dict[str, int] = {}
+        #: Helpers that are sent states from here, not by another server of the stage.
+        self._fed: frozenset[str] = frozenset()
         #: All who ever helped: what they sent may still come.
         self.known: set[str] = set()
         #: What other threads have to tell the compute thread: (stage, event, what came with an answer).
@@ -101,8 +111,8 @@ class Serving:
         with self._lock:
             return tuple(self._lines)
 
-    def came(self, name: str, stage: int, speed: float) -> None:
-        """``name`` is ready to help ``stage``; ``speed``: its device's, in those of this one."""
+    def came(self, name: str, stage: int, speed: float, *, fed: bool = True) -> None:
+        """``name`` is ready to help ``stage``; ``speed``: its device's, in those of this; ``fed``: its states come from here."""
         if stage not in self._pools:
             return
         line = _Line(self._endpoint, name, lambda error: self.went(name, str(error), line))
@@ -111,6 +121,7 @@ class Serving:
             self._ahead.pop(name, None)
             self._lines[name] = (stage, line)
             self.known.add(name)
+            self._fed = self._fed | {name} if fed else self._fed - {name}
         if before is not None:
             before[1].close()
         self._tell(stage, HelperCame(helper=name, speed=speed, now=time.monotonic()))
@@ -127,11 +138,14 @@ class Serving:
         self._tell(held[0], HelperWent(helper=name, now=time.monotonic()))
 
     def receive(self, peer: str, frame: Frame) -> None:
-        """An answer came (transport thread).
+        """Something came from a fellow, or a helper's answer (transport thread).
 
         Raises:
             WireError: it is malformed, or does not belong here.
         """
+        if peer in self._executor.setup.peers:
+            self._hear_fellow(peer, frame)
+            return
         with self._lock:
             held = self._lines.get(peer)
         if held is None or whole(frame.header, "step") != self._step:
@@ -139,6 +153,20 @@ class Serving:
         task, answer = self._slices[held[0]].read_answer(frame)
         event = Answered(device=peer, task=task, seconds=answer.seconds, now=time.monotonic())
         self._tell(held[0], event, answer)
+
+    def _hear_fellow(self, peer: str, frame: Frame) -> None:
+        stage, step = self.fellows.stage_of(peer, frame), whole(frame.header, "step")
+        slices = self._slices[stage]
+        if frame.kind == "served":
+            self.fellows.served(peer, stage, step)
+        elif frame.kind == "free":
+            self._tell(stage, FellowFree(fellow=peer, step=step, now=time.monotonic()))
+        elif frame.kind == "task":
+            self.fellows.lent.append((stage, peer, slices.read_task(frame)))
+            self._executor.mailbox.poke()
+        else:
+            task, answer = slices.read_answer(frame)
+            self._tell(stage, Answered(device=peer, task=task, seconds=answer.seconds, now=time.monotonic()), answer)
 
     @property
     def cost(self) -> str:
@@ -165,15 +193,20 @@ class Serving:
         """All forwards and backwards of a step; the losses that are made here."""
         self._losses = {}
         self._step = step
+        self.fellows.begin(step)
         places, device = self._executor.setup.places, self._executor.setup.device
         for stage, pool in self._pools.items():
             mine = tuple(index for index, place in enumerate(places[stage]) if place == device)
             self._steps[stage] = _StageStep(mine)
+            for runner in self._executor.runners[stage].values():
+                runner.discard()  # of a slice that others went on with
             self._handle(stage, StepBegan(step=step, slices=mine, now=time.monotonic()), pool)
-        while not all(pool.done for pool in self._pools.values()):
+        while not self._over():
             self._hear()
             self._look()
-            if not self._do_one(meter) and not all(pool.done for pool in self._pools.values()):
+            if not self._do_one(meter) and not self._over():
+                for stage, pool in self._pools.items():
+                    self.fellows.ask(stage, pool.spare)
                 begin = self._executor.trace.now()
                 with meter.waiting():
                     self._executor.mailbox.wait_until(self._news, self._patience())
@@ -183,6 +216,13 @@ class Serving:
         self._steps.clear()
         return dict(self._losses)
 
+    def _over(self) -> bool:
+        """Whether nothing is left to do here, nor for fellows."""
+        for stage, pool in self._pools.items():
+            if pool.done:
+                self.fellows.tell(stage)
+        return self._done and self.fellows.over()
+
     def _hear(self) -> None:
         """Take what other threads told."""
         while self._inbox:
@@ -190,7 +230,13 @@ class Serving:
             self._handle(stage, event, self._pools[stage], answer)
 
     def _news(self) -> bool:
-        return bool(self._inbox) or any(self._ready(stage, kind) for stage in self._pools for kind in TaskKind)
+        if self._inbox or self.fellows.lent or any(self._ready(stage, kind) for stage in self._pools for kind in TaskKind):
+            return True
+        return self._done and self.fellows.over()
+
+    @property
+    def _done(self) -> bool:
+        return all(pool.done for pool in self._pools.values())
 
     def _patience(self) -> float | None:
         times = [at for pool in self._pools.values() if (at := pool.deadline()) is not None]
@@ -255,7 +301,12 @@ class Serving:
                 self._handle(stage, GradientCame(indices=gradients, now=time.monotonic()), pool)
 
     def _do_one(self, meter: StepMeter) -> bool:
-        """Compute one task here, of the last stage that has one; whether there was any."""
+        """Compute one task here: of a fellow, which waits for it, or of the last stage that has one; whether there was any."""
+        lent = self.fellows.next()
+        if lent is not None:
+            with meter.computing(lent[0]):
+                self._do_lent(*lent)
+            return True
         for stage in sorted(self._pools, reverse=True):
             for command in self._handle(stage, ServerFree(now=time.monotonic()), self._pools[stage]):
                 with meter.computing(stage):
@@ -264,20 +315,29 @@ class Serving:
         return False
 
     def _do(self, stage: int, command: Do) -> None:
-        task, executor = command.task, self._executor
-        forward = task.kind is TaskKind.FORWARD
-        if forward:
+        task = command.task
+        self.taken_over += command.recompute
+        answer = self._compute(stage, task, self._work(stage, task, recompute=command.recompute))
+        event = Answered(device=self._executor.setup.device, task=task, seconds=answer.seconds, now=time.monotonic())
+        self._handle(stage, event, self._pools[stage], answer)
+
+    def _do_lent(self, stage: int, fellow: str, order: Order) -> None:
+        task, slices = order.task, self._slices[stage]
+        answer = self._compute(stage, task, order.work)
+        self.fellows.done(stage, task)
+        self.fellows.post(fellow, lambda: slices.answer_frame(task, answer))
+
+    def _compute(self, stage: int, task: Task, work: SliceWork) -> Answer:
+        executor = self._executor
+        if task.kind is TaskKind.FORWARD:
             fault_point("worker.before_forward", step=task.step, device=executor.setup.device)
         else:
             fault_point("worker.before_backward", step=task.step, device=executor.setup.device)
-        self.taken_over += command.recompute
         runner = executor.runners[stage][self._slices[stage].rows(task.index)]
         begin, started = executor.trace.now(), time.monotonic()
-        answer = compute(runner, task, self._work(stage, task, recompute=command.recompute))
+        answer = compute(runner, task, work)
         executor.trace.note(SpanKind.COMPUTE, task.kind.value, begin, stage=stage, micro_batch=task.index, step=task.step)
-        now = time.monotonic()
-        event = Answered(device=executor.setup.device, task=task, seconds=now - started, now=now)
-        self._handle(stage, event, self._pools[stage], answer)
+        return replace(answer, seconds=time.monotonic() - started)
 
     def _handle(self, stage: int, event: PoolEvent, pool: TaskPool, answer: Answer | None = None) -> list[Do]:
         """Let the pool decide, and carry it out but for what is to be computed here."""
@@ -296,7 +356,10 @@ class Serving:
         elif isinstance(command, Give):
             self.taken_over += command.recompute
             work, slices, task = self._work(stage, command.task, recompute=command.recompute), self._slices[stage], command.task
-            self._post(command.helper, lambda _: slices.task_frame(task, work))
+            if command.helper in self.fellows.speeds[stage]:
+                self.fellows.post(command.helper, lambda: slices.task_frame(task, work))
+            else:
+                self._post(command.helper, lambda _: slices.task_frame(task, work))
         elif isinstance(command, SendStates):
             self._send_states(stage, command)
         else:
@@ -304,6 +367,12 @@ class Serving:
             self.wasted += answer.seconds if answer is not None else 0.0
 
     def _send_states(self, stage: int, command: SendStates) -> None:
+        if command.helper not in self._fed:  # another server of the stage sends them; tasks of the last step are not needed
+            with self._lock:
+                held = self._lines.get(command.helper)
+            if held is not None:
+                held[1].forget()
+            return
         if self._executor.delaying.on:
             self._send_delayed(stage, command)
             return
@@ -439,6 +508,11 @@ class _Line:
         with self._changed:
             self._ahead = make
             self._changed.notify_all()
+
+    def forget(self) -> None:
+        """What waits is of another step."""
+        with self._changed:
+            self._waiting.clear()
 
     def close(self) -> None:
         """Send nothing more."""

@@ -22,6 +22,7 @@ from farflung.runtime.bundle import Bundle, unsqueeze
 from farflung.runtime.copies import Rounds, read_rounds
 from farflung.runtime.executor import Executor
 from farflung.runtime.feeds import FileFeed
+from farflung.runtime.fellows import FELLOW_KINDS
 from farflung.runtime.fields import number, table, text, texts, whole
 from farflung.runtime.freshness import write_links
 from farflung.runtime.helping import Helping
@@ -189,7 +190,7 @@ class Work:
         executor = self.executor
         if executor is None:
             return  # not ready, or over: nobody waits for it
-        if frame.kind == "answer":
+        if frame.kind == "answer" and peer not in executor.setup.peers:
             self._on_answer(executor, peer, frame)
             return
         borrowing, peers = self._borrowing, executor.setup.peers
@@ -203,7 +204,8 @@ class Work:
             may = peer == self._submitter if frame.kind == "data" else peer in peers
             if not may:
                 raise self._strange(peer, frame)
-            executor.on_frame(peer, frame)
+            serving = executor.serving if frame.kind in FELLOW_KINDS else None
+            (serving.receive if serving is not None else executor.on_frame)(peer, frame)
         except (WireError, CodecError, VersionError) as error:
             self.abort(type(error)(f"a bad {frame.kind!r:.40} came from {peer}: {error}"))
             raise
@@ -240,7 +242,8 @@ class Work:
             executor.serving.went(name, text(frame.header, "cause"))
             return
         self._host.meet({name: text(frame.header, "address", limit=300)}, {})
-        executor.serving.came(name, whole(frame.header, "stage"), number(frame.header, "speed", low=1e-12))
+        stage, speed = whole(frame.header, "stage"), number(frame.header, "speed", low=1e-12)
+        executor.serving.came(name, stage, speed, fed=frame.header.get("fed") is True)
 
     def _strange(self, peer: str, frame: Frame) -> WireError:
         return WireError(f"{peer} takes no part in run {self.run}; its {frame.kind!r:.40} is refused")
