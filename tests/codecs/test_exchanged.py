@@ -86,3 +86,17 @@ def test_codecs_and_memories_are_read_as_they_are_written() -> None:
     for text, message in (("none:", "memory 'none:': write a name"), ("old", "unknown memory 'old': known are dgc, difference")):
         with pytest.raises(InputError, match=message):
             read_memory(text, read_codec("int8"))
+
+
+@pytest.mark.parametrize("memory", ["none", "error_feedback", "difference", "econtrol"])
+def test_what_the_others_will_have_is_known_here(memory: str) -> None:
+    here, there = Remembered(), Remembered()
+    for turn in range(3):
+        arrays = {name: array + np.float32(turn) for name, array in ARRAYS.items()}
+        (payload,) = here.encode(exchange("topk:ratio=10", memory), arrays, turn)
+        decoded = dict(zip(ARRAYS, shaped([decode_payload(payload)], ARRAYS.values()), strict=True))
+        known = {name: np.array(array) for name, array in here.arrives("3", decoded).items()}
+        there.begun("3", memory)
+        arrived = there.arrived("3", 0, decoded)
+        for name in ARRAYS:
+            np.testing.assert_array_equal(known[name], arrived[name])

@@ -273,6 +273,10 @@ def test_what_codecs_cost_and_lose_stands_beside_their_links(make_run: MakeRun) 
     folder = make_run("coded", steps=0)
     for i in range(3):
         uses = {(0, 1): CodecUse(encode_seconds=0.004, decode_seconds=0.002, error=None if i else 0.125)}
-        record = StepRecord(step=i, loss=1.0, seconds=1.0, elapsed=i + 1.0, samples=1, link_bytes={(0, 1): 10}, codecs=uses)
+        uses[0, 0] = CodecUse(encode_seconds=0.005, decode_seconds=0.003, error=0.0625)
+        sent = {(0, 0): 10, (0, 1): 10}
+        record = StepRecord(step=i, loss=1.0, seconds=1.0, elapsed=i + 1.0, samples=1, link_bytes=sent, codecs=uses)
         RunFolder(folder).append(record)
-    assert {"encode per step", "4 ms", "2 ms", "measured error", "12.50%"} <= cells(read(write_report(folder)))
+    shown = cells(read(write_report(folder)))
+    assert {"encode per step", "4 ms", "2 ms", "measured error", "12.50%"} <= shown
+    assert {"each other", "5 ms", "3 ms", "6.25%"} <= shown

@@ -31,12 +31,13 @@ class Bench:
             self.clock.advance(seconds)
             return {}, ()
 
-        def arrives(made: Any) -> Array:
+        def arrives() -> list[Array]:
             self.measured += 1
             self.clock.advance(decoding)
-            return ARRAY - np.float32(lost) * ARRAY
+            return [ARRAY - np.float32(lost) * ARRAY]
 
-        self.gauge.encode(step, (0, 1), ARRAY, make, arrives)
+        self.gauge.encode(step, (0, 1), make)
+        self.gauge.compare(step, (0, 1), [ARRAY], arrives)
 
     def decode(self, step: int) -> None:
         def make() -> Array:
@@ -74,12 +75,26 @@ def test_errors_that_are_no_numbers_are_left_out() -> None:
     bench = Bench()
     bench.encode(0, lost=float("nan"))
     assert bench.gauge.take(0)[0, 1].error is None
-    zero = CodecGauge()
-    made: Any = ({}, ())
-    zero.encode(0, (0, 1), np.zeros(3, np.float32), lambda: made, lambda made: np.zeros(3, np.float32))
+    zero, zeros = CodecGauge(), np.zeros(3, np.float32)
+    zero.compare(0, (0, 1), [zeros], lambda: [zeros])
     assert zero.take(0)[0, 1].error == 0.0
-    zero.encode(1, (0, 2), np.zeros(3, np.float32), lambda: made, lambda made: np.ones(3, np.float32))
+    zero.encode(1, (0, 2), lambda: zeros)
+    zero.compare(1, (0, 2), [zeros], lambda: [np.ones(3, np.float32)])
     assert zero.take(1)[0, 2].error is None
+
+
+def test_the_error_of_several_arrays_is_that_of_all_together() -> None:
+    gauge = CodecGauge()
+    gauge.compare(0, (1, 1), [ARRAY, 2 * ARRAY], lambda: [ARRAY, ARRAY])
+    assert gauge.take(0)[1, 1].error == pytest.approx((1 / 5) ** 0.5)
+
+
+def test_what_comes_after_its_step_counts_in_the_next() -> None:
+    bench = Bench()
+    bench.encode(3)
+    bench.gauge.take(3)
+    bench.decode(3)
+    assert bench.gauge.take(4) == {(1, 0): CodecUse(decode_seconds=2.0)}
 
 
 def test_both_ends_of_a_link_are_one_record() -> None:

@@ -255,6 +255,30 @@ def test_what_codecs_drop_is_remembered_and_replicas_stay_equal(settings: dict[s
     assert far(with_memory) < far(without)
 
 
+@pytest.mark.parametrize("settings", REMEMBERING.values(), ids=list(REMEMBERING))
+def test_codecs_of_exchanges_are_measured(settings: dict[str, Any]) -> None:
+    """Seconds and errors by stage, as codecs on links have them; what differences lose is what the others lack."""
+    sizes = [4] * 4
+    case = case_of("ssgd", settings, grid=False, steps=2, micro_batch_sizes=sizes, optimizer={"name": "sgd", "lr": 0.02})
+    reports = run_threads(other(case, batch=lambda step, index: random_batches(sizes)(0, index))).reports
+    uses = [report.codecs for report in reports]
+    assert {link for use in uses for link in use} == {(0, 0)}
+    assert sum(use[0, 0].encode_seconds for use in uses if use) > 0
+    assert sum(use[0, 0].decode_seconds for use in uses if use) > 0
+    errors = [use[0, 0].error for use in uses if use and use[0, 0].error is not None]
+    assert errors
+    first = errors[0]
+    assert first is not None
+    if settings["memory"] in ("difference", "econtrol:eta=0.3"):
+        assert 0 < first < 0.01, "the first array comes as float16"
+    else:
+        assert 0.01 < first < 1.5
+
+
+def test_exchanges_without_a_codec_are_not_measured() -> None:
+    assert all(not report.codecs for report in run_threads(case_of("local_sgd", {"sync_every": 2}, steps=4)).reports)
+
+
 @pytest.mark.parametrize("optimizer", [{"name": "adamw"}, {"name": "sgd", "momentum": 0.9}])
 def test_a_memory_with_momentum_wants_an_optimizer_without(optimizer: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match="the memory has the momentum itself; set optimizer"):

@@ -95,6 +95,11 @@ class Remembered:
             held[name] = held[name] + wide if name in held else wide
         return {name: held[name].astype(array.dtype) for name, array in arrays.items()}
 
+    def arrives(self, tag: str, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The values that the others will have of what was just encoded here, from what they decode; nothing changes."""
+        held = self.registers.get(f"{PREFIX}held", {})
+        return {name: held[name] for name in arrays} if tag in self._differences and held.keys() >= arrays.keys() else arrays
+
     def done(self, tag: str) -> None:
         """All values of ``tag`` have been taken."""
         self._differences.discard(tag)

@@ -37,7 +37,7 @@ from farflung.runtime.serving import Serving
 from farflung.runtime.setup import Committed, Phase, RunHooks, RunSetup, StepReport
 from farflung.runtime.side import Pass, evaluate, generate
 from farflung.runtime.slopes import Slopes
-from farflung.runtime.synchronizer import Synchronizer
+from farflung.runtime.synchronizer import synchronized
 from farflung.runtime.taking import Taking
 from farflung.runtime.values import Courier
 from farflung.runtime.verdicts import Verdicts
@@ -68,7 +68,7 @@ class Executor:
         in_order = all(stage.adds is None for stage in setup.plan.stages)
         self.exchange = (Exchange if in_order else Reducing)(setup, self.mailbox, self.links)
         #: How replicas agree, where the plan has a strategy for it.
-        self.sync = None if setup.plan.sync is None else Synchronizer(setup, self.mailbox, self.links, self._note, self.trace)
+        self.sync = synchronized(setup, self.mailbox, self.links, (self._note, self.trace, self.courier.gauge))
         strategy = None if self.sync is None else self.sync.strategy
         self.serving = Serving(self, endpoint) if setup.job.plan.helpers else None
         #: What takes the place of a backward, where the strategy has none.

@@ -22,6 +22,7 @@ from farflung.plan.synchronization import held_elsewhere, strategy_of, world_of
 from farflung.runtime.arrays import decode_array, pack_arrays, pack_payloads, packed_arrays
 from farflung.runtime.averaging import Averager, Averaging, Outcome, first_servers
 from farflung.runtime.clipping import PreviousNorm
+from farflung.runtime.codec_gauge import CodecGauge
 from farflung.runtime.fields import text, whole
 from farflung.runtime.layer_times import LayerTimes
 from farflung.runtime.links import Links, Parcel
@@ -42,7 +43,7 @@ from farflung.transports.base import Urgency
 from farflung.wire.arrays import ArrayMeta
 from farflung.wire.frames import Frame
 
-__all__ = ["Synchronizer"]
+__all__ = ["Synchronizer", "synchronized"]
 
 Arrays = list[Array]
 #: What the tags of exchanges begin with that carry times of layers.
@@ -61,9 +62,10 @@ class Synchronizer:
         links: Links,
         tell: Callable[[str], None] = lambda text: None,
         trace: SpanRing | None = None,
+        gauge: CodecGauge | None = None,
     ) -> None:
-        """``tell``: takes lines for people."""
-        self._tell, self._trace = tell, trace or SpanRing()
+        """``tell``: takes lines for people. ``gauge``: what codecs cost and lose."""
+        self._tell, self._trace, self._gauge = tell, trace or SpanRing(), gauge or CodecGauge()
         assert setup.plan.sync is not None
         self._setup, self._mailbox, self._links = setup, mailbox, links
         self.strategy = strategy_of(setup.plan)
@@ -438,18 +440,19 @@ class Synchronizer:
         """Send ``arrays`` to the others of ``group``, and put what they will read where theirs will come."""
         devices = self._setup.plan.stages[member.stage].devices
         head = {"run": self._setup.run, "stage": member.stage, "tag": tag}
-        dense = sum(array.nbytes for array in arrays)
+        dense, pair = sum(array.nbytes for array in arrays), (member.stage, member.stage)
         if coded is None or coded.codec == "identity":
             frame, own = pack_arrays("sync", head, arrays, None), arrays
         else:
             named = dict(zip(member.names(coded.layers), arrays, strict=True))
-            payloads = member.remembered.encode(coded, named, self._setup.job.seed, tag, member.stage, member.world.rank)
+            key = self._setup.job.seed, tag, member.stage, member.world.rank
+            payloads = self._gauge.encode(self._step, pair, lambda: member.remembered.encode(coded, named, *key))
             frame = pack_payloads("sync", head, payloads)
-            own = _unpack(frame, [dense] * len(payloads))
+            own = self._gauge.decode(self._step, pair, lambda: _unpack(frame, [dense] * len(payloads)))
+            self._gauge.compare(self._step, pair, arrays, lambda: _arriving(member, tag, named, own))
         self._mailbox.put(("sync", member.stage, tag, self._setup.device), own)
         for rank in group:
             if devices[rank] != self._setup.device:
-                pair = (member.stage, member.stage)
                 parcel = Parcel(make=lambda: frame, urgency=Urgency.BULK, step=self._step, pair=pair, dense=dense, waits=False)
                 self._links.post(devices[rank], parcel)
 
@@ -516,11 +519,34 @@ class Synchronizer:
         names = [name for layer in self._setup.plan.sync.layers[stage] for name in layer.parameters]
         least = 8 * len(self._setup.plan.sync.layers[stage])  # times of layers are that large
         limits = [max(self._setup.graph.state[name].spec.nbytes, least) for name in names]
-        self._mailbox.put(("sync", stage, text(header, "tag", limit=60), peer), _unpack(frame, limits))
+        key = "sync", stage, text(header, "tag", limit=60), peer
+        coded = _coded(frame)
+        pair = stage, stage
+        arrays = self._gauge.decode(self._step, pair, lambda: _unpack(frame, limits)) if coded else _unpack(frame, limits)
+        self._mailbox.put(key, arrays)
+
+
+def synchronized(
+    setup: RunSetup, mailbox: Mailbox, links: Links, told: tuple[Callable[[str], None], SpanRing, CodecGauge]
+) -> Synchronizer | None:
+    """What carries out the strategy of ``setup``'s plan (None: it has none); ``told``: ``tell``, ``trace`` and ``gauge``."""
+    return None if setup.plan.sync is None else Synchronizer(setup, mailbox, links, *told)
 
 
 def _of(slot: str) -> str:
     return slot.partition("/")[2]
+
+
+def _coded(frame: Frame) -> bool:
+    """Whether any array of it came through a codec."""
+    headers = frame.header.get("arrays")
+    return isinstance(headers, list) and any(isinstance(header, dict) and "payload" in header for header in headers)
+
+
+def _arriving(member: Member, tag: str, named: Mapping[str, Array], own: Arrays) -> Arrays:
+    """What the others will have of ``named``, which ``member`` encodes and decodes as ``own``."""
+    parts = dict(zip(named, shaped(own, named.values()), strict=True))
+    return list(member.remembered.arrives(tag, parts).values())
 
 
 def _unpack(frame: Frame, limits: Sequence[int]) -> Arrays:

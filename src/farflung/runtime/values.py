@@ -78,11 +78,14 @@ class Courier:
         ends = self._setup.device, peer
         way = way_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
         encode = self.memory.announce(way, array, codec, ids) if remembers else partial(encode_array, array, codec)
-        arrives = partial(self.memory.arrived, way, ids)
+        link = source, target
 
         def make() -> Frame:
-            measured = codec is not None and array.dtype.name in FLOATING and array.size
-            header, sections = self.gauge.encode(step, (source, target), array, encode, arrives) if measured else encode()
+            if codec is None or array.dtype.name not in FLOATING or not array.size:
+                header, sections = encode()
+            else:
+                header, sections = made = self.gauge.encode(step, link, encode)
+                self.gauge.compare(step, link, [array], lambda: [self.memory.arrived(way, ids, made)])
             return Frame("value", head | header, sections)
 
         self._links.post(peer, Parcel(make=make, step=step, pair=(source, target), dense=array.nbytes))
