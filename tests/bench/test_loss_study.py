@@ -55,8 +55,8 @@ def test_auto_is_what_plans_choose() -> None:
     assert auto_variant("pipeline", "scratch") == {"forward": bits[0], "backward": bits[1], "difference": False}
     sign = "quantized:bits=1,block=1024,rotate=1"
     assert auto_variant("pipeline", "fine-tuning") == {"forward": sign, "backward": sign, "difference": True}
-    sparse = {"codec": "topk:ratio=36,values=int4", "memory": "none", "matrices": False}
-    low = {"codec": "lowrank:rank=3,values=int4", "memory": "error_feedback:decay=0.9", "matrices": True}
+    sparse = {"codec": "topk:ratio=36,values=int4", "memory": "error_feedback:decay=0.7"}
+    low = {"codec": "lowrank:rank=16,values=int4,ratio=100", "memory": "error_feedback:decay=0.9"}
     assert auto_variant("replicas", "scratch") == sparse
     assert auto_variant("replicas", "fine-tuning") == low
 
@@ -66,6 +66,8 @@ def test_unknown_names_are_refused() -> None:
         report_of("only=zip")
     with pytest.raises(InputError, match="unknown model 'bert': known are gpt, resnet18"):
         report_of("models=bert")
+    with pytest.raises(InputError, match="unknown way 'ring': known are pipeline, replicas"):
+        report_of("ways=ring")
 
 
 def trained(values: Values, gradients: Gradients, members: int = 1) -> dict[str, torch.Tensor]:

@@ -37,6 +37,8 @@ SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("quantized", {"bits": 4, "scale": "normal", "rounding": "stochastic"}),
     ("lowrank", {"rank": 2, "values": "int4"}),
     ("lowrank", {"rank": 3, "values": "int8"}),
+    ("lowrank", {"rank": 16, "values": "int4", "ratio": 100}),
+    ("lowrank", {"rank": 8, "ratio": 10}),
 ]
 
 

@@ -112,6 +112,7 @@ def test_the_ends_of_the_range() -> None:
         ({"rank": 0}, "codec 'lowrank' needs a rank from 1 to 1024, got 0"),
         ({"rank": 2.0}, "got 2.0"),
         ({"values": "int3"}, "codec 'lowrank' needs values as float32, int8, int4, got 'int3'"),
+        ({"ratio": 0.5}, "codec 'lowrank' needs a ratio of at least 1, got 0.5"),
         ({"seed": "x"}, "codec 'lowrank' needs a seed from 0 to 2^63 - 1, got 'x'"),
     ],
 )

@@ -34,9 +34,9 @@ def codecs(wanted: JobSpec) -> list[str]:
 
 
 def test_gradients_over_slow_links_go_at_a_hundredth_of_the_bytes() -> None:
-    assert sync_settings(job()) == {"codec": "topk:ratio=36,values=int4"}
+    assert sync_settings(job()) == {"codec": "topk:ratio=36,values=int4", "memory": "error_feedback:decay=0.7"}
     assert sync_settings(job(phase="fine-tuning")) == {
-        "codec": "lowrank:rank=3,values=int4",
+        "codec": "lowrank:rank=16,values=int4,ratio=100",
         "memory": "error_feedback:decay=0.9",
     }
     assert sync_settings(job(), [group(1e5), group(1e12)]) == sync_settings(job())
@@ -75,7 +75,8 @@ def test_never_slower_than_plain(phase: str, groups: list[Group]) -> None:
 def test_it_says_why() -> None:
     assert why_sync(job(), []) == ""
     tuned = job(phase="fine-tuning")
-    assert "replicas exchange by lowrank:rank=3,values=int4 with error_feedback:decay=0.9 in" in why_sync(tuned, [group(1e5)])
+    text = "replicas exchange by lowrank:rank=16,values=int4,ratio=100 with error_feedback:decay=0.9 in"
+    assert text in why_sync(tuned, [group(1e5)])
     assert "without a codec in" in why_sync(job(), [group(1e12)])
     named = make_job({"plan": {"replicas": 2}, "sync": {"strategy": "ssgd", "settings": {"codec": "int8"}}})
     assert sync_settings(named) == {"codec": "int8"}

@@ -66,7 +66,7 @@ VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
         "2 bits": {"codec": "int2"},
         "2 bits, memory": {"codec": "int2", "memory": "error_feedback"},
         "1 bit, memory": {"codec": "sign", "memory": "error_feedback"},
-        "low rank, memory": {"codec": "lowrank:rank=1", "memory": "error_feedback", "matrices": True},
+        "low rank, memory": {"codec": "lowrank:rank=1", "memory": "error_feedback"},
     },
 }
 VARIANTS["replicas", "fine-tuning"] = VARIANTS["replicas", "scratch"]
@@ -108,6 +108,7 @@ class LossStudySettings(Settings):
     seeds: int = 3
     minutes: float = 60.0
     models: tuple[str, ...] = ("gpt", "resnet18")
+    ways: tuple[str, ...] = ("pipeline", "replicas")
     only: tuple[str, ...] = ()
     partial: str = ""
     plot: str = ""
@@ -184,7 +185,13 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _cases(settings: LossStudySettings) -> list[dict[str, str]]:
     """Way, phase, variant, and its settings as JSON."""
     found = []
+    ways = [*dict.fromkeys(way for way, _ in VARIANTS)]
+    for way in settings.ways:
+        if way not in ways:
+            raise InputError(f"unknown way {way!r}: known are {', '.join(ways)}")
     for (way, phase), variants in VARIANTS.items():
+        if way not in settings.ways:
+            continue
         for variant in _chosen(settings, variants):
             how = auto_variant(way, phase) if variant == "auto" else variants[variant]
             found.append({"way": way, "phase": phase, "variant": variant, "how": json.dumps(how, sort_keys=True)})
@@ -216,8 +223,7 @@ def auto_variant(way: str, phase: str) -> dict[str, Any]:
     if way == "replicas":
         sync = {"strategy": "ssgd", "settings": {"codec": "auto"}}
         chosen = sync_settings(make_job({"plan": {"replicas": _MEMBERS}, "codec": {"phase": phase}, "sync": sync}))
-        low_rank = chosen["codec"].startswith("lowrank")  # sparse codecs choose among all elements of an exchange
-        return {"codec": chosen["codec"], "memory": chosen.get("memory", "none"), "matrices": low_rank}
+        return {"codec": chosen["codec"], "memory": chosen.get("memory", "none")}
     spec = CodecSpec(name="auto", phase=phase, memory="difference" if phase == "fine-tuning" else "none")  # type: ignore[arg-type]
     there, back = slow_choices(spec)
     return {"forward": _written(there), "backward": _written(back), "difference": there.memory == "difference"}

@@ -7,8 +7,8 @@ reach.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from farflung.codecs import Codec, Memory, get_memory, keyed, read_codec, read_memory
+from farflung.codecs import Codec, keyed, read_codec
 from farflung.codecs.base import Array
+from farflung.codecs.exchanged import Remembered, shaped
 from farflung.codecs.members import decode_payload
 from farflung.codecs.samples import Ids, SampleCoder, SampleTable
 from farflung.frontends.recipes.gpt import Block
 from farflung.frontends.recipes.resnet import Unit
+from farflung.sync.commands import Exchange
 
 __all__ = ["Batch", "Gradients", "Network", "Training", "Values", "gpt_stages", "held_out", "resnet_stages", "train"]
 
@@ -48,15 +50,10 @@ class Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """How replicas' gradients travel: a codec, a memory with its parameters, and the steps of DGC's warm-up.
-
-    ``matrices``: parameters travel one by one (low rank), else all of a replica's as one array.
-    """
+    """How replicas' gradients travel: a codec and a memory as a strategy's settings have them."""
 
     codec: str = "identity"
     memory: str = "none"
-    parameters: Mapping[str, float] = field(default_factory=dict)
-    matrices: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,36 +134,28 @@ class _Cross(torch.autograd.Function):
         return torch.from_numpy(np.ascontiguousarray(arrived)), None, None, None
 
 
-def _memory(spec: Gradients) -> Memory:
-    codec = read_codec(spec.codec)
-    return get_memory(spec.memory, codec, **spec.parameters) if spec.parameters else read_memory(spec.memory, codec)
-
-
 class _Exchange:
-    """What one member sends of its gradients."""
+    """What one member sends of its gradients, as the runtime does it for all parameters of a step."""
 
     def __init__(self, spec: Gradients, member: int, counter: _Counter) -> None:
-        self.spec, self.member, self.counter = spec, member, counter
-        self.memory = None if spec.codec == "identity" else _memory(spec)
-        self.states: dict[int, Mapping[str, Array]] = {}
+        self.command = Exchange(tag="gradients", source="gradients", layers=(), group=(), codec=spec.codec, memory=spec.memory)
+        self.member, self.counter, self.remembered = member, counter, Remembered()
 
     def carry(self, gradients: Sequence[Array], step: int) -> list[Array]:
         """What arrives of ``gradients`` at the others."""
-        if self.memory is None:
-            self.counter.count([], 0)
-            self.counter.sent += sum(array.nbytes for array in gradients)
-            self.counter.dense += sum(array.nbytes for array in gradients)
+        dense = sum(array.nbytes for array in gradients)
+        self.counter.count([], dense)
+        if self.command.codec == "identity":
+            self.counter.sent += dense
             return list(gradients)
-        arrays = list(gradients) if self.spec.matrices else [np.concatenate([array.reshape(-1) for array in gradients])]
-        arrived = []
-        for number, array in enumerate(arrays):
-            payload, self.states[number] = self.memory.encode(array, self.states.get(number, {}), step, self.member, number)
-            self.counter.count(payload.sections, array.nbytes)
-            arrived.append(decode_payload(payload))
-        if self.spec.matrices:
-            return arrived
-        ends = np.cumsum([array.size for array in gradients])[:-1]
-        return [part.reshape(like.shape) for part, like in zip(np.split(arrived[0], ends), gradients, strict=True)]
+        named = {str(number): array for number, array in enumerate(gradients)}
+        payloads = self.remembered.encode(self.command, named, step, self.member)
+        for payload in payloads:
+            self.counter.count(payload.sections, 0)
+        arrived = shaped([np.array(decode_payload(payload)) for payload in payloads], gradients)
+        found = self.remembered.arrived(self.command.tag, self.member, dict(zip(named, arrived, strict=True)))
+        self.remembered.done(self.command.tag)
+        return list(found.values())
 
 
 def train(

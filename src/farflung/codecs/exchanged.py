@@ -15,8 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
+from farflung.codecs.apportion import apportioned
 from farflung.codecs.base import Array, Codec, Payload
 from farflung.codecs.dense import HEAD_BYTES
+from farflung.codecs.lowrank import LowRank
 from farflung.codecs.memory import Difference, ErrorControl, warm_up_ratio
 from farflung.codecs.randomk import RandomK
 from farflung.codecs.topk import TopK
@@ -68,8 +70,9 @@ class Remembered:
         if isinstance(memory, Difference | ErrorControl):
             self._differences.add(exchange.tag)
         if not isinstance(codec, TopK | RandomK):
-            found = []
+            found, codecs = [], apportioned(codec, arrays)
             for name, array in arrays.items():
+                memory = read_memory(exchange.memory, codecs[name])
                 state = {part: held[name] for part, held in self._parts().items() if name in held}
                 payload, after = memory.encode(array, state, *key, name)
                 self._keep({part: {name: value} for part, value in after.items()})
@@ -125,8 +128,10 @@ def coded_bytes(codec: str, sizes: Iterable[float]) -> float:
     Raises:
         InputError: the codec is unknown.
     """
-    numels = [round(size / 4) for size in sizes if size]
-    together = isinstance(read_codec(codec), TopK | RandomK)
+    numels, found = [round(size / 4) for size in sizes if size], read_codec(codec)
+    if isinstance(found, LowRank) and found.ratio > 1.0:
+        return 4.0 * sum(numels) / found.ratio  # what ``apportioned`` gives out, however it is cut into matrices
+    together = isinstance(found, TopK | RandomK)
     return sum(_wire_bytes(codec, numel) for numel in ([sum(numels)] if together and numels else numels))
 
 

@@ -6,6 +6,10 @@ Orthonormal columns come from Gram-Schmidt, twice, in the order of the columns. 
 several dims; else the elements in C order fill a nearly square matrix, followed by zeros. Cost: 4 r multiplications for each
 element.
 
+``ratio`` bounds the bytes of each matrix instead of its rank: the largest rank, up to ``rank``, whose factors are within that
+share of it; where not even 1 is, 1 or a bit for each element, whichever takes fewer bytes. One rank of 3 for all, in 4 bits,
+sends a matrix of 8 x 72 at a 19th and one of 4096 x 4096 at a 5000th. Replicas share an exchange's bytes out (``apportion``).
+
 ``values = "int8"`` or ``"int4"`` sends the factors block-quantized, four to eight times the rank for the same bytes, and what has
 too few elements for factors in 8 or 2 bits: with error feedback (``memory``) more and coarser directions lose less than few exact
 ones (docs/benchmarks.md, ``loss-study``).
@@ -22,11 +26,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from farflung.codecs.base import FLOATING, Array, Payload, as_section, flatten
+from farflung.codecs.base import FLOATING, Array, Codec, Payload, as_section, flatten
 from farflung.codecs.dense import HEAD_BYTES, Identity, finite_max
 from farflung.codecs.keys import check_seed, words
 from farflung.codecs.levels import Levels, quantize
 from farflung.codecs.quantized import BlockQuantized, read_quantized, scale_dtype
+from farflung.codecs.topk import check_ratio
 from farflung.errors import CodecError, InputError
 from farflung.wire.arrays import DTYPES
 
@@ -37,6 +42,8 @@ _EXTRA_HEAD = 48
 #: Bits of a factor's elements, and of what has no factors.
 _BITS = {"float32": (0, 0), "int8": (8, 8), "int4": (4, 2)}
 _BLOCK = 256
+#: What has too few elements for factors within a share of the bytes.
+_BIT = BlockQuantized(bits=1, block=1024)
 _TINY = 1e-30
 #: A column of which less than this is left, beside those before, is rounding.
 _DEPENDENT = 1e-6
@@ -44,11 +51,14 @@ _DEPENDENT = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
-    """Rank ``rank`` from one step of power iteration, started from ``seed``; ``values``: how the factors travel."""
+    """Rank ``rank`` from one step of power iteration, started from ``seed``; ``values``: how the factors travel.
+
+    ``ratio``: the largest rank, up to ``rank``, whose factors take at most 1 / ``ratio`` of the bytes (1: always ``rank``)."""
 
     rank: int = 4
     values: str = "float32"
     seed: int = 0
+    ratio: float = 1.0
     name: ClassVar[str] = "lowrank"
     lossless: ClassVar[bool] = False
 
@@ -58,6 +68,7 @@ class LowRank:
         if self.values not in _BITS:
             raise InputError(f"codec 'lowrank' needs values as {', '.join(_BITS)}, got {self.values!r}")
         check_seed("lowrank", self.seed)
+        check_ratio("lowrank", self.ratio)
 
     def encode(self, array: Array) -> Payload:
         """See ``Codec``; ``identity`` where that is smaller, or an element is neither floating-point nor finite."""
@@ -69,18 +80,19 @@ class LowRank:
         dtype, flat = flatten(array)
         rows, columns = matrix_shape(array.shape)
         if dtype not in FLOATING or not self._pays(rows, columns, flat.size, flat.itemsize) or not _is_calm(flat, dtype):
-            return self._without_factors(array, dtype), None
+            return self.rest.encode(array), None
         matrix = np.zeros((rows, columns), DTYPES[scale_dtype(dtype)])
         matrix.reshape(-1)[: flat.size] = flat
         unit = np.abs(matrix).max() or 1.0
         matrix /= unit
-        if start is None or start.shape != (columns, self.rank) or not np.isfinite(start).all():
-            start = start_factor(columns, self.rank, self.seed)
+        rank = self.rank_of(rows, columns, flat.itemsize)
+        if start is None or start.shape != (columns, rank) or not np.isfinite(start).all():
+            start = start_factor(columns, rank, self.seed)
         left = orthonormal(left_factor(matrix, start.astype(matrix.dtype)))
         right = right_factor(matrix, left)
         even = matrix.dtype.type(2.0 ** (rows.bit_length() // 2 + 1))  # the right factor may not leave the range
         sent = left * even, (right / even) * unit
-        fields = {"rank": self.rank, "rows": rows, "columns": columns}
+        fields = {"rank": rank, "rows": rows, "columns": columns}
         sections = tuple(as_section(factor.reshape(-1)) for factor in sent)
         if bits := _BITS[self.values][0]:
             fields |= {"bits": bits, "block": _BLOCK}
@@ -117,26 +129,48 @@ class LowRank:
         """See ``Codec``; of a nearly square matrix."""
         rows, columns = matrix_shape((numel,))
         if not self._pays(rows, columns, numel, itemsize):
-            bits = _BITS[self.values][1]
-            return BlockQuantized(bits=bits).wire_bytes(numel, itemsize) if bits else HEAD_BYTES + float(numel * itemsize)
-        return HEAD_BYTES + _EXTRA_HEAD + self._factor_bytes(rows, columns, itemsize)
+            return self.rest.wire_bytes(numel, itemsize)
+        rank = self.rank_of(rows, columns, itemsize)
+        return HEAD_BYTES + _EXTRA_HEAD + self.factor_bytes(rows, columns, itemsize, rank)
 
     def error_bound(self, shape: tuple[int, ...]) -> float:
         """See ``Codec``: a projection, so never more than the array itself."""
         return 1.0
 
-    def _pays(self, rows: int, columns: int, numel: int, itemsize: int) -> bool:
-        factors = self._factor_bytes(rows, columns, itemsize) + _EXTRA_HEAD
-        return self.rank <= min(rows, columns) and factors < numel * itemsize
+    @property
+    def rest(self) -> Codec:
+        """How travels what has too few elements for factors."""
+        if self.ratio > 1.0:
+            return _BIT
+        bits = _BITS[self.values][1]
+        return BlockQuantized(bits=bits) if bits else Identity()
 
-    def _factor_bytes(self, rows: int, columns: int, itemsize: int) -> float:
+    def rank_of(self, rows: int, columns: int, itemsize: int) -> int:
+        """The rank at which a matrix of elements of ``itemsize`` bytes travels; 0: without factors."""
+        if self.ratio == 1.0:
+            return self.rank
+        direction, dense = self.factor_bytes(rows, columns, itemsize, 1), rows * columns * itemsize
+        if direction + _EXTRA_HEAD >= dense:
+            return 0
+        return min(self.rank, max(int(dense / self.ratio / direction), self.least_rank(rows, columns, itemsize)))
+
+    def least_rank(self, rows: int, columns: int, itemsize: int) -> int:
+        """1 where that takes fewer bytes than a bit for each element, else 0."""
+        one, none = (self.factor_bytes(rows, columns, itemsize, rank) for rank in (1, 0))
+        return int(one < none and one + _EXTRA_HEAD < rows * columns * itemsize)
+
+    def factor_bytes(self, rows: int, columns: int, itemsize: int, rank: int) -> float:
+        """Bytes of a matrix of elements of ``itemsize`` bytes at ``rank``: of both factors, or (0) as what has none."""
+        if not rank:
+            return self.rest.wire_bytes(rows * columns, itemsize) - HEAD_BYTES
         bits, scale = _BITS[self.values][0], max(4, itemsize)
-        numel = self.rank * (rows + columns)
+        numel = rank * (rows + columns)
         return numel * bits / 8 + (numel // _BLOCK + 2) * scale if bits else float(numel * scale)
 
-    def _without_factors(self, array: Array, dtype: str) -> Payload:
-        bits = _BITS[self.values][1]
-        return BlockQuantized(bits=bits).encode(array) if bits and dtype in FLOATING else Identity().encode(array)
+    def _pays(self, rows: int, columns: int, numel: int, itemsize: int) -> bool:
+        rank = self.rank_of(rows, columns, itemsize)
+        factors = self.factor_bytes(rows, columns, itemsize, rank) + _EXTRA_HEAD
+        return 0 < rank <= min(rows, columns) and factors < numel * itemsize
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -100,7 +100,8 @@ class BlockQuantized:
         """See ``Codec``."""
         levels = self._levels(_DEFAULT_BLOCK if self.block == "row" else int(self.block))
         coded = _section_bytes(numel, levels, "float64" if itemsize == 8 else "float32")
-        return HEAD_BYTES + float(min(coded, numel * itemsize))
+        dense = numel * itemsize
+        return HEAD_BYTES + float(coded if coded + _ROTATION_HEAD < dense else dense)
 
     def error_bound(self, shape: tuple[int, ...]) -> float:
         """See ``Codec``."""

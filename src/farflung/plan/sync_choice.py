@@ -1,8 +1,9 @@
 """``codec = "auto"`` of a sync strategy: replicas exchange by the codec with which it is soonest, within the job's error.
 
 What may be chosen depends on what is exchanged. Gradients in every step go at a hundredth of the bytes as what lost least
-there of all that ``farflung bench loss-study`` tried: from scratch the largest 36th in 4 bits, without memory; in fine-tuning
-low-rank factors in 4 bits with error feedback. Pseudo-gradients go in 4 bits; parameters, whose errors nothing takes back, in 8.
+there of what ``farflung bench loss-study`` tried: from scratch the largest 36th in 4 bits, in fine-tuning low-rank factors in
+4 bits, of ranks by that share; both with error feedback that forgets. Pseudo-gradients go in 4 bits; parameters, whose errors
+nothing takes back, in 8.
 ``codec.error`` bounds the choice: each codec has the least limit with which it is taken, for gradients not a typical error (a low
 rank has none) but a place in the order of what the study lost. Seconds of encoding and decoding are twice those measured on one
 thread, and what is sooner plain stays plain.
@@ -59,8 +60,8 @@ _OFFERS = (
     _Offer(codec="int8", error=0.02, seconds=3e-9),
     _Offer(codec="int4", error=0.1, seconds=5.6e-9),
 )
-_SCRATCH = _Offer(codec="topk:ratio=36,values=int4", error=0.2, seconds=7.2e-9)
-_TUNING = _Offer(codec="lowrank:rank=3,values=int4", error=0.2, seconds=8.4e-9, memory="error_feedback:decay=0.9")
+_SCRATCH = _Offer(codec="topk:ratio=36,values=int4", error=0.2, seconds=9.6e-9, memory="error_feedback:decay=0.7")
+_TUNING = _Offer(codec="lowrank:rank=16,values=int4,ratio=100", error=0.2, seconds=12.6e-9, memory="error_feedback:decay=0.9")
 #: How many of them may be taken, by what is exchanged.
 _MOST = {Sent.SCALARS: 1, Sent.PARAMETERS: 3, Sent.PSEUDO_GRADIENTS: 4, Sent.GRADIENTS: 5}
 
