@@ -1,11 +1,16 @@
 """Top-k of tensors where they lie, with the bytes of the NumPy codec; and PyTorch's own top-k, the codecs' peer.
 
-``select_tensor`` is ``codecs.selection.select`` in tensor operators, for any device: magnitudes as integers, a threshold from a
-sample, an exact choice among the candidates, ties to the lowest index. Both are exact, so they choose the same elements,
-and only the kept values and their indices leave the device. Cost: three passes over the tensor; two synchronizations.
+``select_tensor`` is ``codecs.selection.select`` for any device: magnitudes as integers, an exact choice, ties to the lowest
+index. Both are exact, so they choose the same elements, and only the kept values and their indices leave the device. CUDA devices
+take the kernels of ``selecting`` where Triton is installed and compiles them; else, and for float64, tensor operators find a
+threshold from a sample and choose among the candidates. Cost of these: three passes over the tensor; two synchronizations.
 """
 
 from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -17,11 +22,51 @@ from farflung.engines.torch.arrays import spec_of, to_array
 __all__ = ["encode_topk", "plain_topk", "plain_untopk", "select_tensor"]
 
 _SAMPLES = 1 << 14
+#: Devices for which the kernels could not be compiled.
+_REFUSED: set[torch.device] = set()
 _BITS = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFF_FFFF), 8: (torch.int64, 0x7FFF_FFFF_FFFF_FFFF)}
 
 
 def select_tensor(flat: torch.Tensor, count: int) -> torch.Tensor:
     """Ascending indices of the ``count`` largest magnitudes of 1-D floating-point ``flat``; NaN first, zeros never."""
+    count = min(count, flat.numel())
+    if count <= 0:
+        return torch.empty(0, dtype=torch.int64, device=flat.device)
+    found = _by_kernels(flat, count) if _suits(flat) else None
+    return _by_operators(flat, count) if found is None else found
+
+
+def _suits(flat: torch.Tensor) -> bool:
+    """Whether the kernels take it."""
+    return flat.is_cuda and flat.element_size() in (2, 4) and flat.device not in _REFUSED
+
+
+@cache
+def _kernels() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
+    try:
+        from farflung.engines.torch.selecting import select_by_kernels
+    except ImportError:
+        return None
+    return select_by_kernels
+
+
+def _by_kernels(flat: torch.Tensor, count: int) -> torch.Tensor | None:
+    """None: there are none for this device, which is said once."""
+    kernels = _kernels()
+    if kernels is None:
+        return None
+    try:
+        return kernels(flat, count)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - they are compiled here: without a compiler or for a new device that fails in many ways
+        _REFUSED.add(flat.device)
+        text = f"{type(error).__name__} {error!s:.200}".splitlines()[0]
+        warnings.warn(f"Triton compiles nothing for {flat.device} ({text}): top-k takes tensor operators", stacklevel=2)
+        return None
+
+
+def _by_operators(flat: torch.Tensor, count: int) -> torch.Tensor:
     kind, mask = _BITS[flat.element_size()]
     bits = flat.view(kind) & mask
     candidates = _candidates(bits, count)

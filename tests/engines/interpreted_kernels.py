@@ -1,0 +1,60 @@
+"""Tensors for selections; as a program, under ``TRITON_INTERPRET=1``: the kernels against the NumPy specification."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from farflung.codecs.selection import select
+from farflung.codecs.topk import TopK
+from farflung.engines.torch import codecs
+from farflung.engines.torch.arrays import to_array
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def tensors(dtype: torch.dtype, size: int = 5_000) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(size, generator=generator)
+    odd = normal.clone()
+    odd[[5, 77, 100, 200]] = torch.tensor([float("nan"), float("inf"), -0.0, -float("inf")])
+    odd[300:320] = torch.tensor([float("nan")]).view(torch.int32).add(torch.arange(20, dtype=torch.int32)).view(torch.float32)
+    return {
+        "normal": normal.to(dtype),
+        "ties": torch.randint(-3, 4, (size,), generator=generator).to(dtype),
+        "mostly zero": (normal * (torch.rand(size, generator=generator) < 0.004)).to(dtype),
+        "zeros": torch.zeros(500, dtype=dtype),
+        "equal": torch.full((4_097,), -2.5, dtype=dtype),
+        "odd": odd.to(dtype),
+        "tiny": (normal * 1e-38).to(dtype),
+        "one": normal[:1].to(dtype),
+        "strided": normal.to(dtype)[1::3],
+        "reversed strides": normal.to(dtype).reshape(100, -1).T.reshape(-1),
+    }
+
+
+def compare() -> str:
+    """Raises where a choice differs."""
+    from farflung.engines.torch.selecting import select_by_kernels
+
+    codecs._suits = lambda flat: True
+    codec, choices, payloads = TopK(ratio=20, values="float16"), 0, 0
+    for dtype in DTYPES:
+        cases = [(flat, count) for flat in tensors(dtype).values() for count in (90, flat.numel() + 1)]
+        cases.append((tensors(dtype, 40_000)["ties"], 20_000))  # of more than one program
+        for flat, count in cases:
+            found = select_by_kernels(flat, count)
+            assert found.dtype == torch.int64
+            np.testing.assert_array_equal(to_array(found), select(to_array(flat), min(count, flat.numel())))
+        for flat, count in ((torch.empty(0, dtype=dtype), 3), (torch.ones(3, dtype=dtype), 0)):
+            assert select_by_kernels(flat, count).tolist() == []
+        choices += len(cases) + 1
+        for tensor in list(tensors(dtype).values())[:3]:
+            assert codecs.encode_topk(codec, tensor).to_bytes() == codec.encode(to_array(tensor)).to_bytes()
+            payloads += 1
+    assert not codecs._REFUSED
+    return f"{choices} choices and {payloads} payloads are the same"
+
+
+if __name__ == "__main__":
+    print(compare())
