@@ -13,6 +13,7 @@ from farflung.graph.cut import cut
 from farflung.graph.ir import StateRef
 from farflung.job.spec import CodecSpec, JobSpec
 from farflung.plan import LinkPlan, Plan, Stage, assign_codecs, check_memory, check_plan, estimate, explain, make_links
+from farflung.plan.helped import helped_lines, hidden_seconds, parameters_way
 from farflung.planners import get_planner
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 
@@ -97,6 +98,24 @@ def test_what_a_server_keeps_for_its_helpers_by_hand():
     assert more == pytest.approx(kept)
     assert "are kept for its helpers" in explain(helped)
     assert "helpers" not in explain(alone)
+
+
+def test_what_a_delayed_update_hides_by_hand():
+    graph, place = chain(), topology(count=4)
+    everybody = place.with_devices([replace(device, reliable=device.name != "d3") for device in place.devices])
+    plan, weight = plan_of(graph, HELPED), WIDTH * WIDTH * 4
+    seconds = 0.01 + weight / 1e6
+    assert parameters_way(plan.stages[0], weight, everybody) == (pytest.approx(seconds), "d3")
+    assert parameters_way(plan.stages[0], weight, place) is None, "nobody is unreliable"
+    assert hidden_seconds(3.0, 2.0) == 2.0, "no more than the step before takes"
+    delayed = HELPED.model_copy(update={"optimizer": HELPED.optimizer.model_copy(update={"delayed": True})})
+    pieces = cut(graph, plan.bounds)
+    assert helped_lines(plan, graph, pieces, everybody, JOB, 1.0) == []
+    exact, late = (helped_lines(plan, graph, pieces, everybody, job, 1.0)[0] for job in (HELPED, delayed))
+    assert f"stage 0 {Bytes(weight)} ({Seconds(seconds)} to d3)" in exact
+    told = f"behind the step before, up to {Seconds(seconds)}"
+    assert exact.endswith(f"optimizer.delayed would hide this {told}, and change the result")
+    assert late.endswith(f"optimizer.delayed hides this {told}")
 
 
 def test_a_hybrid_plan_that_would_not_fit_is_not_made():

@@ -1,5 +1,6 @@
 """``dtfm``, ``kernighan_lin`` and ``hybrid_ps`` as planners: grids and clusters become plans with replicas."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from farflung.graph.builder import GraphBuilder
 from farflung.job.spec import JobSpec, PlanSpec
 from farflung.plan import Plan, check_plan, estimate
 from farflung.planners import get_planner
+from farflung.planners.replicated import shares
 from farflung.units import Bytes, FlopsPerSecond
 
 PAPERS = ("dtfm", "kernighan_lin", "hybrid_ps")
@@ -97,3 +99,18 @@ def test_a_norm_with_running_statistics_has_no_replicas():
     graph = builder.build()
     for name in PAPERS:
         assert not get_planner(name).plan(graph, Topology.preset("homogeneous-2"), job=JOB).replicated
+
+
+def test_values_between_two_and_three_equal_servers_are_cut_evenly_by_index():
+    """Hybrid-PS section 3.1: 2/3 | 1/3 and 1/3 | 2/3 of what each of the two sends."""
+    job = JobSpec(micro_batch_sizes=(1,) * 6)
+    before, after = shares([1.0] * 2, job), shares([1.0] * 3, job)
+    sent = Counter(
+        (source, target)
+        for index in range(6)
+        for source, (first, end) in enumerate(before)
+        if first <= index < end
+        for target, (start, stop) in enumerate(after)
+        if start <= index < stop
+    )
+    assert sent == {(0, 0): 2, (0, 1): 1, (1, 1): 1, (1, 2): 2}

@@ -305,8 +305,7 @@ class World:
     def advance(self) -> None:
         """Time passes; a step that is done is committed, and the next one begins."""
         self.now += self.chance.uniform(0.1, 3.0)
-        for server in self.servers.values():
-            self.handle(server, TimePassed(now=self.now))
+        self.handle(self.chance.choice(list(self.servers.values())), TimePassed(now=self.now))
         busy = any(server.doing is not None or not server.pool.done for server in self.servers.values())
         if self.over or (self.step >= 0 and busy):
             return
@@ -386,7 +385,7 @@ def test_weights_are_those_of_the_plain_loop(part: int):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", range(1, 50))
 def test_many_more_schedules(part: int):
-    """One part alone: ``-k "many_more_schedules and [7]"``; docs/hybrid.md says how long it takes."""
+    """One part alone: ``-k "many_more_schedules and [7]"``; about 6 s per 1,000 schedules."""
     for seed in range(2000 * part, 2000 * (part + 1)):
         play(seed)
 

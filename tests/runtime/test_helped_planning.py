@@ -26,6 +26,12 @@ def test_unreliable_devices_get_no_stage() -> None:
     assert set(planned.plan.devices) <= set(names)
 
 
+def test_the_explanation_tells_what_helpers_are_sent() -> None:
+    planned = plan_run(small_bundle(plan={"helpers": True, "planner": "equal_number"}), topology(True, False, True))
+    assert "the predicted step counts neither their work nor their ways" in planned.explanation
+    assert "optimizer.delayed would hide this behind the step before" in planned.explanation
+
+
 def test_somebody_must_be_reliable() -> None:
     with pytest.raises(PlanError, match=r"plan\.helpers gives stages to reliable devices only, and none of the 2 is; mark"):
         plan_run(small_bundle(plan={"helpers": True}), topology(False, False))

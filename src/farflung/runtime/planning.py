@@ -15,6 +15,7 @@ from farflung.plan import Estimate, Plan, check_memory, check_plan, estimate, ex
 from farflung.plan.adding import adding_lines
 from farflung.plan.allowed import allowed_devices
 from farflung.plan.document import plan_to_json
+from farflung.plan.helped import helped_lines
 from farflung.plan.protection import Protection, protect
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
 from farflung.planners.finish import Problem
@@ -81,6 +82,8 @@ class Planned:
     strangers: tuple[str, ...] = ()
     #: How replicas sum where the job leaves the order open, as lines.
     sums: tuple[str, ...] = ()
+    #: What helpers are sent, as lines.
+    helped: tuple[str, ...] = ()
 
     @property
     def plan_json(self) -> str:
@@ -95,7 +98,7 @@ class Planned:
     def explanation(self) -> str:
         """Stages, devices, links and the predicted step, as text; devices that the planner left out are named."""
         text = explain(self.estimate) + self._decisions() + self._dense_links()
-        text += "".join(f"\n{line}" for line in (*self.sums, *self.relays))
+        text += "".join(f"\n{line}" for line in (*self.sums, *self.helped, *self.relays))
         allowed = {device.name for device in allowed_devices(self.topology, self.limits)}
         idle = [name for name in self.topology.names if name not in self.plan.devices]
         for names, why in (
@@ -168,6 +171,7 @@ def plan_run(
     Raises:
         PlanError: nothing fits; the text says which device lacks how much.
     """
+    everybody = topology
     if bundle.job.plan.helpers:
         topology = _with_stages(bundle.graph, topology)
     planner = planner or get_planner(bundle.job.plan.planner)
@@ -192,6 +196,7 @@ def plan_run(
         parts=len(Problem.of(bundle.graph, topology, job).runs),
         decided=chosen,
         sums=tuple(adding_lines(plan, bundle.graph, pieces, topology)),
+        helped=tuple(helped_lines(plan, bundle.graph, pieces, everybody, job, predicted.step_seconds)),
     )
 
 
