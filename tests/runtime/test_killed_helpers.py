@@ -24,9 +24,12 @@ def until(frames: Iterator[Frame], told: Callable[[], bool]) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_helpers_may_be_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("delayed", [False, True], ids=["exact", "delayed"])
+def test_helpers_may_be_killed(tmp_path: Path, *, delayed: bool) -> None:
+    """With a delayed update, too, where the next step's parameters are on their way to them."""
     text_folder(tmp_path)
-    job = text_job(steps=100_000, micro_batch_sizes=[1, 2, 1, 2], plan={"helpers": True}, workers=2)
+    optimizer = {"name": "adamw", "lr": 1e-2, **({"clip_norm": 0.5, "delayed": True} if delayed else {})}
+    job = text_job(steps=100_000, micro_batch_sizes=[1, 2, 1, 2], plan={"helpers": True}, workers=2, optimizer=optimizer)
     bundle = captured(job, tmp_path)
     with LocalCluster(tmp_path / "wild", ["a", "b"], data=tmp_path, unreliable=["u", "v"]) as wild:
 
