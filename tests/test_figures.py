@@ -77,6 +77,15 @@ def test_by_how_much_predictions_are_off() -> None:
     assert f"Grids are off by {min(grids):+.1f} to {max(grids):+.1f} %" in text
 
 
+@pytest.mark.parametrize("name", ["loss-study-replicas"])
+def test_the_table_of_fresh_seeds(name: str) -> None:
+    models, phases = {"gpt": "GPT", "resnet18": "ResNet"}, {"scratch": "from scratch", "fine-tuning": "fine-tuned"}
+    for row in figures(name)["means"]:
+        gaps = ", ".join(f"{100 * gap:+.1f}" for gap in row["gaps"]) if row["variant"] != "dense" else f"{row['seeds']} seeds"
+        case = f"| {models[row['model']]}, {row['way']}, {phases[row['phase']]} | {row['variant']} | 1/{row['ratio']:.1f} |"
+        assert f"{case} {row['loss']:.3f} | {row['gap']:+.1%} | {gaps} |" in section("loss-study")
+
+
 def test_the_table_of_fusionllm() -> None:
     runs = {(one["topology"], one["planner"], one["codec"]): one["step_seconds"] for one in figures("fusionllm")["runs"]}
     table = rows(section("fusionllm"), 7)
