@@ -87,4 +87,4 @@ def test_a_matrix_alone_takes_its_own_share() -> None:
 
 
 def test_what_plans_count() -> None:
-    assert coded_bytes(CODEC, [1e6, 4e6, 0.0]) == pytest.approx(5e4)
+    assert coded_bytes(CODEC, [(250_000,), (1000, 1000), (0, 3)]) == pytest.approx(5e4)

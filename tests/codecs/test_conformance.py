@@ -35,6 +35,7 @@ SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("int4", {"block": 2}),
     ("quantized", {"bits": 3, "rotate": True, "scale": "normal"}),
     ("quantized", {"bits": 4, "scale": "normal", "rounding": "stochastic"}),
+    ("lowrank", {}),
     ("lowrank", {"rank": 2, "values": "int4"}),
     ("lowrank", {"rank": 3, "values": "int8"}),
     ("lowrank", {"rank": 16, "values": "int4", "ratio": 100}),
@@ -92,6 +93,7 @@ FAULTS: list[tuple[Broken, str]] = [
     (Broken(get_codec("identity"), on_decode=lambda a: a.reshape(-1)), "came back as"),
     (Broken(get_codec("identity"), on_decode=np.zeros_like), "decodes differently"),
     (Broken(get_codec("topk"), scale=0.5), "wire_bytes says"),
+    (Broken(get_codec("lowrank")), r"of 4 x 32 x 32: wire_bytes says 2192, the payload takes 26"),
     (Broken(get_codec("int8"), bound=0.1), "error_bound says"),
     (Broken(get_codec("identity"), on_encode=lambda _, p: replace(p, fields={"pad": bytes(300)})), "dense ones"),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from farflung.codecs import Payload, get_codec
+from farflung.codecs import Payload, decode_payload, foretold_bytes, get_codec
 from farflung.codecs.lowrank import LowRank, left_factor, matrix_shape, orthonormal, right_factor, start_factor
 from farflung.codecs.memory import Forgetful
 from farflung.errors import CodecError, InputError
@@ -87,6 +87,35 @@ def test_any_shape_is_a_matrix(shape: tuple[int, ...]) -> None:
     payload = codec.encode(array)
     assert payload.codec == "lowrank"
     assert relative(array, codec.decode(payload)) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "split"),
+    [
+        ((4, 32, 32), (128, 32)),
+        ((8, 128, 512), (1024, 512)),
+        ((2, 3, 4, 50), (24, 50)),
+        ((64, 64, 3, 3), (64, 576)),
+        ((8, 8, 3, 3), (8, 72)),
+        ((512, 4, 2), (512, 8)),
+        ((30, 40), (30, 40)),
+        ((7,), (2, 4)),
+    ],
+)
+def test_dims_are_split_where_factors_are_smallest(shape: tuple[int, ...], split: tuple[int, int]) -> None:
+    """One dim is rows unless another split takes a quarter less, as of activations: few samples, then positions."""
+    assert matrix_shape(shape) == split
+
+
+@pytest.mark.parametrize("shape", [(4, 32, 32), (8, 128, 512), (128, 32), (2, 3, 500), (64, 16, 3, 3)])
+@pytest.mark.parametrize("values", ["float32", "int8", "int4"])
+def test_activations_of_few_samples_have_factors(shape: tuple[int, ...], values: str) -> None:
+    array = GENERATOR.standard_normal(shape).astype(np.float32)
+    codec = get_codec("lowrank", values=values)
+    payload = codec.encode(array)
+    assert payload.codec == "lowrank"
+    assert payload.nbytes == pytest.approx(foretold_bytes(codec, shape, 4), abs=64)
+    assert relative(array, decode_payload(payload)) < 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Codecs encode arrays for a link (``get_codec("topk", ratio=100)``); NumPy is the specification (docs/wire-format.md)."""
 
-from farflung.codecs.base import DEFAULT_LIMIT, Codec, Payload
+from farflung.codecs.base import DEFAULT_LIMIT, Codec, Payload, foretold_bytes
 from farflung.codecs.choice import Measure, Option, allocate, measure
 from farflung.codecs.keys import keyed
 from farflung.codecs.members import CODECS, decode_payload, get_codec
@@ -20,6 +20,7 @@ __all__ = [
     "adaptive_ratios",
     "allocate",
     "decode_payload",
+    "foretold_bytes",
     "get_codec",
     "get_memory",
     "keyed",

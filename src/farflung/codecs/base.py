@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,19 @@ from farflung.errors import CodecError, VersionError, WireError
 from farflung.wire.arrays import DTYPES, ArrayMeta
 from farflung.wire.frames import Buffer, Frame, FrameLimits, decode_frame, encode_frame
 
-__all__ = ["DEFAULT_LIMIT", "FLOATING", "PAYLOAD_VERSION", "Array", "Codec", "Payload", "as_section", "flatten", "is_number"]
+__all__ = [
+    "DEFAULT_LIMIT",
+    "FLOATING",
+    "PAYLOAD_VERSION",
+    "Array",
+    "ByShape",
+    "Codec",
+    "Payload",
+    "as_section",
+    "flatten",
+    "foretold_bytes",
+    "is_number",
+]
 
 Array = NDArray[Any]
 PAYLOAD_VERSION = 1
@@ -199,11 +211,27 @@ class Codec(Protocol):
         """
 
     def wire_bytes(self, numel: int, itemsize: int) -> float:
-        """Expected ``Payload.nbytes`` for ``numel`` floating-point elements of ``itemsize`` bytes."""
+        """Expected ``Payload.nbytes`` for ``numel`` floating-point elements of ``itemsize`` bytes, in one dim; for several too,
+        unless the codec is one of ``ByShape``."""
 
     def error_bound(self, shape: tuple[int, ...]) -> float:
         """Bound on ``|x - x'| / |x|`` (2-norms) for a finite floating-point array x of ``shape`` that comes back as x', beside
         the rounding of x' to its element type; 0 for a lossless codec."""
+
+
+@runtime_checkable
+class ByShape(Protocol):
+    """What a codec also offers whose payloads depend on more of a shape than how many elements it has."""
+
+    def shaped_bytes(self, shape: tuple[int, ...], itemsize: int) -> float:
+        """Expected ``Payload.nbytes`` for floating-point elements of ``itemsize`` bytes that have ``shape``."""
+
+
+def foretold_bytes(codec: Codec, shape: tuple[int, ...], itemsize: int) -> float:
+    """Expected ``Payload.nbytes`` for floating-point elements of ``itemsize`` bytes that have ``shape``."""
+    if isinstance(codec, ByShape):
+        return float(codec.shaped_bytes(shape, itemsize))
+    return float(codec.wire_bytes(prod(shape), itemsize))
 
 
 def flatten(array: Array) -> tuple[str, Array]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from typing import Protocol
 
 import numpy as np
 
 from farflung.codecs.apportion import apportioned
-from farflung.codecs.base import Array, Codec, Payload
+from farflung.codecs.base import Array, Codec, Payload, foretold_bytes
 from farflung.codecs.dense import HEAD_BYTES
 from farflung.codecs.lowrank import LowRank
 from farflung.codecs.memory import Difference, ErrorControl, warm_up_ratio
@@ -121,23 +122,24 @@ class Remembered:
             self.registers.setdefault(PREFIX + part, {}).update(arrays)
 
 
-def coded_bytes(codec: str, sizes: Iterable[float]) -> float:
-    """Expected bytes of an exchange of float32 arrays of so many bytes each, after ``codec`` (as ``read_codec`` takes it); heads
-    of payloads, which many arrays share a frame's for, are left out.
+def coded_bytes(codec: str, shapes: Iterable[tuple[int, ...]]) -> float:
+    """Expected bytes of an exchange of float32 arrays of these shapes, after ``codec`` (as ``read_codec`` takes it); heads of
+    payloads, which many arrays share a frame's for, are left out.
 
     Raises:
         InputError: the codec is unknown.
     """
-    numels, found = [round(size / 4) for size in sizes if size], read_codec(codec)
+    several, found = [shape for shape in shapes if prod(shape)], read_codec(codec)
+    numel = sum(map(prod, several))
     if isinstance(found, LowRank) and found.ratio > 1.0:
-        return 4.0 * sum(numels) / found.ratio  # what ``apportioned`` gives out, however it is cut into matrices
+        return 4.0 * numel / found.ratio  # what ``apportioned`` gives out, however it is cut into matrices
     together = isinstance(found, TopK | RandomK)
-    return sum(_wire_bytes(codec, numel) for numel in ([sum(numels)] if together and numels else numels))
+    return sum(_wire_bytes(codec, shape) for shape in ([(numel,)] if together and several else several))
 
 
 @lru_cache(maxsize=65536)
-def _wire_bytes(codec: str, numel: int) -> float:
-    return max(0.0, float(read_codec(codec).wire_bytes(numel, 4)) - HEAD_BYTES)
+def _wire_bytes(codec: str, shape: tuple[int, ...]) -> float:
+    return max(0.0, foretold_bytes(read_codec(codec), shape, 4) - HEAD_BYTES)
 
 
 def shaped(arrays: Sequence[Array], like: Iterable[Array]) -> list[Array]:

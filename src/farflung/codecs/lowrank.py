@@ -2,9 +2,10 @@
 
 One step of power iteration: P = orthonormal basis of M Q, then Q = M^T P; the receiver computes P Q^T. Started from the last Q
 of the same value (warm start) it follows the leading singular vectors from step to step; started anew it uses a random Q.
-Orthonormal columns come from Gram-Schmidt, twice, in the order of the columns. M has the first dim as rows where there are
-several dims; else the elements in C order fill a nearly square matrix, followed by zeros. Cost: 4 r multiplications for each
-element.
+Orthonormal columns come from Gram-Schmidt, twice, in the order of the columns. M has the first dims as rows and the others as
+columns, split where the factors are smallest: activations of 4 x 32 x 32 are 128 x 32. One dim is rows unless another split takes
+a quarter less, so weights of a convolution stay output by output. With a single dim the elements in C order fill a nearly square
+matrix, followed by zeros. Cost: 4 r multiplications for each element.
 
 ``ratio`` bounds the bytes of each matrix instead of its rank: the largest rank, up to ``rank``, whose factors are within that
 share of it; where not even 1 is, 1 or a bit for each element, whichever takes fewer bytes. One rank of 3 for all, in 4 bits,
@@ -126,8 +127,13 @@ class LowRank:
             return flat.clip(-top, top).astype(DTYPES[payload.dtype], copy=False).reshape(payload.shape)
 
     def wire_bytes(self, numel: int, itemsize: int) -> float:
-        """See ``Codec``; of a nearly square matrix."""
-        rows, columns = matrix_shape((numel,))
+        """See ``Codec``; of one dim. What has several takes more: ask ``shaped_bytes``."""
+        return self.shaped_bytes((numel,), itemsize)
+
+    def shaped_bytes(self, shape: tuple[int, ...], itemsize: int) -> float:
+        """See ``codecs.base.ByShape``."""
+        rows, columns = matrix_shape(shape)
+        numel = prod(shape)
         if not self._pays(rows, columns, numel, itemsize):
             return self.rest.wire_bytes(numel, itemsize)
         rank = self.rank_of(rows, columns, itemsize)
@@ -174,10 +180,14 @@ class LowRank:
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of the matrix that an array of ``shape`` is taken for; it holds at least its elements."""
+    """Rows and columns of the matrix that an array of ``shape`` is taken for; it holds at least its elements.
+
+    Factors of one rank take rows + columns; the split with the least of them, or the first if none takes a quarter less."""
     numel = prod(shape)
     if len(shape) > 1 and numel:
-        return shape[0], numel // shape[0]
+        first, *others = ((prod(shape[:cut]), prod(shape[cut:])) for cut in range(1, len(shape)))
+        best = min(others, key=sum, default=first)
+        return best if 4 * sum(best) <= 3 * sum(first) else first
     rows = max(1, isqrt(numel))
     return rows, max(1, -(-numel // rows))
 

@@ -7,6 +7,7 @@ quantization (``rotation``). ``rounding="stochastic"`` is unbiased and draws by 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -98,7 +99,12 @@ class BlockQuantized:
 
     def wire_bytes(self, numel: int, itemsize: int) -> float:
         """See ``Codec``."""
-        levels = self._levels(_DEFAULT_BLOCK if self.block == "row" else int(self.block))
+        return self.shaped_bytes((numel,), itemsize)
+
+    def shaped_bytes(self, shape: tuple[int, ...], itemsize: int) -> float:
+        """See ``codecs.base.ByShape``: rows may be short."""
+        numel = prod(shape)
+        levels = self._levels(_row(shape) if self.block == "row" else int(self.block))
         coded = _section_bytes(numel, levels, "float64" if itemsize == 8 else "float32")
         dense = numel * itemsize
         return HEAD_BYTES + float(coded if coded + _ROTATION_HEAD < dense else dense)

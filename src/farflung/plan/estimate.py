@@ -36,7 +36,7 @@ from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
 from farflung.plan.synchronization import made_strategy
 from farflung.plan.tables import CostTables
-from farflung.plan.traffic import LinkTraffic, gradient_bytes, sync_bytes, sync_sizes, tied_exchanges, traffic
+from farflung.plan.traffic import LinkTraffic, gradient_bytes, sync_bytes, sync_specs, tied_exchanges, traffic
 from farflung.schedules import (
     Exchange,
     Part,
@@ -345,7 +345,8 @@ def _exchanges(
     strategy = None if plan.sync is None else made_strategy(plan.sync)
     for stage, held in copies.items():
         if strategy is not None:  # once per period
-            each = sync_bytes(strategy, sync_sizes(graph, pieces[stage], job.optimizer), len(held))
+            shapes = [spec.shape for spec in sync_specs(graph, pieces[stage], job.optimizer)]
+            each = sync_bytes(strategy, shapes, len(held))
             share = hidden_share(plan, graph, job, stage, [_computing(replicas[unit], plan) for unit in held])
             found += [GradientExchange(a, b, each, 0, hidden=share * each) for a in held for b in held if a != b]
             continue
@@ -457,7 +458,7 @@ def exchange_memory(tables: CostTables, stage: Stage, sub: SubGraph, job: JobSpe
     graph = tables.graph
     if sync is not None:
         strategy = made_strategy(sync)
-        return sum(sync_sizes(graph, sub, job.optimizer)) * sync_copies(strategy, len(stage.replicas))
+        return sum(spec.nbytes for spec in sync_specs(graph, sub, job.optimizer)) * sync_copies(strategy, len(stage.replicas))
     if stage.adds is not None:
         return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))
     others = sum(end > stage.replicas[0].end for end in job.virtual_ends)

@@ -50,7 +50,7 @@ class _Offer:
         numel = max(1, round(group.nbytes / 4))
         share = link_share(_made(job, self), group.members)
         coding = numel * self.seconds * group.members
-        return share * min(group.nbytes, coded_bytes(self.codec, [group.nbytes])) / group.bytes_per_second + coding
+        return share * min(group.nbytes, coded_bytes(self.codec, [(numel,)])) / group.bytes_per_second + coding
 
 
 #: The first is plain; then ever fewer bytes.

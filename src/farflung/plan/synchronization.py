@@ -19,7 +19,7 @@ from farflung.job.spec import JobSpec
 from farflung.plan.adding import with_adding
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
 from farflung.plan.sync_choice import Group, sync_settings
-from farflung.plan.traffic import sync_sizes
+from farflung.plan.traffic import sync_specs
 from farflung.sync import (
     LayerInfo,
     Sent,
@@ -75,7 +75,7 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
         rate = min(float(topology.beta[topology.index(a), topology.index(b)]) for a in stage.devices for b in stage.devices)
         found = []
         for names, flops in _without_crumbs(graph, _layers(graph, piece, job, cost)):
-            nbytes = coded_bytes(codec, (graph.state[name].spec.nbytes for name in names))
+            nbytes = coded_bytes(codec, (graph.state[name].spec.shape for name in names))
             found.append(SyncLayer(parameters=names, bp_seconds=flops / speed, comm_seconds=nbytes * share / rate))
         layers.append(tuple(found))
     planned = replace(plan, sync=replace(sync, layers=tuple(layers), local_steps=_local_steps(plan, sync, topology, cost)))
@@ -91,7 +91,7 @@ def sync_groups(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: 
             float(topology.beta[topology.index(a), topology.index(b)]) for a in stage.devices for b in stage.devices if a != b
         ]
         if rates:
-            nbytes = float(sum(sync_sizes(graph, piece, job.optimizer)))
+            nbytes = float(sum(spec.nbytes for spec in sync_specs(graph, piece, job.optimizer)))
             found.append(Group(nbytes=nbytes, members=len(stage.devices), bytes_per_second=min(rates)))
     return found
 

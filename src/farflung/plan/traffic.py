@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from farflung.cluster import Topology
-from farflung.codecs import get_codec
+from farflung.codecs import foretold_bytes, get_codec
 from farflung.codecs.exchanged import coded_bytes
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import DTYPES, Graph, TensorSpec
@@ -22,7 +22,7 @@ __all__ = [
     "edges_by_link",
     "gradient_bytes",
     "sync_bytes",
-    "sync_sizes",
+    "sync_specs",
     "tied_exchanges",
     "traffic",
     "wire_bytes",
@@ -42,29 +42,29 @@ class LinkTraffic:
 
 
 @lru_cache(maxsize=65536)
-def _codec_bytes(choice: CodecChoice, numel: int, itemsize: int) -> float:
-    return float(get_codec(choice.name, **dict(choice.params)).wire_bytes(numel, itemsize))
+def _codec_bytes(choice: CodecChoice, shape: tuple[int, ...], itemsize: int) -> float:
+    return foretold_bytes(get_codec(choice.name, **dict(choice.params)), shape, itemsize)
 
 
 def wire_bytes(choice: CodecChoice, spec: TensorSpec) -> float:
     """Expected bytes of a tensor after ``choice`` (tensors without floating-point elements travel as they are)."""
     if not spec.floating:
         return float(spec.nbytes)
-    return _codec_bytes(choice, spec.numel, DTYPES[spec.dtype])
+    return _codec_bytes(choice, spec.shape, DTYPES[spec.dtype])
 
 
-def sync_bytes(strategy: Strategy, sizes: Iterable[float], members: int) -> float:
+def sync_bytes(strategy: Strategy, shapes: Iterable[tuple[int, ...]], members: int) -> float:
     """What a link between two of ``members`` replicas carries in a step, on average over a period, of arrays of float32 that have
-    ``sizes`` bytes each."""
-    return coded_bytes(strategy.codec, sizes) * link_share(strategy, members) / period(strategy)
+    ``shapes``."""
+    return coded_bytes(strategy.codec, shapes) * link_share(strategy, members) / period(strategy)
 
 
-def sync_sizes(graph: Graph, subgraph: SubGraph, optimizer: OptimizerSpec) -> list[int]:
-    """Dense bytes of each array that the replicas of a stage exchange by a strategy: one for each parameter that is trained
+def sync_specs(graph: Graph, subgraph: SubGraph, optimizer: OptimizerSpec) -> list[TensorSpec]:
+    """The arrays that the replicas of a stage exchange by a strategy: one for each parameter that is trained
     there, however often it is used."""
     own, made = range(subgraph.start, subgraph.stop), graph.made_gradients
     return [
-        graph.state[name].spec.nbytes
+        graph.state[name].spec
         for name in subgraph.states
         if any(position in own for position, _ in made.get(name, ())) and not (optimizer.groups and is_frozen(optimizer, name))
     ]

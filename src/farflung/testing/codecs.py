@@ -2,8 +2,8 @@
 
 The rules: element type and shape come back for every element type, shape and memory order; the array is not modified; equal
 arrays give equal bytes; a lossless codec gives every bit back; a NaN is never hidden; finite numbers stay finite and err by no
-more than ``error_bound`` says; the size is what ``wire_bytes`` says and at most a little more than dense; a hostile payload gives
-``CodecError``, or an array of the declared type and shape.
+more than ``error_bound`` says; the size is what ``wire_bytes`` says (``shaped_bytes`` of a codec that has it, for several dims)
+and at most a little more than dense; a hostile payload gives ``CodecError``, or an array of the declared type and shape.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from farflung.codecs import DEFAULT_LIMIT, Codec, Payload, decode_payload
-from farflung.codecs.base import FLOATING, Array
+from farflung.codecs import DEFAULT_LIMIT, Codec, Payload, decode_payload, foretold_bytes
+from farflung.codecs.base import FLOATING, Array, ByShape
 from farflung.errors import CodecError, VersionError
 from farflung.wire.arrays import DTYPES
 
@@ -24,6 +24,8 @@ __all__ = ["check_codec", "sample_arrays"]
 
 #: Bytes that a payload may take beyond its dense elements, and beyond its estimate.
 HEAD_ALLOWANCE = 256
+#: Of several dims, as values between stages have them: few samples first, or long and thin.
+_SHAPES = ((4, 32, 32), (2, 3, 500), (128, 32), (700, 3), (2, 40, 50, 3))
 _SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 1e-30, 6e4, 3e-8)
 _JUNK: tuple[object, ...] = (-1, 0, 1, 3, 1 << 31, 1 << 62, None, True, "", "float32", "bool", 1.5, float("nan"), [], {}, b"x")
 
@@ -99,10 +101,13 @@ def _check_error(codec: Codec, label: str, array: Array, result: Array) -> None:
 
 def _check_sizes(codec: Codec, size: int, generator: np.random.Generator) -> None:
     for dtype in sorted(FLOATING):
-        for numel in (10, 1000, size):
-            array = generator.standard_normal(numel).astype(DTYPES[dtype])
-            real, said = codec.encode(array).nbytes, codec.wire_bytes(numel, array.itemsize)
-            text = f"{dtype} of {numel}: wire_bytes says {said:.0f}, the payload takes {real}"
+        for shape in ((10,), (1000,), (size,), *_SHAPES):
+            array = generator.standard_normal(shape).astype(DTYPES[dtype])
+            flat = len(shape) == 1
+            said = codec.wire_bytes(shape[0], array.itemsize) if flat else foretold_bytes(codec, shape, array.itemsize)
+            method = "shaped_bytes" if isinstance(codec, ByShape) and not flat else "wire_bytes"
+            real, label = codec.encode(array).nbytes, shape[0] if flat else " x ".join(map(str, shape))
+            text = f"{dtype} of {label}: {method} says {said:.0f}, the payload takes {real}"
             assert abs(real - said) <= 0.05 * real + HEAD_ALLOWANCE, text
 
 

@@ -281,7 +281,7 @@ class Quick:
             if len(rounds) == 2:
                 each /= len(held)
             else:
-                each = sync_bytes(job_strategy(job), (each,), len(held))
+                each = sync_bytes(job_strategy(job), ((round(each / 4),),), len(held))
             for target in held:
                 source, transfer = max(
                     ((other, self._way(units[other].device, units[target].device, each)) for other in held if other != target),
