@@ -18,6 +18,7 @@ from farflung.cli.report import report_here
 from farflung.errors import ConnectionLost, FarflungError, InputError, Stopped, TrainingError
 from farflung.job import load_job
 from farflung.job.check import check_decided
+from farflung.protocol.members import MemberState
 from farflung.runtime.client import Client
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, counted
 
@@ -125,9 +126,9 @@ def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]
             f"lambda {member['speed_factor']:.2f}, {Seconds(member['overhead'])} per operator  {_state_of(member)}"
         )
     for name in header.get("joining", ()):
-        typer.echo(f"  {name:24} joining")
+        typer.echo(f"  {name:24} {MemberState.JOINING}")
     for one in header.get("gone", ()):
-        typer.echo(f"  {one['name']:24} gone{_short(one['cause'])}")
+        typer.echo(f"  {one['name']:24} {MemberState.GONE}{_short(one['cause'])}")
 
 
 def _state_of(member: Mapping[str, Any]) -> str:

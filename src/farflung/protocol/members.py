@@ -11,7 +11,9 @@ __all__ = ["Gone", "Member", "MemberState", "Parting"]
 
 
 class MemberState(StrEnum):
-    """Where a member stands. ``standby``: it waits for work; ``assigned``: a plan counts on it; ``active``: it trains."""
+    """Where a member stands. ``joining``: it has a certificate and no session yet; ``profiling``: it, or its links, are measured;
+    ``standby``: it waits for work; ``assigned``: a plan counts on it; ``active``: it trains; ``draining``: it leaves, or is
+    paused, as soon as what it does is over; ``gone``: it left, or was lost."""
 
     JOINING = "joining"
     PROFILING = "profiling"

@@ -16,7 +16,7 @@ from farflung.cluster.topology import Matrix
 from farflung.errors import CheckpointError, ConnectionLost, FarflungError, InputError, SecurityError, WireError
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import RunFailed, StopRequested
-from farflung.protocol.members import Member
+from farflung.protocol.members import Member, MemberState
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.fields import text, texts, whole
 from farflung.runtime.live_run import LiveRun, new_run
@@ -188,7 +188,10 @@ class Methods:
             gone = [{"name": one.name, "generation": one.generation, "cause": one.cause} for one in machine.gone.values()]
             known = [live for live in self._runs.all() if live.run in machine.runs]
             runs = [self._run_status(live) | ({} if live.run in mine else _PRIVATE) for live in known]
-        return Frame("status", {"version": __version__, "members": members, "joining": joining, "gone": gone, "runs": runs})
+        states = dict.fromkeys(joining, MemberState.JOINING.value) | dict.fromkeys(machine.gone, MemberState.GONE.value)
+        states |= {member["name"]: member["state"] for member in members}
+        told = {"members": members, "joining": joining, "gone": gone, "states": states}
+        return Frame("status", {"version": __version__, **told, "runs": runs})
 
     def _member_status(self, member: Member) -> dict[str, Any]:
         machine = self._runs.machine
