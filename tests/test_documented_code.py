@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from farflung.cluster import Network, Topology
+from farflung.codecs import CODECS, get_codec
+from farflung.codecs.base import is_number
+from farflung.errors import InputError
 from farflung.job import make_job
 from farflung.plan.synchronization import check_fits
 from farflung.sync import get_strategy
+from farflung.testing import check_codec
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -21,6 +30,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: How many blocks of each language a page has, and where they are run or read.
 COVERED = {
     ("README.md", "python"): (1, "test_documented_code.py"),
+    ("docs/codecs.md", "python"): (1, "test_documented_code.py"),
+    ("docs/codecs.md", "toml"): (1, "test_documented_code.py"),
     ("docs/emulation.md", "python"): (1, "emulation/test_emulation_page.py"),
     ("docs/emulation.md", "toml"): (2, "test_documented_code.py"),
     ("docs/grids.md", "python"): (2, "test_documented_code.py"),
@@ -73,6 +84,43 @@ def test_the_certificate_of_the_page_proves_the_optimum(capsys: pytest.CaptureFi
     exec(code.replace("seconds=1,", "seconds=None, evaluations=4000,"), {"topology": Topology.preset("dtfm-case4")})
     cost, bound, optimal = capsys.readouterr().out.split()
     assert (float(cost), optimal) == (pytest.approx(float(bound), abs=1e-4), "True")
+
+
+@pytest.fixture
+def chop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    module = ModuleType("chopping")
+    monkeypatch.setitem(sys.modules, "chopping", module)
+    names = vars(module)
+    exec(blocks("docs/codecs.md", "python")[0], names)
+    CODECS.add("chop", lambda: names["Chop"])
+    yield names["Chop"]
+    CODECS.remove("chop")
+
+
+@pytest.mark.parametrize("keep", [2, 3])
+def test_the_codec_of_the_page_conforms(chop: Any, keep: int) -> None:
+    (entry,) = tomllib.loads(blocks("docs/codecs.md", "toml")[0])["project"]["entry-points"]["farflung.codecs"].items()
+    assert entry == ("chop", "chopping:Chop")
+    check_codec(get_codec("chop", keep=keep), size=5000)
+    array = np.linspace(-3, 3, 1000, dtype=np.float32)
+    assert get_codec("chop", keep=keep).encode(array).nbytes < 1000 * keep + 200
+    with pytest.raises(InputError, match="codec 'chop' needs keep 2 or 3, got 1"):
+        get_codec("chop", keep=1)
+
+
+def test_the_table_of_codecs_has_all_and_their_defaults() -> None:
+    rows = re.findall(
+        r"^\| (`[^|]+) \|([^|]*)\| [^|]+ \|$", (ROOT / "docs/codecs.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    table = {name: parameters for names, parameters in rows for name in re.findall(r"`(\w+)`", names) if name in CODECS}
+    assert set(table) == {name for name in CODECS if CODECS.brought_by(name) is None}
+    for name, parameters in table.items():
+        for text in re.findall(r"`([^`]+)`", parameters):
+            key, value = text.split("=")
+            default = inspect.signature(CODECS.get(name)).parameters[key].default
+            assert value == (
+                str(default).lower() if isinstance(default, bool) else f"{default:g}" if is_number(default) else default
+            )
 
 
 def test_the_schedule_of_the_page() -> None:

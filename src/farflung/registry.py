@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Generic, TypeVar
 
-from farflung.errors import InputError
+from farflung.errors import FarflungError, InputError
 
 __all__ = ["Registry"]
 
@@ -18,13 +20,15 @@ class Registry(Generic[T]):
     """Members of one kind by name.
 
     Built-in members are registered as ``name -> loader`` so that nothing is imported before it is asked for;
-    installed packages add members under the entry-point group ``farflung.<group>``.
+    installed packages add members under the entry-point group ``farflung.<group>``. Iteration leaves out what can't be loaded.
     """
 
     def __init__(self, kind: str, group: str) -> None:
         self._kind = kind
         self._group = f"farflung.{group}"
         self._loaders: dict[str, Callable[[], T]] = {}
+        self._plugins: dict[str, EntryPoint] = {}
+        self._broken: set[str] = set()
         self._plugins_read = False
 
     def add(self, name: str, loader: Callable[[], T]) -> None:
@@ -43,25 +47,59 @@ class Registry(Generic[T]):
         """The member called ``name``.
 
         Raises:
-            InputError: nothing has that name; the text lists the known ones.
+            InputError: nothing has that name (the text lists the known ones), or its package can't be loaded.
         """
         self._read_plugins()
         try:
             loader = self._loaders[name]
         except KeyError:
-            close = difflib.get_close_matches(name, self._loaders, n=1)
+            names = list(self)
+            close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            known = f"known are {', '.join(self)}" if self._loaders else "none is installed"
+            known = f"known are {', '.join(names)}" if names else "none is installed"
             raise InputError(f"unknown {self._kind} {name!r}: {hint}{known}") from None
-        return loader()
+        with self.blame(name, "can't be loaded"):
+            try:
+                return loader()
+            except Exception:
+                self._broken.add(name)
+                raise
+
+    def brought_by(self, name: str) -> str | None:
+        """The package (and its version) that brings ``name`` as a plug-in; None: the name is built in, or unknown."""
+        self._read_plugins()
+        point = self._plugins.get(name)
+        if point is None:
+            return None
+        package = getattr(point, "dist", None)
+        return f"{package.name} {package.version}" if package is not None else repr(point.value)
+
+    @contextmanager
+    def blame(self, name: str, what: str, kind: type[FarflungError] = InputError) -> Iterator[None]:
+        """What the plug-in ``name`` raises inside comes out as an error of ``kind`` that says which plug-in of which package
+        failed at ``what``; our own errors, and those of built-in members, stay as they are."""
+        try:
+            yield
+        except FarflungError:
+            raise
+        except Exception as error:  # a plug-in may raise anything, and nobody else says whose fault it was
+            package = self.brought_by(name)
+            if package is None:
+                raise
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            raise kind(
+                f"{self._kind} {name!r} of the package {package} {what}: {cause}; install what it lacks, or another version "
+                f"of it, or take another {self._kind}"
+            ) from error
 
     def remove(self, name: str) -> None:
         """Forget ``name`` (nothing happens where it is unknown)."""
         self._loaders.pop(name, None)
+        self._plugins.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
         self._read_plugins()
-        return iter(sorted(self._loaders))
+        return iter(sorted(name for name in self._loaders if self._usable(name)))
 
     def __contains__(self, name: object) -> bool:
         self._read_plugins()
@@ -72,4 +110,15 @@ class Registry(Generic[T]):
             return
         self._plugins_read = True
         for point in entry_points(group=self._group):
-            self._loaders.setdefault(point.name, point.load)
+            if point.name not in self._loaders:
+                self._loaders[point.name], self._plugins[point.name] = point.load, point
+
+    def _usable(self, name: str) -> bool:
+        """False for plug-ins that could not be loaded, or whose module is not there; nothing is imported."""
+        module = getattr(self._plugins.get(name), "module", None)
+        if name in self._broken or module is None:
+            return name not in self._broken
+        try:
+            return find_spec(module.partition(".")[0]) is not None
+        except ValueError:  # a module without a spec is there
+            return True

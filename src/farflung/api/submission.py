@@ -87,6 +87,8 @@ def check_names(job: JobSpec) -> None:
     if job.codec.name not in PLANNED and job.codec.name not in CODECS:
         known = ", ".join(name for name in [*PLANNED, *CODECS] if name not in _FOR_SETTINGS)
         raise InputError(f"codec.name = {job.codec.name!r} is unknown: known are {known}")
+    if job.codec.name not in PLANNED:
+        CODECS.get(job.codec.name)  # a plug-in may be broken
     get_planner(job.plan.planner)
     if job.sync.strategy != "exact":
         check_fits(job_strategy(job), job)

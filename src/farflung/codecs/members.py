@@ -25,25 +25,28 @@ def get_codec(name: str, /, **params: object) -> Codec:
 
     Raises:
         InputError: no codec has that name (the text lists them), it has no such parameter (the text lists them), or a value
-            is out of range.
+            is out of range; or the package that brings it is broken.
     """
     factory = CODECS.get(name)
-    known = inspect.signature(factory).parameters
+    with CODECS.blame(name, "is no callable with named parameters"):
+        known = inspect.signature(factory).parameters
     unknown = [key for key in params if key not in known]
     if unknown:
         raise InputError(f"codec {name!r} has no parameter {unknown[0]!r}: known are {', '.join(known) or 'none'}")
-    return factory(**params)
+    with CODECS.blame(name, "can't be made"):
+        return factory(**params)
 
 
 def decode_payload(payload: Payload) -> Array:
     """Decode ``payload`` with the codec that it names.
 
     Raises:
-        CodecError: no codec has that name, or the payload is malformed.
+        CodecError: no codec has that name, or the payload is malformed, or a plug-in failed.
     """
     if payload.codec not in CODECS:
         raise CodecError(f"bad payload: unknown codec {payload.codec!r:.40}; known are {', '.join(CODECS)}")
-    return CODECS.get(payload.codec)().decode(payload)
+    with CODECS.blame(payload.codec, "can't decode a payload", CodecError):
+        return CODECS.get(payload.codec)().decode(payload)
 
 
 def _fp16() -> Codec:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from farflung.cluster import Topology
-from farflung.codecs import foretold_bytes, get_codec
+from farflung.codecs import CODECS, foretold_bytes, get_codec
 from farflung.codecs.exchanged import coded_bytes
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import DTYPES, Graph, TensorSpec
@@ -43,7 +43,9 @@ class LinkTraffic:
 
 @lru_cache(maxsize=65536)
 def _codec_bytes(choice: CodecChoice, shape: tuple[int, ...], itemsize: int) -> float:
-    return foretold_bytes(get_codec(choice.name, **dict(choice.params)), shape, itemsize)
+    codec = get_codec(choice.name, **dict(choice.params))
+    with CODECS.blame(choice.name, "can't say its wire_bytes"):
+        return foretold_bytes(codec, shape, itemsize)
 
 
 def wire_bytes(choice: CodecChoice, spec: TensorSpec) -> float:

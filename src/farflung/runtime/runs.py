@@ -40,6 +40,7 @@ from farflung.protocol.events import (
 )
 from farflung.protocol.holdings import Holding
 from farflung.runtime.assisting import Assisting, unreliable_of
+from farflung.runtime.brought import check_brought
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.freshness import Freshness, Told
 from farflung.runtime.journal import MOST_OVER
@@ -309,6 +310,7 @@ class Runs:
             fresh = [member for member in members if member.name not in live.measured]
             self._measuring.measure(fresh, live.job.threads)  # the members' offers are changed by their answers
             cluster = cluster_of(bundle, members, self.links, self.reaching)
+            check_brought(live.job, "the broker", plans=True)
             planned = plan_run(bundle, cluster, self._judge, running=live.running)
             planned = replace(planned, strangers=tuple(strangers_of(bundle, members)))
             check_runnable(planned.plan)

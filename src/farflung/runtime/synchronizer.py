@@ -15,9 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from farflung.codecs import CODECS
 from farflung.codecs.exchanged import shaped
 from farflung.engines.base import Array, StageRunner
-from farflung.errors import WireError
+from farflung.errors import CodecError, WireError
 from farflung.plan.synchronization import held_elsewhere, strategy_of, world_of
 from farflung.runtime.arrays import decode_array, pack_arrays, pack_payloads, packed_arrays
 from farflung.runtime.averaging import Averager, Averaging, Outcome, first_servers
@@ -32,7 +33,7 @@ from farflung.runtime.replica_states import Kept, kept_of, slots_of
 from farflung.runtime.setup import RunSetup
 from farflung.runtime.slopes import replayed
 from farflung.runtime.sync_member import Member, keep_variance, norm_of, ranges, rescale
-from farflung.sync import Sent
+from farflung.sync import Sent, codec_name
 from farflung.sync.adapting import adapted, period_seconds, times_of, with_times
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
 from farflung.sync.local import PartialLocalSgd
@@ -446,7 +447,9 @@ class Synchronizer:
         else:
             named = dict(zip(member.names(coded.layers), arrays, strict=True))
             key = self._setup.job.seed, tag, member.stage, member.world.rank
-            payloads = self._gauge.encode(self._step, pair, lambda: member.remembered.encode(coded, named, *key))
+            what = f"can't encode what replica {member.world.rank} of stage {member.stage} exchanges ({tag})"
+            with CODECS.blame(codec_name(coded.codec), what, CodecError):
+                payloads = self._gauge.encode(self._step, pair, lambda: member.remembered.encode(coded, named, *key))
             frame = pack_payloads("sync", head, payloads)
             own = self._gauge.decode(self._step, pair, lambda: _unpack(frame, [dense] * len(payloads)))
             self._gauge.compare(self._step, pair, arrays, lambda: _arriving(member, tag, named, own))

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from farflung.codecs import get_codec, keyed
+from farflung.codecs import CODECS, get_codec, keyed
 from farflung.codecs.base import Codec
 from farflung.engines.base import Array, gradient_parts
-from farflung.errors import WireError
+from farflung.errors import CodecError, WireError
 from farflung.graph.cut import Edge
 from farflung.graph.ir import Use
 from farflung.plan.link_memory import way_of
@@ -34,6 +34,7 @@ from farflung.wire.frames import Frame
 __all__ = ["Courier"]
 
 _MAX_KEY = 12
+_DENSE = CodecChoice()
 #: Kinds of frames that workers (and, with ``data``, the submitting process) send each other in a run.
 _KINDS = re.compile(r"value|data|norms|losses|verdict|prepared|(?:eval-done|token)-[0-9]{1,10}")
 #: What the keys of a frame with an array begin with.
@@ -70,7 +71,8 @@ class Courier:
                 self.memory.carry(source, target, step, micro_batch)
             self._mailbox.put(key, array)
             return
-        codec = self._codec(phase, edge, gradient=gradient)
+        choice = self._choice(phase, edge, gradient=gradient)
+        codec = self._codec(choice)
         if codec is not None:
             codec = keyed(codec, self._setup.job.seed, step, micro_batch, str(edge.value), int(gradient))
         head = {"run": self._setup.run, "key": list(key), "from": source}
@@ -84,7 +86,10 @@ class Courier:
             if codec is None or array.dtype.name not in FLOATING or not array.size:
                 header, sections = encode()
             else:
-                header, sections = made = self.gauge.encode(step, link, encode)
+                with CODECS.blame(
+                    choice.name, f"can't encode value {edge.value} for the link from {ends[0]} to {peer}", CodecError
+                ):
+                    header, sections = made = self.gauge.encode(step, link, encode)
                 self.gauge.compare(step, link, [array], lambda: [self.memory.arrived(way, ids, made)])
             return Frame("value", head | header, sections)
 
@@ -187,13 +192,13 @@ class Courier:
                 f"oversized value {key[4]!r:.80}: {meta.dtype} {list(meta.shape)} has more than the {limit} bytes of the plan"
             )
 
-    def _codec(self, phase: Phase, edge: Edge, *, gradient: bool) -> Codec | None:
-        if phase is not Phase.TRAIN:
-            return None
-        link = self._setup.plan.link.get((edge.source, edge.target))
+    def _choice(self, phase: Phase, edge: Edge, *, gradient: bool) -> CodecChoice:
+        link = self._setup.plan.link.get((edge.source, edge.target)) if phase is Phase.TRAIN else None
         if link is None:
-            return None
-        choice = link.gradients if gradient else link.activations
+            return _DENSE
+        return link.gradients if gradient else link.activations
+
+    def _codec(self, choice: CodecChoice) -> Codec | None:
         if choice not in self._codecs:
             lossless = choice.name == "identity"
             self._codecs[choice] = None if lossless else get_codec(choice.name, **dict(choice.params))

@@ -18,6 +18,7 @@ from farflung.errors import CodecError, ConnectionLost, DiskFull, FarflungError,
 from farflung.plan.document import plan_from_json
 from farflung.plan.link_memory import check_samples
 from farflung.runtime.borrowing import Borrowing
+from farflung.runtime.brought import check_brought
 from farflung.runtime.bundle import Bundle, unsqueeze
 from farflung.runtime.copies import Rounds, read_rounds
 from farflung.runtime.executor import Executor
@@ -359,6 +360,7 @@ class Work:
         device = text(header, "device", limit=100)
         if device not in plan.devices:
             raise WireError(f"the plan has {', '.join(plan.devices)}, not {device!r}: this worker has no part in it")
+        check_brought(bundle.job, f"worker {device}", plans=False)
         addresses = {peer: str(address) for peer, address in table(header, "addresses").items()}
         host.meet(addresses, read_relays(header))
         for peer in addresses:

@@ -1,1 +1,5 @@
-"""Public conformance kits and fakes for members of the interchangeable rooms."""
+"""Public conformance kits and fakes for members of the interchangeable rooms: ``from farflung.testing import check_codec``."""
+
+from farflung.testing.codecs import check_codec
+
+__all__ = ["check_codec"]

@@ -1,0 +1,30 @@
+"""A broker and a worker that lack what a job names end the run and say who lacks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from loopback import Loopback, text_job
+
+from farflung.errors import FarflungError
+from farflung.registry import Registry
+from farflung.runtime import brought, runs
+
+
+def refusal(home: Path) -> str:
+    with Loopback(home, 1) as cluster:
+        try:
+            return cluster.run(text_job()).result.cause
+        except FarflungError as error:
+            return str(error)
+
+
+def test_both_name_themselves(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacks = r"can't take part: unknown codec 'identity': none is installed; a plug-in must be installed on the broker and on each"
+    monkeypatch.setattr(brought, "CODECS", Registry("codec", "test_codecs"))
+    assert f"the broker {lacks}" in refusal(home)
+    monkeypatch.setattr(runs, "check_brought", lambda job, who, *, plans: None)
+    text = refusal(home)
+    assert f" {lacks}" in text
+    assert "worker " in text.partition("can't take part")[0]
