@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farflung import train
-from farflung.api.submission import bundle_job, check_data
+from farflung.api.submission import bundle_job, check_data, check_names
 from farflung.cli.main import main
 from farflung.cluster import Topology
 from farflung.errors import DataError, FarflungError, InputError
@@ -26,6 +26,24 @@ def test_an_unknown_codec_is_refused_before_anything_is_captured(tmp_path: Path)
     job = make_job({"model": {"recipe": "no such recipe"}, "codec": {"name": "zip"}})
     with pytest.raises(InputError, match=r"codec\.name = 'zip' is unknown: known are adatopk, auto, bf16, .*topk"):
         bundle_job(job, base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lowrank:rnk=3", "codec.name = 'lowrank:rnk=3': codec 'lowrank' has no parameter 'rnk': known are rank, "),
+        ("lowrank:rank=0", "codec.name = 'lowrank:rank=0': codec 'lowrank' needs a rank from 1 to 1024, got 0"),
+        (
+            "lowrank:rank",
+            "codec.name = 'lowrank:rank': codec 'lowrank:rank': write a name, or name:key=value,key=value as in topk",
+        ),
+        ("zip:level=9", "codec.name = 'zip:level=9' is unknown: known are adatopk, auto, bf16, cast, fp16, identity, int2, "),
+    ],
+)
+def test_wrong_parameters_of_a_codec_name_their_key(name: str, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_names(make_job({"codec": {"name": name}}))
+    assert str(caught.value).startswith(text)
 
 
 def test_an_unknown_codec_of_a_strategy_is_refused_before_anything_is_captured(tmp_path: Path) -> None:

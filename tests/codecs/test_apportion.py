@@ -76,6 +76,14 @@ def test_other_codecs_and_kinds_stay_as_they_are() -> None:
     np.testing.assert_array_equal(decode_payload(found["whole"]), arrays["whole"])
 
 
+@pytest.mark.parametrize("codec", ["lowrank:rank=3,values=int4", "lowrank:rank=3", "lowrank", "int8"])
+def test_plans_count_what_replicas_of_a_small_model_send(codec: str) -> None:
+    """Many arrays, so heads that are counted though a frame has them once would be most of it."""
+    block = [(32,), (32,), (96, 32), (96,), (32, 32), (32,), (128, 32), (128,), (32, 128), (32,)]
+    shapes = [(256, 32), (32, 32), *block, *block, (32,), (8, 8, 3, 3)]
+    assert coded_bytes(codec, shapes) == pytest.approx(sent(drawn(*shapes), codec), rel=0.02)
+
+
 def test_a_matrix_alone_takes_its_own_share() -> None:
     codec = LowRank(rank=64, values="int4", ratio=100)
     assert codec.rank_of(64, 256, 4) == 4 - 1, "scales count, too"

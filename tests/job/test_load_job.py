@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from farflung.errors import InputError
 from farflung.job import from_json, load_job, make_job, to_json, training_hash
+from farflung.job.check import decided
+from farflung.job.spec import SyncSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MINIMAL = '[model]\nrecipe = "gpt"\n[data]\nkind = "text"\npath = "corpus"\n'
@@ -180,6 +183,59 @@ def test_the_codec_that_weighs_links_itself_takes_no_where():
     ):
         make_job({"codec": {"name": "auto", "where": "slow"}})
     assert make_job({"codec": {"name": "int4", "where": "slow"}}).codec.where == "slow"
+
+
+@pytest.mark.parametrize(
+    ("codec", "text"),
+    [
+        (
+            {"name": "int8", "ratio": 10},
+            "codec.ratio = 10.0 means nothing with codec.name = 'int8', it is for topk, randomk, adatopk",
+        ),
+        ({"name": "int8", "values": "float16"}, "codec.values = 'float16' means nothing with codec.name = 'int8'"),
+        ({"name": "int8", "error": 0.1}, "codec.error = 0.1 means nothing with codec.name = 'int8', it is for auto: remove it"),
+        (
+            {"name": "topk", "overhead": 3.0},
+            "codec.overhead = 3.0 means nothing with codec.name = 'topk', it is for adatopk: remove",
+        ),
+        (
+            {"name": "lowrank", "ratio": 9},
+            "remove it (parameters of other codecs go into the name, as in 'lowrank:rank=8,ratio=10')",
+        ),
+        (
+            {"name": "sign", "rotate": True},
+            "codec.rotate = true means nothing with codec.name = 'sign', it is for int8, int4, int2",
+        ),
+        ({"name": "topk", "rounding": "stochastic"}, "codec.rounding = 'stochastic' means nothing with codec.name = 'topk'"),
+        ({"ratio": 10}, "codec.ratio = 10.0 means nothing with codec.name = 'identity'"),
+        ({"name": "topk:values=int4", "ratio": 10}, "codec.ratio = 10.0 beside parameters in codec.name = 'topk:values=int4'"),
+        ({"name": "int4:block=row", "rotate": True}, "write it there if the codec has it, as rotate=true, or remove it"),
+        ({"name": "adatopk:ratio=3"}, "adatopk has keys of [codec] for its settings; set codec.name = 'adatopk' and the keys"),
+        ({"name": "lowrank:rank=2", "memory": "both"}, "codec.memory = 'both' with codec.name = 'lowrank:rank=2'"),
+    ],
+)
+def test_what_means_nothing_with_a_codec_is_refused(codec: dict[str, object], text: str) -> None:
+    with pytest.raises(InputError, match=re.escape(text)) as caught:
+        make_job({"codec": codec}, source="job.toml")
+    assert str(caught.value).startswith("job.toml: codec.")
+
+
+def test_what_means_something_with_a_codec_is_taken() -> None:
+    for codec in (
+        {"name": "adatopk", "ratio": 10, "values": "int8", "overhead": 3.0},
+        {"name": "randomk", "ratio": 7},
+        {"name": "quantized", "rotate": True, "rounding": "stochastic"},
+        {"name": "auto", "error": 0.1},
+        {"name": "of a plug-in", "rotate": True},
+        {"name": "lowrank:rank=3,values=int4,ratio=20"},
+    ):
+        job = make_job({"codec": codec})
+        assert from_json(to_json(job)) == job
+    sync = {"strategy": "ssgd", "settings": {"codec": "auto"}}
+    job = make_job({"codec": {"error": 0.1, "phase": "scratch"}, "sync": sync, "plan": {"replicas": 2}})
+    assert job.codec.error == 0.1
+    other = decided(job, (1,), SyncSpec())
+    assert from_json(to_json(other)) == other, "another strategy has no use for them, and the job still travels"
 
 
 def test_patience_may_have_a_unit() -> None:

@@ -135,6 +135,14 @@ def test_settings_of_a_fixed_codec_reach_the_plan() -> None:
     assert choice == CodecChoice(name="int4", params=(("rounding", "stochastic"), ("rotate", 1)))
     assert links(CodecSpec(name="int4", rotate=True))[1].activations.params == (("rotate", 1),)
     assert choice_of(CodecSpec(name="randomk", ratio=7, values="int8")).params == (("ratio", 7.0), ("values", "int8"))
+    low = choice_of(CodecSpec(name="lowrank:rank=3,values=int4"))
+    assert low == CodecChoice(name="lowrank", params=(("rank", 3), ("values", "int4")))
+    assert choice_of(CodecSpec(name="quantized:bits=3,rotate=true,scale=normal")).params == (
+        ("bits", 3),
+        ("rotate", 1),
+        ("scale", "normal"),
+    )
+    assert choice_of(CodecSpec(name="topk:selection=blocks")).params == (("selection", "blocks"),)
     with pytest.raises(InputError, match="codec 'topk' has no parameter 'rotate'"):
         choice_of(CodecSpec(name="topk", rotate=True))
 

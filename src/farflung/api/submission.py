@@ -16,7 +16,7 @@ from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.job.groups import is_frozen
-from farflung.plan.compression import PLANNED
+from farflung.plan.compression import PLANNED, choice_of
 from farflung.plan.sync_choice import job_strategy
 from farflung.plan.synchronization import check_fits
 from farflung.planners import get_planner
@@ -25,9 +25,6 @@ from farflung.runtime.client import Client
 from farflung.sync import get_strategy
 
 __all__ = ["bundle_job", "check_data", "check_names", "freeze", "send_weights"]
-
-#: Codecs that a job's ``codec.name`` says by other names (``fp16``, ``int8``).
-_FOR_SETTINGS = ("cast", "quantized")
 
 
 def bundle_job(
@@ -84,11 +81,14 @@ def check_names(job: JobSpec) -> None:
     Raises:
         InputError: one is unknown, or does not fit.
     """
-    if job.codec.name not in PLANNED and job.codec.name not in CODECS:
-        known = ", ".join(name for name in [*PLANNED, *CODECS] if name not in _FOR_SETTINGS)
-        raise InputError(f"codec.name = {job.codec.name!r} is unknown: known are {known}")
+    if job.codec.family not in PLANNED and job.codec.family not in CODECS:
+        raise InputError(f"codec.name = {job.codec.name!r} is unknown: known are {', '.join([*PLANNED, *CODECS])}")
     if job.codec.name not in PLANNED:
-        CODECS.get(job.codec.name)  # a plug-in may be broken
+        CODECS.get(job.codec.family)  # a plug-in may be broken
+        try:
+            choice_of(job.codec)
+        except InputError as error:
+            raise InputError(f"codec.name = {job.codec.name!r}: {error}") from None
     get_planner(job.plan.planner)
     if job.sync.strategy != "exact":
         check_fits(job_strategy(job), job)

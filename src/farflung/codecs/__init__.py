@@ -6,7 +6,7 @@ from farflung.codecs.keys import keyed
 from farflung.codecs.members import CODECS, decode_payload, get_codec
 from farflung.codecs.memory import MEMORIES, Memory, get_memory
 from farflung.codecs.ratios import adaptive_ratios, wire_factor, words_per_kept
-from farflung.codecs.written import read_codec, read_memory
+from farflung.codecs.written import codec_parts, read_codec, read_memory
 
 __all__ = [
     "CODECS",
@@ -19,6 +19,7 @@ __all__ = [
     "Payload",
     "adaptive_ratios",
     "allocate",
+    "codec_parts",
     "decode_payload",
     "foretold_bytes",
     "get_codec",

@@ -139,7 +139,10 @@ def coded_bytes(codec: str, shapes: Iterable[tuple[int, ...]]) -> float:
 
 @lru_cache(maxsize=65536)
 def _wire_bytes(codec: str, shape: tuple[int, ...]) -> float:
-    return max(0.0, foretold_bytes(read_codec(codec), shape, 4) - HEAD_BYTES)
+    found = read_codec(codec)
+    if isinstance(found, LowRank):
+        return found.section_bytes(shape, 4)
+    return max(0.0, foretold_bytes(found, shape, 4) - HEAD_BYTES)
 
 
 def shaped(arrays: Sequence[Array], like: Iterable[Array]) -> list[Array]:

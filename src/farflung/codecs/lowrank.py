@@ -132,12 +132,12 @@ class LowRank:
 
     def shaped_bytes(self, shape: tuple[int, ...], itemsize: int) -> float:
         """See ``codecs.base.ByShape``."""
-        rows, columns = matrix_shape(shape)
-        numel = prod(shape)
-        if not self._pays(rows, columns, numel, itemsize):
-            return self.rest.wire_bytes(numel, itemsize)
-        rank = self.rank_of(rows, columns, itemsize)
-        return HEAD_BYTES + _EXTRA_HEAD + self.factor_bytes(rows, columns, itemsize, rank)
+        sections, factors = self._foretold(shape, itemsize)
+        return HEAD_BYTES + sections + (_EXTRA_HEAD if factors else 0)
+
+    def section_bytes(self, shape: tuple[int, ...], itemsize: int) -> float:
+        """As ``shaped_bytes``, without the payload's head."""
+        return self._foretold(shape, itemsize)[0]
 
     def error_bound(self, shape: tuple[int, ...]) -> float:
         """See ``Codec``: a projection, so never more than the array itself."""
@@ -172,6 +172,13 @@ class LowRank:
         bits, scale = _BITS[self.values][0], max(4, itemsize)
         numel = rank * (rows + columns)
         return numel * bits / 8 + (numel // _BLOCK + 2) * scale if bits else float(numel * scale)
+
+    def _foretold(self, shape: tuple[int, ...], itemsize: int) -> tuple[float, bool]:
+        """Bytes of all sections, and whether they are factors."""
+        (rows, columns), numel = matrix_shape(shape), prod(shape)
+        if not self._pays(rows, columns, numel, itemsize):
+            return self.rest.wire_bytes(numel, itemsize) - HEAD_BYTES, False
+        return self.factor_bytes(rows, columns, itemsize, self.rank_of(rows, columns, itemsize)), True
 
     def _pays(self, rows: int, columns: int, numel: int, itemsize: int) -> bool:
         rank = self.rank_of(rows, columns, itemsize)

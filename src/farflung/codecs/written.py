@@ -7,7 +7,7 @@ from farflung.codecs.members import CODECS, get_codec
 from farflung.codecs.memory import MEMORIES, Memory, get_memory
 from farflung.errors import InputError
 
-__all__ = ["read_codec", "read_memory"]
+__all__ = ["codec_parts", "read_codec", "read_memory"]
 
 Value = int | float | bool | str
 
@@ -18,10 +18,19 @@ def read_codec(text: str) -> Codec:
     Raises:
         InputError: no codec has that name, it has no such parameter, a value is out of range, or ``text`` is written otherwise.
     """
-    name, parameters = _parts("codec", text, "topk:ratio=33,values=int8")
+    name, parameters = codec_parts(text)
     if name not in CODECS:
         raise InputError(f"unknown codec {name!r}: known are {', '.join(CODECS)}")
     return get_codec(name, **parameters)
+
+
+def codec_parts(text: str) -> tuple[str, dict[str, Value]]:
+    """Name and parameters that ``text`` writes; neither is looked up.
+
+    Raises:
+        InputError: ``text`` is written otherwise.
+    """
+    return _parts("codec", text, "topk:ratio=33,values=int8")
 
 
 def read_memory(text: str, codec: Codec) -> Memory:

@@ -297,7 +297,7 @@ def _comparison_row(run: Run, base: Run, common: float | None) -> tuple[str, ...
 
 def _codec(run: Run) -> str:
     spec = run.job.codec
-    if "topk" not in spec.name:
+    if "topk" not in spec.name or spec.family != spec.name:
         return spec.name
     return f"{spec.name} {spec.ratio:g}" + ("" if spec.values == "float32" else f", {spec.values}")
 

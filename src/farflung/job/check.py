@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farflung.errors import InputError
 from farflung.job.patterns import compile_pattern
-from farflung.job.spec import DataSpec, JobSpec, OpenSpec, OptimizerSpec, SyncSpec
+from farflung.job.spec import CodecSpec, DataSpec, JobSpec, OpenSpec, OptimizerSpec, SyncSpec
 
 __all__ = ["check_decided", "check_job", "decided"]
 
@@ -40,6 +40,8 @@ def decided(job: JobSpec, sizes: tuple[int, ...], sync: SyncSpec) -> JobSpec:
     virtual = job.virtual_replicas
     changed: dict[str, object] = {"open": OpenSpec(), "sync": sync}
     changed |= {"micro_batch_sizes": sizes, "virtual_replicas": None if virtual is None else min(virtual, len(sizes))}
+    if "auto" not in (job.codec.name, sync.settings.get("codec")):  # these were for the exchanges of another strategy
+        changed["codec"] = job.codec.model_copy(update={"error": CodecSpec().error, "phase": "auto"})
     return job.model_copy(update=changed)
 
 
@@ -218,6 +220,49 @@ def _check_weights(job: JobSpec) -> None:
         raise InputError(f"weights.path = {weights.path!r} is not read with weights.source = 'init': set source = 'file'")
 
 
+#: Keys of [codec] that are for some codecs alone, and which.
+_SPARSE, _LEVELS = ("topk", "randomk", "adatopk"), ("int8", "int4", "int2", "quantized")
+_CODEC_KEYS = {
+    "ratio": _SPARSE,
+    "values": _SPARSE,
+    "overhead": ("adatopk",),
+    "error": ("auto",),
+    "rounding": _LEVELS,
+    "rotate": _LEVELS,
+}
+#: Codecs of which it is known here which keys they have; of others the codec says it.
+_OURS = frozenset((*_SPARSE, *_LEVELS, "identity", "cast", "fp16", "bf16", "sign", "lowrank", "auto"))
+
+
+def _check_codec_keys(codec: CodecSpec, chosen: object) -> None:
+    """``chosen``: the codec of exchanges."""
+    written = ":" in codec.name
+    if written and codec.family in ("adatopk", "auto"):
+        raise InputError(
+            f"codec.name = {codec.name!r}: {codec.family} has keys of [codec] for its settings; set codec.name = "
+            f"{codec.family!r} and the keys"
+        )
+    plain = CodecSpec()
+    for key, families in _CODEC_KEYS.items():
+        value = getattr(codec, key)
+        if value == getattr(plain, key) or (key == "error" and chosen == "auto"):
+            continue
+        is_parameter = key in ("ratio", "values", "rounding", "rotate")
+        shown = "true" if value is True else repr(value)
+        if written and is_parameter:
+            text = f"{value:g}" if type(value) is float else shown.strip("'")
+            raise InputError(
+                f"codec.{key} = {shown} beside parameters in codec.name = {codec.name!r}: write it there if the codec has it, "
+                f"as {key}={text}, or remove it"
+            )
+        if codec.family not in families and (codec.family in _OURS or key not in ("rounding", "rotate")):
+            raise InputError(
+                f"codec.{key} = {shown} means nothing with codec.name = {codec.name!r}, it is for {', '.join(families)}: "
+                "remove it"
+                + (" (parameters of other codecs go into the name, as in 'lowrank:rank=8,ratio=10')" if is_parameter else "")
+            )
+
+
 def _check_codec(job: JobSpec) -> None:
     codec, chosen = job.codec, job.sync.settings.get("codec")
     if codec.name == "auto" and codec.where != "all":
@@ -229,7 +274,8 @@ def _check_codec(job: JobSpec) -> None:
             f"codec.phase = {codec.phase!r} is for codec.name or sync.settings.codec = 'auto', here they are {codec.name!r} and "
             f"{chosen!r}: remove it"
         )
-    if codec.memory != "none" and codec.name in ("identity", "lowrank"):
+    _check_codec_keys(codec, chosen)
+    if codec.memory != "none" and codec.family in ("identity", "lowrank"):
         raise InputError(
             f"codec.memory = {codec.memory!r} with codec.name = {codec.name!r}: it needs a codec that drops something of each "
             "sample apart, e.g. 'int4'; remove memory, or choose another codec"

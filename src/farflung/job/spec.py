@@ -112,8 +112,9 @@ class ScheduleSpec(_Section):
 class CodecSpec(_Section):
     """How values are compressed on the links.
 
-    ``name``: a codec of ``farflung.codecs`` for every link, ``adatopk`` (equation (7): per link by its slowness), or ``auto``
-    (per link and direction what is soonest there, with a relative error of at most ``error``).
+    ``name``: a codec of ``farflung.codecs`` for every link, also with all its parameters (``lowrank:rank=8,values=int4``, as in
+    ``sync.settings.codec``); ``adatopk`` (equation (7): per link by its slowness), or ``auto`` (per link and direction what is
+    soonest there, with a relative error of at most ``error``).
     ``where``: ``slow`` leaves links dense whose transfers are short beside what bounds a micro-batch.
     ``memory``: what the ends of a link remember of each sample, for samples that come again: ``difference``, the value that the
     receiver had, of which only the change is sent; ``error_feedback``, what was dropped of its gradient; or ``both``. The tables
@@ -133,6 +134,11 @@ class CodecSpec(_Section):
     memory: Literal["none", "difference", "error_feedback", "both"] = "none"
     memory_bytes: Annotated[float, Field(ge=1.0)] = 1e9
     phase: Literal["auto", "scratch", "fine-tuning"] = "auto"
+
+    @property
+    def family(self) -> str:
+        """The name without parameters."""
+        return self.name.partition(":")[0].strip()
 
 
 class PlanSpec(_Section):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from farflung.cluster import Topology
-from farflung.codecs import adaptive_ratios, get_codec, words_per_kept
+from farflung.codecs import adaptive_ratios, codec_parts, get_codec, words_per_kept
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import TensorSpec
 from farflung.job.spec import CodecSpec, JobSpec
@@ -32,11 +32,14 @@ def choice_of(codec: CodecSpec) -> CodecChoice:
     """The fixed codec of a job as a choice (``adatopk`` at its nominal ratio).
 
     Raises:
-        InputError: no codec has that name; the text lists the known ones.
+        InputError: no codec has that name (the text lists the known ones), or it has no such parameter.
     """
-    params: dict[str, float | int | str] = {}
-    name = "topk" if codec.name == "adatopk" else codec.name
-    if name in ("topk", "randomk"):
+    name, written = codec_parts(codec.name)
+    params: dict[str, float | int | str] = {
+        key: int(value) if isinstance(value, bool) else value for key, value in written.items()
+    }
+    name = "topk" if name == "adatopk" else name
+    if not written and name in ("topk", "randomk"):
         params |= {"ratio": float(codec.ratio), "values": codec.values}
     if codec.rounding != "nearest":
         params["rounding"] = codec.rounding
