@@ -13,6 +13,7 @@ from farflung.errors import InputError
 from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import (
     AbortRun,
+    BetterPlan,
     Command,
     DismissMember,
     FinishRun,
@@ -384,8 +385,40 @@ def test_those_who_go_while_they_are_awaited_are_awaited_no_more() -> None:
 def test_a_run_that_is_stopped_while_workers_let_go_frees_them() -> None:
     made = surviving("a", "b")
     made.handle(MemberLost(name="b", cause="dead"))
-    assert made.handle(StopRequested(run="r")) == [FinishRun(run="r", outcome="stopped")]
+    assert made.handle(StopRequested(run="r", now=True)) == [FinishRun(run="r", outcome="stopped")]
     assert made.members["a"].run is None
+
+
+def test_a_stop_between_two_plans_waits_for_a_step_and_its_checkpoint() -> None:
+    made = surviving("a", "b")
+    made.handle(BetterPlan(run="r", attempt=1, cause="there is a better plan"))
+    assert made.handle(StopRequested(run="r")) == [], "workers hold steps that no checkpoint has"
+    drop(made, "a", "b")
+    assert made.handle(StopRequested(run="r")) == []
+    made.handle(PlanMade(run="r", devices=("a", "b"), attempt=2))
+    assert made.handle(StopRequested(run="r")) == []
+    made.handle(RunPrepared(run="r", name="a", attempt=2))
+    stops = [StopRun(run="r", name="a"), StopRun(run="r", name="b")]
+    assert made.handle(RunPrepared(run="r", name="b", attempt=2)) == [
+        StartRun(run="r", name="a"),
+        StartRun(run="r", name="b"),
+        *stops,
+    ]
+    made.handle(RunEnded(run="r", name="a", attempt=2, whole=False))
+    assert made.handle(RunEnded(run="r", name="b", attempt=2, whole=False)) == [FinishRun(run="r", outcome="stopped")]
+
+
+def test_a_stop_between_two_plans_ends_the_run_where_there_is_no_plan_or_nobody() -> None:
+    made = surviving("a", "b")
+    made.handle(MemberLost(name="b", cause="dead"))
+    assert made.handle(StopRequested(run="r")) == []
+    drop(made, "a")
+    (finish,) = made.handle(PlanMade(run="r", attempt=2, error="too small", kind="PlanError"))
+    assert finish == FinishRun(run="r", outcome="stopped")
+    made = surviving("a", "b")
+    made.handle(MemberLost(name="b", cause="dead"))
+    assert made.handle(StopRequested(run="r")) == []
+    assert made.handle(MemberLost(name="a", cause="dead, too")) == [FinishRun(run="r", outcome="stopped")]
 
 
 def test_reports_of_an_older_plan_prepare_and_fail_nothing() -> None:

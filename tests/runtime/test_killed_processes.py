@@ -54,4 +54,4 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     assert [(r.replayed, r.source) for r in away] == [(0, "memory")], "no committed step is made again"
     assert "worker b is gone" in log
     assert "goes on from what its workers hold, or its newest checkpoint, with" in log
-    assert "lost was: the broker was killed, and was started again" in log
+    assert "cause: the broker was killed, and was started again" in log

@@ -12,6 +12,7 @@ from loopback import Loopback, plainly, same, states_of, text_job, until
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.protocol.broker import BrokerMachine, RunState
+from farflung.protocol.events import StopRequested
 from farflung.runtime import replanning
 from farflung.runtime.link_table import LinkTable
 from farflung.runtime.reaching import Reaching
@@ -44,6 +45,29 @@ def test_closing_waits_for_nothing(monkeypatch: pytest.MonkeyPatch, settling: bo
     made._thread.join(60)
     assert not made._thread.is_alive()
     assert looked == []
+
+
+def test_a_stop_in_mid_plan_keeps_the_steps_that_no_checkpoint_had(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replanning, "_SETTLE", 0.0)
+    monkeypatch.setattr(replanning, "worth_it", lambda now, then, steps: True)
+    job = text_job(steps=1000, plan={"planner": "equal_compute", "again": True})
+    with Loopback(home, 1) as cluster:
+        done: list[str] = []
+
+        def act(run: str, record: StepRecord) -> None:
+            if record.step >= 3 and not done:
+                done.append(run)
+                cluster.add("b")
+                machine = cluster.broker._runs.machine
+                until(lambda: machine.runs[run].state is not RunState.RUNNING or machine.runs[run].attempts > 1)
+                cluster.broker._runs.handle(StopRequested(run=run))
+
+        found = cluster.run(job, anybody=True, on_record=act)
+        told = cluster.broker._methods._run_status(cluster.broker._runs.live(found.run))
+    assert found.result.status == "stopped", found.result.cause
+    assert found.result.steps > 3
+    assert Path(found.result.checkpoint).name == f"step-{found.result.steps:010d}", "its end has a checkpoint"
+    assert (told["state"], told["cause"]) == ("stopped", ""), "an earlier change of plans is not why it ended"
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -94,8 +118,8 @@ def test_a_run_moves_off_a_worker_that_becomes_slow(home: Path, monkeypatch: pyt
         machine = cluster.broker._runs.machine
 
         def act(run: str, record: StepRecord) -> None:
-            if record.step == 30:
-                until(lambda: machine.runs[run].attempts > 1)
+            if record.step == 30:  # workers that hang on this call can't let go of the attempt
+                until(lambda: machine.runs[run].state is not RunState.RUNNING or machine.runs[run].attempts > 1)
 
         found = cluster.run(job, anybody=True, on_record=act)
         speed, drift = machine.members["b"].offer.speed, machine.members["b"].drift

@@ -328,6 +328,9 @@ class BrokerMachine:
             for name in idle:
                 self.members[name].run = run.run
             commands.append(MakePlan(run=run.run, members=tuple(idle), attempt=run.attempts))
+        for run in self.runs.values():
+            if run.stopping and run.state is RunState.WAITING and not run.awaited:  # nobody can take it up
+                commands += self._over(run, RunState.STOPPED)
         return commands
 
     def _ask_helpers(self) -> list[Command]:
@@ -376,6 +379,8 @@ class BrokerMachine:
         run = self._run(event.run)
         if run.state is not RunState.PLANNING or event.attempt != run.attempts:
             return []  # stopped meanwhile, or made for workers of whom one has gone since
+        if event.error and run.stopping:
+            return self._over(run, RunState.STOPPED)
         if event.error and event.kind in _NEEDS_OTHERS and run.began and run.recoveries:  # wait for who makes up for the loss
             run.refused = frozenset(run.devices)
             self._wait_again(run)
@@ -399,7 +404,8 @@ class BrokerMachine:
         if run.prepared != set(run.devices):
             return []
         run.state = RunState.RUNNING
-        return [StartRun(run=run.run, name=name) for name in run.devices]
+        started: list[Command] = [StartRun(run=run.run, name=name) for name in run.devices]
+        return started + (self._stop_after_a_step(run) if run.stopping else [])
 
     def _dropped(self, event: RunDropped) -> list[Command]:
         run = self._run(event.run)
@@ -440,13 +446,19 @@ class BrokerMachine:
             return []
         run.stopping = True
         if run.state is RunState.RUNNING and not event.now:
-            return [StopRun(run=run.run, name=name) for name in run.devices if self._serves(name, run)]
+            return self._stop_after_a_step(run)
+        planned = run.state in (RunState.PLANNING, RunState.PREPARING) or (run.state is RunState.WAITING and run.awaited)
+        if run.began and planned and not event.now:
+            return []  # workers hold steps that no checkpoint has: the next attempt takes them up, and ends with one
         commands: list[Command] = [
             AbortRun(run=run.run, name=name, cause="stopped")
             for name in run.devices
             if run.state in (RunState.PREPARING, RunState.RUNNING) and self._serves(name, run)
         ]
         return commands + self._over(run, RunState.STOPPED)
+
+    def _stop_after_a_step(self, run: Run) -> list[Command]:
+        return [StopRun(run=run.run, name=name) for name in run.devices if self._serves(name, run)]
 
     def _lose(self, run: Run, cause: str) -> list[Command]:
         """An attempt lost somebody: the next one begins with whoever is there, unless that was too often."""

@@ -220,7 +220,7 @@ class Methods:
             "run": live.run,
             "job": live.job.name,
             "state": "stopping" if run.stopping and not run.state.over else run.state.value,
-            "cause": run.cause or ("" if run.state is RunState.RUNNING else live.lost),
+            "cause": run.cause or ("" if run.state is RunState.RUNNING or run.state.over else live.lost),
             "ahead": self._runs.machine.ahead(live.run),
             "needs": run.needs,
             "recoveries": max(live.attempt - 1, 0),

@@ -104,6 +104,8 @@ class Worker:
         self._uploading: RpcSession | None = None
         #: Why the broker said goodbye, once it has.
         self._dismissed = ""
+        #: The broker takes it for gone, and it lives.
+        self._given_up = False
         self._lease, self._heard, self._obeying = float(LEASE), 0.0, False
         self._wishes: dict[str, Any] = {}
         #: Told what the owner said elsewhere, through the broker.
@@ -160,7 +162,8 @@ class Worker:
                 f"the broker said goodbye: {self._dismissed}; when it is started again, join again with its ticket"
             )
         if not self._leaving.is_set():
-            raise ConnectionLost("the broker ended the session; start it again, then join again with its ticket")
+            remedy = "" if self._given_up else "; start it again, then join again with its ticket"
+            raise ConnectionLost(f"the broker ended the session{remedy}")
 
     def want(self, wishes: Mapping[str, Any]) -> None:
         """Tell the broker what this machine's owner wants from now on: ``paused``, ``parting``, ``memory`` (as ``MemberWants``),
@@ -251,7 +254,8 @@ class Worker:
             case "owner":
                 self.on_owner(frame.header)
             case "fenced":
-                self._say(f"the broker has given this worker up: {frame.header.get('cause')}; it joins anew")
+                self._given_up = True
+                self._say(f"the broker has given this worker up: {frame.header.get('cause')}")
             case "measure" | "probe" | "reach":
                 self._find_out(frame)
             case "relay" | "meet":

@@ -190,7 +190,7 @@ class RecoveryRecord:
             else f"nothing is replayed (step {self.step})"
         )
         who = ", ".join(self.devices)
-        return f"goes on with {who} from {self._source} after {self.pause:.1f} s: {again}; lost was: {self.cause}"
+        return f"goes on with {who} from {self._source} after {self.pause:.1f} s: {again}; cause: {self.cause}"
 
 
 Record = StepRecord | EvaluationRecord | RecoveryRecord
