@@ -79,3 +79,11 @@ def test_what_is_wanted_is_always_looked_at_in_the_end(seed: int) -> None:
         assert looks.due(clock.now()) == {"r": "a drift"}
         if chance.random() < 0.5:
             looks.changed("r", clock.now())
+
+
+def test_who_has_looked_already_takes_the_reason() -> None:
+    looks = Looks()
+    assert looks.taken("r") == ""
+    looks.want("r", "worker b is slow")
+    assert (looks.taken("r"), looks.taken("r")) == ("worker b is slow", "")
+    assert looks.due(0.0) == {}

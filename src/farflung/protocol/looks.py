@@ -44,6 +44,14 @@ class Looks:
             self._runs[name].after = now + LOOK
         return found
 
+    def taken(self, run: str) -> str:
+        """Why ``run`` is to be looked at (empty: it is not), for who has just done so."""
+        held = self._runs.get(run)
+        if held is None:
+            return ""
+        why, held.wanted = held.wanted, ""
+        return why
+
     def rests(self, run: str, now: float) -> bool:
         """Whether ``run`` has changed its plan a moment ago."""
         held = self._runs.get(run)

@@ -161,8 +161,9 @@ class Replanning:
         then = Seconds(found.estimate.step_seconds)
         if not worth_it(before, then, live.job.steps - live.furthest):
             return f"the best takes {then} per step instead of {before}, which is not worth a pause"
-        reason = "" if why in (_JOINED, _MINUTE) else f"{why}; "
         with self._lock:
+            why = self._looks.taken(live.run) or why
+            reason = "" if why in (_JOINED, _MINUTE) else f"{why}; "
             if why != _JOINED:
                 self._looks.changed(live.run, self._world.clock.now())
         cause = f"{reason}there is a better plan: {then} per step instead of {before}"
@@ -192,10 +193,10 @@ class Replanning:
             if self._closed.is_set():
                 return
             now = self._world.clock.now()
+            self.look_due()  # first: what has drifted is the better reason
             if self._came.is_set():
                 self._came.clear()
                 self.look(_JOINED)
             elif now >= full:
                 self.look()
-            self.look_due()
             full = full if now < full else now + _PERIOD
