@@ -70,6 +70,17 @@ def test_unknown_names_are_refused() -> None:
         report_of("ways=ring")
 
 
+def test_models_with_waists_stand_beside_the_dense_one() -> None:
+    rows = report_of("models=gpt", "ways=waist", "only=dense,learned 1/4,random 1/4").figures["runs"]
+    found = {row["variant"]: row for row in rows}
+    assert {name: row["ratio"] for name, row in found.items()} == {"dense": 1.0, "learned 1/4": 4.0, "random 1/4": 4.0}
+    assert all(found["dense"]["bytes"] == 4 * row["bytes"] for name, row in found.items() if name != "dense")
+    assert len({row["loss"] for row in rows}) == 3
+    assert found["learned 1/4"]["parameters"] == found["dense"]["parameters"] + 3 * 2 * 4 * 16
+    with pytest.raises(InputError, match="way 'waist' is for the model gpt, not resnet18: set models=gpt"):
+        report_of("models=resnet18", "ways=waist")
+
+
 def trained(values: Values, gradients: Gradients, members: int = 1) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     network = gpt_stages(4, 16, 8)

@@ -70,6 +70,11 @@ VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     },
 }
 VARIANTS["replicas", "fine-tuning"] = VARIANTS["replicas", "scratch"]
+#: Another model each, so beside the dense one and not in the race with codecs: dims of each cut's waist as a share of the width.
+VARIANTS["waist", "scratch"] = {
+    "dense": {},
+    **{f"{kind} 1/{share}": {"share": share, "learned": kind == "learned"} for share in (4, 8) for kind in ("learned", "random")},
+}
 #: Target shares of the bytes.
 _SHARES = {
     ("pipeline", "scratch"): 8.0,

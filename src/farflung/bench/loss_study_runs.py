@@ -24,9 +24,21 @@ from farflung.codecs.members import decode_payload
 from farflung.codecs.samples import Ids, SampleCoder, SampleTable
 from farflung.frontends.recipes.gpt import Block
 from farflung.frontends.recipes.resnet import Unit
+from farflung.frontends.recipes.waist import Waist
 from farflung.sync.commands import Exchange
 
-__all__ = ["Batch", "Gradients", "Network", "Training", "Values", "gpt_stages", "held_out", "resnet_stages", "train"]
+__all__ = [
+    "Batch",
+    "Gradients",
+    "Network",
+    "Training",
+    "Values",
+    "gpt_stages",
+    "held_out",
+    "resnet_stages",
+    "train",
+    "with_waists",
+]
 
 _LIMIT = 1 << 30
 #: Inputs, targets and the samples' numbers.
@@ -253,6 +265,16 @@ def gpt_stages(layers: int, width: int, sequence: int) -> Network:
     cuts = [0, 1 + size, 1 + 2 * size, 1 + 3 * size, len(parts)]
     stages = nn.ModuleList(nn.Sequential(*parts[a:b]) for a, b in pairwise(cuts))
     return Network(stages=stages, loss=lambda x, y: functional.cross_entropy(x.flatten(0, 1), y.flatten()))
+
+
+def with_waists(network: Network, width: int, *, share: int, learned: bool) -> None:
+    """Lead the values of ``network``'s cuts, ``width`` wide, through ``width // share`` dims (``recipes.waist``)."""
+    for stage, following in pairwise(list(network.stages)):
+        waist = Waist(width, max(1, width // share), learned=learned)
+        assert isinstance(stage, nn.Sequential)
+        assert isinstance(following, nn.Sequential)
+        stage.append(waist.down)
+        following.insert(0, waist.up)
 
 
 def resnet_stages(width: int) -> Network:

@@ -11,7 +11,18 @@ import numpy.typing as npt
 import torch
 
 from farflung.bench.loss_study import LossStudySettings
-from farflung.bench.loss_study_runs import Batch, Gradients, Network, Training, Values, gpt_stages, held_out, resnet_stages, train
+from farflung.bench.loss_study_runs import (
+    Batch,
+    Gradients,
+    Network,
+    Training,
+    Values,
+    gpt_stages,
+    held_out,
+    resnet_stages,
+    train,
+    with_waists,
+)
 from farflung.codecs.samples import sample_ids
 from farflung.errors import InputError
 
@@ -38,8 +49,17 @@ class Study:
         self._tuned: Mapping[str, Any] | None = None
 
     def run(self, way: str, phase: str, how: Mapping[str, Any], members: int) -> dict[str, Any]:
-        """Train one variant: its loss on what was held back, and the dense bytes over those that were sent."""
+        """Train one variant: its loss on what was held back, and the dense bytes over those that were sent.
+
+        Raises:
+            InputError: the model has no waists.
+        """
         network = self._fresh()
+        if way == "waist":
+            if self._model != "gpt":
+                raise InputError(f"way 'waist' is for the model gpt, not {self._model}: set models=gpt")
+            if how:
+                with_waists(network, self._settings.width, share=int(how["share"]), learned=bool(how["learned"]))
         if phase == "fine-tuning":
             network.stages.load_state_dict(self._pretrained())
         crossed = [1, 1]
@@ -47,13 +67,14 @@ class Study:
         def at(step: int, sent: int, dense: int) -> None:
             crossed[:] = [sent, dense]
 
+        narrower = int(how.get("share", 1)) if way == "waist" else 1  # the values of the model without waists were wider
         values = Values(**how) if way == "pipeline" else Values()
         gradients = Gradients(**how) if way == "replicas" else Gradients()
         training = self._training(phase, members if way == "replicas" else 1)
         train(network, training, values, gradients, at)
         return {
             "loss": held_out(network, self._judges),
-            "ratio": crossed[1] / max(1, crossed[0]),
+            "ratio": narrower * crossed[1] / max(1, crossed[0]),
             "bytes": crossed[0],
             "parameters": sum(parameter.numel() for parameter in network.stages.parameters()),
         }
