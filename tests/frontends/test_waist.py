@@ -76,3 +76,7 @@ def test_waists_that_can_not_be_are_refused() -> None:
         graph_of(waist=4, waists=4)
     with pytest.raises(InputError, match=r"known are vocab, .* waist, waists, waist_learned"):
         graph_of(wasp=1)
+    with pytest.raises(InputError, match=r"gpt: waists = 2 without waist, the dims .*: give it, or remove waists"):
+        graph_of(waists=2)
+    with pytest.raises(InputError, match="gpt: waist_learned must be true or false, got 'no'"):
+        graph_of(waist=4, waist_learned="no")

@@ -238,6 +238,14 @@ def test_what_means_something_with_a_codec_is_taken() -> None:
     assert from_json(to_json(other)) == other, "another strategy has no use for them, and the job still travels"
 
 
+def test_memory_bytes_may_have_a_unit() -> None:
+    for text, size in (("2 GB", 2e9), ("1 MiB", 2.0**20), (5e8, 5e8)):
+        codec = {"name": "int4", "memory": "difference", "memory_bytes": text}
+        assert make_job({"codec": codec}).codec.memory_bytes == size
+    with pytest.raises(InputError, match=r"codec.memory_bytes = 'much': must be a number"):
+        make_job({"codec": {"name": "int4", "memory": "difference", "memory_bytes": "much"}})
+
+
 def test_patience_may_have_a_unit() -> None:
     for text, seconds in (("2 s", 2.0), ("500 ms", 0.5), (3, 3.0)):
         job = make_job({"plan": {"replicas": 2}, "sync": {"strategy": "ssgd", "patience": text}})

@@ -79,7 +79,7 @@ def test_weights_of_a_file_are_fine_tuned() -> None:
     assert codec_of(make_job(job)).phase == "fine-tuning"
     assert codec_of(make_job({"codec": {"name": "auto"}})).phase == "scratch"
     assert codec_of(make_job({**job, "codec": {"name": "auto", "phase": "scratch"}})).phase == "scratch"
-    with pytest.raises(InputError, match=r"codec.phase = 'scratch' is for .*, here they are 'int8' and None: remove it"):
+    with pytest.raises(InputError, match=r"codec.phase = 'scratch' is for .*, here codec.name = 'int8': remove it"):
         make_job({"codec": {"name": "int8", "phase": "scratch"}})
 
 

@@ -40,7 +40,8 @@ class Fuzz:
     def run(self, settings: Settings, say: Say) -> Report:
         """Fuzz until the time is over or twenty faults are found."""
         assert isinstance(settings, FuzzSettings)
-        say(f"fuzzing for {settings.minutes:g} minutes, seed {settings.seed}")
+        least = f"{settings.inputs} inputs or " if settings.inputs else ""
+        say(f"fuzzing for {least}{settings.minutes:g} minutes, seed {settings.seed}")
         begin = self._clock.now()
         end = begin + 60.0 * settings.minutes
         limits = Fuzzing(inputs=settings.inputs or _MANY, seed=settings.seed, until=end, clock=self._clock, hung=_hung)

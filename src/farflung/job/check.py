@@ -271,8 +271,8 @@ def _check_codec(job: JobSpec) -> None:
         )
     if codec.phase != "auto" and "auto" not in (codec.name, chosen):
         raise InputError(
-            f"codec.phase = {codec.phase!r} is for codec.name or sync.settings.codec = 'auto', here they are {codec.name!r} and "
-            f"{chosen!r}: remove it"
+            f"codec.phase = {codec.phase!r} is for codec.name or sync.settings.codec = 'auto', here codec.name = {codec.name!r}"
+            f"{'' if chosen is None else f' and sync.settings.codec = {chosen!r}'}: remove it"
         )
     _check_codec_keys(codec, chosen)
     if codec.memory != "none" and codec.family in ("identity", "lowrank"):

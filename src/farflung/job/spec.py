@@ -6,12 +6,13 @@ A job file is TOML; these models read it (unknown keys are refused by name) and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from farflung.errors import InputError
-from farflung.units import Seconds
+from farflung.units import Bytes, Quantity, Seconds
 
 __all__ = [
     "CheckpointSpec",
@@ -35,6 +36,18 @@ __all__ = [
 #: What is counted: more than 10^9 of anything is a slip of the pen, and no size that PyTorch takes.
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Ratio = Annotated[float, Field(ge=1.0)]
+
+
+def _read(quantity: type[Quantity]) -> Callable[[object], object]:
+    """A text with a unit as a number of base units; what is none is left to be refused."""
+
+    def read(value: object) -> object:
+        try:
+            return float(quantity.parse(value)) if isinstance(value, str) else value
+        except InputError:
+            return value
+
+    return read
 
 
 class _Section(BaseModel):
@@ -132,7 +145,7 @@ class CodecSpec(_Section):
     rotate: bool = False
     where: Literal["all", "slow"] = "all"
     memory: Literal["none", "difference", "error_feedback", "both"] = "none"
-    memory_bytes: Annotated[float, Field(ge=1.0)] = 1e9
+    memory_bytes: Annotated[float, BeforeValidator(_read(Bytes)), Field(ge=1.0)] = 1e9
     phase: Literal["auto", "scratch", "fine-tuning"] = "auto"
 
     @property
@@ -185,14 +198,6 @@ class LimitSpec(_Section):
     traffic: Annotated[float, Field(ge=0.0)] | None = None
 
 
-def _seconds(value: object) -> object:
-    """A text with a unit as seconds; what is none is left to be refused."""
-    try:
-        return float(Seconds.parse(value)) if isinstance(value, str) else value
-    except InputError:
-        return value
-
-
 class SyncSpec(_Section):
     """How the replicas of a stage agree, where a plan has some.
 
@@ -206,7 +211,7 @@ class SyncSpec(_Section):
 
     strategy: str = "exact"
     order: Literal["job", "any"] = "job"
-    patience: Annotated[float, BeforeValidator(_seconds), Field(ge=0.0)] = 0.0
+    patience: Annotated[float, BeforeValidator(_read(Seconds)), Field(ge=0.0)] = 0.0
     quorum: Count = 1
     settings: dict[str, int | float | bool | str | list[list[int]]] = {}
 

@@ -116,6 +116,12 @@ def gpt(
             f"gpt: unknown argument {min(unknown)!r}: known are vocab, sequence, layers, width, heads, dropout, tied, waist, "
             "waists, waist_learned"
         )
+    if "waist" not in more and (stray := sorted(more.keys() & {"waists", "waist_learned"})):
+        raise InputError(
+            f"gpt: {stray[0]} = {more[stray[0]]!r} without waist, the dims that values go through: give it, or remove {stray[0]}"
+        )
+    if not isinstance(more.get("waist_learned", True), bool):
+        raise InputError(f"gpt: waist_learned must be true or false, got {more['waist_learned']!r}")
     dims, count = int(more.get("waist", 0)), int(more.get("waists", 1))
     if dims and (not 0 < dims < width or not 1 <= count < layers):
         raise InputError(
