@@ -397,7 +397,7 @@ class TcpLink(Measured):
                     self._patience = max(self._patience, connection.deadlines.broke())
                     connection.break_off(f"nothing heard for {allowed * connection.deadlines.patience:.1f} s")
             if self.alone_since is not None and late > 0:
-                self.alone_since = min(self.alone_since + late, time.monotonic())
+                self.alone_since = min(self.alone_since + late, now)
             self._check_progress(now)
             self._fit_connections()  # not when one comes: why it was dialled is known a round trip later
             alone = self.alone_since
