@@ -77,7 +77,7 @@ def test_by_how_much_predictions_are_off() -> None:
     assert f"Grids are off by {min(grids):+.1f} to {max(grids):+.1f} %" in text
 
 
-@pytest.mark.parametrize("name", ["loss-study-replicas"])
+@pytest.mark.parametrize("name", ["loss-study", "loss-study-replicas"])
 def test_the_table_of_fresh_seeds(name: str) -> None:
     models, phases = {"gpt": "GPT", "resnet18": "ResNet"}, {"scratch": "from scratch", "fine-tuning": "fine-tuned"}
     for row in figures(name)["means"]:
