@@ -28,3 +28,13 @@ def test_both_name_themselves(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     text = refusal(home)
     assert f" {lacks}" in text
     assert "worker " in text.partition("can't take part")[0]
+
+
+def test_a_codec_with_parameters_in_its_name_is_what_links_send(home: Path) -> None:
+    def sent(codec: dict[str, object]) -> int:
+        with Loopback(home, 2) as cluster:
+            found = cluster.run(text_job(steps=2, plan={"planner": "equal_number"}, codec=codec))
+        assert found.result.status == "finished", found.result.cause
+        return sum(sum(record.link_bytes.values()) for record in found.steps)
+
+    assert sent({"name": "topk:ratio=8,values=int8"}) == sent({"name": "topk", "ratio": 8.0, "values": "int8"})

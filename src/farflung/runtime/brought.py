@@ -35,7 +35,7 @@ def check_brought(job: JobSpec, who: str, *, plans: bool) -> None:
 
 def _named(job: JobSpec, plans: bool) -> Iterator[tuple[Registry[Any], str]]:
     settings = job.sync.settings
-    codecs = [job.codec.name, codec_name(str(settings.get("codec", "identity")))]
+    codecs = [job.codec.family, codec_name(str(settings.get("codec", "identity")))]
     yield from ((CODECS, name) for name in codecs if name not in PLANNED)
     yield MEMORIES, codec_name(str(settings.get("memory", "none")))
     if job.sync.strategy != "exact":
