@@ -68,7 +68,7 @@ class Assisting:
             return ""
         servers, stage = [server for server in place[0] if server in members], place[1]
         for number, server in enumerate(servers):
-            speed = members[name].offer.speed / members[server].offer.speed
+            speed = members[name].speed / members[server].speed
             told = {"name": name, "stage": stage, "speed": speed, "address": self._way(server, name), "fed": number == 0}
             self._send(server, Frame("helper", {"run": live.run, "attempt": live.attempt, **told}))
         return f"{name} helps {' and '.join(servers)} with stage {stage}"
@@ -107,7 +107,7 @@ class Assisting:
                         stage=stage.index,
                         bandwidth=self._bandwidth(name, server),
                         work=flops * len(replica.micro_batches),
-                        power=members[server].offer.speed + sum(members[one].offer.speed for one in helping),
+                        power=members[server].speed + sum(members[one].speed for one in helping),
                         helpers=len(helping),
                     )
                 )
