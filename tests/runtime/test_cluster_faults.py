@@ -40,7 +40,7 @@ from farflung.runtime.work import Work
 from farflung.runtime.worker import Worker, WorkerOptions
 from farflung.telemetry.records import RunResult
 from farflung.transports.base import Urgency
-from farflung.transports.tcp_link import _Pending
+from farflung.transports.tcp.link import _Pending
 from farflung.wire.frames import Frame
 
 PATIENCE = 60.0

@@ -22,7 +22,7 @@ from farflung.runtime.sessions import Sessions
 from farflung.runtime.worker import WorkerOptions
 from farflung.security import new_key
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
-from farflung.transports.pace import Cap
+from farflung.transports.tcp.adaptation import Cap
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 

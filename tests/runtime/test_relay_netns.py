@@ -21,7 +21,7 @@ from farflung.emulation import Emulation
 from farflung.job import load_job
 from farflung.telemetry import RunFolder
 from farflung.transports import Insecure, TransportConfig
-from farflung.transports.tcp_endpoint import TcpEndpoint
+from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.wire.frames import Frame
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]

@@ -1,4 +1,4 @@
-"""What every transport must do, checked on the memory transport, on gRPC with TLS, on several stripes, and shaped."""
+"""What every transport must do, checked on the memory transport, on TCP with TLS, on several connections, and shaped."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,10 +12,9 @@ from quiet import nobody, settled
 from farflung.errors import ConnectionLost, InputError, TrainingError, WireError
 from farflung.security import Credentials
 from farflung.transports import Endpoint, FrameHandler, TransportConfig, get_transport
-from farflung.transports.grpc_endpoint import GrpcEndpoint
 from farflung.transports.memory import MemoryEndpoint, MemoryHub
 from farflung.transports.shaping import LinkShape, ShapedEndpoint
-from farflung.transports.tcp_endpoint import TcpEndpoint
+from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import BytesPerSecond, Seconds
 from farflung.wire.frames import Frame, FrameLimits
 
@@ -23,7 +22,7 @@ Make = Callable[..., Endpoint]
 PATIENCE = 30.0
 
 
-@pytest.fixture(params=["memory", "grpc", "stripes", "tcp", "tcp-stripes", "shaped"])
+@pytest.fixture(params=["memory", "tcp", "tcp-stripes", "shaped"])
 def make(request: pytest.FixtureRequest, member: Callable[..., Credentials]) -> Iterator[Make]:
     """Makes endpoints of one kind by name and handler."""
     hub, made = MemoryHub(), []
@@ -41,10 +40,8 @@ def make(request: pytest.FixtureRequest, member: Callable[..., Credentials]) -> 
         endpoint: Endpoint
         if kind == "memory":
             endpoint = hub.endpoint(name, handler, config)
-        elif kind.startswith("tcp"):
-            endpoint = TcpEndpoint(member(name), handler, listen="127.0.0.1:0", config=config)
         else:
-            endpoint = GrpcEndpoint(member(name), handler, listen="127.0.0.1:0", config=config)
+            endpoint = TcpEndpoint(member(name), handler, listen="127.0.0.1:0", config=config)
         if kind == "shaped":
             shape = LinkShape(latency_seconds=Seconds(0.001), bytes_per_second=BytesPerSecond(1e9))
             endpoint = ShapedEndpoint(endpoint, {"a": shape, "b": shape}, window=2)
@@ -257,9 +254,8 @@ def test_frames_in_memory_are_not_copied() -> None:
 
 def test_members_by_name() -> None:
     assert get_transport("memory") is MemoryEndpoint
-    assert get_transport("grpc") is GrpcEndpoint
     assert get_transport("tcp") is TcpEndpoint
-    with pytest.raises(InputError, match="unknown transport 'udp': known are grpc, memory, tcp"):
+    with pytest.raises(InputError, match="unknown transport 'udp': known are memory, tcp"):
         get_transport("udp")
 
 

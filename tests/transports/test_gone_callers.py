@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from farflung.transports.tcp_socket import TlsContexts
+from farflung.transports.tcp.sockets import TlsContexts
 
 
 @pytest.mark.parametrize("server_side", [True, False])

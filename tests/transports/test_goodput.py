@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.transports.goodput import Curve, Goodput, Look, Point, Segment, Stretches, Trips
+from farflung.transports.tcp.goodput import Curve, Goodput, Look, Point, Segment, Stretches, Trips
 
 _PACKET, _STATE = 1448, 0.03
 

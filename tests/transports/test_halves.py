@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farflung.errors import WireError
 from farflung.transports.base import Urgency
-from farflung.transports.halves import Inbox, Outbox, read_states
+from farflung.transports.tcp.halves import Inbox, Outbox, read_states
 from farflung.wire.frames import Frame, FrameLimits, encode_frame
 
 

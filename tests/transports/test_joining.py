@@ -19,8 +19,8 @@ from farflung.security import (
     new_key,
 )
 from farflung.transports import Pinned
-from farflung.transports.grpc_endpoint import GrpcEndpoint
 from farflung.transports.rpc import Call, RpcClient, RpcServer
+from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.wire.frames import Frame
 
 ROLES = {"join": "worker", "submit": "submitter"}
@@ -87,8 +87,8 @@ def test_a_ticket_makes_a_member(broker: Broker) -> None:
         assert client.call("whoami", Frame("who")).header["name"] == "worker-1"
     got: list[tuple[str, str]] = []
     with (
-        closing(GrpcEndpoint(first, lambda peer, frame: None, listen="127.0.0.1:0")) as a,
-        closing(GrpcEndpoint(second, lambda peer, frame: got.append((peer, frame.kind)), listen="127.0.0.1:0")) as b,
+        closing(TcpEndpoint(first, lambda peer, frame: None, listen="127.0.0.1:0")) as a,
+        closing(TcpEndpoint(second, lambda peer, frame: got.append((peer, frame.kind)), listen="127.0.0.1:0")) as b,
     ):
         a.connect("worker-2", b.address)
         a.send("worker-2", Frame("activation", {}, (bytes(100),)))

@@ -12,10 +12,10 @@ import pytest
 from farflung.errors import FarflungError
 from farflung.transports import TransportConfig
 from farflung.transports.base import Arrival, Urgency
-from farflung.transports.pace import Cap
-from farflung.transports.tcp_connection import Connection, MessageKind, build_message
-from farflung.transports.tcp_goodput import Others
-from farflung.transports.tcp_link import TcpLink
+from farflung.transports.tcp.adaptation import Cap
+from farflung.transports.tcp.byte_counts import Others
+from farflung.transports.tcp.connection import Connection, MessageKind, build_message
+from farflung.transports.tcp.link import TcpLink
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value
 

@@ -12,7 +12,7 @@ import pytest
 from farflung.errors import ConnectionLost, WireError
 from farflung.transports import Insecure
 from farflung.transports.rpc import RpcClient, RpcServer
-from farflung.transports.rpc_server import RPC_PREFIX
+from farflung.transports.rpc.server import RPC_PREFIX
 from farflung.wire.frames import Frame
 
 PATIENCE = 60.0

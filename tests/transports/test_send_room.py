@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from farflung.transports import tcp_socket
-from farflung.transports.tcp_socket import _send_room, set_backlog, tune
+from farflung.transports.tcp import sockets as tcp_socket
+from farflung.transports.tcp.sockets import _send_room, set_backlog, tune
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,11 @@ from quiet import PATIENCE, until
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, TrainingError
 from farflung.runtime.links import Links, Parcel
 from farflung.security import Credentials
-from farflung.transports import Insecure, TransportConfig, Urgency, tcp_endpoint
-from farflung.transports.tcp_connection import MessageKind, build_message
-from farflung.transports.tcp_endpoint import TcpEndpoint
-from farflung.transports.tcp_socket import KernelView, TlsContexts, dial, flow_view, kernel_view
+from farflung.transports import Insecure, TransportConfig, Urgency
+from farflung.transports.tcp import endpoint as tcp_endpoint
+from farflung.transports.tcp.connection import MessageKind, build_message
+from farflung.transports.tcp.endpoint import TcpEndpoint
+from farflung.transports.tcp.sockets import KernelView, TlsContexts, dial, flow_view, kernel_view
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value

@@ -16,10 +16,11 @@ from quiet import PATIENCE, until
 
 from farflung.errors import ConnectionLost, WireError
 from farflung.security import Credentials
-from farflung.transports import Insecure, TransportConfig, tcp_relay
-from farflung.transports.tcp_endpoint import TcpEndpoint
-from farflung.transports.tcp_relay import Desk, Forwarder
-from farflung.transports.tcp_relaying import RelayRequest
+from farflung.transports import Insecure, TransportConfig
+from farflung.transports.tcp import relay as tcp_relay
+from farflung.transports.tcp.endpoint import TcpEndpoint
+from farflung.transports.tcp.relay import Desk, Forwarder
+from farflung.transports.tcp.relay_calls import RelayRequest
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 

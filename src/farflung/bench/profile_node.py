@@ -17,7 +17,7 @@ from farflung.errors import FarflungError
 from farflung.runtime.probing import probe_link
 from farflung.security import Credentials
 from farflung.transports import TransportConfig
-from farflung.transports.tcp_endpoint import TcpEndpoint
+from farflung.transports.tcp.endpoint import TcpEndpoint
 
 __all__ = ["main"]
 

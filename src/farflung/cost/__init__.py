@@ -9,7 +9,6 @@ from farflung.cost.equations import (
     throughput,
 )
 from farflung.cost.fit import SpeedFit, fit_speed_factor
-from farflung.cost.link_fit import LinkFit, fit_link
 from farflung.cost.memory import (
     ALLOCATOR,
     MemorySettings,
@@ -24,14 +23,12 @@ from farflung.cost.table import Entries, OpCost, op_costs
 __all__ = [
     "ALLOCATOR",
     "Entries",
-    "LinkFit",
     "MemorySettings",
     "OpCost",
     "SpeedFit",
     "StageMemory",
     "bottleneck",
     "cast_factor",
-    "fit_link",
     "fit_speed_factor",
     "latency_seconds",
     "link_seconds",

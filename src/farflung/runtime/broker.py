@@ -41,7 +41,7 @@ from farflung.security import (
 )
 from farflung.security.files import make_private_folder
 from farflung.transports.rpc import Call, RpcServer
-from farflung.transports.tcp_socket import TlsContexts, dial
+from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 

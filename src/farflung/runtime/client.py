@@ -16,7 +16,7 @@ from farflung.runtime.bundle import Bundle
 from farflung.runtime.membership import Membership
 from farflung.runtime.relays import read_relays
 from farflung.runtime.tensors import pieces_of, read_arrays
-from farflung.transports.tcp_endpoint import TcpEndpoint
+from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 

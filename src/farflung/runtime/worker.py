@@ -33,7 +33,7 @@ from farflung.telemetry.trace import ClockOffset, estimate_offset
 from farflung.transports import TransportConfig
 from farflung.transports.base import Arrival, Endpoint
 from farflung.transports.rpc import RpcSession
-from farflung.transports.tcp_endpoint import TcpEndpoint
+from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame, FrameLimits
 

@@ -1,4 +1,12 @@
-"""Frames between workers (``tcp`` or ``grpc`` between machines, ``memory`` in one process), and remote calls to the broker."""
+"""Frames between workers (``tcp`` between machines, ``memory`` inside one process), and remote calls to the broker (``rpc``).
+
+- ``base``: what every transport does (``Endpoint``); ``config``: its settings.
+- ``memory``: frames between threads of one process.
+- ``tcp``: frames between machines.
+- ``shaping``: a transport slowed down to the latency and bandwidth of an emulated link.
+- ``meter``: counters of traffic by peer.
+- ``rpc``: the control plane, remote calls over gRPC.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +43,18 @@ def _memory() -> Callable[..., Endpoint]:
     return MemoryEndpoint
 
 
-def _grpc() -> Callable[..., Endpoint]:
-    from farflung.transports.grpc_endpoint import GrpcEndpoint
-
-    return GrpcEndpoint
-
-
 def _tcp() -> Callable[..., Endpoint]:
-    from farflung.transports.tcp_endpoint import TcpEndpoint
+    from farflung.transports.tcp.endpoint import TcpEndpoint
 
     return TcpEndpoint
 
 
 _members.add("memory", _memory)
-_members.add("grpc", _grpc)
 _members.add("tcp", _tcp)
 
 
 def get_transport(name: str) -> Callable[..., Endpoint]:
-    """The class of endpoints called ``name``; gRPC is imported only when asked for.
+    """The class of endpoints called ``name``; its module is imported on first use.
 
     Raises:
         InputError: nothing has that name; the text lists the known ones.

@@ -12,7 +12,7 @@ from farflung.errors import ConnectionLost
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 
-__all__ = ["Arrival", "Endpoint", "FrameHandler", "LinkStatistics", "LossHandler", "TransferHandler", "Urgency"]
+__all__ = ["Arrival", "Endpoint", "FrameHandler", "LinkStatistics", "LossHandler", "TransferHandler", "Urgency", "lost"]
 
 #: Called on a transport thread for each frame that arrives: (peer, frame). It may block: that is the back-pressure.
 FrameHandler = Callable[[str, Frame], None]
@@ -117,3 +117,10 @@ class Endpoint(Protocol):
 
     def close(self) -> None:
         """End all connections and threads; pending sends raise ``ConnectionLost``. Handlers must not block for ever."""
+
+
+def lost(peer: str, address: str, cause: str) -> ConnectionLost:
+    """Return the error for a ``peer`` that cannot be reached at ``address``."""
+    return ConnectionLost(
+        f"cannot reach {peer} at {address}: {cause or 'the connection broke off'}; check that {peer} runs and the port is open"
+    )

@@ -27,9 +27,9 @@ from typing import Any
 
 from farflung.errors import ConnectionLost, InputError, SecurityError
 from farflung.security import Caller, Credentials, read_caller, split_address, tls_name
-from farflung.transports.breather import BbrView
+from farflung.transports.base import lost
 from farflung.transports.config import Insecure
-from farflung.transports.grpc_status import lost
+from farflung.transports.tcp.bbr_pause import BbrView
 
 __all__ = [
     "FlowView",

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.transports.config import Insecure, TransportConfig
-from farflung.transports.tcp_connection import MessageKind, build_message, read_message
-from farflung.transports.tcp_relay import Desk, end_tls
-from farflung.transports.tcp_socket import TlsContexts, Unfinished, dial, explain_break
+from farflung.transports.tcp.connection import MessageKind, build_message, read_message
+from farflung.transports.tcp.relay import Desk, end_tls
+from farflung.transports.tcp.sockets import TlsContexts, Unfinished, dial, explain_break
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value, unpack_value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.transports.breather import BbrView, Breather
+from farflung.transports.tcp.bbr_pause import BbrView, Breather
 
 RATE = 1_000_000
 

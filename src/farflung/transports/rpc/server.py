@@ -15,8 +15,8 @@ import grpc
 from farflung.errors import ConnectionLost, FarflungError, SecurityError
 from farflung.security import Caller, Credentials
 from farflung.transports.config import Insecure, TransportConfig
-from farflung.transports.grpc_base import CallThreads, add_port, caller_of, channel_options
-from farflung.transports.grpc_status import abort
+from farflung.transports.rpc.channel import CallThreads, add_port, caller_of, channel_options
+from farflung.transports.rpc.failures import abort
 from farflung.wire.frames import Frame, FrameLimits, decode_frame, encode_frame
 
 __all__ = [

@@ -10,10 +10,10 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from farflung.errors import WireError
-from farflung.transports.goodput import Curve, Goodput, Look, Point, Stretches, Trips
-from farflung.transports.tcp_connection import Connection
-from farflung.transports.tcp_socket import FlowView, bbr_view, flow_view, kernel_view
-from farflung.transports.tcp_state import read_number
+from farflung.transports.tcp.connection import Connection
+from farflung.transports.tcp.goodput import Curve, Goodput, Look, Point, Stretches, Trips
+from farflung.transports.tcp.sockets import FlowView, bbr_view, flow_view, kernel_view
+from farflung.transports.tcp.state import read_number
 
 __all__ = ["LinkGoodput", "Measured", "Others"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.transports.pace import Deadlines, Rate, StripeProbe
+from farflung.transports.tcp.adaptation import Deadlines, Rate, StripeProbe
 
 
 def _drive(rate: Rate, speed: float, seconds: float, start: float = 0.0, step: float = 0.01) -> float:

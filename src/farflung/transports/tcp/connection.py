@@ -24,9 +24,9 @@ from typing import Protocol
 import numpy as np
 
 from farflung.errors import FarflungError, WireError
-from farflung.transports.breather import Breather
-from farflung.transports.pace import Deadlines
-from farflung.transports.tcp_socket import bbr_view, cut, explain_break, kernel_view, set_backlog, unconfirmed
+from farflung.transports.tcp.adaptation import Deadlines
+from farflung.transports.tcp.bbr_pause import Breather
+from farflung.transports.tcp.sockets import bbr_view, cut, explain_break, kernel_view, set_backlog, unconfirmed
 
 __all__ = ["Carried", "Connection", "MessageKind", "NeverBegan", "build_message", "read_message"]
 

@@ -9,8 +9,9 @@ import grpc
 
 from farflung import errors
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, VersionError, WireError
+from farflung.transports.base import lost
 
-__all__ = ["abort", "explain", "lost"]
+__all__ = ["abort", "explain"]
 
 _KEY = "farflung-error"
 _MAX_TEXT = 1500
@@ -22,13 +23,6 @@ def abort(context: grpc.ServicerContext, error: FarflungError) -> NoReturn:
     """End a call on the server with ``error``; the caller gets the same class and text."""
     context.set_trailing_metadata(((_KEY, type(error).__name__),))
     context.abort(grpc.StatusCode.ABORTED, str(error)[:_MAX_TEXT] or type(error).__name__)
-
-
-def lost(peer: str, address: str, cause: str) -> ConnectionLost:
-    """The error for a peer that can't be reached."""
-    return ConnectionLost(
-        f"cannot reach {peer} at {address}: {cause or 'the connection broke off'}; check that {peer} runs and the port is open"
-    )
 
 
 def explain(failure: Any, peer: str, address: str) -> FarflungError:

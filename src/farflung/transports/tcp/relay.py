@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from farflung.cluster.topology import Pair, pair_of
 from farflung.errors import ConnectionLost
-from farflung.transports.tcp_socket import cut, set_backlog
+from farflung.transports.tcp.sockets import cut, set_backlog
 
 __all__ = ["Desk", "Forwarder", "Parked", "end_tls"]
 

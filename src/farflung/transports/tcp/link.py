@@ -18,16 +18,15 @@ from typing import Any, Protocol
 
 from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.ids import new_id
-from farflung.transports.base import Arrival, LinkStatistics, Urgency
+from farflung.transports.base import Arrival, LinkStatistics, Urgency, lost
 from farflung.transports.config import TransportConfig
-from farflung.transports.grpc_status import lost
-from farflung.transports.halves import Inbox, Outbox, read_states
 from farflung.transports.meter import frame_bytes
-from farflung.transports.pace import Cap, Deadlines, Rate, StripeProbe
-from farflung.transports.tcp_connection import Connection, MessageKind, build_message
-from farflung.transports.tcp_goodput import LinkGoodput, Measured, Others
-from farflung.transports.tcp_lanes import Lanes
-from farflung.transports.tcp_state import ERRORS_KEPT, named_error, read_failures, read_number
+from farflung.transports.tcp.adaptation import Cap, Deadlines, Rate, StripeProbe
+from farflung.transports.tcp.byte_counts import LinkGoodput, Measured, Others
+from farflung.transports.tcp.connection import Connection, MessageKind, build_message
+from farflung.transports.tcp.halves import Inbox, Outbox, read_states
+from farflung.transports.tcp.lanes import Lanes
+from farflung.transports.tcp.state import ERRORS_KEPT, named_error, read_failures, read_number
 from farflung.units import Seconds
 from farflung.wire.frames import Frame, encode_frame
 from farflung.wire.packed import pack_value, unpack_value

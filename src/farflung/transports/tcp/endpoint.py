@@ -19,16 +19,15 @@ from dataclasses import replace
 from farflung.clock import MonotonicClock
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, VersionError, WireError
 from farflung.security import Credentials
-from farflung.transports.base import Arrival, FrameHandler, LinkStatistics, LossHandler, TransferHandler, Urgency
+from farflung.transports.base import Arrival, FrameHandler, LinkStatistics, LossHandler, TransferHandler, Urgency, lost
 from farflung.transports.config import Insecure, TransportConfig
-from farflung.transports.grpc_status import lost
 from farflung.transports.meter import Meter
-from farflung.transports.pace import Cap
-from farflung.transports.tcp_connection import Connection, MessageKind, NeverBegan, build_message, read_message
-from farflung.transports.tcp_goodput import Others
-from farflung.transports.tcp_link import TcpLink
-from farflung.transports.tcp_relaying import CALL, PROTOCOL, Relaying, RelayRequest
-from farflung.transports.tcp_socket import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, secure, tune
+from farflung.transports.tcp.adaptation import Cap
+from farflung.transports.tcp.byte_counts import Others
+from farflung.transports.tcp.connection import Connection, MessageKind, NeverBegan, build_message, read_message
+from farflung.transports.tcp.link import TcpLink
+from farflung.transports.tcp.relay_calls import CALL, PROTOCOL, Relaying, RelayRequest
+from farflung.transports.tcp.sockets import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, secure, tune
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value, unpack_value
 

@@ -1,0 +1,14 @@
+"""The control plane: remote calls that take and give frames, over gRPC with TLS.
+
+In the order in which a call passes through them:
+
+- ``client``: ``RpcClient`` calls a server; ``RpcSession`` is a call that stays open in both directions.
+- ``channel``: gRPC options, TLS on both ends, the caller's name, one thread per call.
+- ``server``: ``RpcServer`` maps method names to handlers.
+- ``failures``: errors of this program across gRPC, and gRPC's own errors with a cause and a remedy.
+"""
+
+from farflung.transports.rpc.client import RpcClient, RpcSession
+from farflung.transports.rpc.server import RPC_LIMITS, Call, RpcServer
+
+__all__ = ["RPC_LIMITS", "Call", "RpcClient", "RpcServer", "RpcSession"]
