@@ -8,47 +8,19 @@ from typing import Annotated
 import typer
 
 from farflung import __version__
-from farflung.cli import (
-    benchmarks,
-    chaos,
-    checkpoints,
-    cluster,
-    demo,
-    emulation,
-    graphs,
-    members,
-    planning,
-    profiling,
-    report,
-    runs,
-    simulation,
-    tracing,
-)
+from farflung.cli.commands import LazyCommands
 from farflung.errors import FarflungError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="farflung",
+    cls=LazyCommands,
     help="Train any PyTorch model on machines that are far apart, unequal and unreliable.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-cluster.register(app)
-members.register(app)
-runs.register(app)
-planning.register(app)
-profiling.register(app)
-simulation.register(app)
-graphs.register(app)
-checkpoints.register(app)
-report.register(app)
-tracing.register(app)
-demo.register(app)
-emulation.register(app)
-benchmarks.register(app)
-chaos.register(app)
 
 
 def _tell_version(wanted: bool) -> None:
@@ -64,7 +36,7 @@ def _root(
     """Train any PyTorch model on machines that are far apart, unequal and unreliable."""
 
 
-@app.command()
+@app.command(hidden=True)
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
