@@ -14,11 +14,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo env clean distclean
+.PHONY: help test lint format demo bench env clean distclean
 
 help:
 	@echo "make test       lint, types, layers and tests"
 	@echo "make demo       train a small language model across four worker processes"
+	@echo "make bench NAME=overhead   run one benchmark (NAME=list names them)"
 	@echo "make lint       ruff, mypy and the import linter only"
 	@echo "make format     rewrite the sources in the project's format"
 	@echo "make clean      remove caches; make distclean also removes .venv"
@@ -55,6 +56,9 @@ test: lint
 format: env
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: env
+	$(BIN)/python -m benchmarks $(NAME)
 
 demo: $(VENV)/.demo
 	$(BIN)/farflung demo

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farflung.bench.catalog import BENCHMARKS
+from benchmarks.harness.catalog import BENCHMARKS
 from farflung.units import Seconds
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -97,7 +97,7 @@ def test_the_table_of_fusionllm() -> None:
 
 
 def test_the_demo_s_table_of_codecs() -> None:
-    """By ``farflung bench loss``."""
+    """By ``python -m benchmarks loss``."""
     phases = figures("loss")["phases"]
     table = rows((DOCS / "demo.md").read_text(encoding="utf-8"), 7)
     assert len(table) == 9

@@ -12,29 +12,43 @@ import click
 import pytest
 import typer.main
 
+from benchmarks.__main__ import app as benchmarks
 from farflung.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.toml")])
 #: As root, who finds what the user finds: ``sudo`` has a path of its own, without virtual environments.
+BENCHMARKS = "python -m benchmarks"
 SUDO = re.escape('sudo env "PATH=$PATH" ')
 
 
 def commands(text: str) -> list[str]:
-    """Lines that begin with ``farflung`` (or with ``sudo env ...`` before it) in code blocks, and after ``#`` in examples.
+    """Lines that begin with ``farflung`` or ``python -m benchmarks`` (or with ``sudo env ...`` before it), in code blocks and
+    after ``#`` in examples.
 
     Comments and the brackets of ``[...]`` are left out.
     """
     blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL) or [text]
-    found = [line for block in blocks for line in re.findall(rf"^(?:#  +)?(?:{SUDO})?(farflung .*)$", block, flags=re.MULTILINE)]
+    found = [
+        line
+        for block in blocks
+        for line in re.findall(rf"^(?:#  +)?(?:{SUDO})?((?:farflung|{BENCHMARKS}) .*)$", block, flags=re.MULTILINE)
+    ]
     found = [re.split(r"\s+#|\s{3,}", line)[0].replace("[", "").replace("]", "") for line in found]
-    return [f"farflung {part.strip()}" for line in found for part in line.removeprefix("farflung ").split("|")]
+    return [part for line in found for part in alternatives(line)]
+
+
+def alternatives(line: str) -> list[str]:
+    """``farflung a | b`` is two commands."""
+    program = BENCHMARKS if line.startswith(BENCHMARKS) else "farflung"
+    return [f"{program} {part.strip()}" for part in line.removeprefix(f"{program} ").split("|")]
 
 
 def known(line: str) -> tuple[Any, list[str]]:
     """The command of ``line``, which has all the options there, and the words after its name."""
-    command: Any = typer.main.get_command(app)
-    words = shlex.split(line.removeprefix("farflung "))
+    program = benchmarks if line.startswith(BENCHMARKS) else app
+    command: Any = typer.main.get_command(program)
+    words = shlex.split(line.removeprefix(f"{BENCHMARKS} ").removeprefix("farflung "))
     while words and hasattr(command, "get_command"):  # a group; typer may bring a click of its own
         found = command.get_command(click.Context(command), words[0])
         if found is None:
@@ -57,7 +71,7 @@ def parse(line: str) -> None:
 
 def mentioned(text: str) -> list[str]:
     """What stands in the text as ``farflung ...``, outside of code blocks; ``a | b`` are two."""
-    found = re.findall(rf"`(?:{SUDO})?(farflung [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    found = re.findall(rf"`(?:{SUDO})?((?:farflung|{BENCHMARKS}) [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     lines = [" ".join(line.split()).replace("[", "").replace("]", "") for line in found]
     return sorted({f"{line.split(' | ')[0]}" for line in lines})
 
@@ -76,7 +90,7 @@ def test_what_is_mentioned_is_a_command(page: Path) -> None:
         known(line)
 
 
-@pytest.mark.parametrize("line", ["farflung sumbit", "farflung bench loss --sett steps=3", "farflung --verbose"])
+@pytest.mark.parametrize("line", ["farflung sumbit", "python -m benchmarks loss --sett steps=3", "farflung --verbose"])
 def test_what_is_mentioned_and_no_command_is_found(line: str) -> None:
     with pytest.raises(AssertionError):
         known(line)
@@ -95,7 +109,9 @@ def test_every_command_and_option_is_on_a_page() -> None:
 
 
 def every_command(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if hasattr(command, "commands"):
             yield from every_command(command, f"{before}{name} ")
         else:

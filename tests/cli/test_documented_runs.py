@@ -71,8 +71,8 @@ ELSEWHERE = {
     "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/test_checkpoint_commands.py",
     "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/test_checkpoint_commands.py",
     "farflung broker --mirror s3://bucket/runs": "cli/test_cli_processes.py",
-    "farflung chaos job.toml --workers 3 --faults 6 --kinds kill,stop,full_disk --seed 1": "bench/test_trial.py",
-    "farflung chaos job.toml --at worker.prepared --kinds kill --no-broker --json": "bench/test_trial.py",
+    "farflung chaos job.toml --workers 3 --faults 6 --kinds kill,stop,full_disk --seed 1": "chaos/test_trial.py",
+    "farflung chaos job.toml --at worker.prepared --kinds kill --no-broker --json": "chaos/test_trial.py",
     "farflung emulate two-laptops -- python3 -c 'print(\"I am {node} at {address}\")'": "emulation/test_emulation_page.py",
     "farflung emulate machines.toml --cluster --counters -- farflung submit job.toml --topology machines.toml": (
         "emulation/test_emulation_page.py"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from test_error_lines import a_ticket, line, main_ok
 
-from farflung.bench.catalog import BENCHMARKS
 from farflung.cli import demo
 from farflung.cli.main import main
 from farflung.cli.options import to_write
@@ -80,7 +79,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "graph job.toml --out gone/graph.svg",
             "gone/graph.svg can't be written: No such file or directory; choose another file",
         ),
-        ("bench grid --json gone/grid.json", "gone/grid.json can't be written: No such file or directory; choose another file"),
         ("profile --save .", ". can't be written: Is a directory; choose another file"),
         ("submit job.toml --retry soon", "--retry: cannot read 'soon' as a duration; write e.g."),
         ("broker --home b --valid forever", "--valid: cannot read 'forever' as a duration"),
@@ -118,7 +116,6 @@ def test_it_is_one_line(command: str, says: str, capsys: pytest.CaptureFixture[s
     def never(*_: object) -> object:
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr(type(BENCHMARKS.get("grid")), "run", never)
     monkeypatch.setattr(demo, "Children", never)
     with pytest.raises(SystemExit):
         main(shlex.split(command))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.bench.grid import DP_BYTES, OPTIMA, PP_BYTES
+from benchmarks.planning.grid import DP_BYTES, OPTIMA, PP_BYTES
 from farflung.cluster import Device, Topology
 from farflung.errors import InputError
 from farflung.planners.grid import prove_grid

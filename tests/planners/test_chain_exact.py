@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.bench.chain import ChainBench, Instance
+from benchmarks.planning.chain import ChainBench, Instance
 from farflung.cluster import Device, Topology
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.ir import Graph

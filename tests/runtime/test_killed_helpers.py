@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from loopback import captured, plainly, same, text_folder, text_job
 
-from farflung.bench.processes import LocalCluster, finished
+from farflung.chaos.local_cluster import LocalCluster, finished
 from farflung.telemetry import RecoveryRecord, RunFolder
 from farflung.wire.frames import Frame
 

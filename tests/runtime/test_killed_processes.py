@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from loopback import Loopback, captured, text_folder, text_job
 
-from farflung.bench.chaos import BROKER, differing_tensors, play
-from farflung.bench.processes import LocalCluster
+from farflung.chaos.faults import Fault, judge
+from farflung.chaos.kills import BROKER, differing_tensors, play
+from farflung.chaos.local_cluster import LocalCluster
 from farflung.telemetry import RecoveryRecord, RunFolder
-from farflung.testing.chaos import Fault, judge
 
 #: A broker that waits for long before it takes a silent worker for dead: on a busy machine a process may not run for seconds.
 PATIENT = """

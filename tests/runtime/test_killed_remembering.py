@@ -15,11 +15,11 @@ from test_killed_processes import Patient
 from test_remembered_runs import home as home  # noqa: PLC0414 - a fixture
 from test_remembered_runs import job
 
-from farflung.bench.chaos import differing_tensors, play
+from farflung.chaos.faults import Fault
+from farflung.chaos.kills import differing_tensors, play
 from farflung.job import JobSpec
 from farflung.runtime.sample_memory import SampleMemory
 from farflung.telemetry import RecoveryRecord, RunFolder
-from farflung.testing.chaos import Fault
 
 LONG = 1_000_000
 

@@ -35,8 +35,8 @@ def chaos(
 ) -> None:
     """Run a job twice here, in peace and under faults: recovery times, throughput kept, samples lost, weights compared."""
     from farflung.api.submission import bundle_job, check_data
-    from farflung.bench.trial import TrialSettings, plan_faults, run_trial
-    from farflung.testing.chaos import KINDS
+    from farflung.chaos.faults import KINDS
+    from farflung.chaos.trial import TrialSettings, plan_faults, run_trial
 
     spec = load_job(job)
     chosen = tuple(KINDS) if kinds == "all" else tuple(kind.strip() for kind in kinds.split(",") if kind.strip())

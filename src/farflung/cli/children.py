@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from farflung.emulation.ending import end_all
+from farflung.child_processes import end_all
 from farflung.errors import TrainingError
 
 __all__ = ["Children"]

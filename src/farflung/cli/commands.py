@@ -77,7 +77,6 @@ COMMANDS: dict[str, CommandEntry] = {
             "demo": ("demo", "Train a small language model across two emulated regions."),
             "emulate": ("emulation", "Run a command on an emulated network (Linux, root)."),
             "chaos": ("chaos", "Run a job under injected faults and compare the results."),
-            "bench": ("benchmarks", "Run a benchmark."),
         },
     ),
 }

@@ -26,11 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from farflung.child_processes import end_all
 from farflung.cluster import Network, Topology
 from farflung.cluster.reading import Names, TableReader
 from farflung.cluster.timeline import read_changes
 from farflung.emulation.changes import first_changes, lower
-from farflung.emulation.ending import end_all
 from farflung.emulation.fabric import MAX_NODES
 from farflung.emulation.kernel import inside, namespace_id, require_root
 from farflung.emulation.records import MARK, Record, emulation_id, process_start, sweep

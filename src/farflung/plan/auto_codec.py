@@ -5,14 +5,14 @@ has the job's limit for itself. A budget over all links (L-GreCo's, ``codecs.cho
 that fast links leave on slow ones, and a byte-level GPT then lost more than with four bits on every link
 (docs/decisions/0011-codec-memory.md).
 
-How much error a direction bears follows from ``farflung bench loss-study``, as a multiple of the job's ``error``, which is for
+How much error a direction bears follows from ``benchmarks loss-study``, as a multiple of the job's ``error``, which is for
 values on their way forward in training from scratch (``bearable``): gradients that go back bear a fifth more; in fine-tuning they
 bear three times as much, and so do differences of samples that come again, because an error there is one of the difference and
 not of the value. (Unbiased codecs were let have twice the error on the way back: three bits, rounded stochastically, then cost
 2.6 % of the loss from scratch, and rounded to nearest, with half the error, 1.5 %, mean of three seeds.)
 
 A plan is made before there are values, so errors are those of heavy-tailed numbers (Student's t, 3 degrees of freedom), computed
-here, and seconds per element are twice those of ``farflung bench codecs`` (docs/results/codecs.json), one thread of one machine.
+here, and seconds per element are twice those of ``benchmarks codecs`` (docs/results/codecs.json), one thread of one machine.
 Candidates are rotated quantization, whose error depends least on the values, then sparse codecs.
 """
 

@@ -21,7 +21,7 @@ __all__ = ["Protection", "protect"]
 
 #: Shares that copies may take: of the bytes that the plan sends anyway, of a link's time, of a step's time.
 _BYTES, _LINK, _TIME = 0.08, 0.5, 0.02
-#: What lossless coding leaves of a copy (``codecs.planes``; measured by ``farflung bench chaos``), and the rate of a link from
+#: What lossless coding leaves of a copy (``codecs.planes``; measured by ``benchmarks chaos``), and the rate of a link from
 #: which copies go uncoded, because the coder would hold them up.
 _CODED, _CODER_RATE = 0.8, 2e8
 #: Bytes per second at which a state is copied inside memory.

@@ -1,7 +1,7 @@
 """``codec = "auto"`` of a sync strategy: replicas exchange by the codec with which it is soonest, within the job's error.
 
 What may be chosen depends on what is exchanged. Gradients in every step go at a hundredth of the bytes as what lost least
-there of what ``farflung bench loss-study`` tried: from scratch the largest 36th in 4 bits, in fine-tuning low-rank factors in
+there of what ``benchmarks loss-study`` tried: from scratch the largest 36th in 4 bits, in fine-tuning low-rank factors in
 4 bits, of ranks by that share; both with error feedback that forgets. Pseudo-gradients go in 4 bits; parameters, whose errors
 nothing takes back, in 8.
 ``codec.error`` bounds the choice: each codec has the least limit with which it is taken, for gradients not a typical error (a low

@@ -5,7 +5,7 @@ inputs are here, backwards first, then early stages) and ``runtime.links`` (one 
 full queue holds the computing thread, a full window the sending thread; one thread per peer decodes). A directed link carries
 one frame at a time; latency delays a frame without occupying the link. What a frame will meet on its own link is known
 when it is posted, so a frame is one event, its arrival; where links share a capacity, ``network.Shared`` adds more.
-Cost: O(log n) per event, a few microseconds (``farflung bench simulator``); n = actions + frames. Columns instead of objects,
+Cost: O(log n) per event, a few microseconds (``benchmarks simulator``); n = actions + frames. Columns instead of objects,
 and calls left out where the loop is hot, are for that.
 """
 

@@ -19,7 +19,7 @@ class CodecSpeed:
     decode: float
 
 
-#: Dense bytes per second of the NumPy codecs on 4 MB of float32, as ``farflung bench simulator`` measures them.
+#: Dense bytes per second of the NumPy codecs on 4 MB of float32, as ``benchmarks simulator`` measures them.
 CODEC_SPEEDS: Mapping[str, CodecSpeed] = MappingProxyType(
     {
         "identity": CodecSpeed(encode=8e9, decode=8e9),

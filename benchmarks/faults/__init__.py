@@ -1,0 +1,1 @@
+"""Benchmarks under faults: deaths, late joiners, helpers, damaged inputs."""

@@ -1,0 +1,57 @@
+"""The benchmarks by name."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any
+
+from benchmarks.harness.base import Benchmark
+from farflung.registry import Registry
+
+__all__ = ["BENCHMARKS"]
+
+#: Benchmarks by name; installed packages add theirs under the entry-point group ``farflung.benchmarks``.
+BENCHMARKS: Registry[Benchmark] = Registry("benchmark", "benchmarks")
+
+
+def _load(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"benchmarks.{module}"), name)()
+
+
+for _module, _name in {
+    "planning.auto": "AutoBench",
+    "planning.chain": "ChainBench",
+    "network.changing": "Changing",
+    "faults.chaos": "Chaos",
+    "training.codecs": "Codecs",
+    "training.compression": "Compression",
+    "training.crawl": "Crawl",
+    "network.emulator": "Emulator",
+    "training.exactness": "Exactness",
+    "papers.fusionllm": "FusionLlm",
+    "faults.fuzz": "Fuzz",
+    "planning.grid": "Grid",
+    "faults.hybrid": "Hybrid",
+    "faults.joining": "Joining",
+    "faults.kept": "Kept",
+    "training.loss": "Loss",
+    "training.loss_study": "LossStudy",
+    "training.memory": "Memory",
+    "training.overhead": "Overhead",
+    "network.overlap": "Overlap",
+    "network.pipeline": "Pipeline",
+    "planning.planning": "Planning",
+    "planning.prediction": "Prediction",
+    "network.profile": "Profile",
+    "planning.simulator": "SimulatorBench",
+    "training.sync_loss": "SyncLoss",
+    "training.sync_memory": "SyncMemory",
+    "network.sync_network": "SyncNetwork",
+    "training.sync_speeds": "SyncSpeeds",
+    "planning.sync_schedule": "SyncSchedule",
+    "training.trace_cost": "TraceCost",
+    "network.transport": "Transport",
+    "training.sync_strategies": "SyncStrategies",
+}.items():
+    BENCHMARKS.add(_module.rpartition(".")[2].replace("_", "-"), partial(_load, _module, _name))

@@ -1,0 +1,42 @@
+"""Clusters of processes for benchmarks: workers that watch their memory, and processes with given plans and speeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from farflung.api.submission import bundle_job
+from farflung.chaos.local_cluster import LocalCluster
+from farflung.cluster import Topology
+from farflung.job import JobSpec
+from farflung.runtime.bundle import Bundle
+
+__all__ = ["PacedCluster", "ProbedCluster", "bundle_of"]
+
+
+class ProbedCluster(LocalCluster):
+    """Its workers run under ``harness.probe`` and write their memory figures to ``probe_file(name)``."""
+
+    def probe_file(self, name: str) -> Path:
+        """Where worker ``name`` writes its memory figures when it ends."""
+        return self.folder / f"probe-{name}.json"
+
+    def _spawn(self, name: str, arguments: list[str]) -> None:
+        if name not in self._commands and "join" in arguments:
+            at = arguments.index("farflung")
+            arguments = ["-m", "benchmarks.harness.probe", str(self.probe_file(name)), *arguments[at + 1 :]]
+        super()._spawn(name, arguments)
+
+
+class PacedCluster(LocalCluster):
+    """Its processes are those of ``harness.stand_in``, which read from the cluster's folder: speeds, stages, who is away."""
+
+    def _spawn(self, name: str, arguments: list[str]) -> None:
+        if name not in self._commands:
+            at = arguments.index("farflung")
+            arguments = ["-m", "benchmarks.harness.stand_in", str(self.folder), *arguments[at + 1 :]]
+        super()._spawn(name, arguments)
+
+
+def bundle_of(job: JobSpec, *, base: Path, topology: Topology | None = None, emulate: bool = False) -> Bundle:
+    """``job`` as ``farflung submit`` packs it; a worker that dies ends it, or a figure would hold its loss."""
+    return bundle_job(job.model_copy(update={"on_loss": "stop"}), base=base, topology=topology, emulate=emulate)

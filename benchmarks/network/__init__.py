@@ -1,0 +1,1 @@
+"""Benchmarks of links, of the emulator, and of pipelines on emulated networks."""

@@ -1,0 +1,1 @@
+"""Benchmarks of planners, schedules, the simulator and predictions."""

@@ -1,0 +1,1 @@
+"""Benchmarks of training: exactness, cost, memory, and loss under compression and synchronization."""

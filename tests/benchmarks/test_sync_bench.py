@@ -1,0 +1,125 @@
+"""Replicas on emulated links at the smallest size: that the bench measures what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.harness.base import override
+from benchmarks.harness.catalog import BENCHMARKS
+from benchmarks.network.sync_network import SyncNetworkSettings, _report
+from benchmarks.network.sync_network_plot import draw
+from benchmarks.training.sync_loss import PixelNetwork, SyncLossSettings, step_seconds
+from farflung.errors import InputError
+from farflung.job.spec import JobSpec
+
+
+def item(strategy: str, seconds: float, x: float = 1.0, predicted: float = 1.0) -> dict[str, Any]:
+    return {"model": "gpt2", "x": x, "strategy": strategy, "seconds": seconds, "predicted": predicted, "backward": 0.5}
+
+
+def test_targets_are_judged_by_the_ratios_of_what_was_measured() -> None:
+    settings = SyncNetworkSettings(models=("gpt2",), ratios=(1.0,))
+    found = [item("asc_wfbp", 2.6), item("local_sgd", 1.1), item("contiguous", 1.01), item("free_sets", 1.0)]
+    checks = {check.name: check.passed for check in _report(settings, found).checks}
+    assert checks == {
+        "measured period against the scheduler's prediction, median": True,
+        "gpt2: free sets against asc_wfbp at x = 1": True,
+        "gpt2: free sets against local_sgd at x = 1": False,
+        "gpt2: free sets against contiguous ones at x = 1": True,
+    }
+    assert _report(SyncNetworkSettings(quick=True, models=("gpt2",)), found).passed is None
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_iterations_are_measured_beside_their_prediction() -> None:
+    chosen = BENCHMARKS.get("sync-network")
+    report: Any = chosen.run(chosen.settings(quick=True), lambda text: None)
+    runs = {run["strategy"]: run for run in report.figures["runs"]}
+    assert set(runs) == {"asc_wfbp", "local_sgd", "free_sets"}
+    for run in runs.values():
+        assert run["seconds"] > 0.9 * (run["forward"] + run["backward"])
+        assert run["predicted"] >= run["paper_seconds"] > run["forward"] + run["backward"] - 1e-9
+        assert run["communication"] == pytest.approx(3 * run["backward"], rel=0.05)
+    whole = runs["asc_wfbp"]["sent_bytes_per_step"]
+    assert runs["local_sgd"]["sent_bytes_per_step"] == pytest.approx(whole / 3, rel=0.01)
+    assert runs["free_sets"]["sent_bytes_per_step"] == pytest.approx(whole / 3, rel=0.01)
+    assert runs["free_sets"]["seconds"] < runs["asc_wfbp"]["seconds"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_model_that_is_not_known() -> None:
+    chosen = BENCHMARKS.get("sync-network")
+    with pytest.raises(InputError, match="unknown model 'vgg': known are gpt2, llama"):
+        chosen.run(SyncNetworkSettings(models=("vgg",)), lambda text: None)
+
+
+def test_curves_are_drawn(tmp_path: Path) -> None:
+    runs = [item(name, 2.0 / x, x) | {"forward": 0.25} for name in ("asc_wfbp", "free_sets") for x in (0.5, 1.0)]
+    draw({"runs": runs}, tmp_path / "curves.svg")
+    text = (tmp_path / "curves.svg").read_text(encoding="utf-8")
+    assert "<svg" in text
+    with pytest.raises(InputError, match=r"a plot is written as .svg, .png or .pdf, not as 'curves.txt'"):
+        draw({"runs": runs}, tmp_path / "curves.txt")
+
+
+def test_more_steps_in_the_same_time_end_lower(tmp_path: Path) -> None:
+    chosen = BENCHMARKS.get("sync-loss")
+    settings = override(chosen.settings(quick=True), ["asc_steps=8", f"plot={tmp_path / 'loss.svg'}"])
+    report: Any = chosen.run(settings, lambda text: None)
+    curves = report.figures["curves"]["text"]
+    steps = {name: points[-1]["steps"] for name, points in curves.items()}
+    assert steps["asc_wfbp"] == 8
+    assert steps["asc_wfbp"] < steps["local_sgd"] < steps["contiguous"] <= steps["free_sets"]
+    assert {points[-1]["seconds"] for points in curves.values()} == {8 * report.figures["step_seconds"]["asc_wfbp"]}
+    assert curves["free_sets"][-1]["loss"] < curves["asc_wfbp"][-1]["loss"]
+    assert "<svg" in (tmp_path / "loss.svg").read_text(encoding="utf-8")
+
+
+def test_measured_times_are_those_nearest_to_one(tmp_path: Path) -> None:
+    runs = [item("asc_wfbp", 3.0, 0.5), item("asc_wfbp", 2.0, 1.1), item("free_sets", 1.0, 1.1)]
+    file = tmp_path / "measured.json"
+    file.write_text(json.dumps({"figures": {"runs": runs}}), encoding="utf-8")
+    settings = SyncLossSettings(measured=str(file), strategies=("asc_wfbp", "free_sets"))
+    assert step_seconds(settings) == {"asc_wfbp": 2.0, "free_sets": 1.0}
+    with pytest.raises(InputError, match="has no run of local_sgd with gpt2: measure it, too"):
+        step_seconds(SyncLossSettings(measured=str(file), strategies=("local_sgd",)))
+    with pytest.raises(InputError, match="holds no figures of sync-network"):
+        step_seconds(SyncLossSettings(measured=str(tmp_path / "none.json")))
+
+
+def test_gradients_of_the_pixel_network_are_those_of_its_loss() -> None:
+    random = np.random.default_rng(0)
+    images = random.standard_normal((6, 5)), np.array([0, 1, 2, 0, 1, 2])
+    network = PixelNetwork(SyncLossSettings(width=4, samples=6), {"train": images, "test": images}, 0)
+    start = [layer.astype(np.float64) for layer in network.start()]
+    loss, grads = network.gradient(start, 0, 0)
+    for layer, grad in zip(start, grads, strict=True):
+        layer[0, 0] += 1e-6
+        assert (network.gradient(start, 0, 0)[0] - loss) / 1e-6 == pytest.approx(grad[0, 0], abs=1e-4)
+        layer[0, 0] -= 1e-6
+
+
+def test_what_sync_loss_can_not_read(tmp_path: Path) -> None:
+    chosen = BENCHMARKS.get("sync-loss")
+    for pair, text in ((f"text={tmp_path / 'none'}", "can't be read"), (f"images={tmp_path}", "has no folder per class")):
+        with pytest.raises(InputError, match=text):
+            chosen.run(override(chosen.settings(quick=True), [pair, "asc_steps=2"]), lambda text: None)
+
+
+def test_extra_memory_is_counted_against_a_worker_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def peaks(folder: Path, job: JobSpec, members: int) -> tuple[list[int], int]:
+        assert (job.plan.replicas, job.micro_batches, job.sync.strategy != "exact") == (members, members, members > 1)
+        return [1000] if members == 1 else [1030, 1050], 500
+
+    monkeypatch.setattr("benchmarks.training.sync_memory._peaks", peaks)
+    chosen = BENCHMARKS.get("sync-memory")
+    report: Any = chosen.run(chosen.settings(quick=False), lambda text: None)
+    assert report.figures["extra_percent"] == pytest.approx(8.0)
+    assert report.passed is False
