@@ -18,7 +18,7 @@ WORKERS ?= 2
 
 help:
 	@echo "make test       lint, types, layers and tests"
-	@echo "make demo       train a small language model across four worker processes"
+	@echo "make demo       train a small language model on four worker processes, one of which dies (3 minutes)"
 	@echo "make bench NAME=overhead   run one benchmark (NAME=list names them)"
 	@echo "make lint       ruff, mypy and the import linter only"
 	@echo "make format     rewrite the sources in the project's format"

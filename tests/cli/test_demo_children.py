@@ -79,3 +79,14 @@ def test_a_line_that_does_not_come_in_time(brood: Children) -> None:
     brood.start("broker", ["broker", "--listen", "127.0.0.1:0"])
     with pytest.raises(TrainingError, match=r"broker was not ready within 0 s"):
         brood.await_line("broker", "never said", 0)
+
+
+def test_a_child_that_was_killed_on_purpose_is_not_missed(brood: Children) -> None:
+    brood.start("broker", ["broker", "--listen", "127.0.0.1:0"])
+    brood.start("version", ["version"])
+    process = psutil.Process(brood.pids["broker"])
+    brood.kill("broker")
+    assert not process.is_running()
+    assert list(brood.pids) == ["version"]
+    with pytest.raises(TrainingError, match=r"version ended by itself \(exit code 0\)"):
+        brood.await_line("version", "never said", 60)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -64,13 +66,22 @@ def test_it_trains_compares_and_leaves_nothing_running(tmp_path: Path) -> None:
         assert len(children) == 5
         out, err = process.communicate()
     assert process.returncode == 0, err
-    for word in ("predicted step", "adatopk 100", "time to", "text by int4", "comparison: ", "checkpoint: "):
+    for word in ("predicted step", "adatopk 100", "time to", "text by int4", "The death of west-1 in the run int4:"):
         assert word in out
+    last = out[out.index("What happened, and what to do next:") :]
+    assert "One worker was killed. The run continued without it after" in last
+    command = re.search(r"farflung (generate \S+ --prompt 'import ')", last)
+    assert command is not None
+    with pytest.raises(SystemExit) as over:
+        main(shlex.split(command[1]))
+    assert not over.value.code
     assert not [child for child in children if child.is_running()]
     runs = [load_run(folder) for folder in (tmp_path / "d" / "broker" / "runs").iterdir()]
     assert sorted(run.label for run in runs) == ["adatopk 100", "dense", "int4"]
     assert all(run.result is not None and run.result.status == "finished" for run in runs)
     assert {device for run in runs for device in run.plan.devices} == {"east-0", "east-1", "west-0", "west-1"}
+    recovered = next(run for run in runs if run.label == "int4")
+    assert recovered.plan.devices == recovered.recoveries[-1].devices == ("east-0", "east-1", "west-0")
     first = {round(run.steps[0].loss, 2) for run in runs}
     assert max(first) - min(first) < 0.05, "the same weights and data at first"
     for run in runs:

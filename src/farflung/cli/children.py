@@ -86,10 +86,16 @@ class Children:
         Raises:
             TrainingError: one has ended; the text has its exit code and the last lines of its output.
         """
-        for name, process in self._running.items():
+        for name, process in list(self._running.items()):  # another thread may kill one
             code = process.poll()
             if code is not None:
                 raise TrainingError(f"{name} ended by itself ({_describe(code)}). {self._tail(name)}")
+
+    def kill(self, name: str) -> None:
+        """Kill the child ``name`` with SIGKILL, as a power cut would; from now on ``check`` does not expect it to run."""
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
 
     def close(self) -> None:
         """End all children: a request first, then, after a few seconds or another Ctrl-C, by force."""

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from farflung.cli.children import Children
-from farflung.cli.demo_runs import PRESET, DemoRun, demo_job, demo_runs, share_of_time
+from farflung.cli.demo_runs import PRESET, VICTIM, DemoRun, demo_job, demo_runs, share_of_time
 from farflung.cli.home import own_key
 from farflung.cli.progress import RunView, printable, say, show_run
 from farflung.cluster import Topology
@@ -29,7 +29,7 @@ from farflung.units import Seconds
 __all__ = ["register"]
 
 #: Seconds for the whole command, and what is kept of them for starting, evaluating, writing text and reports.
-_WHOLE, _KEPT = 340.0, 55.0
+_WHOLE, _KEPT = 170.0, 35.0
 _START_SECONDS = 90.0
 _GRACE = 20.0
 #: How often it is looked whether all processes live, and how long the broker has to say itself that one does not.
@@ -48,7 +48,7 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model and a few steps: does it work here?")] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of every run at most.")] = None,
 ) -> None:
-    """Train a small language model across two emulated regions, dense and compressed, and compare."""
+    """Train a small language model across two emulated regions, dense and compressed, and kill a worker on the way."""
     console = Console()
     place = (folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
     try:
@@ -201,35 +201,47 @@ class _Demo:
         folder = Path(client.submit(bundle)["folder"])
         view = RunView(run.label, plan=index == 0)
         with _Limit(client, bundle.run, limit * run.patience, self._children.check) as bound:
-            result = show_run(client, bundle.run, console=self._console, view=view, on_step=bound.on_step)
+
+            def on_step(record: StepRecord) -> None:
+                bound.on_step(record)
+                if run.victim in self._children.pids and record.step + 1 >= run.death:
+                    self._kill(run.victim)
+
+            result = show_run(client, bundle.run, console=self._console, view=view, on_step=on_step)
         self._children.check()  # a run that waits for a worker that is dead was ended for that
         if bound.reached:
             say(self._console, f"its time was up: {Seconds(limit * run.patience)}, its share of the demo; that is why it stopped")
         self._step_seconds.append(view.usual)
         return _Done(run.label, folder, result)
 
+    def _kill(self, victim: str) -> None:
+        say(self._console, f"the demo kills worker {victim} now (SIGKILL), in the middle of the run: watch what happens", "bold")
+        self._children.kill(victim)
+
     def _conclude(self, done: Sequence[_Done]) -> None:
         from farflung.cli.demo_results import compare, explanation, results_table  # brings matplotlib, which takes seconds
+        from farflung.cli.demo_summary import last_lines, recovery_lines
         from farflung.dashboard import compare_report, load_run, write_report
 
-        folders = [one.folder for one in done]
-        labels = [one.label for one in done]
-        comparison = compare([load_run(one.folder, one.label) for one in done])
+        runs = [load_run(one.folder, one.label) for one in done]
+        comparison = compare(runs)
         say(self._console, "\nThe same model, data and seed; only the codec differs:", "bold")
         say(self._console, results_table(comparison))
         say(self._console, explanation(comparison))
-        for one in done:
+        for one, run in zip(done, runs, strict=True):
+            if lines := recovery_lines(run):
+                say(self._console, f"\nThe death of {VICTIM} in the run {run.label}:", "bold")
+                say(self._console, lines)
             if one.result.sample:
                 say(self._console, f"\ntext by {one.label}:", "bold")
                 say(self._console, _TEXT)
                 say(self._console, printable(one.result.sample))
-        reports = [write_report(folder) for folder in folders]
-        page = compare_report(folders, labels, self._place / "report.html")
-        say(self._console, f"\ncomparison: {page}", "bold")
-        for one, report in zip(done, reports, strict=True):
-            where = f"; checkpoint: {one.result.checkpoint}" if one.result.checkpoint else ""
-            say(self._console, f"{one.label}: report: {report}{where}")
-        say(self._console, f"the whole demo took {self._clock()}")
+        for one in done:
+            write_report(one.folder)
+        page = compare_report([one.folder for one in done], [one.label for one in done], self._place / "report.html")
+        say(self._console, f"\nthe whole demo took {self._clock()}")
+        say(self._console, "\nWhat happened, and what to do next:", "bold")
+        say(self._console, last_lines(comparison, runs, page, done[-1].folder))
 
 
 class _Limit:

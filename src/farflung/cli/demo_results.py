@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What counts of one run. ``bytes_slow``: bytes per step on the link that limits it, ``bytes_all``: on all links.
+    """What counts of one run. ``bytes_slow``: bytes per step on the link that limits the first run, ``bytes_all``: on all links.
 
     ``loss``: smoothed training loss at the end; ``evaluation``: loss on held-out text. ``reached``: seconds of training until
     the smoothed loss was first at most the common loss; ``matched``: until it was first at most the first run's lowest.
@@ -47,16 +48,18 @@ class Comparison:
 def compare(runs: Sequence[Run]) -> Comparison:
     """The runs at equal loss; ``runs[0]`` is what the others are measured against. Runs without a step are left out."""
     common, base = common_loss(runs), common_loss(runs[:1])
-    return Comparison(common=common, base=base, outcomes=tuple(_outcome(run, common, base) for run in runs if run.steps))
+    slow = next((link for run in runs if (link := run.slowest_link) is not None), None)
+    outcomes = tuple(_outcome(run, common, base, slow) for run in runs if run.steps)
+    return Comparison(common=common, base=base, outcomes=outcomes)
 
 
-def _outcome(run: Run, common: float | None, base: float | None) -> Outcome:
+def _outcome(run: Run, common: float | None, base: float | None, slow: tuple[int, int] | None) -> Outcome:
     return Outcome(
         label=run.label,
         steps=len(run.steps),
         step_seconds=run.median_seconds or 0.0,
-        predicted_seconds=run.predicted_seconds,
-        bytes_slow=0.0 if run.slowest_link is None else run.link_mean(run.slowest_link),
+        predicted_seconds=_predicted(run),
+        bytes_slow=0.0 if slow is None else run.link_mean(slow),
         bytes_all=run.total_bytes / len(run.steps),
         loss=run.smooth_losses[-1],
         evaluation=run.evaluations[-1].loss if run.evaluations else None,
@@ -64,6 +67,12 @@ def _outcome(run: Run, common: float | None, base: float | None) -> Outcome:
         reached=_time_to(run, common),
         matched=_time_to(run, base),
     )
+
+
+def _predicted(run: Run) -> float | None:
+    """The median prediction, beside the median step time: after a recovery the plan, and with it the prediction, is another."""
+    predictions = [record.predicted_seconds for record in run.steps if record.predicted_seconds is not None]
+    return statistics.median(predictions) if predictions else None
 
 
 def _time_to(run: Run, loss: float | None) -> float | None:

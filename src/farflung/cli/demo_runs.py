@@ -18,10 +18,12 @@ from farflung.job.spec import (
     ScheduleSpec,
 )
 
-__all__ = ["PRESET", "DemoRun", "demo_job", "demo_runs", "share_of_time"]
+__all__ = ["PRESET", "VICTIM", "DemoRun", "demo_job", "demo_runs", "share_of_time"]
 
 #: Two regions of two workers, 8 Mbit/s and 20 ms apart.
 PRESET = "local4-two-regions"
+#: The worker that the demo kills: at the end of the pipeline, where the loss is computed.
+VICTIM = "west-1"
 _SEED = 1
 #: Steps get slower than expected where a machine is not equally busy all the time.
 _MARGIN = 1.25
@@ -29,13 +31,22 @@ _MARGIN = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRun:
-    """One training run: at most ``steps`` steps and ``seconds`` seconds (whichever ends first)."""
+    """One training run: at most ``steps`` steps and ``seconds`` seconds (whichever ends first).
+
+    ``victim``: the worker that the demo kills in the middle of the run (empty: none). ``text``: the run ends with a text.
+    """
 
     label: str
     codec: CodecSpec
     steps: int
     seconds: float
     text: bool = False
+    victim: str = ""
+
+    @property
+    def death(self) -> int:
+        """The number of completed steps after which the victim dies: late, so that most steps have all workers."""
+        return max(1, self.steps * 6 // 10)
 
     def within(self, limit: float, before: Sequence[float]) -> DemoRun:
         """This run with so few steps that it ends by itself in ``limit`` seconds, if it shall write a text: a run that is stopped
@@ -59,15 +70,12 @@ def demo_runs(*, quick: bool, steps: int | None) -> tuple[DemoRun, ...]:
 
     ``steps`` bounds every run. Dense steps are some ten times as long as the others, so dense gets fewer of them.
     """
-    dense = DemoRun(label="dense", codec=CodecSpec(name="identity"), steps=40, seconds=95)
-    sparse = DemoRun(label="adatopk 100", codec=CodecSpec(name="adatopk", ratio=100, where="slow"), steps=90, seconds=55)
-    best = DemoRun(label="int4", codec=CodecSpec(name="int4", where="slow"), steps=280, seconds=110, text=True)
+    dense = DemoRun(label="dense", codec=CodecSpec(name="identity"), steps=24, seconds=45)
+    sparse = DemoRun(label="adatopk 100", codec=CodecSpec(name="adatopk", ratio=100, where="slow"), steps=40, seconds=22)
+    best = DemoRun(label="int4", codec=CodecSpec(name="int4", where="slow"), steps=110, seconds=60, text=True, victim=VICTIM)
     runs = (dense, sparse, best)
-    limits = (4, 6, 6) if quick else tuple(run.steps for run in runs)
-    return tuple(
-        DemoRun(label=run.label, codec=run.codec, steps=min(limit, steps or limit), seconds=run.seconds, text=run.text)
-        for run, limit in zip(runs, limits, strict=True)
-    )
+    limits = (4, 6, 8) if quick else tuple(run.steps for run in runs)
+    return tuple(replace(run, steps=min(limit, steps or limit)) for run, limit in zip(runs, limits, strict=True))
 
 
 def demo_job(run: DemoRun, *, quick: bool) -> JobSpec:
@@ -77,16 +85,17 @@ def demo_job(run: DemoRun, *, quick: bool) -> JobSpec:
     ``equal_number`` makes all four workers take part: the other planner, op_fence, would keep a model as small as this inside
     one region, where the network is fast.
     """
-    width, sequence, rows = (64, 32, 2) if quick else (144, 64, 8)
+    width, sequence, rows = (64, 32, 2) if quick else (96, 64, 8)
     return JobSpec(
         name=run.label,
         seed=_SEED,
         steps=run.steps,
         micro_batch_sizes=(rows,) * 4,
-        workers=4,
-        # a worker that a busy machine kept from speaking comes back by itself; one that has died ends the demo
+        # with a number of workers the run would wait for a new machine after a loss; without one it continues with the others
+        workers=None if run.victim else 4,
+        # also for a worker that missed its heartbeats on a busy machine: it joins again by itself
         on_loss="recover",
-        checkpoint=CheckpointSpec(recover_every=15),
+        checkpoint=CheckpointSpec(recover_every=20),
         model=ModelSpec(
             recipe="gpt", args={"vocab": 256, "sequence": sequence, "layers": 4, "width": width, "heads": 4, "tied": False}
         ),
@@ -103,7 +112,7 @@ def demo_job(run: DemoRun, *, quick: bool) -> JobSpec:
         codec=run.codec,
         plan=PlanSpec(planner="equal_number"),
         evaluate=EvaluateSpec(batches=2 if quick else 4),
-        generate=GenerateSpec(prompt="def ", tokens=20 if quick else 120) if run.text else GenerateSpec(),
+        generate=GenerateSpec(prompt="def ", tokens=20 if quick else 80) if run.text else GenerateSpec(),
     )
 
 
