@@ -60,9 +60,14 @@ CLUSTER = (
     "farflung checkpoint list RUN",
     "farflung checkpoint verify RUN",
     "farflung checkpoint export RUN model.safetensors",
+    'farflung generate RUN --prompt "def "',
+    'farflung generate RUN --prompt "def " --temperature 0',
 )
 #: Those that tests elsewhere run: with peft, with children of its own.
 ELSEWHERE = {
+    'farflung generate RUN --prompt "def " --max-tokens 50 --top-k 40 --top-p 0.9 --seed 7 --step 200': (
+        "cli/test_generate_command.py"
+    ),
     "farflung join farflung1-... --name attic-pc --data /data --service": "cli/test_member_commands.py",
     "farflung demo --folder NEW_FOLDER --steps N --quick": "cli/test_demo_whole.py",
     "farflung checkpoint export RUN out --transformers": "runtime/test_transformers_jobs.py",
@@ -101,7 +106,7 @@ def test_every_command_is_run_somewhere() -> None:
     assert {line for _, line in CASES} == {*OFFLINE, DRAWN, *OWNER, *CLUSTER, *ELSEWHERE}
     for name in ELSEWHERE.values():
         text = (DOCS.parent / "tests" / name).read_text(encoding="utf-8")
-        known = ('"demo"', '"export"', "export(", "farflung emulate", '"--service"', '"--mirror"', "run_trial")
+        known = ('"demo"', '"export"', "export(", "farflung emulate", '"--service"', '"--mirror"', "run_trial", '"generate"')
         assert any(word in text for word in known), name
 
 
@@ -211,6 +216,8 @@ def test_a_cluster_by_the_pages(pages: Pages, tmp_path: Path) -> None:
     assert "step 4: whole" in pages.type("farflung checkpoint verify RUN")
     pages.type("farflung checkpoint export RUN model.safetensors")
     assert (tmp_path / "model.safetensors").stat().st_size > 1000
+    for line in ('farflung generate RUN --prompt "def "', 'farflung generate RUN --prompt "def " --temperature 0'):
+        assert "def " in pages.type(line)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,10 +41,17 @@ def test_a_bundle_comes_back_as_it_was() -> None:
         topology=Topology.preset("homogeneous-3"),
         emulate=True,
         notes={"tokenizer": "{}"},
+        files={"tokenizer.model": bytes(range(256)), "generation_config.json": b"{}"},
     )
     back = Bundle.from_frame(travelled(bundle.to_frame("submit")))
     assert back == bundle
     assert back.graph == small_graph(4)
+
+
+def test_files_have_the_names_of_a_models_files() -> None:
+    frame = replace(small_bundle(), files={"../../authorized_keys": b"ssh-rsa"}).to_frame("submit")
+    with pytest.raises(WireError, match=r"a job can't bring a file called '../../authorized_keys': known are added_tokens.json"):
+        Bundle.from_frame(travelled(frame))
 
 
 def test_another_version_is_named() -> None:

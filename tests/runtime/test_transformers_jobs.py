@@ -12,6 +12,7 @@ import torch
 from loopback import Finished, Loopback, plainly, same, states_of, text_folder, text_job
 
 from farflung.cli.main import main
+from farflung.cli.progress import printable
 from farflung.job import JobSpec
 
 pytestmark = pytest.mark.slow
@@ -92,6 +93,60 @@ def test_export_loads_with_equal_logits(cluster: Loopback, kind: str) -> None:
     assert not notes["missing_keys"]
     assert not notes["unexpected_keys"]
     assert torch.equal(logits(loaded), logits(module.model))
+
+
+def with_tokenizer(folder: Path) -> None:
+    """A tokenizer of words, settings for generation and a chat template beside the model in ``folder``."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+    words = {"<|endoftext|>": 0, "[UNK]": 1, **{f"word{number}": number for number in range(2, 256)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", unk_token="[UNK]")
+    whole.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    whole.save_pretrained(folder)
+    GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=0, pad_token_id=0).save_pretrained(folder)
+
+
+def test_an_export_brings_tokenizer_and_generation_settings(cluster: Loopback) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    pretrained("gpt2", cluster.home)
+    with_tokenizer(cluster.home / "pretrained")
+    (cluster.home / "corpus" / "part0.txt").write_text(" ".join(f"word{number % 250 + 2}" for number in range(900)))
+    args = {"sequence": 16, "folder": str(cluster.home / "pretrained")}
+    data = {"glob": "part0.txt", "tokenizer": "pretrained/tokenizer.json"}
+    finished = cluster.run(text_job(steps=2, model={"recipe": "gpt2", "args": args}, data=data))
+    assert finished.result.status == "finished", finished.result.cause
+    folder = export(finished, cluster.home / "out", "--transformers")
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    asked = tokenizer("word7 word8", return_tensors="pt")
+    assert asked["input_ids"].tolist() == [[7, 8]]
+    assert tokenizer.apply_chat_template([{"content": "word3"}], tokenize=False) == "word3 "
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    answer = model.generate(**asked)
+    assert 2 < answer.shape[1] <= 7, "generation_config.json says five tokens at most"
+    assert model.generation_config.max_new_tokens == 5
+    assert tokenizer.decode(answer[0, :2]) == "word7 word8"
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 2, "lora_targets": "c_attn"}])
+def test_generate_writes_what_the_run_wrote(
+    cluster: Loopback, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    """The run's own text at its end, token by token through two stages, and that of the command are the same."""
+    pretrained("gpt2", cluster.home)
+    model = cluster.home / "pretrained"
+    wanted = {"prompt": "def answer", "tokens": 12, "temperature": 0.0}
+    args = {"sequence": 16, "folder": str(model), **changes}
+    finished = cluster.run(text_job(steps=4, model={"recipe": "gpt2", "args": args}, generate=wanted))
+    assert finished.result.status == "finished", finished.result.cause
+    for place in (model, model.rename(cluster.home / "elsewhere")):  # with, and without the folder of the model
+        with pytest.raises(SystemExit) as over:
+            main(["generate", str(finished.folder), "--prompt", "def answer", "--temperature", "0", "--max-tokens", "12"])
+        assert not over.value.code, place
+        assert capsys.readouterr().out == f"{printable(finished.result.sample)}\n"
 
 
 @pytest.mark.parametrize("where", ["submitter", "workers"])

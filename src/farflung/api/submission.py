@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from farflung.checkpoint import Weights, match_states
+from farflung.checkpoint import Weights, find_model_files, match_states
 from farflung.checkpoint.safetensors import encode
 from farflung.cluster import Topology
 from farflung.codecs import CODECS
@@ -54,6 +54,7 @@ def bundle_job(
     if job.model is None:
         raise InputError("the job has no [model]: name a recipe, e.g. recipe = 'gpt', or your own 'model.py:make'")
     recipe = load_recipe(job.model.recipe, job.model.args, base=base)
+    files = find_model_files(job, base)
     sizes = sorted(set(job.micro_batch_sizes), reverse=True)
     say(f"capturing {job.model.recipe} for micro-batches of {', '.join(map(str, sizes))}")
     graphs = {size: freeze(recipe.graph("train", size), job) for size in sizes}
@@ -72,6 +73,7 @@ def bundle_job(
         topology=topology,
         emulate=emulate,
         notes=recipe.notes,
+        files=files,
     )
 
 

@@ -6,6 +6,7 @@ from farflung.checkpoint.adapters import Adapters, export_adapters
 from farflung.checkpoint.blob import Blob, FetchedBlob, FileBlob
 from farflung.checkpoint.export import export_file, export_transformers
 from farflung.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, check_resume
+from farflung.checkpoint.model_files import MODEL_FILES, ModelFiles, bytes_tokenizer, find_model_files
 from farflung.checkpoint.objects import ObjectCheckpoints
 from farflung.checkpoint.reader import CheckpointReader
 from farflung.checkpoint.safetensors import SafetensorsIndex, TensorEntry
@@ -13,6 +14,7 @@ from farflung.checkpoint.store import CheckpointStore, encode_shard, locate, pac
 from farflung.checkpoint.weights import Match, Weights, match_states
 
 __all__ = [
+    "MODEL_FILES",
     "Adapters",
     "Blob",
     "CheckpointReader",
@@ -21,17 +23,20 @@ __all__ = [
     "FileBlob",
     "Manifest",
     "Match",
+    "ModelFiles",
     "ObjectCheckpoints",
     "SafetensorsIndex",
     "ShardRecord",
     "TensorEntry",
     "TensorRecord",
     "Weights",
+    "bytes_tokenizer",
     "check_resume",
     "encode_shard",
     "export_adapters",
     "export_file",
     "export_transformers",
+    "find_model_files",
     "locate",
     "match_states",
     "pack",

@@ -9,14 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from farflung.checkpoint import (
-    Adapters,
     CheckpointReader,
     CheckpointStore,
     Manifest,
     ObjectCheckpoints,
     export_adapters,
     export_file,
-    export_transformers,
     locate,
 )
 from farflung.cli.home import run_folder
@@ -45,11 +43,6 @@ def _find(run: str, folder: Path | None, step: int | None = None) -> tuple[Check
     """
     store, named = locate(run_folder(run, folder))
     return store, named if step is None else step
-
-
-def _open(run: str, folder: Path | None, step: int | None) -> CheckpointReader:
-    store, chosen = _find(run, folder, step)
-    return CheckpointReader.from_folder(store.folder, chosen)
 
 
 def _size(manifest: Manifest) -> Bytes:
@@ -158,32 +151,15 @@ def export(
     taken = any(out.iterdir()) if out.is_dir() else out.exists()
     if taken and not force:
         raise InputError(f"{out} is there already: name another place, or pass --force to write over it")
-    reader = _open(run, folder, step)
+    store, chosen = _find(run, folder, step)
+    reader = CheckpointReader.from_folder(store.folder, chosen)
     if adapters:
         typer.echo(export_adapters(reader, out))
     elif transformers:
-        typer.echo(_export_transformers(reader, out))
+        from farflung.cli.model_export import export_model
+
+        for line in export_model(reader, store.folder.parent, out):
+            typer.echo(line)
     else:
         written = export_file(reader, out)
         typer.echo(f"{out}: {counted(len(written), 'tensor')} of step {reader.manifest.step}")
-
-
-def _export_transformers(reader: CheckpointReader, out: Path) -> Path:
-    notes = reader.manifest.notes
-    if "transformers" not in notes:
-        raise InputError(
-            "this run's model is not one of the transformers library (no configuration in the checkpoint): "
-            "export to one safetensors file instead"
-        )
-    prefix = notes.get("prefix", "")
-    found = Adapters.of(reader)
-    if found is None:
-        names = {state: state.removeprefix(prefix) for state in reader.manifest.states}
-        return export_transformers(reader, out, config=notes["transformers"], names=names)
-    merging = found
-    names = {
-        state: merging.plain_name(state).removeprefix(prefix) for state in reader.manifest.states if not merging.is_adapter(state)
-    }
-    return export_transformers(
-        reader, out, config=notes["transformers"], names=names, change=lambda state, value: merging.merge(reader, state, value)
-    )

@@ -45,11 +45,12 @@ COMMANDS: dict[str, CommandEntry] = {
     **_panel(
         "Runs",
         {
-            "submit": ("runs", "Submit a job. It starts when enough workers have joined."),
+            "submit": ("runs", "Submit a job, or continue a run with --resume."),
             "watch": ("runs", "Show the progress of a run until the run ends."),
             "stop": ("runs", "Stop a run after its current step, with a checkpoint."),
             "report": ("report", "Write a report of one run, or of several for comparison."),
             "trace": ("tracing", "Show where the time of a run went."),
+            "generate": ("generation", "Continue a text with the model of a run."),
             "checkpoint": ("checkpoints", "List, verify, export and copy checkpoints."),
         },
     ),
@@ -74,7 +75,7 @@ COMMANDS: dict[str, CommandEntry] = {
     **_panel(
         "Trying it out",
         {
-            "demo": ("demo", "Train a small language model across two emulated regions."),
+            "demo": ("demo", "Train a small language model across two emulated regions; one worker dies."),
             "emulate": ("emulation", "Run a command on an emulated network (Linux, root)."),
             "chaos": ("chaos", "Run a job under injected faults and compare the results."),
         },

@@ -18,7 +18,6 @@ app = typer.Typer(
     cls=LazyCommands,
     help="Train any PyTorch model on machines that are far apart, unequal and unreliable.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -45,7 +44,7 @@ def version() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of ``farflung`` and of ``python -m farflung``."""
     try:
-        app(arguments, standalone_mode=True)
+        app(arguments, standalone_mode=True, prog_name="farflung")
     except FarflungError as error:
         typer.echo(f"farflung: {error}", err=True)
         sys.exit(error.exit_code)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from farflung.checkpoint import MODEL_FILES
 from farflung.cluster import Topology
 from farflung.errors import GraphError, VersionError, WireError
 from farflung.graph.ir import Graph
@@ -19,6 +20,8 @@ __all__ = ["BUNDLE_VERSION", "Bundle", "squeeze", "unsqueeze"]
 
 BUNDLE_VERSION = 1
 _MAX_DOCUMENT = 256 << 20
+#: The names of documents that are files of the model begin with this.
+_FILE = "file-"
 
 
 def squeeze(text: str) -> bytes:
@@ -32,11 +35,10 @@ def unsqueeze(data: bytes | memoryview, limit: int = _MAX_DOCUMENT) -> str:
     Raises:
         WireError: it is damaged, or larger than ``limit`` bytes when unpacked.
     """
-    return _unpack(data, limit)[0]
+    return _as_text(_unpack(data, limit))
 
 
-def _unpack(data: bytes | memoryview, limit: int) -> tuple[str, int]:
-    """The text and its bytes."""
+def _unpack(data: bytes | memoryview, limit: int) -> bytes:
     if limit <= 0:  # zlib takes 0 for no limit at all
         raise WireError(f"the documents of a job are together larger than {_MAX_DOCUMENT} bytes")
     unpacker = zlib.decompressobj()
@@ -46,8 +48,12 @@ def _unpack(data: bytes | memoryview, limit: int) -> tuple[str, int]:
         raise WireError(f"a compressed document is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise WireError(f"a compressed document is cut, or larger than {limit} bytes")
+    return body
+
+
+def _as_text(body: bytes) -> str:
     try:
-        return body.decode("utf-8"), len(body)
+        return body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise WireError(f"a compressed document is no text: {error}") from None
 
@@ -57,7 +63,8 @@ class Bundle:
     """Everything that decides what a run computes, and the topology it was submitted with.
 
     ``graphs``: training graphs by number of samples in the micro-batch. ``emulate``: shape the links as ``topology`` says (for
-    demonstrations and tests on one machine). ``notes``: what an export needs later (JSON texts by name).
+    demonstrations and tests on one machine). ``notes``: what an export needs later (JSON texts by name). ``files``: tokenizer and
+    generation settings of the model, by file name; the broker keeps them, workers do not get them.
     """
 
     run: str
@@ -68,6 +75,7 @@ class Bundle:
     topology: Topology | None = None
     emulate: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -83,14 +91,16 @@ class Bundle:
                 documents[name] = graph.to_json()
         if self.topology is not None:
             documents["topology"] = self.topology.to_json()
+        packed = {name: squeeze(text) for name, text in documents.items()}
+        packed |= {f"{_FILE}{name}": zlib.compress(data, 6) for name, data in self.files.items()}
         header = {
             "bundle": BUNDLE_VERSION,
             "run": self.run,
-            "documents": list(documents),
+            "documents": list(packed),
             "emulate": self.emulate,
             "notes": dict(self.notes),
         }
-        return Frame(kind, header, tuple(squeeze(text) for text in documents.values()))
+        return Frame(kind, header, tuple(packed.values()))
 
     @classmethod
     def from_frame(cls, frame: Frame) -> Bundle:
@@ -109,7 +119,10 @@ class Bundle:
         names = header.get("documents")
         if not isinstance(names, list) or len(names) != len(frame.sections):
             raise WireError("a job's documents and their names do not agree")
-        texts = _unpack_all([str(name) for name in names], frame.sections)
+        packed = _unpack_all([str(name) for name in names], frame.sections)
+        files = {name.removeprefix(_FILE): body for name, body in packed.items() if name.startswith(_FILE)}
+        _check_files(files)
+        texts = {name: _as_text(body) for name, body in packed.items() if not name.startswith(_FILE)}
         graphs = {_rows(name): Graph.from_json(body) for name, body in texts.items() if name.startswith("graph-")}
         if "job" not in texts or not graphs:
             raise GraphError("a submitted job needs a job document and at least one training graph")
@@ -124,19 +137,27 @@ class Bundle:
             topology=Topology.from_json(texts["topology"]) if "topology" in texts else None,
             emulate=header.get("emulate") is True,
             notes={str(key): str(value) for key, value in table(header, "notes").items()},
+            files=files,
         )
 
 
-def _unpack_all(names: Sequence[str], sections: Sequence[memoryview | bytes]) -> dict[str, str]:
+def _unpack_all(names: Sequence[str], sections: Sequence[memoryview | bytes]) -> dict[str, bytes]:
     """The documents by name; together they have the limit that one alone has."""
-    texts: dict[str, str] = {}
+    bodies: dict[str, bytes] = {}
     left = _MAX_DOCUMENT
     for name, section in zip(names, sections, strict=True):
-        if name in texts:
+        if name in bodies:
             raise WireError(f"a job's document {name!r:.60} stands twice")
-        texts[name], taken = _unpack(section, left)
-        left -= taken
-    return texts
+        bodies[name] = _unpack(section, left)
+        left -= len(bodies[name])
+    return bodies
+
+
+def _check_files(names: Iterable[str]) -> None:
+    """Files are written under these names, so only those of a model are accepted."""
+    strange = sorted(name for name in names if name not in MODEL_FILES)
+    if strange:
+        raise WireError(f"a job can't bring a file called {strange[0]!r:.60}: known are {', '.join(sorted(MODEL_FILES))}")
 
 
 def _rows(name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from farflung.runtime.bundle import Bundle, squeeze
@@ -16,7 +17,7 @@ __all__ = ["preparation_of"]
 
 def preparation_of(bundle: Bundle, live: LiveRun, planned: Planned, start: Start) -> Frame:
     """What every worker of the run gets, but for its own name and its peers' addresses."""
-    frame = bundle.to_frame("prepare")
+    frame = replace(bundle, files={}).to_frame("prepare")
     protection = planned.protection(live.job)
     rounds = Rounds(every=protection.every, guards=protection.guards, least=protection.least, budget=protection.budget)
     extra: dict[str, Any] = {**start.header, "recovered": live.begun > 0, "submitter": live.submitter, "rounds": rounds.header()}

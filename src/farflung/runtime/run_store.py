@@ -13,6 +13,7 @@ from farflung.checkpoint import (
     CheckpointReader,
     CheckpointStore,
     Manifest,
+    ModelFiles,
     ShardRecord,
     Weights,
     check_resume,
@@ -79,6 +80,7 @@ class RunStore:
         self._write(self.folder.graph, bundle.graph.to_json())
         if bundle.notes:
             self._write(self.root / "notes.json", json.dumps(dict(bundle.notes), indent=1))
+        ModelFiles(self.root).write(bundle.files)
 
     def write_plan(self, plan: Plan, topology: str) -> None:
         """Keep the plan and the topology that it was made for."""
