@@ -65,6 +65,9 @@ CLUSTER = (
 )
 #: Those that tests elsewhere run: with peft, with children of its own.
 ELSEWHERE = {
+    "farflung submit --resume RUN": "runtime/test_continuations.py",
+    "farflung submit --resume RUN --steps 2000": "runtime/test_continuations.py",
+    "farflung submit job.toml --resume RUN": "runtime/test_continuations.py",
     'farflung generate RUN --prompt "def " --max-tokens 50 --top-k 40 --top-p 0.9 --seed 7 --step 200': (
         "cli/test_generate_command.py"
     ),
@@ -106,7 +109,17 @@ def test_every_command_is_run_somewhere() -> None:
     assert {line for _, line in CASES} == {*OFFLINE, DRAWN, *OWNER, *CLUSTER, *ELSEWHERE}
     for name in ELSEWHERE.values():
         text = (DOCS.parent / "tests" / name).read_text(encoding="utf-8")
-        known = ('"demo"', '"export"', "export(", "farflung emulate", '"--service"', '"--mirror"', "run_trial", '"generate"')
+        known = (
+            '"demo"',
+            '"export"',
+            "export(",
+            "farflung emulate",
+            '"--service"',
+            '"--mirror"',
+            "run_trial",
+            '"generate"',
+            '"--resume"',
+        )
         assert any(word in text for word in known), name
 
 

@@ -10,13 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
+from farflung.cli.completion import complete_run
+from farflung.cli.continuation import adapted, start_line
 from farflung.cli.home import open_client
 from farflung.cli.options import about, quantity
 from farflung.cli.planning import read_topology
 from farflung.cli.progress import show_run
 from farflung.cli.report import report_here
+from farflung.cluster import Topology
 from farflung.errors import ConnectionLost, FarflungError, InputError, Stopped, TrainingError
-from farflung.job import load_job
+from farflung.job import JobSpec, load_job
 from farflung.job.check import check_decided
 from farflung.protocol.members import MemberState
 from farflung.runtime.client import Client
@@ -43,7 +46,12 @@ def register(app: typer.Typer) -> None:
 
 
 def submit(
-    job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
+    job: Annotated[Path | None, typer.Argument(help="The job file (TOML); with --resume it may be left out.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Continue this run from its newest checkpoint, as a new run.", autocompletion=complete_run),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the job in all (default: those of the job).")] = None,
     ticket: TicketOption = None,
     topology: Annotated[str | None, typer.Option(help="Links between the workers: TOML file or preset.")] = None,
     emulate: Annotated[bool, typer.Option(help="Make the links as slow as the topology says.")] = False,
@@ -51,24 +59,28 @@ def submit(
     retry: RetryOption = "10 min",
     home: HomeOption = None,
 ) -> None:
-    """Hand in a job; it starts when enough workers are there."""
-    from farflung.api.submission import bundle_job, check_data, send_weights
-
+    """Submit a job; it starts when enough workers have joined. With --resume: continue a run that is over."""
     if emulate and topology is None:
         raise InputError("--emulate makes links as slow as a topology says: add --topology FILE")
-    spec = load_job(job)
-    check_decided(spec)
+    spec = None if job is None else adapted(load_job(job), resume, steps)
+    if spec is not None:
+        check_decided(spec)
+    elif resume is None or topology is not None:
+        raise InputError(
+            "name the job file" if resume is None else f"--topology needs the job file, too: submit JOB --resume {resume}"
+        )
     chosen = None if topology is None else read_topology(topology)
     if chosen is None and (emulated := os.environ.get(EMULATED)):
         typer.echo(f"links are planned as they are known so far; --topology {emulated} plans with the emulated ones", err=True)
     patience = quantity(Seconds, retry, "--retry")
     client = open_client(ticket, home)
     try:
-        with about(job):
-            bundle = bundle_job(spec, base=job.parent, topology=chosen, emulate=emulate, say=typer.echo)
-        check_data(bundle, job.parent)
-        send_weights(client, bundle)
-        answer = client.submit(bundle, typer.echo)
+        if source := resume if spec is None else spec.checkpoint.resume:
+            typer.echo(start_line(client, source, steps if spec is None else spec.steps))  # before the capture, which takes long
+        if spec is None or job is None:
+            answer = client.resume(str(resume), steps, typer.echo)
+        else:
+            answer = _submit_job(client, spec, job, chosen, emulate=emulate)
         client.patience = patience
         typer.echo(f"{answer['run']}: {_state(answer)}; its folder at the broker is {answer['folder']}")
         if follow:
@@ -82,6 +94,17 @@ def submit(
             _tell_report(answer["folder"])
     finally:
         client.close()
+
+
+def _submit_job(client: Client, spec: JobSpec, job: Path, topology: Topology | None, *, emulate: bool) -> Mapping[str, str]:
+    """Capture the model of the job file ``job`` and submit it."""
+    from farflung.api.submission import bundle_job, check_data, send_weights
+
+    with about(job):
+        bundle = bundle_job(spec, base=job.parent, topology=topology, emulate=emulate, say=typer.echo)
+    check_data(bundle, job.parent)
+    send_weights(client, bundle)
+    return client.submit(bundle, typer.echo)
 
 
 def _tell_report(folder: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from farflung import errors
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError, TrainingError
+from farflung.ids import new_id
 from farflung.plan.document import plan_from_json
 from farflung.plan.model import Plan
 from farflung.runtime.bundle import Bundle
@@ -81,8 +82,24 @@ class Client:
         A job that resumes waits for as long as the broker reads the checkpoint (``say`` is told); a broker that dies meanwhile
         is noticed by the connection.
         """
+        return self._taken_in("submit", bundle.to_frame("submit"), say)
+
+    def resumable(self, source: str) -> Mapping[str, object]:
+        """``step``, ``steps`` and ``schedule`` of an earlier run, from whose newest checkpoint another one may continue.
+
+        Raises:
+            FarflungError: there is no such run or checkpoint, or it is somebody else's.
+        """
+        return self._rpc.call("resumable", Frame("resumable", {"source": source})).header
+
+    def resume(self, source: str, steps: int | None, say: Callable[[str], None] = lambda line: None) -> Mapping[str, str]:
+        """Submit a run that continues ``source`` up to ``steps`` (None: as many as before); returns what ``submit`` returns."""
+        header = {"source": source, "run": new_id("run")} | ({} if steps is None else {"steps": steps})
+        return self._taken_in("resume", Frame("resume", header), say)
+
+    def _taken_in(self, method: str, request: Frame, say: Callable[[str], None]) -> Mapping[str, str]:
         answer: Mapping[str, object] = {}
-        for frame in self._rpc.stream("submit", bundle.to_frame("submit")):
+        for frame in self._rpc.stream(method, request):
             if frame.kind == "checking":
                 say(f"the broker checks every byte of the checkpoint to go on from ({frame.header['source']})")
             answer = frame.header

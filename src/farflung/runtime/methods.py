@@ -18,6 +18,7 @@ from farflung.protocol.broker import RunState
 from farflung.protocol.events import RunFailed, StopRequested
 from farflung.protocol.members import Member, MemberState
 from farflung.runtime.bundle import Bundle
+from farflung.runtime.continuations import Continuations
 from farflung.runtime.fields import text, texts, whole
 from farflung.runtime.live_run import LiveRun, new_run
 from farflung.runtime.mirroring import Mirror
@@ -52,6 +53,7 @@ class Methods:
         #: Copies checkpoints elsewhere, where the broker's owner wants that.
         self.mirror: Mirror | None = None
         self._folders = folders
+        self._continuations = Continuations(runs, folders)
         self._closed = False
         self._clock = MonotonicClock()
 
@@ -60,6 +62,8 @@ class Methods:
         server.session("upload", self.upload)
         server.unary("clock", self.clock)
         server.stream("submit", self.submit)
+        server.unary("resumable", self.resumable)
+        server.stream("resume", self.resume)
         server.unary("status", self.status)
         server.stream("profile", self.profile)
         server.unary("stop", self.stop)
@@ -79,8 +83,21 @@ class Methods:
 
     def submit(self, call: Call, frame: Frame) -> Iterator[Frame]:
         """Take in a job. A stream, so that the check of a large checkpoint to go on from may take its time."""
-        caller = _client(call, "submit jobs")
-        bundle = Bundle.from_frame(frame)
+        yield from self._take_in(_client(call, "submit jobs"), Bundle.from_frame(frame))
+
+    def resume(self, call: Call, frame: Frame) -> Iterator[Frame]:
+        """Take in a run that continues an earlier one; answers as ``submit``."""
+        caller, header = _client(call, "resume runs"), frame.header
+        steps = whole(header, "steps", low=1) if "steps" in header else None
+        source, run = text(header, "source", limit=4000), text(header, "run", limit=200)
+        yield from self._take_in(caller, self._continuations.bundle(source, caller, run, steps))
+
+    def resumable(self, call: Call, frame: Frame) -> Frame:
+        """Where a run that continues an earlier one would begin."""
+        caller = _client(call, "resume runs")
+        return Frame("resumable", self._continuations.describe(text(frame.header, "source", limit=4000), caller))
+
+    def _take_in(self, caller: Caller, bundle: Bundle) -> Iterator[Frame]:
         root = self._folders.path(bundle.run)
         if (root / "job.json").exists():
             raise InputError(f"run {bundle.run!r} exists already; submit again for a new name")

@@ -27,7 +27,7 @@ from farflung.telemetry.faults import fault_point
 from farflung.units import counted
 from farflung.wire.frames import Frame, decode_frame, encode_frame
 
-__all__ = ["keep_bundle", "restore"]
+__all__ = ["keep_bundle", "read_bundle", "restore"]
 
 #: Seconds for the workers of a run to come back, before it goes on with those that are there.
 _RETURN_SECONDS = 30.0
@@ -58,7 +58,7 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
     result = RunFolder(root).read_result()  # written before the journal says so
     if result is None and kept.outcome:
         raise DataError(f"{root} has no result.json, although the run is over")
-    bundle = None if result is not None else _bundle(root)
+    bundle = None if result is not None else read_bundle(root)
     live = _live(kept, root, bundle)
     if result is not None:
         live.result = result
@@ -101,7 +101,12 @@ def _kind(kept: KeptRun, result: RunResult) -> str:
     return kept.kind or ("TrainingError" if result.status == "failed" else "")
 
 
-def _bundle(root: Path) -> Bundle:
+def read_bundle(root: Path) -> Bundle:
+    """What ``keep_bundle`` wrote.
+
+    Raises:
+        DataError: it is not there.
+    """
     try:
         data = (root / _BUNDLE).read_bytes()
     except OSError as error:

@@ -1,0 +1,44 @@
+"""``farflung submit --resume RUN``: a new run that continues an earlier one from its newest checkpoint."""
+
+from __future__ import annotations
+
+from farflung.errors import InputError
+from farflung.job import JobSpec, check_job
+from farflung.runtime.client import Client
+
+__all__ = ["adapted", "start_line"]
+
+#: Learning-rate schedules that depend on the number of steps.
+_STRETCHED = ("cosine", "linear")
+
+
+def adapted(job: JobSpec, resume: str | None, steps: int | None) -> JobSpec:
+    """``job`` with the options ``--resume`` and ``--steps``.
+
+    Raises:
+        InputError: the job does not allow so few steps.
+    """
+    if resume is not None:
+        job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"resume": resume})})
+    if steps is not None:
+        job = job.model_copy(update={"steps": steps})
+        check_job(job)
+    return job
+
+
+def start_line(client: Client, source: str, steps: int | None) -> str:
+    """Where a run that continues ``source`` begins (``steps``: of the new job, None: as many as before).
+
+    Raises:
+        InputError: there is no run or folder ``source`` at the broker, or no step is left.
+        CheckpointError: it has no checkpoint.
+    """
+    found = client.resumable(source)
+    begin, before = int(str(found["step"])), int(str(found["steps"]))
+    wanted = steps or before
+    if wanted <= begin:
+        raise InputError(f"{source} has a checkpoint after step {begin} of {wanted}: add --steps N with N above {begin}")
+    line = f"continues {source} after step {begin}, up to step {wanted}"
+    if wanted != before and found["schedule"] in _STRETCHED:
+        line += f"; its {found['schedule']} schedule of learning rates now ends at step {wanted} instead of {before}"
+    return line
