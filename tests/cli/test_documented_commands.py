@@ -65,7 +65,8 @@ def known(line: str) -> tuple[Any, list[str]]:
 def parse(line: str) -> None:
     """Let the command's own parser read ``line``; nothing is run."""
     command, words = known(line)
-    assert not hasattr(command, "get_command"), f"{line}: a command of {command.name} is missing"
+    # a group may have options of its own, such as --install-completion
+    assert not hasattr(command, "get_command") or words, f"{line}: a command of {command.name} is missing"
     command.make_parser(click.Context(command)).parse_args(words)
 
 

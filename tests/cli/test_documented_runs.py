@@ -65,6 +65,9 @@ CLUSTER = (
 )
 #: Those that tests elsewhere run: with peft, with children of its own.
 ELSEWHERE = {
+    "farflung --install-completion": "cli/test_completion.py",
+    "farflung --show-completion": "cli/test_completion.py",
+    "farflung broker --listen 0.0.0.0:7070 --advertise broker.example.org --service": "cli/test_member_commands.py",
     "farflung submit --resume RUN": "runtime/test_continuations.py",
     "farflung submit --resume RUN --steps 2000": "runtime/test_continuations.py",
     "farflung submit job.toml --resume RUN": "runtime/test_continuations.py",
@@ -118,6 +121,7 @@ def test_every_command_is_run_somewhere() -> None:
             '"--mirror"',
             "run_trial",
             '"generate"',
+            "--install-completion",
             '"--resume"',
         )
         assert any(word in text for word in known), name

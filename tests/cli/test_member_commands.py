@@ -23,6 +23,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    control = tmp_path / "bin" / "systemctl"  # for machines without systemd
+    control.parent.mkdir()
+    control.write_text("#!/bin/sh\n")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([os.environ["PATH"], str(control.parent)]))
     return tmp_path
 
 
@@ -50,6 +55,38 @@ def test_a_service_is_written_and_started_by_the_commands_that_are_told(home: Pa
     assert kept.stat().st_mode & 0o077 == 0
     assert "Restart=on-failure" in text, "who was told to leave stays away"
     assert f"Environment=FARFLUNG_HOME={home / 'home'}" in text
+    verified(unit, home)
+
+
+def test_a_brokers_service_survives_a_reboot(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capsys,
+        *("broker", "--service", "--user", "--listen", "0.0.0.0:7071", "--advertise", "broker.example.org", "--valid", "7 d"),
+        *("--mirror", "s3://bucket/100%"),
+    )
+    unit, folder = home / "config" / "systemd" / "user" / "farflung-broker.service", home / "home" / "broker"
+    assert code == 0
+    assert out.splitlines() == [
+        f"wrote {unit}",
+        "start it:   systemctl --user daemon-reload && systemctl --user enable --now farflung-broker",
+        "its log:    journalctl --user -u farflung-broker -f",
+        "stop it:    systemctl --user stop farflung-broker",
+        f"remove it:  systemctl --user disable --now farflung-broker && rm {unit}",
+        "start it with the machine, and let it run while you are not logged in:  loginctl enable-linger",
+        f"a ticket to join (after the start):  farflung ticket issue --address broker.example.org:7071 --home {folder}",
+        f"a ticket to submit:  farflung ticket issue --address broker.example.org:7071 --home {folder} --scope submit",
+    ]
+    text = unit.read_text()
+    options = f'--home {folder} --listen 0.0.0.0:7071 --advertise broker.example.org --valid "7 d" --mirror s3://bucket/100%%'
+    assert f'-m farflung broker {options} --run-limit "256 GB" --ticket-limit "1 TB"\n' in text
+    for line in ("Restart=always", "KillSignal=SIGKILL", f"WorkingDirectory={folder}", "WantedBy=default.target"):
+        assert line in text.splitlines()
+    assert folder.stat().st_mode & 0o077 == 0
+    verified(unit, home)
+
+
+def verified(unit: Path, home: Path) -> None:
+    """systemd reads the unit without a complaint, where there is systemd."""
     verify = shutil.which("systemd-analyze")
     if verify is None:
         pytest.skip("no systemd-analyze")
@@ -57,6 +94,25 @@ def test_a_service_is_written_and_started_by_the_commands_that_are_told(home: Pa
     command = [verify, "--user", "verify", str(unit)]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert [line for line in found.stderr.splitlines() if "farflung" in line] == []
+
+
+def test_a_service_needs_systemd_and_a_fixed_port(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = run(capsys, "broker", "--service", "--user", "--listen", "127.0.0.1:0")
+    assert (code, err) == (
+        2,
+        "farflung: --listen 127.0.0.1:0: a service needs a fixed port, which workers find again after a restart, e.g. 7070\n",
+    )
+    monkeypatch.setenv("PATH", str(home / "nothing"))
+    for command in (("broker", "--service", "--user"), ("join", str(TICKET), "--service", "--user", "--name", "attic")):
+        code, out, err = run(capsys, *command)
+        assert (code, out) == (2, "")
+        assert err == (
+            "farflung: --service needs systemd, and this machine has no systemctl: "
+            "let the machine's own service manager run the command without --service\n"
+        )
+    assert not (home / "config").exists()
 
 
 def test_what_systemd_would_read_otherwise_is_quoted(tmp_path: Path) -> None:

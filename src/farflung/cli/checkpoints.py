@@ -17,6 +17,7 @@ from farflung.checkpoint import (
     export_file,
     locate,
 )
+from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
 from farflung.errors import CheckpointError, FarflungError, InputError
 from farflung.units import Bytes, counted
@@ -25,7 +26,12 @@ __all__ = ["register"]
 
 checkpoints = typer.Typer(no_args_is_help=True, help="List, verify and export checkpoints.")
 
-RunArgument = Annotated[str, typer.Argument(help="A run's name (on the broker's machine), or the folder of a run or checkpoint.")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A run's name (on the broker's machine), or the folder of a run or checkpoint.", autocompletion=complete_run
+    ),
+]
 HomeOption = Annotated[Path | None, typer.Option("--home", help="The broker's folder.")]
 StepOption = Annotated[int | None, typer.Option(help="Which checkpoint (default: the newest whole one).")]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.broker_service import broker_service
 from farflung.cli.home import (
     broker_folder,
     default_name,
@@ -50,6 +51,8 @@ def broker(
     run_limit: Annotated[str, typer.Option(help="Bytes that are kept of one run at most.")] = "256 GB",
     ticket_limit: Annotated[str, typer.Option(help="Bytes that are kept of all runs of one ticket at most.")] = "1 TB",
     mirror: Annotated[str | None, typer.Option(help="Copy checkpoints to an object store, e.g. s3://bucket/folder.")] = None,
+    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit that does this, and stop there.")] = False,
+    user: Annotated[bool, typer.Option("--user", help="With --service: a service of your own, without root.")] = False,
 ) -> None:
     """Start a broker and print the tickets to join it and to submit jobs."""
     from farflung.api.planning import judge
@@ -58,6 +61,12 @@ def broker(
     from farflung.runtime.run_folders import UploadLimits
 
     validity = quantity(Seconds, valid, "--valid")
+    if service:
+        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror}
+        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit}
+        for line in broker_service(given, broker_folder(folder), user=user):
+            typer.echo(line)
+        return
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())

@@ -75,7 +75,7 @@ COMMANDS: dict[str, CommandEntry] = {
     **_panel(
         "Trying it out",
         {
-            "demo": ("demo", "Train a small language model across two emulated regions; one worker dies."),
+            "demo": ("demo", "Train a small model across two regions. One worker dies."),
             "emulate": ("emulation", "Run a command on an emulated network (Linux, root)."),
             "chaos": ("chaos", "Run a job under injected faults and compare the results."),
         },

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from farflung.cli.completion import complete_worker
 from farflung.cli.home import members_folder, open_client
 from farflung.cli.options import quantity
 from farflung.errors import InputError
@@ -14,7 +15,9 @@ from farflung.units import Bytes, BytesPerSecond
 
 __all__ = ["register"]
 
-NameArgument = Annotated[str | None, typer.Argument(help="The worker's name (default: the one that runs here).")]
+NameArgument = Annotated[
+    str | None, typer.Argument(help="The worker's name (default: the one that runs here).", autocompletion=complete_worker)
+]
 TicketOption = Annotated[str | None, typer.Option("--ticket", help="For a worker elsewhere: an owner's ticket, or yours.")]
 HomeOption = Annotated[Path | None, typer.Option("--home", help="The folder of this machine's broker, where its ticket is.")]
 

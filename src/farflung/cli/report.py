@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
 from farflung.cli.options import to_write
 from farflung.errors import FarflungError
@@ -23,7 +24,8 @@ def register(app: typer.Typer) -> None:
 
 def report(
     runs: Annotated[
-        list[str], typer.Argument(help="A run of this machine's broker or the folder of one; several: compare them.")
+        list[str],
+        typer.Argument(help="A run of this machine's broker or a run's folder; several: compare.", autocompletion=complete_run),
     ],
     target: Annotated[
         Path | None, typer.Option("--out", help="File to write, .html or .md (default: report.html in the first folder).")

@@ -114,7 +114,7 @@ def _tell_report(folder: str) -> None:
 
 
 def status(
-    run: Annotated[str | None, typer.Argument(help="A run, to see all that is known of it.")] = None,
+    run: Annotated[str | None, typer.Argument(help="A run, to see all that is known of it.", autocompletion=complete_run)] = None,
     ticket: TicketOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     home: HomeOption = None,
@@ -198,7 +198,7 @@ def _show_run(name: str, runs: Sequence[Mapping[str, Any]], *, as_json: bool) ->
 
 
 def watch(
-    run: Annotated[str, typer.Argument(help="The run's name.")],
+    run: Annotated[str, typer.Argument(help="The run's name.", autocompletion=complete_run)],
     ticket: TicketOption = None,
     retry: RetryOption = "10 min",
     home: HomeOption = None,
@@ -241,7 +241,7 @@ def _state(answer: Mapping[str, str]) -> str:
 
 
 def stop(
-    run: Annotated[str, typer.Argument(help="The run's name.")],
+    run: Annotated[str, typer.Argument(help="The run's name.", autocompletion=complete_run)],
     ticket: TicketOption = None,
     now: Annotated[bool, typer.Option("--now", help="In the middle of whatever it does, without a checkpoint.")] = False,
     home: HomeOption = None,

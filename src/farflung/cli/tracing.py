@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
 from farflung.cli.options import write_text
 from farflung.errors import InputError
@@ -26,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def trace(
-    run: Annotated[str, typer.Argument(help="A run of this machine's broker, or the folder of one.")],
+    run: Annotated[str, typer.Argument(help="A run of this machine's broker, or a run's folder.", autocompletion=complete_run)],
     target: Annotated[
         Path | None, typer.Option("--perfetto", help="Write the trace as JSON, to be opened at ui.perfetto.dev.")
     ] = None,

@@ -1,8 +1,9 @@
-"""A worker as a service of systemd: the unit that starts it with the machine, and again after a failure."""
+"""A worker or a broker as a service of systemd: the unit that starts it with the machine, and again after a failure."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from farflung.cli.home import home, members_folder
 from farflung.errors import InputError
 from farflung.security.files import make_private_folder, write_private
 
-__all__ = ["keep_join_ticket", "unit_text", "write_unit"]
+__all__ = ["broker_unit_text", "keep_join_ticket", "unit_text", "write_unit"]
 
 #: Seconds that a worker has to hand over when the service is stopped: a step may take long.
 _STOP_SECONDS = 300
@@ -27,37 +28,45 @@ def keep_join_ticket(name: str, ticket: str) -> Path:
 
 def unit_text(name: str, arguments: Sequence[str], folder: Path, *, user: bool) -> str:
     """The unit of the worker ``name``; ``arguments`` are those of ``farflung join``, ``folder`` is where it runs."""
-    command = " ".join(_quote(word) for word in (sys.executable, "-m", "farflung", "join", *arguments))
+    service = ("Restart=on-failure", "RestartSec=10", "KillMode=mixed", f"TimeoutStopSec={_STOP_SECONDS}")
+    return _unit(f"farflung worker {name}", ["join", *arguments], folder, service, user=user)
+
+
+def broker_unit_text(arguments: Sequence[str], folder: Path, *, user: bool) -> str:
+    """The unit of a broker; ``arguments`` are those of ``farflung broker``, ``folder`` is the broker's.
+
+    A broker that is asked to end says goodbye: its workers leave and its runs fail. One that is killed is awaited by its workers,
+    and its runs continue when it is back. A reboot must be the latter, so systemd stops this service with SIGKILL.
+    """
+    service = ("Restart=always", "RestartSec=5", "KillMode=mixed", "KillSignal=SIGKILL", "SuccessExitStatus=SIGKILL")
+    return _unit("farflung broker", ["broker", *arguments], folder, service, user=user)
+
+
+def _unit(description: str, arguments: Sequence[str], folder: Path, service: Sequence[str], *, user: bool) -> str:
+    command = " ".join(_quote(word) for word in (sys.executable, "-m", "farflung", *arguments))
     paths = {"FARFLUNG_HOME": str(home()), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    environment = "\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in paths.items() if value)
-    return f"""[Unit]
-Description=farflung worker {name}
-Wants=network-online.target
-After=network-online.target
-StartLimitIntervalSec=0
-
-[Service]
-Type=exec
-ExecStart={command}
-{environment}
-WorkingDirectory={str(folder).replace("%", "%%")}
-Restart=on-failure
-RestartSec=10
-KillMode=mixed
-TimeoutStopSec={_STOP_SECONDS}
-NoNewPrivileges=yes
-
-[Install]
-WantedBy={"default" if user else "multi-user"}.target
-"""
+    environment = [f"Environment={_quote(f'{key}={value}')}" for key, value in paths.items() if value]
+    lines = [
+        *("[Unit]", f"Description={description}", "Wants=network-online.target", "After=network-online.target"),
+        *("StartLimitIntervalSec=0", "", "[Service]", "Type=exec", f"ExecStart={command}", *environment),
+        f"WorkingDirectory={str(folder).replace('%', '%%')}",
+        *service,
+        *("NoNewPrivileges=yes", "", "[Install]", f"WantedBy={'default' if user else 'multi-user'}.target"),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def write_unit(name: str, text: str, *, user: bool) -> list[str]:
     """Write the unit to where systemd looks for it; what to tell the person, a line each.
 
     Raises:
-        InputError: it can't be written.
+        InputError: it can't be written, or there is no systemd.
     """
+    if shutil.which("systemctl") is None:
+        raise InputError(
+            "--service needs systemd, and this machine has no systemctl: "
+            "let the machine's own service manager run the command without --service"
+        )
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     place = config / "systemd" / "user" if user else Path("/etc/systemd/system")
     path = place / f"farflung-{name}.service"
@@ -70,9 +79,10 @@ def write_unit(name: str, text: str, *, user: bool) -> list[str]:
         ) from None
     control = f"systemctl{' --user' if user else ''}"
     lines = [f"wrote {path}", f"start it:   {control} daemon-reload && {control} enable --now {path.stem}"]
-    lines += [f"its log:    journalctl{' --user' if user else ''} -u {path.stem} -f"]
+    lines += [f"its log:    journalctl{' --user' if user else ''} -u {path.stem} -f", f"stop it:    {control} stop {path.stem}"]
     lines += [f"remove it:  {control} disable --now {path.stem} && rm {path}"]
-    return [*lines, "let it run while you are not logged in:  loginctl enable-linger"] if user else lines
+    linger = "start it with the machine, and let it run while you are not logged in:  loginctl enable-linger"
+    return [*lines, linger] if user else lines
 
 
 def _quote(word: str) -> str:
