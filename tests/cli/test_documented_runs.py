@@ -60,6 +60,10 @@ CLUSTER = (
     "farflung checkpoint list RUN",
     "farflung checkpoint verify RUN",
     "farflung checkpoint export RUN model.safetensors",
+    "farflung logs RUN",
+    "farflung logs RUN --follow",
+    "farflung logs attic-pc --lines 200",
+    "farflung logs",
     'farflung generate RUN --prompt "def "',
     'farflung generate RUN --prompt "def " --temperature 0',
 )
@@ -222,6 +226,9 @@ def test_a_cluster_by_the_pages(pages: Pages, tmp_path: Path) -> None:
     assert run in pages.type("farflung status")
     assert "step 4/4" in pages.type("farflung status RUN")
     assert "finished after 4 steps" in pages.type("farflung watch RUN")
+    for line in ("farflung logs RUN", "farflung logs RUN --follow", "farflung logs"):
+        assert "finished after 4 steps" in pages.type(line)
+    assert "ready with stage" in pages.type("farflung logs attic-pc --lines 200"), "what the worker itself says"
     for line in ("farflung report RUN", "farflung report FOLDER"):
         (folder / "report.html").unlink(missing_ok=True)
         pages.type(line)

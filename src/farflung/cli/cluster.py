@@ -20,9 +20,11 @@ from farflung.cli.home import (
     known_broker,
     members_folder,
     own_key,
+    worker_log,
 )
 from farflung.cli.options import host, quantity
-from farflung.errors import InputError
+from farflung.errors import FarflungError, InputError
+from farflung.telemetry.log_file import LogWriter
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 if TYPE_CHECKING:
@@ -153,8 +155,14 @@ def join(
     if str(held) != "no limits":
         typer.echo(f"{own}: {held} (farflung limit, farflung resume)")
     certificate = members_folder() / f"{own}.certificate"
+    writer = LogWriter()
+
+    def say(line: str) -> None:
+        writer.write(worker_log(own), line)
+        _log(line)
+
     serving = Service(
-        lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate), options, _log, wishes
+        lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate), options, say, wishes
     )
 
     def leave(*_: object) -> None:
@@ -166,7 +174,11 @@ def join(
     threading.Thread(target=serving.watch, name="wishes", daemon=True).start()
     try:
         serving.run(patience)
+    except FarflungError as error:
+        writer.write(worker_log(own), f"ended: {error}")
+        raise
     finally:
+        writer.close()
         wishes.end()
     typer.echo(f"{own}: left")
 

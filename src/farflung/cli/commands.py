@@ -48,6 +48,7 @@ COMMANDS: dict[str, CommandEntry] = {
             "submit": ("runs", "Submit a job, or continue a run with --resume."),
             "watch": ("runs", "Show the progress of a run until the run ends."),
             "stop": ("runs", "Stop a run after its current step, with a checkpoint."),
+            "logs": ("logs", "Show the log of a run, a worker or the broker."),
             "report": ("report", "Write a report of one run, or of several for comparison."),
             "trace": ("tracing", "Show where the time of a run went."),
             "generate": ("generation", "Continue a text with the model of a run."),

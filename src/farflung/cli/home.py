@@ -24,6 +24,7 @@ __all__ = [
     "open_client",
     "own_key",
     "run_folder",
+    "worker_log",
 ]
 
 _NAME = "submit-ticket"
@@ -56,6 +57,11 @@ def known_broker(chosen: Path | None) -> Path:
 def members_folder() -> Path:
     """Where the wishes for this user's workers lie."""
     return home() / "members"
+
+
+def worker_log(name: str) -> Path:
+    """The log of the worker ``name`` of this machine (which may not exist)."""
+    return members_folder() / f"{name}.log"
 
 
 def run_folder(run: str, broker: Path | None = None) -> Path:

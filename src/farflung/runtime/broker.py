@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from farflung import __version__
 from farflung.checkpoint.store import write_file
 from farflung.errors import FarflungError, InputError, SecurityError, VersionError
+from farflung.runtime.broker_log import BrokerLog
 from farflung.runtime.fields import text
 from farflung.runtime.journal import Journal
 from farflung.runtime.link_table import LinkTable
@@ -98,11 +99,13 @@ class Broker:
         """
         self.home = home
         made = not home.exists()
-        say = _safely(say)
-        self._lock, self._say = _own(home), say
+        self._lock = _own(home)
+        self._log = BrokerLog(home, _safely(say))
+        say = self._say = self._log.say
         try:
             self._open(listen, advertise, say, judge, limits or UploadLimits())
         except BaseException:  # whatever went wrong, the folder is free again
+            self._log.close()
             self._lock.close()
             if made:  # for nothing
                 shutil.rmtree(home, ignore_errors=True)
@@ -117,7 +120,7 @@ class Broker:
         self.names = NameBook(self.home / "names.sqlite")
         self._sessions = Sessions(say, self.names.advance)
         self._links = LinkTable(self.home / "links.json", say)
-        self._runs = Runs(self._sessions.send, say, judge, self._links, _dialler(self._credentials, say))
+        self._runs = Runs(self._sessions.send, say, judge, self._links, _dialler(self._credentials, say), self._log.frame)
         self._methods = Methods(
             self._runs, self._sessions, RunFolders(self.home / "runs", self.names.ticket, limits), self.names.key
         )
@@ -158,7 +161,7 @@ class Broker:
     def close(self) -> None:
         """End all runs and sessions; workers see their broker go."""
         mirror = self._methods.mirror
-        files = (self._links, self._journal, self._lock)
+        files = (self._links, self._journal, self._log, self._lock)
         parts = (self._door, self._runs, mirror, self._methods, self._sessions, self._server, *files)
         with ExitStack() as all_of_them:  # whatever goes wrong with one, the others are closed
             for part in reversed(parts):

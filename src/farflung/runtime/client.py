@@ -17,6 +17,7 @@ from farflung.runtime.bundle import Bundle
 from farflung.runtime.membership import Membership
 from farflung.runtime.relays import read_relays
 from farflung.runtime.tensors import pieces_of, read_arrays
+from farflung.telemetry.log_file import LogPart
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
@@ -108,6 +109,18 @@ class Client:
     def status(self) -> Mapping[str, object]:
         """Members and runs."""
         return self._rpc.call("status", Frame("status")).header
+
+    def log(self, name: str, *, lines: int | None = None, position: int | None = None) -> tuple[LogPart, bool]:
+        """The last ``lines`` of the log of the run or worker ``name``, or those after ``position``; whether it is complete.
+
+        Raises:
+            InputError: the broker knows no such run or worker.
+            SecurityError: the run is somebody else's, or the caller does not own the broker.
+        """
+        wanted = {"lines": lines} if position is None else {"position": position}
+        answer = self._rpc.call("log", Frame("log", {"name": name, **wanted}))
+        text = bytes(answer.sections[0]).decode("utf-8", "replace")
+        return LogPart(text.splitlines(), int(answer.header["position"])), answer.header.get("over") is True
 
     def profile(self) -> Iterator[Frame]:
         """Measure the links between the joined workers: what is found as it is found, at last ``topology``."""

@@ -17,6 +17,7 @@ from farflung.errors import CheckpointError, ConnectionLost, FarflungError, Inpu
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import RunFailed, StopRequested
 from farflung.protocol.members import Member, MemberState
+from farflung.runtime.broker_log import find_log
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.continuations import Continuations
 from farflung.runtime.fields import text, texts, whole
@@ -25,7 +26,7 @@ from farflung.runtime.mirroring import Mirror
 from farflung.runtime.planning import devices_of, linked
 from farflung.runtime.replica_states import wanted_by
 from farflung.runtime.restoring import keep_bundle
-from farflung.runtime.run_folders import RunFolders
+from farflung.runtime.run_folders import RunFolders, safe_name
 from farflung.runtime.run_log import LogPosition
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.runs import Runs
@@ -40,6 +41,8 @@ __all__ = ["Methods"]
 
 #: What the status of other people's runs does not tell.
 _PRIVATE: dict[str, Any] = {"cause": "", "loss": None, "folder": ""}
+#: Lines of a log in one answer.
+_MOST_LINES = 10_000
 #: What relays call the measuring of links, which belongs to no run.
 _PROFILE = "profile"
 
@@ -65,6 +68,7 @@ class Methods:
         server.unary("resumable", self.resumable)
         server.stream("resume", self.resume)
         server.unary("status", self.status)
+        server.unary("log", self.log)
         server.stream("profile", self.profile)
         server.unary("stop", self.stop)
         server.unary("member", self.member)
@@ -248,6 +252,25 @@ class Methods:
             "loss": last.loss if last else None,
             "folder": str(live.store.root),
         }
+
+    def log(self, call: Call, frame: Frame) -> Frame:
+        """Lines of the log of a run, of a worker, or of the broker (``name`` is empty)."""
+        caller, header = call.caller, frame.header
+        assert caller is not None
+        name = safe_name(text(header, "name", limit=200)) if header.get("name") else ""
+        found = find_log(self._folders.root.parent, name)
+        if found.run is not None:
+            self._folders.check(name, caller, "read its log")
+        elif caller.role != "owner":
+            raise SecurityError(
+                "the broker's log, and what it says of workers, is for the broker's owner: use a ticket of scope owner, "
+                "or run farflung logs on the broker's machine"
+            )
+        if "position" in header:
+            part = found.more(whole(header, "position"))
+        else:
+            part = found.last(whole(header, "lines", high=_MOST_LINES))
+        return Frame("log", {"position": part.position, "over": found.over}, ("\n".join(part.lines).encode(),))
 
     def profile(self, call: Call, frame: Frame) -> Iterator[Frame]:
         """Measure all links between the workers that are here; at last the topology, as a document."""

@@ -75,9 +75,17 @@ class Runs:
     """All runs of a broker, the members that serve them, and ``changed``: the lock, and the bell for those who wait."""
 
     def __init__(
-        self, send: Send, say: Say, judge: Judge | None = None, links: LinkTable | None = None, dial: Dial | None = None
+        self,
+        send: Send,
+        say: Say,
+        judge: Judge | None = None,
+        links: LinkTable | None = None,
+        dial: Dial | None = None,
+        log: Callable[[str, Frame], None] = lambda run, frame: None,
     ) -> None:
-        """``dial``: tries whether a worker can be dialled from here (None: who has an address can)."""
+        """``dial``: tries whether a worker can be dialled from here (None: who has an address can). ``log`` gets what watchers of
+        a run are told; it must not wait."""
+        self._log = log
         self._judge = judge
         self.machine = BrokerMachine()
         self.changed = threading.Condition(threading.RLock())
@@ -237,6 +245,7 @@ class Runs:
     def tell(self, live: LiveRun, frame: Frame) -> None:
         """Add a line to what watchers of the run see."""
         live.log.mark(frame)
+        self._log(live.run, frame)
         with self.changed:
             self.changed.notify_all()
 
@@ -482,6 +491,7 @@ class Runs:
     def _record(self, live: LiveRun, record: Record) -> None:
         live.unwritten.put(record)
         live.log.record(record.to_line())
+        self._log(live.run, Frame("record", {"line": record.to_line()}))
         with self.changed:
             self.changed.notify_all()
         if isinstance(record, StepRecord) and record.step >= live.furthest:

@@ -9,6 +9,8 @@
 | metrics.jsonl   | a line per step, evaluation, recovery (``read_record``)       | as the run goes         |
 | relayed.jsonl   | what each relay carried (``RelayedRecord``), if there was one | when a relay ends       |
 | result.json     | how it ended (``RunResult``)                                | at the end              |
+| run.log         | the log for people (``telemetry.log_file``)                 | as the run goes         |
+| model/          | tokenizer and generation settings (``ModelFiles``)          | before the first step   |
 | events/*.jsonl  | spans, a file for each process (``write_spans``)            | as the run goes         |
 
 A folder without ``result.json`` belongs to a run that was cut short or still goes on.

@@ -1,0 +1,139 @@
+"""The broker's logs: one of its own, and one for each run; what a name refers to in them, and how they are read.
+
+| file | content |
+| --- | --- |
+| ``broker.log`` in the broker's folder | every line that the broker prints |
+| ``run.log`` in the run's folder | the lines about the run, notes of its workers, checkpoints, evaluations, now and then a step |
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from farflung.errors import InputError
+from farflung.telemetry.log_file import LogPart, LogWriter, read_last, read_more
+from farflung.telemetry.records import EvaluationRecord, StepRecord, read_record
+from farflung.units import Seconds
+from farflung.wire.frames import Frame
+
+__all__ = ["BrokerLog", "Log", "find_log", "run_log"]
+
+_BROKER, _RUN = "broker.log", "run.log"
+_OF_RUN = re.compile(r"run ([\w-]+): (.*)", re.DOTALL)
+#: Seconds of training from one logged step to the next.
+_STEP_SECONDS = 10.0
+#: How many runs an error lists.
+_LISTED = 8
+#: A note that the broker has just printed as well is not written twice.
+_RECENT = 16
+
+
+class BrokerLog:
+    """Writes the logs. ``say`` and ``frame`` may be called from any thread."""
+
+    def __init__(self, home: Path, say: Callable[[str], None]) -> None:
+        """``home``: the broker's folder. ``say`` shows a line to the person at this machine."""
+        self._home, self._show = home, say
+        self._writer = LogWriter()
+        self._recent: deque[tuple[str, str]] = deque(maxlen=_RECENT)
+        self._logged: dict[str, float] = {}
+
+    def say(self, line: str) -> None:
+        """Show a line and log it; one that begins with ``run NAME:`` also belongs to the log of that run."""
+        self._show(line)
+        self._writer.write(self._home / _BROKER, line)
+        if match := _OF_RUN.fullmatch(line):
+            self._recent.append((match[1], match[2]))
+            self._write(match[1], match[2])
+
+    def frame(self, run: str, frame: Frame) -> None:
+        """Log what watchers of ``run`` are told."""
+        header = frame.header
+        if frame.kind == "note":
+            if (run, str(header["text"])) not in self._recent:
+                self._write(run, str(header["text"]))
+        elif frame.kind == "checkpoint":
+            self._write(run, f"checkpoint after step {header['step']}")
+        elif frame.kind == "text":
+            self._write(run, f"generated:\n{header['text']}")
+        elif frame.kind == "planned":
+            self._write(run, f"plan {header['attempt']}: predicted step {Seconds(header['predicted'])}")
+        elif frame.kind == "record":
+            self._record(run, str(header["line"]))
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+    def _record(self, run: str, line: str) -> None:
+        record = read_record(line)
+        if isinstance(record, EvaluationRecord):
+            self._write(run, f"evaluation after step {record.step}: loss {record.loss:.4f}")
+        elif isinstance(record, StepRecord):
+            last = self._logged.get(run)
+            if last is None or not last <= record.elapsed < last + _STEP_SECONDS:
+                self._logged[run] = record.elapsed
+                self._write(run, f"step {record.step + 1}: loss {record.loss:.4f}, {Seconds(record.seconds)}")
+
+    def _write(self, run: str, text: str) -> None:
+        self._writer.write(self._home / "runs" / run / _RUN, text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """A log file, and which of its lines are ``wanted``. ``run``: the folder of the run that it is about (None: of no run)."""
+
+    path: Path
+    run: Path | None = None
+    wanted: Callable[[str], bool] = field(default=lambda line: True)
+
+    def last(self, count: int) -> LogPart:
+        """The last ``count`` lines."""
+        return read_last(self.path, count, self.wanted)
+
+    def more(self, position: int) -> LogPart:
+        """What was added after ``position``."""
+        return read_more(self.path, position, self.wanted)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will be added: the run has ended."""
+        return self.run is not None and (self.run / "result.json").is_file()
+
+
+def find_log(home: Path, name: str) -> Log:
+    """The log of the run ``name``, what the broker has logged of the worker ``name``, or (empty name) all that it has logged.
+
+    Raises:
+        InputError: the broker knows neither; or the run is older than logs.
+    """
+    run, own = home / "runs" / name, home / _BROKER
+    if not name:
+        return Log(path=own)
+    if run.is_dir() and run.parent == home / "runs":
+        return run_log(run)
+    mentions = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+    log = Log(path=own, wanted=lambda line: mentions.search(line) is not None)
+    if not log.last(1).lines:
+        runs = sorted(place.name for place in (home / "runs").iterdir()) if (home / "runs").is_dir() else []
+        known = ", ".join(runs[-_LISTED:]) or "none"
+        raise InputError(f"the broker knows no run and no worker {name!r}: farflung status lists them; runs: {known}")
+    return log
+
+
+def run_log(folder: Path) -> Log:
+    """The log of the run in ``folder``.
+
+    Raises:
+        InputError: there is none.
+    """
+    log = Log(path=folder / _RUN, run=folder)
+    if not log.path.is_file():
+        raise InputError(
+            f"{folder} has no log ({_RUN}): it is not a run's folder, or an older version made it; try farflung report"
+        )
+    return log

@@ -1,0 +1,58 @@
+"""Logs: lines with a time in files of bounded size."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from farflung.telemetry import log_file
+from farflung.telemetry.log_file import LogWriter, read_last, read_more
+
+
+def written(path: Path, *texts: str) -> list[str]:
+    """What the log has after ``texts`` were added, without the times."""
+    writer = LogWriter(now=lambda: 0.0)
+    for text in texts:
+        writer.write(path, text)
+    writer.close()
+    return [line.partition(" ")[2].partition(" ")[2] for line in read_last(path, 1000).lines]
+
+
+def test_lines_have_a_time_and_stay_together(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    assert written(path, "first", "two\nlines\n") == ["first", "two", "lines"]
+    begin = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(0.0))
+    assert path.read_text() == f"{begin} first\n{begin} two\n  lines\n"
+    assert [line.split()[-1] for line in read_last(path, 1).lines] == ["lines"]
+    assert read_last(path, 0).lines == []
+    assert len(read_last(path, 5, lambda line: "first" in line).lines) == 1
+
+
+def test_a_log_is_bounded_and_read_across_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_file, "_MOST", 100)
+    path = tmp_path / "run.log"
+    texts = [f"line {number}" for number in range(20)]
+    assert written(path, *texts)[-3:] == texts[-3:]
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["run.log", "run.log.1"]
+    assert all(place.stat().st_size <= 100 for place in tmp_path.iterdir())
+    assert len(read_last(path, 1000).lines) > 3, "also those of the file before"
+
+
+def test_new_lines_are_read_from_a_position(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    assert read_more(path, 0).lines == ()
+    path.write_text("one\ntwo\nhal")
+    first = read_last(path, 10)
+    assert (first.lines, first.position) == (["one", "two"], 8), "half a line is not read"
+    path.write_text("one\ntwo\nhalf\nfour\n")
+    more = read_more(path, first.position)
+    assert (more.lines, more.position) == (["half", "four"], 18)
+    assert read_more(path, more.position).lines == []
+    path.write_text("new\n")
+    assert read_more(path, more.position).lines == ["new"], "the file began anew"
+
+
+def test_what_can_not_be_written_is_left_out(tmp_path: Path) -> None:
+    assert written(tmp_path / "nowhere" / "run.log", "lost") == []
