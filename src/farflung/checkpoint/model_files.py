@@ -97,7 +97,7 @@ def bytes_tokenizer() -> dict[str, bytes]:
     others = [byte for byte in range(256) if byte not in printable]
     spelled = {**{byte: chr(byte) for byte in printable}, **{byte: chr(0x100 + index) for index, byte in enumerate(others)}}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    document = {
+    document: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
