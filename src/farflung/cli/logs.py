@@ -83,8 +83,9 @@ def _here(name: str, home: Path, *, broker: bool) -> Log:
     if (home / "authority").is_dir():
         return find_log(home, name)
     known = ", ".join(sorted(path.stem for path in members_folder().glob("*.log"))) or "none"
+    what = repr(name) if name else "a broker"
     raise InputError(
-        f"this machine has no log of {name or 'a broker'!r} (workers with one: {known}; {home} is no broker's folder): "
+        f"this machine has no log of {what} (workers with one: {known}; {home} is no broker's folder): "
         "name a run's folder, or add --ticket"
     )
 
