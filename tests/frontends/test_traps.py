@@ -87,6 +87,30 @@ def test_refused_with_a_remedy(body, text):
         capture(Net(body), (torch.ones(4, 4),))
 
 
+class Double(torch.autograd.Function):
+    """Looks like a function of torch's own, which capture lets through."""
+
+    __module__ = "torch.nn.functional"
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize("builtin", [False, True], ids=["as installed", "as in torch 2.15"])
+def test_capture_accepts_both_forms_of_function_apply(monkeypatch, builtin):
+    if builtin:
+        monkeypatch.setattr(torch.autograd.Function, "apply", vars(torch._C._FunctionBase)["apply"])
+    graph = capture(Net(lambda net, x: Double.apply(net.linear(x)).sum()), (torch.ones(4, 4),))
+    assert "aten.mul.Tensor" in [op.target for op in graph.ops]
+    with pytest.raises(CaptureError, match=r"Sign is a custom autograd\.Function"):
+        capture(Net(lambda net, x: Sign.apply(net.linear(x)).sum()), (torch.ones(4, 4),))
+
+
 def test_hooks_of_modules_and_parameters_are_refused():
     net = Net(lambda net, x: net.linear(x).sum())
     handle = net.linear.register_full_backward_hook(lambda *_: None)

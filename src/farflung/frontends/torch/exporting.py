@@ -7,6 +7,7 @@ module and its meta twin give the same graph.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import warnings
@@ -91,7 +92,8 @@ class _Watch:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+        # Function.apply is a Python class method up to torch 2.14 and a built-in one since 2.15; both are descriptors.
+        apply = inspect.getattr_static(torch.autograd.Function, "apply")
 
         def watched_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
             if not cls.__module__.startswith(("torch.", "torch_")):
@@ -100,7 +102,7 @@ class _Watch:
                     "write the computation with ordinary torch operators (x + (f(x) - x).detach() gives a "
                     "straight-through gradient)"
                 )
-            return apply(cls, *args, **kwargs)
+            return apply.__get__(None, cls)(*args, **kwargs)
 
         def watched_hook(tensor: torch.Tensor, *_: Any) -> None:
             self.refuse(
