@@ -1,27 +1,34 @@
-# make test: everything that is checked. make demo: a training run across four worker processes.
-# Each makes its own environment in .venv; needed beforehand: Python 3.11 or later with pip, make.
+# make test: everything that is checked. make demo: a training run across four worker processes. make install: farflung alone.
+# Each creates its own environment in .venv. You need Python 3.11 or later with pip, and make.
 #
-#   PYTHON=python3.12                                       the interpreter to use
-#   TORCH_INDEX=https://download.pytorch.org/whl/cpu        torch without CUDA (PyPI's Linux wheels bring several GB of it)
+#   PYTHON=python3.12       the interpreter to use
+#   VENV=/path/to/venv      the environment to create or to use
+#   TORCH_INDEX=https://... the index that serves PyTorch. Without it, a machine without an NVIDIA GPU takes the CPU build if
+#                           its index answers. TORCH_INDEX= (empty) takes the default build, which brings CUDA (about 5 GB).
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-TORCH_INDEX ?=
-TORCH_VERSION := 2.13.0
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+NVIDIA := $(wildcard /dev/nvidia*) $(shell command -v nvidia-smi 2>/dev/null)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
+TESTS ?= tests/frontends tests/engines tests/api
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo bench env clean distclean
+.PHONY: help test lint format demo bench env install smoke check-python check-torch clean distclean
 
 help:
 	@echo "make test       lint, types, layers and tests"
 	@echo "make demo       train a small language model on four worker processes, one of which dies (3 minutes)"
 	@echo "make bench NAME=overhead   run one benchmark (NAME=list names them)"
+	@echo "make install    farflung and what it needs, in .venv"
 	@echo "make lint       ruff, mypy and the import linter only"
 	@echo "make format     rewrite the sources in the project's format"
+	@echo "make check-python PYTHON=python3.14   install, import and train with another interpreter, in a temporary folder"
+	@echo "make check-torch TORCH_VERSION=2.15.0      the tests of capture, engine and API with another PyTorch, on the CPU"
 	@echo "make clean      remove caches; make distclean also removes .venv"
 
 $(BIN)/python:
@@ -30,8 +37,17 @@ $(BIN)/python:
 	  $(PYTHON) -m pip --python $(BIN)/python install pip; }
 
 # torch goes first and alone, so that its index serves nothing else.
+ifneq ($(origin TORCH_INDEX),undefined)
+install_torch = $(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+else ifneq ($(strip $(NVIDIA))$(filter-out Linux,$(shell uname -s)),)
+install_torch = $(PIP) install torch==$(TORCH_VERSION)
+else
+install_torch = from=$$($(BIN)/python scripts/torch_index.py $(TORCH_CPU_INDEX) $(TORCH_VERSION)); \
+  { test -n "$$from" && $(PIP) install $$from torch==$(TORCH_VERSION); } || $(PIP) install torch==$(TORCH_VERSION)
+endif
+
 $(VENV)/.torch: | $(BIN)/python
-	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+	@$(install_torch)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
@@ -43,6 +59,16 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(VENV)/.torch
 	@touch $@
 
 env: $(VENV)/.dev
+
+install: $(VENV)/.torch
+	$(PIP) install -q -c constraints.txt .
+	@echo "installed: $(BIN)/farflung"
+
+smoke: install
+	cd / && OMP_NUM_THREADS=1 $(abspath $(BIN))/python $(abspath scripts/smoke.py)
+
+check-python:
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(MAKE) --no-print-directory smoke VENV="$$folder/venv" PYTHON="$(PYTHON)"
 
 lint: env
 	$(BIN)/ruff check .
@@ -62,6 +88,15 @@ bench: env
 
 demo: $(VENV)/.demo
 	$(BIN)/farflung demo
+
+# --no-deps leaves CUDA out (several GB for each version); torch_stubs.py makes empty stand-ins, so that torch loads without it.
+check-torch: env
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/python -m venv "$$folder/venv" && \
+	  site=$$("$$folder/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/farflung.pth" && \
+	  "$$folder/venv/bin/python" -m pip install -q --no-deps torch==$(TORCH_VERSION) && \
+	  $(BIN)/python scripts/torch_stubs.py "$$site" "$$folder/stubs" && \
+	  PYTHONPATH=src LD_LIBRARY_PATH="$$folder/stubs" OMP_NUM_THREADS=1 "$$folder/venv/bin/python" -m pytest -q $(TESTS)
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
