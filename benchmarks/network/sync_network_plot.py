@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.picture import new_figure, save
+from benchmarks.harness.picture import label_panels, looks, new_figure, save
 
 __all__ = ["draw"]
 
@@ -19,16 +19,25 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     """
     runs = figures["runs"]
     models = list(dict.fromkeys(run["model"] for run in runs))
-    figure = new_figure(path, 5.5 * len(models), 4)
+    panels = {}
+    styles = looks(run["strategy"] for run in runs)
+    figure = new_figure(path, 6.2 * len(models), 4)
     for axis, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         own = [run for run in runs if run["model"] == model]
-        for index, strategy in enumerate(dict.fromkeys(run["strategy"] for run in own)):
+        ends = {}
+        for strategy in dict.fromkeys(run["strategy"] for run in own):
             points = sorted((run for run in own if run["strategy"] == strategy), key=lambda run: run["x"])
             xs = [run["x"] for run in points]
-            for key, style, label in (("seconds", "o-", strategy), ("predicted", "--", None)):
-                ys = [run[key] / (run["forward"] + run["backward"]) for run in points]
-                axis.plot(xs, ys, style, color=f"C{index}", label=label)
+            look = styles[strategy]
+            measured, predicted = (
+                [run[key] / (run["forward"] + run["backward"]) for run in points] for key in ("seconds", "predicted")
+            )
+            axis.plot(xs, measured, "-", marker=look.marker, markersize=5, color=look.color, label=strategy)
+            axis.plot(xs, predicted, "--", color=look.color)
+            ends[strategy] = (xs[-1], measured[-1])
         axis.set(title=model, xscale="log", yscale="log", xlabel="communication / (H x backward)")
         axis.set_ylabel("step / (forward + backward)")
-        axis.legend(fontsize="small")
+        axis.xaxis.set_minor_formatter("")
+        panels[axis] = ends
+    label_panels(figure, panels, styles)
     save(figure, path)

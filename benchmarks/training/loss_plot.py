@@ -6,32 +6,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.picture import new_figure, save
+from benchmarks.harness.picture import label_panels, looks, new_figure, save
 
 __all__ = ["draw"]
 
+_ACROSS = (("bytes", "MB sent", 1e6), ("seconds", "seconds on the links", 1.0))
+
 
 def draw(figures: Mapping[str, Any], path: Path) -> None:
-    """Draw into ``path`` (.svg, .png or .pdf): a row for each phase, loss over bytes and, where known, over seconds.
+    """Draw into ``path`` (.svg, .png or .pdf): a row for each phase, a column for bytes and, where known, one for seconds.
 
     Raises:
         InputError: the file's suffix names no picture, or it can't be written.
     """
     phases = figures["phases"]
-    figure = new_figure(path, 11, 4 * len(phases))
-    axes = figure.subplots(len(phases), 2, squeeze=False)
-    for row, (phase, curves) in zip(axes, phases.items(), strict=True):
-        for axis, key, label, scale in ((row[0], "bytes", "MB sent", 1e6), (row[1], "seconds", "seconds on the links", 1.0)):
-            for index, (variant, curve) in enumerate(curves.items()):
-                points = [(point[key] / scale, point["eval_loss"]) for point in curve if key in point]
-                if points:
-                    style = "--" if variant.startswith("topk") else "-"
-                    xs, ys = zip(*points, strict=True)
-                    axis.plot(xs, ys, style, marker=".", label=variant, color=f"C{index % 10}")
-            axis.set_xlabel(label)
-            axis.set_ylabel("evaluation loss")
-            axis.set_title(phase)
-            if axis.lines:
-                axis.set_xscale("log")
-                axis.legend(fontsize="x-small", ncols=2)
+    curves = [points for by_variant in phases.values() for points in by_variant.values()]
+    columns = [column for column in _ACROSS if any(column[0] in point for points in curves for point in points)]
+    styles = looks(variant for by_variant in phases.values() for variant in by_variant)
+    figure = new_figure(path, 6.4 * len(columns), 3.4 * len(phases))
+    panels = {}
+    axes = figure.subplots(len(phases), len(columns), squeeze=False)
+    for row, (phase, by_variant) in zip(axes, phases.items(), strict=True):
+        for axis, (key, label, scale) in zip(row, columns, strict=True):
+            ends = {}
+            for variant, curve in by_variant.items():
+                xs, ys = [point[key] / scale for point in curve if key in point], [p["eval_loss"] for p in curve if key in p]
+                if xs:
+                    look = styles[variant]
+                    axis.plot(xs, ys, linestyle=look.dashes, marker=look.marker, markersize=4, label=variant, color=look.color)
+                    ends[variant] = (xs[-1], ys[-1])
+            axis.set(title=phase, xlabel=label, ylabel="evaluation loss", xscale="log" if ends else "linear")
+            axis.grid(alpha=0.3)
+            axis.xaxis.set_minor_formatter("")
+            panels[axis] = ends
+    label_panels(figure, panels, styles)
     save(figure, path)

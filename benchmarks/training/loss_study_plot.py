@@ -1,4 +1,4 @@
-"""The picture of the ``loss-study`` benchmark: final loss over the share of the bytes, a field for each case."""
+"""The picture of the ``loss-study`` benchmark: final loss over the share of the bytes, a panel for each case."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.picture import new_figure, save
+from benchmarks.harness.picture import label_panels, looks, new_figure, save
 
 __all__ = ["draw"]
 
@@ -19,17 +19,18 @@ def draw(means: Sequence[Mapping[str, Any]], path: Path) -> None:
     """
     cases = list(dict.fromkeys((row["model"], row["way"], row["phase"]) for row in means))
     count = max(1, -(-len(cases) // 2))
-    figure = new_figure(path, 11, 4 * count)
+    figure = new_figure(path, 12, 3.6 * count)
     axes = figure.subplots(count, 2, squeeze=False).reshape(-1)
+    panels = {}
+    styles = looks(row["variant"] for row in means)
     for axis, case in zip(axes, cases, strict=False):
         rows = [row for row in means if (row["model"], row["way"], row["phase"]) == case]
-        for number, row in enumerate(rows):
-            marker = "*" if row["variant"] == "auto" else "o"
-            axis.plot([row["ratio"]], [row["loss"]], marker, label=row["variant"], color=f"C{number % 10}")
-        axis.set_xscale("log")
-        axis.set_xlabel("dense bytes over sent bytes")
-        axis.set_ylabel("loss on what was held back")
-        axis.set_title(", ".join(case))
-        if axis.lines:
-            axis.legend(fontsize="x-small", ncols=2)
+        for row in rows:
+            look = styles[row["variant"]]
+            marker, size = ("*", 12) if row["variant"] == "auto" else (look.marker, 7)
+            axis.plot([row["ratio"]], [row["loss"]], marker, markersize=size, label=row["variant"], color=look.color)
+        axis.set(title=", ".join(case), xscale="log", xlabel="dense bytes over sent bytes", ylabel="loss on held-out data")
+        axis.xaxis.set_minor_formatter("")
+        panels[axis] = {row["variant"]: (row["ratio"], row["loss"]) for row in rows}
+    label_panels(figure, panels, styles)
     save(figure, path)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.picture import new_figure, save
+from benchmarks.harness.picture import label_panels, looks, new_figure, save
 
 __all__ = ["draw"]
 
@@ -18,13 +18,18 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
         InputError: the file's suffix names no picture, or it can't be written.
     """
     tasks = figures["curves"]
-    figure = new_figure(path, 5.5 * len(tasks), 4)
+    panels = {}
+    styles = looks(name for curves in tasks.values() for name in curves)
+    figure = new_figure(path, 6.2 * len(tasks), 4)
     for axis, (task, curves) in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks.items(), strict=True):
-        for index, (name, points) in enumerate(curves.items()):
+        for name, points in curves.items():
+            look = styles[name]
             times = [point["seconds"] for point in points]
-            axis.plot(times, [point["loss"] for point in points], "o-", color=f"C{index}", label=name)
+            line = {"linestyle": look.dashes, "marker": look.marker, "markersize": 4, "color": look.color}
+            axis.plot(times, [point["loss"] for point in points], label=name, **line)
             low, high = ([edge(point["losses"]) for point in points] for edge in (min, max))
-            axis.fill_between(times, low, high, color=f"C{index}", alpha=0.2)
+            axis.fill_between(times, low, high, color=look.color, alpha=0.2)
         axis.set(title=task, xlabel="seconds", ylabel="held-out loss (nats)")
-        axis.legend(fontsize="small")
+        panels[axis] = {name: (points[-1]["seconds"], points[-1]["loss"]) for name, points in curves.items()}
+    label_panels(figure, panels, styles)
     save(figure, path)
