@@ -2,8 +2,8 @@
 
 ``python scripts/torch_stubs.py SITE_PACKAGES FOLDER`` fills FOLDER with one shared library for each missing one; put FOLDER on
 LD_LIBRARY_PATH. Each library defines the symbols, with their versions, that torch's libraries import from it. A call to such a
-function returns 100 (``cudaErrorNoDevice``) or a text. It needs gcc, nm, readelf and ldconfig. `make check-torch` uses it to test many
-versions of torch without several GB of CUDA for each; nothing that it makes is ever shipped.
+function returns 100 (``cudaErrorNoDevice``) or a text. It needs gcc, nm, readelf and ldconfig. `make check-torch` uses it to test
+many versions of torch without several GB of CUDA for each. Its libraries are never shipped.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
+from benchmarks.harness.picture import looks, spread
 from benchmarks.network import sync_network_plot
 from benchmarks.training import loss_plot, loss_study_plot, sync_loss_plot
-from benchmarks.harness.picture import looks, spread
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
 
