@@ -76,7 +76,8 @@ def test_table_json_trace_and_bill(planned: tuple[Path, Path], tmp_path: Path, c
     assert body["step_seconds"] > 0
     assert {use["device"] for use in body["devices"]} == {"device-0", "device-1"}
     events = json.loads(trace.read_text())["traceEvents"]
-    assert {"compute", "wait", "send", "receive"} <= {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {"compute", "send", "receive"} <= {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {e["name"] for e in events if e["ph"] == "s"} >= {"forward", "backward"}
     assert {e["name"] for e in events if e.get("cat") == "compute"} >= {"F0", "B2", "update"}
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"device-0", "device-1"}
     assert run([*base, "--jitter", "0.2", "--seed", "1", "--json"], capsys)[1] != out

@@ -209,3 +209,36 @@ def test_a_report_draws_the_step_that_workers_noted(make_run: MakeRun) -> None:
     assert "One step as it was" in page
     assert "office: forward of micro-batch 0, stage 0, 0 s to 500 ms" in page
     assert "laptop: forward of micro-batch 0, stage 0, 0 s to 500 ms" in page
+
+
+def test_transfers_are_named_by_what_they_carry_and_tooltips_have_separators() -> None:
+    facts = {"step": 0, "stage": 1, "micro_batch": 2, "peer": "pc3", "nbytes": 1500}
+
+    def moved(what: SpanKind, name: str, start: float, **others: object) -> Span:
+        return Span(what=what, name=name, start=start, seconds=0.5, **(facts | others))  # type: ignore[arg-type]
+
+    spans = (
+        moved(SpanKind.ENCODE, "encode activation", 0, nbytes=0),
+        moved(SpanKind.SEND, "send activation", 1),
+        moved(SpanKind.DECODE, "decode gradient", 2),
+        moved(SpanKind.RECEIVE, "receive gradient", 3),
+        moved(SpanKind.SEND, "send part", 4, micro_batch=-1),
+        moved(SpanKind.SEND, "send losses", 5, micro_batch=-1, stage=-1, nbytes=0),
+    )
+    picture = inline(time_chart([ChartRow(trace=ProcessTrace(process="pc1", spans=spans), stages=(1,))], 2))
+    titles = [title.text for title in ET.fromstring(picture).iter(f"{SVG}title")][1:]
+    assert sorted(filter(None, titles)) == sorted(
+        [
+            "pc1: encode activation of micro-batch 2, stage 1, to pc3, 0 s to 500 ms",
+            "pc1: send activation of micro-batch 2, stage 1, to pc3, 1.5 kB, 1.00 s to 1.50 s",
+            "pc1: decode gradient of micro-batch 2, stage 1, from pc3, 1.5 kB, 2.00 s to 2.50 s",
+            "pc1: receive gradient of micro-batch 2, stage 1, from pc3, 1.5 kB, 3.00 s to 3.50 s",
+            "pc1: send part, stage 1, to pc3, 1.5 kB, 4.00 s to 4.50 s",
+            "pc1: send losses, to pc3, 5.00 s to 5.50 s",
+        ]
+    )
+    kinds = re.findall(r'<rect class="(\w+)"[^>]*><title>', picture)
+    assert sorted(kinds) == sorted(["coding", "activation", "coding", "gradient", "exchange", "message"])
+    for name in (">activations<", ">gradients<", ">between replicas<", ">messages<", ">codec<"):
+        assert name in picture
+    assert "exchange of gradients" not in picture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -18,7 +19,7 @@ from farflung.dashboard.markdown import to_markdown
 from farflung.dashboard.page import Page, to_html
 from farflung.dashboard.tables import Table
 from farflung.errors import DataError, InputError
-from farflung.telemetry import CodecUse, RunFolder, RunResult, StepRecord
+from farflung.telemetry import CodecUse, RecoveryRecord, RunFolder, RunResult, StepRecord
 
 MakeRun = Callable[..., Path]
 NASTY = "<script>alert('x')</script> & \"q\" | $x_1$ `c` _u_"
@@ -280,3 +281,56 @@ def test_what_codecs_cost_and_lose_stands_beside_their_links(make_run: MakeRun) 
     shown = cells(read(write_report(folder)))
     assert {"encode per step", "4 ms", "2 ms", "measured error", "12.50%"} <= shown
     assert {"each other", "5 ms", "3 ms", "6.25%"} <= shown
+
+
+def recovered(folder: Path) -> Path:
+    """Steps 0 to 9 on three stages, then a loss, then the two stages of the plan."""
+    files = RunFolder(folder)
+    three = {(0, 1): 9_000_000, (1, 2): 8_000_000, (2, 1): 7_000_000}
+    made = [record for record in files.committed() if isinstance(record, StepRecord)]
+    first = [replace(record, link_bytes=three, busy_seconds={0: 0.1, 1: 0.1, 2: 0.1}) for record in made[:10]]
+    loss = RecoveryRecord(
+        step=10, attempt=2, replayed=0, pause=1.0, elapsed=5.0, cause="garage is gone", devices=("laptop", "office")
+    )
+    files.metrics.write_text("")
+    for record in (*first, loss, *made[10:]):
+        files.append(record)
+    return folder
+
+
+def test_after_a_recovery_links_are_those_of_the_present_plan(make_run: MakeRun) -> None:
+    path = write_report(recovered(make_run()))
+    text, found = path.read_text(), cells(read(path))
+    assert not re.search(r"\(\w* → \)|\( → ", text), "a link names both of its devices"
+    assert {"0 (laptop)", "1 (office)"} <= found
+    assert not any(cell.startswith("2 (") for cell in found)
+    assert {"2 kB", "1 kB"} <= found, "bytes per step are those of the present plan"
+    assert "10 earlier steps ran under another plan, with other links." in text
+    assert "From step 11 on, since the last recovery." in text
+
+
+@pytest.mark.parametrize(
+    ("result", "sentence"),
+    [
+        ({"status": "stopped"}, "Stopped after 12 of 60 steps by request."),
+        ({"status": "stopped", "cause": "the submitter left"}, "Stopped after 12 of 60 steps: the submitter left."),
+        ({"status": "failed"}, "The run ended after 12 of 60 steps, and the broker recorded no cause."),
+        ({"status": "failed", "cause": "no worker is left"}, "no worker is left"),
+    ],
+)
+def test_how_a_run_ended_is_said(make_run: MakeRun, result: dict[str, str], sentence: str) -> None:
+    folder = make_run(steps=12)
+    RunFolder(folder).result.write_text(RunResult(steps=12, seconds=6.0, **result).to_json())  # type: ignore[arg-type]
+    assert sentence in write_report(folder).read_text()
+
+
+def test_plots_are_readable_on_a_narrow_screen(make_run: MakeRun) -> None:
+    """390 pixels less the page's and the figure's padding; text of 9.5 points."""
+    text = write_report(make_run()).read_text()
+    room = 390 - 2 * 10 - 2 * 11
+    plots = [picture for picture in pictures(text) if 'class="drawn"' not in picture]
+    for picture in plots:
+        width = re.search(r'width="([\d.]+)pt"', picture)
+        assert width is not None
+        assert 9.5 * room / float(width[1]) >= 7.0
+    assert "figure.wide svg { width: auto; min-width: 960px; }" in text

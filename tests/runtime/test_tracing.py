@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,9 +44,13 @@ def test_every_worker_tells_what_it_did(finished: Path) -> None:
         assert [span.name for span in computed].count("update") == 4
         assert {span.step for span in computed} == {0, 1, 2, 3}
         assert {span.what for span in trace.spans} >= {SpanKind.SEND, SpanKind.ENCODE, SpanKind.DECODE, SpanKind.WAIT}
-        sent = [span for span in trace.spans if span.what is SpanKind.SEND and span.name == "send value"]
+        sent = [span for span in trace.spans if span.what is SpanKind.SEND and span.name in ("send activation", "send gradient")]
         assert sent
         assert all(span.nbytes > 0 and span.peer in {"a", "b"} - {trace.process} for span in sent)
+        received = [span for span in trace.spans if span.what is SpanKind.RECEIVE and span.micro_batch >= 0]
+        assert received
+        assert {span.name for span in received} <= {"receive activation", "receive gradient"}
+        assert all(span.step >= 0 and span.stage >= 0 and span.nbytes > 0 for span in received)
         assert trace.lost == 0
         assert abs(trace.offset.seconds) <= trace.offset.error + 1e-3  # one machine, one clock
 
@@ -55,17 +60,28 @@ def test_time_adds_up(finished: Path) -> None:
         assert 0 < shares.compute <= shares.total
         assert shares.compute + shares.wait <= shares.total * 1.001
         assert 0 <= shares.hidden <= shares.transfer
+        assert shares.compute + shares.exposed + shares.idle + shares.other == pytest.approx(shares.total)
 
 
 def test_the_command_prints_and_writes(finished: Path, tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
     told = CliRunner().invoke(app, ["trace", str(finished), "--perfetto", str(target)])
     assert told.exit_code == 0, told.output
-    assert all(word in told.output for word in ("compute", "send", "receive", "wait", "hidden"))
+    assert all(word in told.output for word in ("compute", "transfer only", "wait only", "other", "hidden"))
     assert "ui.perfetto.dev" in told.output
     document = json.loads(target.read_text())
     assert {event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"} == {"a", "b"}
     assert set(document["otherData"]["clocks"]) == {"a", "b"}
+    sent = Counter(
+        {"activation": "forward"}.get(span.name.split()[1], "backward")
+        for trace in read_traces(finished / "events")
+        for span in trace.spans
+        if span.what is SpanKind.SEND and span.name.startswith(("send activation", "send gradient"))
+    )
+    arrows = [event for event in document["traceEvents"] if event["ph"] in "sf"]
+    assert min(sent["forward"], sent["backward"]) >= 4 * 2  # four steps of two micro-batches
+    for phase in "sf":
+        assert Counter(event["name"] for event in arrows if event["ph"] == phase) == sent
     by_name = CliRunner().invoke(app, ["trace", finished.name, "--home", str(finished.parents[1])])
     assert by_name.exit_code == 0, by_name.output
 

@@ -234,7 +234,7 @@ def test_links_share_an_uplink_and_a_hop_to_a_relay_fairly(shares):
         )
         check_plan(plan, graph, topology, job)
         found = simulate(plan, topology, graph, job=job, settings=replace(BARE, spans=True))
-        sends = [s for s in found.traces[0].spans if s.what is SpanKind.SEND and s.name == "send value"]
+        sends = [s for s in found.traces[0].spans if s.what is SpanKind.SEND and s.name == "send activation"]
         assert len(sends) == 2
         seconds[rate] = max(s.end for s in sends) - min(s.start for s in sends)
     assert seconds[None] == pytest.approx(32 * 1024 * 4 / 1e5, rel=0.01)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farflung.cli.tracing import whole_percents
 from farflung.errors import DataError, WireError
 from farflung.telemetry import (
     ClockOffset,
@@ -147,6 +149,64 @@ def test_time_shares_count_overlap_once() -> None:
     assert (shares.send, shares.receive, shares.transfer) == (5.5, 1, 6.5)
     assert shares.hidden == 3.5  # 1.5 to 4, and 8 to 9
     assert shares.hidden_share == pytest.approx(3.5 / 6.5)
+    # what does not overlap adds up: computing, transfers and waiting beside it, and what no span covers
+    assert (shares.compute, shares.exposed, shares.idle, shares.other) == (6, 3, 1, 0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(SpanKind), st.floats(0, 9), st.floats(0, 5)), min_size=1, max_size=30))
+def test_shares_add_up_to_the_whole(drawn: list[tuple[SpanKind, float, float]]) -> None:
+    spans = tuple(span(what, start, start + seconds, step=0) for what, start, seconds in drawn)
+    (shares,) = time_shares([ProcessTrace(process="w", spans=spans)])
+    parts = (shares.compute, shares.exposed, shares.idle, shares.other)
+    assert sum(parts) == pytest.approx(shares.total)
+    assert min(parts) >= 0
+    assert sum(whole_percents(parts)) == (100 if shares.total > 0 else 0)
+
+
+def test_perfetto_joins_sent_and_received_frames_by_arrows() -> None:
+    def moved(what: SpanKind, name: str, start: float, end: float, **facts: int | str) -> Span:
+        return replace(span(what, start, end, step=3, **facts), name=name)
+
+    a = ProcessTrace(
+        process="a",
+        spans=(
+            moved(SpanKind.SEND, "send activation", 1, 2, micro_batch=0, peer="b", nbytes=8),
+            moved(SpanKind.SEND, "send activation", 2, 3, micro_batch=0, peer="b", nbytes=8),
+            moved(SpanKind.RECEIVE, "receive gradient", 8, 9, micro_batch=0, peer="b", nbytes=8),
+            moved(SpanKind.SEND, "send losses", 1.5, 6, peer="b"),
+            moved(SpanKind.SEND, "send activation", 4, 5, micro_batch=1, peer="b", nbytes=8),
+            moved(SpanKind.WAIT, "for B", 4, 8, micro_batch=0),
+            moved(SpanKind.COMPUTE, "B", 8, 9, micro_batch=0),
+        ),
+    )
+    b = ProcessTrace(
+        process="b",
+        spans=(
+            moved(SpanKind.RECEIVE, "receive activation", 2, 2.5, micro_batch=0, peer="a", nbytes=9),
+            moved(SpanKind.RECEIVE, "receive activation", 2.5, 3.5, micro_batch=0, peer="a", nbytes=9),
+            moved(SpanKind.SEND, "send gradient", 6, 7, micro_batch=0, peer="a", nbytes=8),
+        ),
+    )
+    events = json.loads(perfetto([a, b]))["traceEvents"]
+    begun = {event["id"]: (event["name"], event["pid"], event["ts"]) for event in events if event["ph"] == "s"}
+    ended = {event["id"]: (event["name"], event["pid"], event["ts"]) for event in events if event["ph"] == "f"}
+    assert begun.keys() == ended.keys()
+    pairs = sorted((begun[key], ended[key]) for key in begun)
+    assert pairs == [
+        (("backward", 2, 5e6), ("backward", 1, 7e6)),
+        (("forward", 1, 0.0), ("forward", 2, 1e6)),
+        (("forward", 1, 1e6), ("forward", 2, 1.5e6)),
+    ]  # micro-batch 1 was not recorded by its receiver: no arrow
+    assert all(event["bp"] == "e" for event in events if event["ph"] == "f")
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 1]
+    assert names == ["compute", "receive", "send", "messages"]  # waiting is on the compute track, messages are instants
+    assert [event["name"] for event in events if event["ph"] == "i"] == ["send losses"]
+
+
+def test_perfetto_draws_a_span_within_another_one_on_the_same_track() -> None:
+    trace = ProcessTrace(process="a", spans=(span(SpanKind.SEND, 1, 9), span(SpanKind.SEND, 2, 3), span(SpanKind.SEND, 3, 9)))
+    events = json.loads(perfetto([trace]))["traceEvents"]
+    assert len([event for event in events if event["name"] == "thread_name"]) == 1
 
 
 def test_the_total_begins_with_the_first_step() -> None:

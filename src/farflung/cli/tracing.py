@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from farflung.units import Seconds, counted
 
 __all__ = ["register"]
 
-_WIDTH = 128
+_WIDTH = 150
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +34,7 @@ def trace(
     ] = None,
     home: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
 ) -> None:
-    """Show where the time of a run went: computing, sending, receiving, waiting, and how much of the transfer was hidden."""
+    """Show where the time of a run went: computing, transfers, waiting, and how much of the transfers computing hid."""
     folder = run_folder(run, home)
     traces = read_traces(RunFolder(folder).events)
     if not traces:
@@ -48,14 +49,26 @@ def trace(
 
 
 def _table(traces: list[ProcessTrace], shares: list[TimeShares]) -> Table:
-    table = Table("worker", "before", "total", "compute", "send", "receive", "wait", "hidden", "clock")
+    table = Table(
+        "worker", "before", "total", "compute", "transfer only", "wait only", "other", "send", "receive", "hidden", "clock"
+    )
     for trace_, row in zip(traces, shares, strict=True):
-        cells = [f"{Seconds(value)} {_percent(value, row.total)}" for value in (row.compute, row.send, row.receive, row.wait)]
+        parts = (row.compute, row.exposed, row.idle, row.other)
+        cells = [f"{Seconds(value)} ({share}%)" for value, share in zip(parts, whole_percents(parts), strict=True)]
         hidden = f"{100 * row.hidden_share:.0f}%" if row.transfer else "-"
         clock = f"{1e3 * trace_.offset.seconds:+.1f} ms ±{1e3 * trace_.offset.error:.1f}"
-        table.add_row(row.process, str(Seconds(row.before)), str(Seconds(row.total)), *cells, hidden, clock)
+        times = [str(Seconds(value)) for value in (row.before, row.total)]
+        table.add_row(row.process, *times, *cells, str(Seconds(row.send)), str(Seconds(row.receive)), hidden, clock)
     return table
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"({100 * part / whole:.0f}%)" if whole > 0 else ""
+def whole_percents(parts: Sequence[float]) -> list[int]:
+    """Return the parts in whole percent of their sum, rounded so that they add up to 100 (all 0: nothing to share)."""
+    total = sum(parts)
+    if total <= 0:
+        return [0] * len(parts)
+    exact = [100 * part / total for part in parts]
+    found = [int(share) for share in exact]
+    for index in sorted(range(len(parts)), key=lambda i: found[i] - exact[i])[: 100 - sum(found)]:
+        found[index] += 1
+    return found

@@ -131,11 +131,14 @@ def run_drawings(run: Run, traces: tuple[ProcessTrace, ...] = ()) -> list[Plot]:
 
 
 def _typical_step(run: Run) -> int:
-    """The step whose time is nearest to the median (-1: there is none)."""
+    """The step whose time is nearest to the median (-1: there is none); after a recovery, one that was made only once."""
     if not run.steps or run.median_seconds is None:
         return -1
     median = run.median_seconds
-    return min(run.steps, key=lambda record: (abs(record.seconds - median), record.step)).step
+    # A worker is at most one step ahead, so later steps were not begun before the loss.
+    begun = max((record.step + record.replayed + 1 for record in run.recoveries), default=-1)
+    steps = [record for record in run.steps if record.step > begun] or run.present_steps or run.steps
+    return min(steps, key=lambda record: (abs(record.seconds - median), record.step)).step
 
 
 def _of_step(traces: tuple[ProcessTrace, ...], step: int) -> tuple[ProcessTrace, ...]:

@@ -33,15 +33,15 @@ _LIGHT = {
     "ground": "#ffffff", "box": "#f4f6f7", "edge": "#c3ccd1", "tile": "#ffffff", "ink": "#1d2a30", "soft": "#5c6a71",
     "bar": "#dde4e8", "fill": "#5c6a71", "idle": "#eef1f3", "grid": "#d5dce0",
     "b0": "#8fa3ad", "b1": "#4a90c2", "b2": "#d99a00", "b3": "#d55e00", "b4": "#b0182b",
-    "forward": "#3f7fbf", "backward": "#d9803c", "weights": "#a8842a", "update": "#7f3c8d", "send": "#2a9d6f",
-    "receive": "#74bf95", "exchange": "#c4559a", "coding": "#8a979e",
+    "forward": "#3f7fbf", "backward": "#d9803c", "weights": "#a8842a", "update": "#7f3c8d", "activation": "#2a9d6f",
+    "gradient": "#b5495b", "exchange": "#c4559a", "message": "#5c6a71", "coding": "#b9c3c9",
 }  # fmt: skip
 _DARK = {
     "ground": "#14191c", "box": "#1d2428", "edge": "#46535a", "tile": "#262f34", "ink": "#e8edf0", "soft": "#a3b0b7",
     "bar": "#3a464c", "fill": "#a3b0b7", "idle": "#20282c", "grid": "#36434a",
     "b0": "#71848e", "b1": "#5aa9de", "b2": "#e6b030", "b3": "#ef8440", "b4": "#f0566a",
-    "forward": "#5b9bd8", "backward": "#e59a5c", "weights": "#c7a44c", "update": "#b27cc0", "send": "#3fbf8b",
-    "receive": "#2f7d5b", "exchange": "#dc7db8", "coding": "#75838b",
+    "forward": "#5b9bd8", "backward": "#e59a5c", "weights": "#c7a44c", "update": "#b27cc0", "activation": "#3fbf8b",
+    "gradient": "#e07a8a", "exchange": "#dc7db8", "message": "#a3b0b7", "coding": "#56636a",
 }  # fmt: skip
 _FONT = 'Inter, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif'
 _STROKES = ("edge", "grid", "b0", "b1", "b2", "b3", "b4")

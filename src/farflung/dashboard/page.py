@@ -48,6 +48,13 @@ pre { background: var(--paper); border: 1px solid var(--line); border-radius: 10
   white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13.5px; }
 footer { color: var(--soft); font-size: 13px; margin-top: 40px; }
 figure.wide { grid-column: 1 / -1; }
+@media (max-width: 700px) {
+  main { padding: 20px 10px 40px; }
+  figure { padding: 12px 10px; overflow-x: auto; }
+  figure.wide svg { width: auto; min-width: 960px; }
+  h1 { font-size: 22px; }
+  th, td { padding: 6px 9px; }
+}
 @media (prefers-color-scheme: dark) {
   :root { color-scheme: dark; --ink: #e8edf0; --soft: #a3b0b7; --line: #364249; --paper: #14191c; --ground: #0d1113;
     --accent: #5aa9de; }

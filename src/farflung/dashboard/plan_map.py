@@ -100,7 +100,8 @@ def _layout(regions: dict[str, list[Spot]], total: int) -> tuple[dict[str, _Rect
         filled = sum(sizes[name][0] for name in row)
         gap = min(_WIDEST_GAP, (_WIDTH - 2 * _MARGIN - filled) / max(1, len(row) - 1))
         whole = filled + gap * (len(row) - 1)
-        x = (_WIDTH - whole) / 2
+        # A single row begins at the left, where narrow screens show it without scrolling.
+        x = (_WIDTH - whole) / 2 if len(rows) > 1 else float(_MARGIN)
         for name in row if number % 2 == 0 else reversed(row):
             width, own, columns = sizes[name]
             boxes[name] = _Rect(x, y + (height - own) / 2, width, own)

@@ -20,6 +20,8 @@ __all__ = ["Plot", "compare_plots", "run_plots"]
 
 #: Okabe and Ito's palette: told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#5F6B6D")
+#: Inches. A page 390 pixels wide shows a plot at about three quarters of this size, and its text at 9 pixels.
+_SIZE = (4.8, 3.0)
 _MAX_POINTS = 1200
 _MAX_LINKS = 8
 _STYLE: dict[Any, Any] = {
@@ -161,12 +163,12 @@ def _prediction(run: Run) -> Plot | None:
 
 
 def _link_bytes(run: Run) -> Plot:
-    steps = [record.step + 1 for record in run.steps]
+    steps = [record.step + 1 for record in run.present_steps]
     busiest = sorted(run.links, key=run.link_mean, reverse=True)
     lines = [
         _Line(
             xs=steps,
-            ys=[record.link_bytes.get(link, 0) for record in run.steps],
+            ys=[record.link_bytes.get(link, 0) for record in run.present_steps],
             colour=COLOURS[i % len(COLOURS)],
             label=_link_label(run, *link),
             style="-" if link[0] < link[1] else "--",
@@ -176,6 +178,8 @@ def _link_bytes(run: Run) -> Plot:
     caption = "Activations solid, gradients dashed."
     if any(source == target for source, target in busiest):
         caption += " Between replicas: all that those of a stage send each other."
+    if run.recoveries:
+        caption += f" From step {run.recoveries[-1].step + 1} on, since the last recovery."
     if len(busiest) > _MAX_LINKS:
         caption += f" The {_MAX_LINKS} busiest of {len(busiest)} links."
     means = [run.link_mean(link) for link in busiest[:_MAX_LINKS]]
@@ -198,7 +202,7 @@ def _draw(
     adjust: Callable[[Axes], None] | None = None,
 ) -> Plot:
     with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
-        figure = Figure(figsize=(6.4, 3.5), layout="constrained")
+        figure = Figure(figsize=_SIZE, layout="constrained")
         ax = figure.add_subplot()
         handles: list[Any] = []
         for line in lines:

@@ -24,6 +24,9 @@ __all__ = ["Run", "load_run"]
 
 T = TypeVar("T")
 
+#: Stands for the steps of a plan under which no step was finished.
+_NO_STEP = StepRecord(step=0, loss=0.0, seconds=0.0, elapsed=0.0, samples=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -75,9 +78,15 @@ class Run:
         return tuple(statistics.fmean(window) if window else math.nan for window in windows)
 
     @cached_property
+    def present_steps(self) -> tuple[StepRecord, ...]:
+        """The steps under ``plan``: a recovery makes a new plan, and stage numbers of earlier steps belong to an older one."""
+        since = self.recoveries[-1].step if self.recoveries else 0
+        return tuple(record for record in self.steps if record.step >= since)
+
+    @cached_property
     def links(self) -> tuple[tuple[int, int], ...]:
-        """All links (source stage, target stage) that carried bytes, in ascending order."""
-        return tuple(sorted({link for record in self.steps for link in record.link_bytes}))
+        """All links (source stage, target stage) of ``plan`` that carried bytes, in ascending order."""
+        return tuple(sorted({link for record in self.present_steps for link in record.link_bytes}))
 
     @cached_property
     def median_seconds(self) -> float | None:
@@ -105,8 +114,10 @@ class Run:
         return sum(sum(record.dense_bytes.values()) for record in self.steps)
 
     def link_mean(self, link: tuple[int, int], *, dense: bool = False) -> float:
-        """Mean bytes per step on ``link``: replicas may exchange in some steps only."""
-        return statistics.fmean((r.dense_bytes if dense else r.link_bytes).get(link, 0) for r in self.steps)
+        """Mean bytes per step on ``link`` under ``plan``: replicas may exchange in some steps only."""
+        return statistics.fmean(
+            (r.dense_bytes if dense else r.link_bytes).get(link, 0) for r in self.present_steps or (_NO_STEP,)
+        )
 
     @cached_property
     def tied_links(self) -> frozenset[tuple[int, int]]:

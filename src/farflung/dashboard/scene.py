@@ -190,12 +190,12 @@ def _seconds(run: Run, source: str, target: str, nbytes: float) -> float | None:
 
 
 def _busy(run: Run, device: str) -> float | None:
-    """Share of all finished steps in which the stages of ``device`` computed (stages with replicas are told by their home)."""
+    """Share of the steps since the last recovery in which the stages of ``device`` computed (with replicas: of the primary)."""
     own = [stage.index for stage in run.plan.stages if stage.device == device]
-    seconds = sum(record.seconds for record in run.steps)
+    seconds = sum(record.seconds for record in run.present_steps)
     if not own or seconds <= 0:
         return None
-    return min(1.0, sum(record.busy_seconds.get(stage, 0.0) for record in run.steps for stage in own) / seconds)
+    return min(1.0, sum(record.busy_seconds.get(stage, 0.0) for record in run.present_steps for stage in own) / seconds)
 
 
 def _spare(plan: Plan, topology: Topology) -> Mapping[str, int]:

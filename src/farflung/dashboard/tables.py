@@ -13,7 +13,7 @@ from farflung.graph.ir import Graph, StateKind
 from farflung.job import JobSpec
 from farflung.plan import CodecChoice, Stage
 from farflung.plan.synchronization import strategy_of
-from farflung.units import Bytes, BytesPerSecond, Seconds
+from farflung.units import Bytes, BytesPerSecond, Seconds, counted
 
 __all__ = [
     "NOTHING",
@@ -55,7 +55,10 @@ def status(run: Run) -> tuple[str, str]:
         return "cut short", "There is no result.json: the run was cut short, or still goes on."
     if run.result.status == "finished":
         return "finished", f"All {run.result.steps} steps are done." if run.result.steps != 1 else "Its one step is done."
-    return run.result.status, run.result.cause or "No cause was written down."
+    done = f"after {run.result.steps} of {run.job.steps} steps"
+    if run.result.status == "stopped":
+        return "stopped", f"Stopped {done}{f': {run.result.cause}' if run.result.cause else ' by request'}."
+    return run.result.status, run.result.cause or f"The run ended {done}, and the broker recorded no cause."
 
 
 def headline(run: Run) -> tuple[tuple[str, str], ...]:
@@ -95,7 +98,7 @@ def stages(run: Run) -> Table:
 
 
 def _stage_row(run: Run, stage: Stage) -> tuple[str, ...]:
-    busy = [record.busy_seconds[stage.index] for record in run.steps if stage.index in record.busy_seconds]
+    busy = [record.busy_seconds[stage.index] for record in run.present_steps if stage.index in record.busy_seconds]
     share = statistics.median(busy) / run.median_seconds if busy and run.median_seconds else None
     return (
         str(stage.index),
@@ -161,6 +164,9 @@ def links(run: Run) -> Table:
     head = ("from", "to", "carries", "codec", "latency", "bandwidth", "bytes per step", "without codec", "smaller by", "total")
     coding = ("encode per step", "decode per step", "measured error")
     notes = ["Bytes per step: payload, the mean of all steps, over all pipelines."]
+    if earlier := len(run.steps) - len(run.present_steps):
+        notes[0] = "Bytes per step: payload, the mean over all pipelines and over the steps since the last recovery."
+        notes.append(f"{counted(earlier, 'earlier step')} ran under another plan, with other links.")
     if run.tied_links & set(ways):
         notes.append("Gradients of tied parameters travel without a codec.")
     return Table(title="Links", head=(*head, *coding), rows=rows, text_columns=4, note=" ".join(notes))
@@ -191,10 +197,10 @@ def _link_row(run: Run, source: int, target: int, codec: str, what: str) -> tupl
         names = (f"{source} ({', '.join(run.plan.stages[source].devices)})", "each other")
     if run.topology is not None and (relay := run.topology.relay(*ends)):
         names = (names[0], f"{names[1]} through {relay}")
-    if not run.steps:
+    if not run.present_steps:
         return (*names, what, codec, latency, bandwidth, *[NOTHING] * 7)
     sent, dense = run.link_mean((source, target)), run.link_mean((source, target), dense=True)
-    total = sum(record.link_bytes.get((source, target), 0) for record in run.steps)
+    total = sum(record.link_bytes.get((source, target), 0) for record in run.present_steps)
     return (
         *names,
         what,
@@ -211,7 +217,7 @@ def _link_row(run: Run, source: int, target: int, codec: str, what: str) -> tupl
 
 def _coding(run: Run, link: tuple[int, int]) -> tuple[str, str, str]:
     """Median seconds of a step's encoding and decoding, and the mean of the errors that were measured."""
-    uses = [record.codecs[link] for record in run.steps if link in record.codecs]
+    uses = [record.codecs[link] for record in run.present_steps if link in record.codecs]
     errors = [use.error for use in uses if use.error is not None]
     if not uses:
         return NOTHING, NOTHING, NOTHING

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from farflung.dashboard.ink import Picture, clean, element, fitted, percent, stage_colour, text_at
 from farflung.telemetry import ProcessTrace, Span, SpanKind
-from farflung.units import Seconds
+from farflung.units import Bytes, Seconds
 
 __all__ = ["ChartRow", "time_chart"]
 
@@ -23,11 +23,14 @@ _NAMES = {
     "backward": "backward",
     "weights": "gradients of weights",
     "update": "update",
-    "exchange": "exchange of gradients",
-    "send": "send",
-    "receive": "receive",
-    "coding": "encode, decode, queue",
+    "activation": "activations",
+    "gradient": "gradients",
+    "exchange": "between replicas",
+    "message": "messages",
+    "coding": "codec",
 }
+#: What frames between replicas are called in spans; the simulator calls all of them an exchange.
+_EXCHANGES = frozenset(("exchange", "part", "total", "sync", "pieces"))
 _COMPUTE = {"F": "forward", "B": "backward", "W": "weights"}
 #: Drawn first, because they last while a frame waits for its link.
 _UNDER = (SpanKind.ENCODE, SpanKind.DECODE)
@@ -84,7 +87,10 @@ def _kind(span: Span) -> tuple[str, str]:
     lane = "send" if span.what in (SpanKind.SEND, SpanKind.ENCODE) else "receive"
     if span.what in (SpanKind.ENCODE, SpanKind.DECODE):
         return lane, "coding"
-    return lane, lane if span.micro_batch >= 0 else "exchange"
+    carried = span.name.partition(" ")[2]  # after the verb: ``send activation``
+    if carried.startswith(("activation", "gradient")):
+        return lane, carried.partition(" ")[0]
+    return lane, "exchange" if carried in _EXCHANGES else "message"
 
 
 def _blocks(row: ChartRow, place: tuple[float, float], time: tuple[float, float], single: bool) -> list[str]:
@@ -101,7 +107,7 @@ def _blocks(row: ChartRow, place: tuple[float, float], time: tuple[float, float]
             continue
         found.append(
             f'<rect class="{kind}" x="{x:.2f}" y="{y + offset * height:.2f}" width="{width:.2f}" height="{part * height:.2f}" '
-            f'rx="{min(2.0, width / 3):.2g}"><title>{_told(span, kind, row, begin)}</title></rect>'
+            f'rx="{min(2.0, width / 3):.2g}"><title>{_tooltip(span, kind, row, begin)}</title></rect>'
         )
         text = f"{span.stage}{span.name[:1]}{span.micro_batch}" if len(row.stages) > 1 else f"{span.name[:1]}{span.micro_batch}"
         if lane == "compute" and span.micro_batch >= 0 and height >= 30 and width > 6.5 * len(text):
@@ -125,11 +131,19 @@ def _band(kind: str, intervals: Sequence[tuple[float, float]], place: tuple[floa
     return f'<path class="{kind}" d="{path}"/>'
 
 
-def _told(span: Span, kind: str, row: ChartRow, begin: float) -> str:
+def _tooltip(span: Span, kind: str, row: ChartRow, begin: float) -> str:
+    """``pc1: send activation of micro-batch 3, stage 0, to pc2, 12.5 kB, 1.2 s to 1.3 s``."""
     start = span.start + row.trace.offset.seconds - begin
-    what = _NAMES[kind] + (f" of micro-batch {span.micro_batch}, stage {span.stage}" if span.micro_batch >= 0 else "")
-    peer = {SpanKind.SEND: " to ", SpanKind.RECEIVE: " from "}.get(span.what, "") + span.peer if span.peer else ""
-    return clean(f"{row.trace.process}: {what}{peer}, {Seconds(start)} to {Seconds(start + span.seconds)}")
+    moves = span.what is not SpanKind.COMPUTE
+    what = (span.name if moves else _NAMES[kind]) + (f" of micro-batch {span.micro_batch}" if span.micro_batch >= 0 else "")
+    facts = [what]
+    if span.stage >= 0:
+        facts.append(f"stage {span.stage}")
+    if moves and span.peer:
+        facts.append(f"{'to' if span.what in (SpanKind.SEND, SpanKind.ENCODE) else 'from'} {span.peer}")
+    if moves and span.nbytes:
+        facts.append(str(Bytes(span.nbytes)))
+    return clean(f"{row.trace.process}: {', '.join(facts)}, {Seconds(start)} to {Seconds(start + span.seconds)}")
 
 
 def _label(row: ChartRow, y: float, height: float, stages: int) -> str:

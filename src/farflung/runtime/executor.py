@@ -26,6 +26,7 @@ from farflung.runtime.committing import Committing
 from farflung.runtime.copies import Copies
 from farflung.runtime.delaying import Delaying, is_stale_slot
 from farflung.runtime.exchange import Exchange
+from farflung.runtime.frame_log import FrameLog
 from farflung.runtime.links import Links, LinkUse
 from farflung.runtime.mailbox import Mailbox
 from farflung.runtime.meter import StepMeter
@@ -46,7 +47,7 @@ from farflung.schedules.base import Action, ActionKind
 from farflung.sync.zeroth import SeedAndScalar
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
-from farflung.telemetry.trace import SpanRing, frame_name
+from farflung.telemetry.trace import SpanRing
 from farflung.transports.base import Endpoint
 from farflung.wire.frames import Frame
 
@@ -63,6 +64,7 @@ class Executor:
         self.mailbox = Mailbox(setup.most_keys)
         #: What this worker does when; given to ``hooks.event("trace", ...)`` after each step.
         self.trace = SpanRing()
+        self.frames = FrameLog(self.trace)
         self.links = Links(endpoint, setup.peers, self.abort, self.trace)
         self.courier = Courier(setup, self.mailbox, self.links)
         in_order = all(stage.adds is None for stage in setup.plan.stages)
@@ -184,8 +186,7 @@ class Executor:
             self.courier.receive(peer, frame)
             if frame.kind == "losses":
                 self.verdicts.heard(int(frame.header["step"]))
-        size = sum(memoryview(section).nbytes for section in frame.sections)
-        self.trace.note(SpanKind.DECODE, frame_name("decode", frame.kind), begin, peer=peer, nbytes=size)
+        self.frames.decoded(peer, frame, begin)
 
     def evaluate(self) -> bool:
         """Forward-only micro-batches of the evaluation graph, through the same stages; whether the run shall end here."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from farflung.errors import ConnectionLost
+from farflung.runtime.frame_log import frame_facts
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import SpanRing, frame_name
 from farflung.transports.base import Endpoint, Urgency
@@ -228,7 +229,9 @@ class Links:
             self._delivered(None)
             return
         if parcel.pair is not None:
-            self._trace.note(SpanKind.ENCODE, "encode", begin, step=parcel.step, stage=parcel.pair[0], peer=peer)
+            facts = frame_facts(frame)
+            place = {"step": parcel.step, "stage": parcel.pair[0], "micro_batch": facts.micro_batch}
+            self._trace.note(SpanKind.ENCODE, frame_name("encode", facts.what), begin, peer=peer, **place)
         posted = self._trace.now()
         future = self._endpoint.post(peer, frame, parcel.urgency)
         self._meter.made(parcel, frame, seconds)  # before the frame counts as delivered: after a flush all sums are told
@@ -236,12 +239,14 @@ class Links:
 
     def _moved(self, peer: str, parcel: Parcel, frame: Frame, posted: float, error: BaseException | None) -> None:
         size = sum(memoryview(section).nbytes for section in frame.sections)
-        stage = -1 if parcel.pair is None else parcel.pair[0]
+        facts = frame_facts(frame)
+        stage = facts.source if parcel.pair is None else parcel.pair[0]
+        step = facts.step if parcel.step < 0 else parcel.step
         lane = (peer, parcel.urgency)
         begin = max(posted, self._arrived.get(lane, 0.0))
         self._arrived[lane] = self._trace.now()
-        name = frame_name("send", frame.kind)
-        self._trace.note(SpanKind.SEND, name, begin, step=parcel.step, stage=stage, peer=peer, nbytes=size)
+        place = {"step": step, "stage": stage, "micro_batch": facts.micro_batch}
+        self._trace.note(SpanKind.SEND, frame_name("send", facts.what), begin, peer=peer, nbytes=size, **place)
         self._delivered(error)
 
     def _delivered(self, error: BaseException | None) -> None:

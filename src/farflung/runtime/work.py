@@ -33,7 +33,6 @@ from farflung.runtime.reports import write_report
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.setup import Committed, Phase, RunSetup, StepReport, attempt_name
 from farflung.runtime.shaping import shape_links
-from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.trace import ClockOffset, Span, pack_spans
 from farflung.transports.base import Arrival, Endpoint, Urgency
@@ -250,19 +249,10 @@ class Work:
         return WireError(f"{peer} takes no part in run {self.run}; its {frame.kind!r:.40} is refused")
 
     def on_arrival(self, arrival: Arrival) -> None:
-        """Bytes came in (transport thread): a span of the trace."""
+        """A frame came in (transport thread); once it is decoded, its span is added to the trace."""
         executor = self.executor
         if executor is not None and arrival.peer in executor.setup.peers:
-            seconds = max(arrival.end - arrival.start, 0.0)
-            span = Span(
-                what=SpanKind.RECEIVE,
-                name="receive",
-                start=arrival.start,
-                seconds=seconds,
-                peer=arrival.peer,
-                nbytes=arrival.nbytes,
-            )
-            executor.trace.add(span)
+            executor.frames.arrived(arrival)
 
     def on_lost(self, peer: str, error: ConnectionLost) -> None:
         """``peer`` broke off."""

@@ -14,6 +14,8 @@ __all__ = ["traces_of"]
 
 #: Shorter pauses between two actions are no waiting (rounding of the clock).
 _LEAST_WAIT = 1e-9
+#: What a link carries to an action of a micro-batch.
+_CARRIED = {"F": "activation", "B": "gradient", "W": "gradient"}
 _NAMES = {"U": "update", "X": "exchange", "N": "norms"}
 
 
@@ -49,7 +51,7 @@ def _moving(program: Program, outcome: Outcome) -> Iterator[tuple[int, Span]]:
         way = program.links[link]
         here, there = program.devices[way.source], program.devices[way.target]
         inner = action.micro_batch >= 0
-        what = "value" if inner else _NAMES[action.kind]
+        what = _CARRIED[action.kind] if inner else _NAMES[action.kind]
         span = partial(
             Span,
             step=base // len(program.actions),
@@ -58,7 +60,7 @@ def _moving(program: Program, outcome: Outcome) -> Iterator[tuple[int, Span]]:
             nbytes=int(size),
         )
         if start > begin:
-            yield way.source, span(what=SpanKind.ENCODE, name="encode", start=begin, seconds=start - begin, peer=there)
+            yield way.source, span(what=SpanKind.ENCODE, name=f"encode {what}", start=begin, seconds=start - begin, peer=there)
         yield way.source, span(what=SpanKind.SEND, name=f"send {what}", start=start, seconds=end - start, peer=there)
         first, arrived = start + way.latency, min(delivered, end + way.latency)
         yield way.target, span(what=SpanKind.RECEIVE, name=f"receive {what}", start=first, seconds=arrived - first, peer=here)

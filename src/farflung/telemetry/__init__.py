@@ -3,6 +3,7 @@
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import FAULT_POINTS, Injector, fault_point, injecting
 from farflung.telemetry.folder import RunFolder
+from farflung.telemetry.perfetto_file import perfetto
 from farflung.telemetry.records import (
     CodecUse,
     EvaluationRecord,
@@ -14,7 +15,7 @@ from farflung.telemetry.records import (
     committed,
     read_record,
 )
-from farflung.telemetry.timeline import TimeShares, perfetto, time_shares
+from farflung.telemetry.timeline import TimeShares, time_shares
 from farflung.telemetry.trace import ClockOffset, ProcessTrace, Span, SpanRing, read_traces, write_spans
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Reading a trace: where the time went on each process, and the same as a file for Perfetto.
+"""Where the time went on each process of a trace.
 
 Rows of a process: compute (forwards, backwards, updates), send (encoding and frames on their way out), receive (frames coming
 in and decoding), wait (the compute thread has nothing to do) and exchange (replicas agree on layers: from the begin until the
@@ -7,16 +7,13 @@ means are there).
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import ProcessTrace, Span
 
-__all__ = ["ROWS", "TimeShares", "perfetto", "time_shares"]
+__all__ = ["ROWS", "TimeShares", "time_shares"]
 
 #: What is drawn in which row.
 ROWS: dict[SpanKind, str] = {
@@ -40,6 +37,8 @@ class TimeShares:
 
     ``before``: what the trace holds of getting ready (states that are sent, links that are tried).
     ``transfer``: sending or receiving; ``hidden``: the part of it during which the process computed.
+    ``compute``, ``exposed``, ``idle`` and ``other`` do not overlap and add up to ``total``. ``exposed``: a transfer without
+    computing. ``idle``: waiting, for a value or for the other replicas, without computing or a transfer.
     """
 
     process: str
@@ -50,12 +49,23 @@ class TimeShares:
     wait: float
     transfer: float
     hidden: float
+    idle: float
     before: float = 0.0
 
     @property
     def hidden_share(self) -> float:
         """``hidden / transfer`` (1 where nothing was transferred)."""
         return self.hidden / self.transfer if self.transfer > 0 else 1.0
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of transfer during which the process did not compute."""
+        return self.transfer - self.hidden
+
+    @property
+    def other(self) -> float:
+        """Seconds without any span: reading data, checkpoints, pauses after a loss."""
+        return max(self.total - self.compute - self.exposed - self.idle, 0.0)
 
 
 def time_shares(traces: Sequence[ProcessTrace]) -> list[TimeShares]:
@@ -67,6 +77,7 @@ def time_shares(traces: Sequence[ProcessTrace]) -> list[TimeShares]:
         spans = [span for span in trace.spans if span.end > begin or span.start >= begin]
         rows = {row: _union((span for span in spans if ROWS[span.what] == row), begin) for row in _ORDER}
         moving = _merge(rows["send"] + rows["receive"])
+        active = _merge(moving + rows["compute"])
         everything = _merge([interval for row in rows.values() for interval in row])
         total = everything[-1][1] - begin if everything else 0.0
         shares.append(
@@ -79,83 +90,11 @@ def time_shares(traces: Sequence[ProcessTrace]) -> list[TimeShares]:
                 wait=_length(rows["wait"]),
                 transfer=_length(moving),
                 hidden=_length(_overlap(moving, rows["compute"])),
+                idle=_length(everything) - _length(active),
                 before=begin - first,
             )
         )
     return shares
-
-
-def perfetto(traces: Sequence[ProcessTrace]) -> str:
-    """The traces as Chrome trace events (JSON; open it at ui.perfetto.dev): a process each, a row for each kind of span.
-
-    Times are microseconds of the broker's clock since the first span; each process's own clock is moved by its ``offset``, which
-    stands in the file with its error. Spans of one row that overlap (two frames on their way) get further rows.
-    """
-    begin = min((span.start + trace.offset.seconds for trace in traces for span in trace.spans), default=0.0)
-    events: list[dict[str, Any]] = []
-    for pid, trace in enumerate(traces, start=1):
-        shift = trace.offset.seconds - begin
-        events += _names(pid, trace)
-        for row, spans in _lanes(trace):
-            tid = _tid(row)
-            events.append(_meta("thread_name", pid, tid, {"name": row}))
-            events.append(_meta("thread_sort_index", pid, tid, {"sort_index": tid}))
-            events += [_event(pid, tid, span, shift) for span in spans]
-    clocks = {trace.process: _clock(trace) for trace in traces}
-    return json.dumps(
-        {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"clocks": clocks}}, separators=(",", ":"), allow_nan=False
-    )
-
-
-def _clock(trace: ProcessTrace) -> dict[str, float | None]:
-    error = trace.offset.error if math.isfinite(trace.offset.error) else None  # None: unknown
-    return {"offset_seconds": trace.offset.seconds, "error_seconds": error, "lost": trace.lost}
-
-
-def _names(pid: int, trace: ProcessTrace) -> list[dict[str, Any]]:
-    label = f"clock moved by {trace.offset.seconds:+.6f} s, +-{trace.offset.error:.6f} s"
-    return [
-        _meta("process_name", pid, 0, {"name": trace.process}),
-        _meta("process_labels", pid, 0, {"labels": label}),
-        _meta("process_sort_index", pid, 0, {"sort_index": pid}),
-    ]
-
-
-def _meta(name: str, pid: int, tid: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": arguments}
-
-
-def _event(pid: int, tid: int, span: Span, shift: float) -> dict[str, Any]:
-    facts: dict[str, Any] = {"step": span.step, "micro_batch": span.micro_batch, "stage": span.stage}
-    facts |= ({"peer": span.peer} if span.peer else {}) | ({"bytes": span.nbytes} if span.nbytes else {})
-    label = f"{span.name}{span.micro_batch}" if span.micro_batch >= 0 and span.what is SpanKind.COMPUTE else span.name
-    return {
-        "ph": "X",
-        "name": label,
-        "cat": span.what.value,
-        "pid": pid,
-        "tid": tid,
-        "ts": round((span.start + shift) * 1e6, 1),
-        "dur": round(span.seconds * 1e6, 1),
-        "args": {key: value for key, value in facts.items() if value != -1},
-    }
-
-
-def _tid(row: str) -> int:
-    name, _, number = row.partition(" ")
-    return 100 * (_ORDER.index(name) + 1) + int(number or 1)
-
-
-def _lanes(trace: ProcessTrace) -> list[tuple[str, list[Span]]]:
-    """The spans by row; one that begins before the last of its row has ended goes to a further row."""
-    found: dict[str, list[list[Span]]] = {row: [[]] for row in _ORDER}
-    for span in sorted(trace.spans, key=lambda span: span.start):
-        lanes = found[ROWS[span.what]]
-        free = next((lane for lane in lanes if not lane or lane[-1].end <= span.start + 1e-7), None)
-        if free is None:
-            lanes.append(free := [])
-        free.append(span)
-    return [(row if not index else f"{row} {index + 1}", lane) for row in _ORDER for index, lane in enumerate(found[row]) if lane]
 
 
 def _union(spans: Iterable[Span], begin: float) -> Intervals:
