@@ -108,3 +108,16 @@ def test_the_demo_s_table_of_codecs() -> None:
         wanted = [(scratch, 30), (scratch, 60), (scratch, 120), (tuned, 20), (tuned, 40)]
         for cell, (rounds, step) in zip(cells, wanted, strict=True):
             assert float(cell) == pytest.approx(next(one["eval_loss"] for one in rounds if one["step"] == step), abs=0.0051)
+
+
+def test_the_table_of_losses_over_bytes() -> None:
+    said = {row[0].replace("` at ", "-").replace("adatopk` ", "adatopk").strip("`"): row[1:] for row in rows(section("loss"), 5)}
+    phases = figures("loss-bytes")["phases"]
+    steps = {"scratch": 300, "fine-tuning": 100}
+    assert {name.replace("` at ", "-") for name in said} == set(phases["scratch"])
+    for name, row in said.items():
+        cells = iter(row)
+        for phase, count in steps.items():
+            last = phases[phase][name][-1]
+            assert float(next(cells)) == pytest.approx(last["eval_loss"], rel=5e-4)
+            assert float(next(cells)) == pytest.approx(last["bytes"] / count / 1e6, rel=5e-3)

@@ -38,6 +38,10 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
             axis.set(title=phase, xlabel=label, ylabel="evaluation loss", xscale="log" if ends else "linear")
             axis.grid(alpha=0.3)
             axis.xaxis.set_minor_formatter("")
+            if max(losses := [y for line in axis.lines for y in line.get_ydata()], default=0.0) > 3 * min(losses, default=1.0):
+                axis.set_yscale("log")  # a variant that diverges must not squash those that learn
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.yaxis.set_minor_formatter("{x:g}")
             panels[axis] = ends
     label_panels(figure, panels, styles)
     save(figure, path)

@@ -28,6 +28,7 @@ def network():
 
 DRAWN = {
     "loss": (loss_plot, lambda: figures("loss")),
+    "loss-bytes": (loss_plot, lambda: figures("loss-bytes")),
     "loss-80": (loss_plot, lambda: figures("loss-80")),
     "loss-study": (loss_study_plot, lambda: figures("loss-study")["means"]),
     "sync-loss": (sync_loss_plot, lambda: figures("sync-loss")),
