@@ -75,8 +75,7 @@ class Executor:
         self.serving = Serving(self, endpoint) if setup.job.plan.helpers else None
         #: What takes the place of a backward, where the strategy has none.
         self.slopes = Slopes(self, strategy) if isinstance(strategy, SeedAndScalar) else None
-        self.step = setup.first_step
-        self._save = False
+        self.step, self._save = setup.first_step, False
         #: Steps that the states are made of, now and in the newest checkpoint (or the first states, before there is one).
         self.committed, self._rested = setup.committed, 0
         self._kept_committed = setup.committed if setup.kept_committed is None else setup.kept_committed

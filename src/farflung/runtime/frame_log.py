@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import Span, SpanRing, frame_name
@@ -80,8 +81,8 @@ class FrameLog:
         arrival = self._take(peer, frame_bytes(frame))
         if arrival is not None:
             name, seconds = frame_name("receive", facts.what), max(arrival.end - arrival.start, 0.0)
-            span = Span(what=SpanKind.RECEIVE, name=name, start=arrival.start, seconds=seconds, peer=peer, nbytes=arrival.nbytes)
-            self._trace.add(replace(span, **place))
+            span = partial(Span, what=SpanKind.RECEIVE, peer=peer, nbytes=arrival.nbytes, start=arrival.start, seconds=seconds)
+            self._trace.add(span(name=name, step=facts.step, micro_batch=facts.micro_batch, stage=facts.target))
         size = sum(memoryview(section).nbytes for section in frame.sections)
         self._trace.note(SpanKind.DECODE, frame_name("decode", facts.what), begin, peer=peer, nbytes=size, **place)
 
