@@ -108,3 +108,13 @@ def test_the_demo_s_table_of_codecs() -> None:
         wanted = [(scratch, 30), (scratch, 60), (scratch, 120), (tuned, 20), (tuned, 40)]
         for cell, (rounds, step) in zip(cells, wanted, strict=True):
             assert float(cell) == pytest.approx(next(one["eval_loss"] for one in rounds if one["step"] == step), abs=0.0051)
+
+
+def test_the_table_of_models_that_work() -> None:
+    found = figures("coverage")["models"]
+    table = rows(section("coverage"), 6)
+    assert [row[0] for row in table] == ["torchvision", "transformers"]
+    for library, *cells in table:
+        results = [one["result"] for one in found if one["library"] == library]
+        counts = [results.count(name) for name in ("equal", "different", "refused", "not runnable")]
+        assert [int(cell) for cell in cells] == [len(results) - counts[3], *counts]
