@@ -38,6 +38,7 @@ COVERED = {
     ("docs/jobs.md", "python"): (1, "test_job_page.py"),
     ("docs/jobs.md", "toml"): (1, "test_job_page.py"),
     ("docs/machines.md", "toml"): (1, "test_job_page.py"),
+    ("docs/models.md", "python"): (1, "test_documented_code.py"),
     ("docs/sync.md", "python"): (1, "test_documented_code.py"),
     ("docs/sync.md", "toml"): (2, "test_documented_code.py"),
 }
@@ -64,6 +65,23 @@ def test_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> N
     assert len([line for line in code.splitlines() if line]) == 10
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out == output
+
+
+def test_a_model_is_captured_as_the_page_says() -> None:
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = torch.nn.LSTM(4, 3)
+
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.mse_loss(self.lstm(inputs)[0], labels)
+
+    (code,) = blocks("docs/models.md", "python")
+    names = {"module": Net(), "inputs": torch.ones(5, 2, 4), "labels": torch.ones(5, 2, 3)}
+    exec(compile(code, "models.md", "exec"), names)
+    assert "aten.lstm.input" in {op.target for op in names["graph"].ops}
 
 
 def test_the_grid_of_the_page_is_the_optimum() -> None:

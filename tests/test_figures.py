@@ -121,3 +121,13 @@ def test_the_table_of_losses_over_bytes() -> None:
             last = phases[phase][name][-1]
             assert float(next(cells)) == pytest.approx(last["eval_loss"], rel=5e-4)
             assert float(next(cells)) == pytest.approx(last["bytes"] / count / 1e6, rel=5e-3)
+
+
+def test_the_table_of_models_that_work() -> None:
+    found = figures("coverage")["models"]
+    table = rows(section("coverage"), 6)
+    assert [row[0] for row in table] == ["torchvision", "transformers"]
+    for library, *cells in table:
+        results = [one["result"] for one in found if one["library"] == library]
+        counts = [results.count(name) for name in ("equal", "different", "refused", "not runnable")]
+        assert [int(cell) for cell in cells] == [len(results) - counts[3], *counts]

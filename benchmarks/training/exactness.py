@@ -23,7 +23,7 @@ from farflung.planners import get_planner
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 from farflung.units import FlopsPerSecond
 
-__all__ = ["Exactness", "ExactnessSettings", "differences"]
+__all__ = ["Exactness", "ExactnessSettings", "compare", "differences"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class Exactness:
                 result = run_planned(_given(subject, plan), keep_gradients=True)
                 new = plan.bounds not in seen or plan.replicated
                 seen.add(plan.bounds)
-                found = _compare(subject.truth, result.micro_losses, result.gradients, result.states)
+                found = compare(subject.truth, result.micro_losses, result.gradients, result.states)
                 yield _entry(name, planner, workers, len(plan.stages), new, found)
             say(f"{name}: farflung.train")
             yield _train(subject, settings)
@@ -190,7 +190,7 @@ def _given(subject: _Subject, plan: Plan) -> PlannedRun:
     )
 
 
-def _compare(
+def compare(
     truth: PlainResult,
     losses: Sequence[Sequence[float]],
     gradients: Sequence[Mapping[str, Array]],
@@ -247,7 +247,7 @@ def _train(subject: _Subject, settings: ExactnessSettings) -> dict[str, Any]:
         workers=3,
         seed=settings.seed,
     )
-    found = _compare(subject.truth, [(loss,) for loss in result.losses], [], [result.states])
+    found = compare(subject.truth, [(loss,) for loss in result.losses], [], [result.states])
     return _entry(subject.family.name, "train()", len(result.plan.devices), len(result.plan.stages), False, found)
 
 
@@ -258,5 +258,5 @@ def _over_tls(settings: ExactnessSettings) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="farflung-bench-") as folder:
             stages, truth, losses, states = compare_processes(Path(folder), workers, settings)
         yield _entry(
-            "gpt2 over TLS", "equal_compute", workers, stages, True, _compare(truth, [(loss,) for loss in losses], [], [states])
+            "gpt2 over TLS", "equal_compute", workers, stages, True, compare(truth, [(loss,) for loss in losses], [], [states])
         )

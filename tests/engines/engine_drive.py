@@ -30,8 +30,10 @@ def captured(name: str) -> Graph:
 
 
 def make(name: str) -> Made:
+    from layer_models import LAYERS
+
     torch.manual_seed(7)
-    return MODELS[name]()
+    return (LAYERS | MODELS)[name]()
 
 
 def module_states(module: torch.nn.Module) -> dict[str, Array]:

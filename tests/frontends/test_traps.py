@@ -28,14 +28,28 @@ class Net(nn.Module):
         return self.body(self, x)
 
 
-class Sign(torch.autograd.Function):
+class Peek(torch.autograd.Function):
+    """Its backward looks at values."""
+
     @staticmethod
     def forward(ctx, x):
         return x.sign()
 
     @staticmethod
     def backward(ctx, gradient):
-        return 2 * gradient
+        return gradient * 2 if gradient.sum() > 0 else gradient
+
+
+class Noise(torch.autograd.Function):
+    """Its backward draws random numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.rand_like(gradient)
 
 
 def hooked(net, x):
@@ -65,7 +79,14 @@ def cond(net, x):
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (lambda net, x: Sign.apply(net.linear(x)).sum(), "Sign is a custom autograd.Function, and its backward would be lost"),
+        (
+            lambda net, x: Peek.apply(net.linear(x)).sum(),
+            r"Peek is a custom autograd.Function whose backward can't be traced \(.*: write the computation with ordinary torch",
+        ),
+        (
+            lambda net, x: Noise.apply(net.linear(x)).sum(),
+            "the backward of .*Noise draws random numbers: draw them in the forward",
+        ),
         (hooked, "registers a gradient hook"),
         (branch, "depends on the values of tensors"),
         (lambda net, x: net.linear(x)[x.sum(1) > 0].sum(), "data decide|depends on the values"),
@@ -76,7 +97,6 @@ def cond(net, x):
             r"the loss must be a floating-point scalar, but the forward returns float32 of shape \(4, 4\)",
         ),
         (lambda net, x: {"logits": net.linear(x)}, r"gives no output called loss \(it gives logits\)"),
-        (lambda net, x: torch.fft.fft(net.linear(x)).real.sum(), "complex64 is not supported|allow-list"),
         (grow, "use the parameter itself"),
         (cond, "control-flow operator cond"),
         (lambda net, x: net.linear(x).expand(2, 4, 4).add_(1).sum(), "can't"),
@@ -286,3 +306,20 @@ def test_an_unknown_operator_is_found_in_the_users_code():
     assert text.startswith("module 1.0 uses aten.linalg_det.default, which is not on the operator allow-list (in the forward, ")
     assert f"test_traps.py line {line}: return torch.linalg.det(y)): write it with other torch operators" in text
     assert "linalg_qr" not in text
+
+
+def test_the_error_of_grouped_experts_names_the_workaround():
+    pytest.importorskip("transformers.integrations.moe")
+
+    def body(net, x):
+        ends = torch.tensor([1, 4], dtype=torch.int32)
+        return torch.ops.transformers.grouped_mm_fallback(net.linear(x), net.linear.weight.expand(2, 4, 4), ends).sum()
+
+    with pytest.raises(CaptureError, match='build the model with experts_implementation="batched_mm"'):
+        capture(Net(body), (torch.ones(4, 4),))
+
+
+def test_complex_weights_are_refused():
+    net = Net(lambda net, x: (net.linear(x) * net.turn).abs().sum(), turn=torch.ones(4, dtype=torch.complex64))
+    with pytest.raises(CaptureError, match=r"turn holds complex numbers, .* use torch\.view_as_complex in the forward"):
+        capture(net, (torch.ones(4, 4),))

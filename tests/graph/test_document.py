@@ -199,7 +199,7 @@ BROKEN = [
     ("ops.2.args.0.v", "fill:0", "'fill:0' is not a reference"),
     ("ops.2.args.1.s", "wieght", "operator 'linear' .*: reads state 'wieght', which the graph does not have"),
     ("ops.2.args.1", {"l": 0}, "reads a step of an initializer program"),
-    ("ops.2.args.1", {"d": "complex64"}, "unknown element type 'complex64', known are float64, float32"),
+    ("ops.2.args.1", {"d": "complex32"}, "unknown element type 'complex32', known are float64, float32"),
     ("ops.2.args.1", {"f": "big"}, "unknown number 'big', known are inf, -inf, nan"),
     ("ops.2.args.1", {"x": 1}, "operator 'linear': an argument must have one of the tags d, f, l, s, v"),
     ("ops.2.args.1", {}, "an argument must have one of the tags"),

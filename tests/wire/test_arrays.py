@@ -181,8 +181,8 @@ def test_errors_of_unpacking(meta: ArrayMeta, data: bytes, text: str) -> None:
 
 
 def test_errors_of_packing() -> None:
-    with pytest.raises(WireError, match="cannot send elements of type complex64: known are float64"):
-        pack(np.zeros(2, np.complex64))
+    with pytest.raises(WireError, match="cannot send elements of type uint64: known are float64"):
+        pack(np.zeros(2, np.uint64))
     with pytest.raises(WireError, match="33 dims"):
         pack(np.zeros((1,) * 33, np.float32))
     with pytest.raises(WireError, match="needs 3 elements, got float64"):

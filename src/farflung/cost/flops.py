@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import log2, prod, sqrt
 
 from farflung.cost.operands import Operands
-from farflung.graph.ir import StateRef
+from farflung.graph.ir import StateRef, ValueRef, iter_refs
 from farflung.graph.opset import OpClass, info
 
 __all__ = ["backward_flops", "forward_flops", "weight_flops"]
@@ -21,6 +21,12 @@ _ATTENTION_BACKWARD = 2.5
 _NORM_PER_ELEMENT = 8.0
 _SOFTMAX_PER_ELEMENT = 5.0
 _SOFTMAX_LIKE = ("softmax.", "_softmax.", "log_softmax.", "_log_softmax.", "logsumexp.", "cross_entropy_loss.")
+
+
+_FOURIER = (
+    *("fft", "fft2", "fftn", "hfft", "ifft", "ifft2", "ifftn"),
+    *("ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftn"),
+)
 
 
 def forward_flops(operands: Operands) -> float:
@@ -38,6 +44,8 @@ def backward_flops(operands: Operands, forward: float) -> float:
     kind = info(operands.op.target).op_class
     if kind is OpClass.ATTENTION:
         return _ATTENTION_BACKWARD * forward
+    if kind is OpClass.RECURRENT:
+        return 2.0 * forward
     if kind in (OpClass.GEMM, OpClass.CONVOLUTION):
         factors = _FACTORS.get(operands.op.target, (0, 1))
         return forward * sum(operands.needs(operands.ref(index)) for index in factors)
@@ -127,6 +135,19 @@ def _einsum(operands: Operands) -> float:
     return 2.0 * prod(extent.values())
 
 
+def _recurrent(operands: Operands) -> float:
+    """Each matrix of weights meets each step of each sample once."""
+    steps = prod(operands.shape(0)[:2])
+    matrices = (operands.spec_of(ref) for ref in iter_refs(operands.arg(2)) if isinstance(ref, (StateRef, ValueRef)))
+    return 2.0 * steps * sum(spec.numel for spec in matrices if len(spec.shape) == 2)
+
+
+def _fourier(operands: Operands) -> float:
+    """The usual count of a fast transform, 5 n log2 n, over all dimensions that it may cover."""
+    numel = max(operands.out.numel, prod(operands.shape(0)))
+    return 5.0 * numel * max(1.0, log2(max(numel, 2)))
+
+
 _RULES: dict[str, Callable[[Operands], float]] = {
     "aten.addbmm.default": _addbmm,
     "aten.addmm.default": _product(1),
@@ -141,6 +162,10 @@ _RULES: dict[str, Callable[[Operands], float]] = {
     "aten.matmul.default": _product(0),
     "aten.mm.default": _product(0),
     "aten.mv.default": _product(0),
+    "aten.vdot.default": _product(0),
+    "farflung.grouped_mm": _product(0),
+    **{f"aten.{name}.input": _recurrent for name in ("gru", "lstm", "rnn_relu", "rnn_tanh")},
+    **{f"aten.fft_{name}.default": _fourier for name in _FOURIER},
     "aten.outer.default": lambda operands: operands.out.numel,
     "aten.scaled_dot_product_attention.default": _attention,
     "aten.conv_transpose1d.default": _transposed,

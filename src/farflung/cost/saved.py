@@ -30,7 +30,7 @@ _INPUT = (
 _NOTHING = (
     "add.", "sub.", "rsub.", "neg.", "sum.", "mean.", "cumsum.", "cat.", "stack.", "pad.", "constant_pad", "flip.", "roll.",
     "repeat.", "to.", "_to_copy.", "type_as.", "mul.Scalar", "div.Scalar", "round.", "floor.", "ceil.", "trunc.", "sign.",
-    "tile.", "adaptive_avg_pool", "upsample_", "reflection_pad", "replication_pad", "col2im.", "im2col.",
+    "fft_", "tile.", "adaptive_avg_pool", "upsample_", "reflection_pad", "replication_pad", "col2im.", "im2col.",
 )  # fmt: skip
 _INDEXED = (
     "embedding.", "index.", "gather.", "index_select.", "scatter.", "scatter_add.", "index_add.", "index_copy.", "index_put.",
@@ -97,6 +97,15 @@ def _attention(operands: Operands, device_kind: str) -> Kept:
     copies = sum(prod(operands.spec_of(ref).shape) for ref in (query, key, value) if ref is not None) * size
     factor = 3 if operands.number(4, "dropout_p", 0.0) > 0 else 1
     return (), copies + factor * scores
+
+
+def _recurrent(operands: Operands) -> Kept:
+    """Its tensors, and of each layer, direction and step the gates, the cell and the output."""
+    gates = {"lstm": 4, "gru": 3}.get(operands.op.target.split(".")[1], 1)
+    layers, hidden = operands.op.outputs[-1].shape[0], operands.op.outputs[-1].shape[2]
+    size = operands.out.nbytes / max(operands.out.numel, 1)
+    own = prod(operands.shape(0)[:2]) * layers * hidden * (gates + 2) * size
+    return (*operands.refs(), *(ValueRef(operands.op.name, i) for i in range(len(operands.op.outputs)))), own
 
 
 def _dropout(operands: Operands, device_kind: str) -> Kept:
@@ -174,6 +183,7 @@ _RULES: dict[str, Callable[[Operands], Kept]] = {
     "max_pool2d": _max_pool,
     "adaptive_max_pool1d": _max_pool,
     "adaptive_max_pool2d": _max_pool,
+    **dict.fromkeys(("gru", "lstm", "rnn_relu", "rnn_tanh"), _recurrent),
     "topk": _selected,
     "sort": _selected,
 }

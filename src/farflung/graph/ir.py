@@ -47,8 +47,11 @@ DTYPES: Mapping[str, int] = {
     "int8": 1,
     "uint8": 1,
     "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
 }
 _FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
+_COMPLEX = frozenset({"complex64", "complex128"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +73,18 @@ class TensorSpec:
 
     @property
     def floating(self) -> bool:
-        """Whether the elements are floating-point numbers (so that a gradient can exist)."""
+        """Whether the elements are real floating-point numbers (codecs that lose information take only these)."""
         return self.dtype in _FLOATING
+
+    @property
+    def complex(self) -> bool:
+        """Whether the elements are complex numbers."""
+        return self.dtype in _COMPLEX
+
+    @property
+    def continuous(self) -> bool:
+        """Whether a gradient can exist: floating-point or complex numbers."""
+        return self.floating or self.complex
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +328,7 @@ class Graph:
             if not (any(name in trainable for name in states) or any(value in found for value in values)):
                 continue
             carrying = range(len(op.outputs)) if known is None or known.grad_outputs is None else known.grad_outputs
-            found.update(ValueRef(op.name, i) for i in carrying if op.outputs[i].floating)
+            found.update(ValueRef(op.name, i) for i in carrying if op.outputs[i].continuous)
         return frozenset(found)
 
     @cached_property

@@ -97,7 +97,7 @@ def _weighty(graph: Graph) -> frozenset[int]:
     parameters = {state.name for state in graph.states if state.kind is StateKind.PARAMETER}
     found: dict[str, int] = {}
     for position, op in enumerate(graph.ops):
-        if not info(op.target).differentiable or not any(spec.floating for spec in op.outputs):
+        if not info(op.target).differentiable or not any(spec.continuous for spec in op.outputs):
             continue
         states, values = graph.reads[position]
         if any(name in parameters for name in states) or any(value.op in found for value in values):

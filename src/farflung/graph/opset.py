@@ -31,6 +31,7 @@ class OpClass(StrEnum):
     ELEMENTWISE = "elementwise"
     REDUCTION = "reduction"
     NORM = "norm"
+    RECURRENT = "recurrent"
     GEMM = "gemm"
     CONVOLUTION = "convolution"
     ATTENTION = "attention"
@@ -70,9 +71,13 @@ _PSEUDO = """
 farflung.input: input n
 farflung.variable: input
 farflung.batch_norm: norm
+farflung.ctc_loss: loss
+farflung.gradient: elementwise
+farflung.grouped_mm: gemm
 """
 
 _VIEWS = """
+_conj.default: view v
 alias.default: view v
 broadcast_tensors.default: view
 broadcast_to.default: view v
@@ -106,8 +111,11 @@ t.default: view vi
 transpose.int: view vi
 unbind.int: view vi
 unflatten.int: view v
+_unsafe_view.default: view v
 unfold.default: view v
 unsqueeze.default: view vi
+view_as_complex.default: view v
+view_as_real.default: view v
 view.default: view vi
 view_as.default: view v
 """
@@ -151,6 +159,11 @@ add.Tensor: elementwise i
 addcdiv.default: elementwise
 addcmul.default: elementwise
 alpha_dropout.default: elementwise r
+angle.default: elementwise
+atan.default: elementwise
+atan2.default: elementwise
+asin.default: elementwise
+acos.default: elementwise
 bitwise_and.Tensor: elementwise n
 bitwise_not.default: elementwise n
 bitwise_or.Tensor: elementwise n
@@ -160,6 +173,7 @@ clamp.default: elementwise i
 clamp.Tensor: elementwise
 clamp_max.default: elementwise i
 clamp_min.default: elementwise i
+complex.default: elementwise
 cos.default: elementwise i
 cosh.default: elementwise
 div.Scalar: elementwise i
@@ -219,6 +233,7 @@ nan_to_num.default: elementwise
 ne.Scalar: elementwise ni
 ne.Tensor: elementwise n
 neg.default: elementwise i
+polar.default: elementwise
 pow.Scalar: elementwise i
 pow.Tensor_Scalar: elementwise i
 pow.Tensor_Tensor: elementwise
@@ -226,6 +241,7 @@ prelu.default: elementwise
 reciprocal.default: elementwise i
 relu.default: elementwise
 relu6.default: elementwise
+resolve_conj.default: view v
 remainder.Scalar: elementwise i
 remainder.Tensor: elementwise
 round.default: elementwise i
@@ -313,10 +329,25 @@ dot.default: gemm
 einsum.default: gemm
 embedding.default: index
 embedding_bag.padding_idx: index
+fft_fft.default: reduction
+fft_fft2.default: reduction
+fft_fftn.default: reduction
+fft_hfft.default: reduction
+fft_ifft.default: reduction
+fft_ifft2.default: reduction
+fft_ifftn.default: reduction
+fft_ihfft.default: reduction
+fft_irfft.default: reduction
+fft_irfft2.default: reduction
+fft_irfftn.default: reduction
+fft_rfft.default: reduction
+fft_rfft2.default: reduction
+fft_rfftn.default: reduction
 flip.default: index
 gather.default: index
 grid_sampler.default: index
 group_norm.default: norm
+gru.input: recurrent r
 hinge_embedding_loss.default: loss
 histc.default: reduction n
 huber_loss.default: loss
@@ -336,6 +367,7 @@ linalg_vector_norm.default: reduction i
 linear.default: gemm
 log_softmax.int: reduction
 logsumexp.default: reduction
+lstm.input: recurrent r
 margin_ranking_loss.default: loss
 masked_scatter.default: index
 matmul.default: gemm i
@@ -366,6 +398,8 @@ repeat.default: index i
 repeat_interleave.self_int: index i
 replication_pad2d.default: index
 rms_norm.default: norm
+rnn_relu.input: recurrent r
+rnn_tanh.input: recurrent r
 roll.default: index i
 rot90.default: index
 scaled_dot_product_attention.default: attention r
@@ -378,6 +412,8 @@ slice_scatter.default: index
 smooth_l1_loss.default: loss
 soft_margin_loss.default: loss
 softmax.int: reduction
+_softmax_backward_data.default: reduction n
+_log_softmax_backward_data.default: reduction n
 _softmax.default: reduction
 _log_softmax.default: reduction
 sort.default: sort
@@ -394,6 +430,7 @@ upsample_bicubic2d.vec: index
 upsample_bilinear2d.vec: index
 upsample_nearest1d.vec: index
 upsample_nearest2d.vec: index
+vdot.default: gemm
 var.correction: reduction i
 var_mean.correction: reduction
 _weight_norm.default: norm

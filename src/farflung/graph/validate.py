@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from farflung.errors import GraphError
+from farflung.graph.gradient import GRADIENT, read_gradient
 from farflung.graph.ir import (
     DTYPES,
     Arg,
@@ -141,8 +142,8 @@ def _check_states(graph: Graph, limits: Limits) -> None:
                 raise GraphError(f"{where}: the name {name[:100]!r} stands twice")
             seen.add(name)
         _check_spec(state.spec, where, limits)
-        if state.trainable and not (state.kind is StateKind.PARAMETER and state.spec.floating):
-            raise GraphError(f"{where}: only floating parameters can be trainable")
+        if state.spec.complex or (state.trainable and not (state.kind is StateKind.PARAMETER and state.spec.floating)):
+            raise GraphError(f"{where}: only floating parameters can be trainable, and no state can hold complex numbers")
         if state.data is not None:
             data_bytes += len(state.data)
             if len(state.data) != state.spec.nbytes:
@@ -245,6 +246,8 @@ def _check_ops(graph: Graph, limits: Limits) -> dict[str, tuple[TensorSpec, ...]
 
 def _check_form(op: Op, where: str, limits: Limits) -> None:
     known = check_target(op.target)
+    if op.target == GRADIENT:
+        read_gradient(op, where)
     if not op.outputs or len(op.outputs) > limits.outputs:
         raise GraphError(f"{where}: has {len(op.outputs)} outputs, 1 to {limits.outputs} are allowed")
     for spec in op.outputs:
@@ -267,7 +270,7 @@ def _check_reads(graph: Graph, op: Op, made: dict[str, tuple[TensorSpec, ...]], 
         elif isinstance(ref, StateRef):
             if ref.name not in graph.state:
                 raise GraphError(f"{where}: reads state {ref.name[:100]!r}, which the graph does not have")
-        elif isinstance(ref, LocalRef):
+        elif isinstance(ref, LocalRef) and op.target != GRADIENT:
             raise GraphError(f"{where}: reads a step of an initializer program")
 
 

@@ -192,7 +192,7 @@ def _update(
 def _call(module: torch.nn.Module, batch: Any, uses: _Leaves, precision: str) -> torch.Tensor:
     import torch
 
-    with _mode(uses), torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext():
+    with _mode(uses), _functions(uses), torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext():
         result = module(**batch) if isinstance(batch, Mapping) else module(*batch)
     if isinstance(result, torch.Tensor):
         return result
@@ -257,3 +257,22 @@ def _mode(leaves: _Leaves) -> Any:
             return func(*args, **kwargs)
 
     return Uses()
+
+
+def _functions(leaves: _Leaves) -> Any:
+    """A context in which custom functions take leaves as well: no mode sees ``Function.apply``."""
+    from unittest.mock import patch
+
+    import torch
+    from torch.autograd import Function
+    from torch.utils._pytree import tree_map
+
+    from farflung.frontends.torch.functions import original_apply
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        chosen: dict[int, Any] = {}
+        with torch._C.DisableTorchFunction():  # making a leaf is no use of the parameter
+            args, kwargs = tree_map(lambda item: leaves.swap(item, chosen), (args, kwargs))
+        return original_apply(cls)(*args, **kwargs)
+
+    return patch.object(Function, "apply", classmethod(apply))

@@ -41,6 +41,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "int8": np.dtype("i1"),
     "uint8": np.dtype("u1"),
     "bool": np.dtype("?"),
+    "complex64": np.dtype("<c8"),
+    "complex128": np.dtype("<c16"),
 }
 _MAX_DIMS = 32
 _MAX_SIZE = 1 << 48

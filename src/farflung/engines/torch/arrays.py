@@ -26,6 +26,8 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "int8": torch.int8,
     "uint8": torch.uint8,
     "bool": torch.bool,
+    "complex64": torch.complex64,
+    "complex128": torch.complex128,
 }
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -71,7 +73,7 @@ def to_array(tensor: torch.Tensor, *, copy: bool = False) -> Array:
 
     From a GPU the copy goes through pinned memory and is complete when this returns.
     """
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if copy or tensor.device.type != "cpu":
         packed = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
         pinned = tensor.device.type == "cuda"

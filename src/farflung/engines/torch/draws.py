@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from farflung.engines.torch.keys import default_generator, op_seed, seeded
+from farflung.engines.torch.keys import default_generator, numbered, op_seed, seeded
 from farflung.graph.ir import Op
+from farflung.graph.opset import OpClass, info
 
 __all__ = ["KeyHolder", "drawing"]
 
@@ -35,6 +36,15 @@ def drawing(op: Op, function: Any, device: torch.device, key: KeyHolder) -> Call
     """
     rng = op.rng
     assert rng is not None
+    shared = default_generator(device)
+    if info(op.target).op_class is OpClass.RECURRENT:  # draws once between two layers
+
+        def each(*args: Any, **kwargs: Any) -> Any:
+            with numbered(shared, (key.seed, key.step, key.micro_batch), rng):
+                return function(*args, **kwargs)
+
+        return each
+
     if device.type == "cpu":
         own = torch.Generator()
         if any(argument.name == "generator" for argument in function._schema.arguments):
@@ -42,7 +52,6 @@ def drawing(op: Op, function: Any, device: torch.device, key: KeyHolder) -> Call
         if op.target in _EXPANDED:
             expanded = _EXPANDED[op.target]
             return lambda *args, **kwargs: expanded(own.manual_seed(key.of(rng)), *args, **kwargs)
-    shared = default_generator(device)
 
     def borrowed(*args: Any, **kwargs: Any) -> Any:
         with seeded(shared, key.of(rng)):

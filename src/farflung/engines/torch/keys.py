@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.ids import derive_seed
 
-__all__ = ["KeyedRandomness", "default_generator", "keyed_randomness", "op_seed", "seeded"]
+__all__ = ["KeyedRandomness", "default_generator", "keyed_randomness", "numbered", "op_seed", "seeded"]
 
 _LOCK = threading.RLock()
 
@@ -49,6 +49,21 @@ def seeded(generator: torch.Generator, seed: int) -> Iterator[None]:
             generator.set_state(before)
 
 
+@contextmanager
+def numbered(generator: torch.Generator, key: tuple[int, int, int], first: int) -> Iterator[None]:
+    """Within the context each draw is keyed by (seed, step, micro-batch) of ``key`` and its number, from ``first`` on.
+
+    The generator is as before afterwards; one thread at a time.
+    """
+    with _LOCK:
+        before = generator.get_state()
+        try:
+            with _Counting(generator, key, first):
+                yield
+        finally:
+            generator.set_state(before)
+
+
 class KeyedRandomness:
     """Gives plain PyTorch code the random numbers of a job (see ``keyed_randomness``)."""
 
@@ -75,11 +90,11 @@ def keyed_randomness(seed: int, device: str = "cpu") -> KeyedRandomness:
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Seeds the generator before each call that draws."""
 
-    def __init__(self, generator: torch.Generator, key: tuple[int, int, int]) -> None:
+    def __init__(self, generator: torch.Generator, key: tuple[int, int, int], first: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = generator
         self._key = key
-        self._drawn = 0
+        self._drawn = first
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from farflung.engines.torch.arrays import TORCH_DTYPES
+from farflung.engines.torch.custom import CompiledBackward, run_gradient
 from farflung.engines.torch.draws import KeyHolder, drawing
+from farflung.engines.torch.guards import PSEUDO_KERNELS, guarded
 from farflung.errors import GraphError
+from farflung.graph.gradient import GRADIENT, read_gradient
 from farflung.graph.ir import Arg, DTypeArg, LocalRef, Op, StateRef, Use, ValueRef
-from farflung.graph.opset import check_target
+from farflung.graph.opset import OpClass, check_target, info
 
-__all__ = ["Call", "Program", "Read", "Source", "compile_program", "lookup", "resolve"]
+__all__ = ["Call", "Program", "Read", "Source", "compile_program", "kernel", "lookup", "pseudo", "resolve", "tensor_arguments"]
 
 _FORMATS = {
     "contiguous_format": torch.contiguous_format,
@@ -153,8 +157,9 @@ def with_device(function: Any, args: list[Any], kwargs: dict[str, Any], device: 
 
 
 class _Compiler:
-    def __init__(self, device: torch.device, parts: frozenset[ValueRef]) -> None:
+    def __init__(self, device: torch.device, parts: frozenset[ValueRef], recorded: frozenset[str]) -> None:
         self.program = Program()
+        self.recorded = recorded
         self.device = device
         self.parts = parts
 
@@ -187,9 +192,11 @@ class _Compiler:
             return
         seen: dict[ValueRef, int] = {}
         read: Callable[[ValueRef | StateRef | LocalRef], Any] = lambda ref: _Slot(self.read(op, ref, seen))  # noqa: E731
-        args = [resolve(arg, read) for arg in op.args]
+        args = [resolve(arg, read) for arg in tensor_arguments(op)]
         kwargs = {name: resolve(arg, read, memory_format=name == "memory_format") for name, arg in op.kwargs}
         function = _function(op, args, kwargs, self.device, self.program.key)
+        if op.name in self.recorded and info(op.target).op_class is OpClass.RECURRENT:
+            function = as_recorded(function)
         fills = tuple((place, arg.index) for place, arg in enumerate(args) if isinstance(arg, _Slot))
         nested: list[tuple[int | str, Callable[[list[Any]], Any]]] = []
         everything: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
@@ -259,14 +266,67 @@ def _slots_of(call: Call) -> set[int]:
 
 def _function(op: Op, args: list[Any], kwargs: dict[str, Any], device: torch.device, key: KeyHolder) -> Callable[..., Any]:
     """The function to call for ``op``, wrapped where it draws or must not be recorded."""
-    if op.target in PSEUDO:
-        function: Callable[..., Any] = PSEUDO[op.target]
-    else:
-        function = lookup(op.target)
-        with_device(function, args, kwargs, device)
+    function = pseudo(op, device)
+    if function is None:
+        function = kernel(op.target, args, kwargs, device)
         if op.rng is not None:
             function = drawing(op, function, device, key)
     return torch.no_grad()(function) if op.no_grad else function
+
+
+def tensor_arguments(op: Op) -> tuple[Arg, ...]:
+    """The arguments that a call of ``op`` takes: of ``farflung.gradient`` all but the backward, which is compiled."""
+    return op.args[:3] if op.target == GRADIENT else op.args
+
+
+def kernel(target: str, args: list[Any], kwargs: dict[str, Any], device: torch.device) -> Callable[..., Any]:
+    """The function of an operator of PyTorch behind its checks; ``device`` is put among the arguments.
+
+    Raises:
+        GraphError: this PyTorch has no such operator.
+    """
+    function = lookup(target)
+    with_device(function, args, kwargs, device)
+    return guarded(target, function)
+
+
+def pseudo(op: Op, device: torch.device) -> Callable[..., Any] | None:
+    """The function of an operator of our own (``None``: ``op`` is one of PyTorch's).
+
+    Raises:
+        GraphError: ``farflung.gradient`` carries a backward that breaks a rule.
+    """
+    return _gradient(op, device) if op.target == GRADIENT else PSEUDO.get(op.target)
+
+
+def _gradient(op: Op, device: torch.device) -> Callable[..., Any]:
+    parts = read_gradient(op)
+    calls = []
+    for step in parts.steps:
+        args = [resolve(arg, _keep) for arg in step.args]
+        kwargs = {name: resolve(arg, _keep, memory_format=name == "memory_format") for name, arg in step.kwargs}
+        calls.append((step.target, kernel(step.target, args, kwargs, device), args, kwargs))
+    return partial(run_gradient, CompiledBackward(op.name, parts.results, calls))
+
+
+def _keep(ref: ValueRef | StateRef | LocalRef) -> Any:
+    return ref
+
+
+def as_recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` by the kernel that autograd records, also where nothing is recorded.
+
+    Recurrent networks have a second kernel for inference, whose results differ in the last bits. A stage that computes its
+    forward again would send on the results of the one and go back through the other.
+    """
+
+    def call(x: torch.Tensor, *rest: Any) -> Any:
+        if torch.is_grad_enabled() or x.device.type == "meta":
+            return function(x, *rest)
+        with torch.enable_grad():
+            return tuple(item.detach() for item in function(x.detach().requires_grad_(), *rest))
+
+    return call
 
 
 def _batch_norm(
@@ -283,19 +343,27 @@ def _variable(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-PSEUDO: dict[str, Callable[..., Any]] = {"farflung.batch_norm": _batch_norm, "farflung.variable": _variable}
+PSEUDO: dict[str, Callable[..., Any]] = {
+    "farflung.batch_norm": _batch_norm,
+    "farflung.variable": _variable,
+    **PSEUDO_KERNELS,
+}
 
 
 def compile_program(
-    ops: Sequence[Op], device: torch.device, keep: Iterable[ValueRef], parts: frozenset[ValueRef] = frozenset()
+    ops: Sequence[Op],
+    device: torch.device,
+    keep: Iterable[ValueRef],
+    parts: frozenset[ValueRef] = frozenset(),
+    recorded: frozenset[str] = frozenset(),
 ) -> Program:
     """Compile ``ops`` (in order) for ``device``; ``keep``: values still wanted afterwards; ``parts``: received values whose
-    readers each get a leaf of their own.
+    readers each get a leaf of their own; ``recorded``: names of operators that a plain loop records for its backward.
 
     Raises:
         GraphError: an operator is not allowed or does not exist in this PyTorch.
     """
-    compiler = _Compiler(device, parts)
+    compiler = _Compiler(device, parts, recorded)
     for op in ops:
         compiler.add(op)
     compiler.free(keep)

@@ -77,7 +77,8 @@ class TorchRunner:
         keep = {*self._sends, *self._outputs.values(), *(value for _, value in self._updates), *self._roots}
         ops = [graph.ops[position] for position in subgraph.positions]
         self._drifting = drifting(subgraph) if settings.recompute else frozenset()
-        self._program = compile_program(ops, device, keep, parts)
+        recorded = frozenset(value.op for value in graph.needs_grad) if settings.training else frozenset()
+        self._program = compile_program(ops, device, keep, parts, recorded)
         self._program.key.seed = settings.seed
         self._views = {e.value: self._view_program(e) for e in subgraph.requires_activations if e.alias_of is not None}
         for value in parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from farflung.engines.torch.arrays import TORCH_DTYPES, spec_of
-from farflung.engines.torch.program import PSEUDO, lookup, resolve, with_device
+from farflung.engines.torch.program import kernel, pseudo, resolve, tensor_arguments
 from farflung.errors import GraphError
 from farflung.graph.ir import Graph, LocalRef, Op, StateRef, TensorSpec, ValueRef
 from farflung.graph.opset import check_target
@@ -51,12 +51,9 @@ def verify_graph(graph: Graph) -> None:
 def _results(op: Op, ref: object) -> tuple[torch.Tensor, ...]:
     if op.target == "farflung.input":
         return (_empty(op.outputs[0]),)
-    args = [resolve(arg, ref) for arg in op.args]  # type: ignore[arg-type]
+    args = [resolve(arg, ref) for arg in tensor_arguments(op)]  # type: ignore[arg-type]
     kwargs = {name: resolve(arg, ref, memory_format=name == "memory_format") for name, arg in op.kwargs}  # type: ignore[arg-type]
-    function = PSEUDO.get(op.target)
-    if function is None:
-        function = lookup(op.target)
-        with_device(function, args, kwargs, _META)
+    function = pseudo(op, _META) or kernel(op.target, args, kwargs, _META)
     try:
         found = function(*args, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError) as error:

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from farflung.errors import CaptureError
 from farflung.frontends.torch.arguments import tensor_spec
-from farflung.frontends.torch.exporting import fake_states, read_example, run_export
+from farflung.frontends.torch.exporting import Exported, fake_states, read_example, run_export
 from farflung.frontends.torch.finishing import Draft, Ends, assemble
 from farflung.frontends.torch.lowering import Lowering
 from farflung.frontends.torch.programs import Programs, tensor_bytes
@@ -72,19 +71,20 @@ def capture(
         if mode == "eval":
             module.eval()
         with fake_states(module, fake_mode):
-            program = run_export(module, read_example(example_inputs, fake_mode))
+            exported = run_export(module, read_example(example_inputs, fake_mode))
     finally:
         for part, flag in training.items():
             part.training = flag
-    return _Build(module, program, programs).graph(name or type(module).__name__, mode, outputs)
+    return _Build(module, exported, programs).graph(name or type(module).__name__, mode, outputs)
 
 
 class _Build:
     """The steps from an exported program to a graph."""
 
-    def __init__(self, module: nn.Module, program: ExportedProgram, programs: Programs | None) -> None:
+    def __init__(self, module: nn.Module, exported: Exported, programs: Programs | None) -> None:
         self.module = module
-        self.program = program
+        self.program = program = exported.program
+        self.backwards = exported.backwards
         self.programs = programs
         self.born = programs.all() if programs is not None else {}
         self.nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -93,7 +93,8 @@ class _Build:
         self.inputs: list[str] = []
 
     def graph(self, name: str, mode: str, outputs: Sequence[str] | None) -> Graph:
-        lowering = Lowering(owners={}, buffers=frozenset(key for key, _ in self.module.named_buffers()))
+        buffers = frozenset(key for key, _ in self.module.named_buffers())
+        lowering = Lowering(owners={}, buffers=buffers, backwards=self.backwards)
         owners: dict[Node, str] = {}
         first: dict[str, Node] = {}
         for spec in self.program.graph_signature.input_specs:
@@ -176,6 +177,11 @@ class _Build:
         found = []
         for name, tensor in (parameters | buffers).items():
             parameter = name in parameters
+            if tensor.is_complex():
+                raise CaptureError(
+                    f"{name} holds complex numbers, and weights and buffers can't: keep real and imaginary parts, and use "
+                    "torch.view_as_complex in the forward"
+                )
             found.append(
                 State(
                     name=name,

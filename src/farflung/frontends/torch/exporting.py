@@ -1,8 +1,8 @@
 """Run ``torch.export`` on a module and refuse, before or during the trace, what export would lose in silence.
 
-Export traces through a custom ``autograd.Function`` and drops its backward; it drops gradient hooks as well. Both are
-watched for here while the module runs under fake tensors. Meta modules are traced as if they lay on a CPU, so that a real
-module and its meta twin give the same graph.
+Export drops gradient hooks in silence, which are watched for here while the module runs under fake tensors. It would drop the
+backward of a custom ``autograd.Function`` as well, which ``functions`` keeps. Meta modules are traced as if they lay on a CPU,
+so that a real module and its meta twin give the same graph.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 
 from farflung.errors import CaptureError
+from farflung.frontends.torch.functions import Backward, Functions
 from farflung.frontends.torch.masks import eager_masks
+from farflung.frontends.torch.opaque import opaque_calls
+from farflung.frontends.torch.results import tensor_results
 from farflung.frontends.torch.twins import as_state, with_twins
 
-__all__ = ["PATCHES", "Example", "fake_states", "first_line", "read_example", "run_export"]
+__all__ = ["PATCHES", "Example", "Exported", "fake_states", "first_line", "read_example", "run_export"]
 
 #: Held while something of torch is replaced for the whole process.
 PATCHES = threading.RLock()
@@ -85,6 +88,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.found: list[str] = []
+        self.functions = Functions()
 
     def refuse(self, text: str) -> None:
         self.found.append(text)
@@ -92,18 +96,6 @@ class _Watch:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        # Function.apply is a Python class method up to torch 2.14 and a built-in one since 2.15; both are descriptors.
-        apply = inspect.getattr_static(torch.autograd.Function, "apply")
-
-        def watched_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-            if not cls.__module__.startswith(("torch.", "torch_")):
-                self.refuse(
-                    f"{cls.__module__}.{cls.__qualname__} is a custom autograd.Function, and its backward would be lost: "
-                    "write the computation with ordinary torch operators (x + (f(x) - x).detach() gives a "
-                    "straight-through gradient)"
-                )
-            return apply.__get__(None, cls)(*args, **kwargs)
-
         def watched_hook(tensor: torch.Tensor, *_: Any) -> None:
             self.refuse(
                 f"the forward registers a gradient hook on a tensor of shape {tuple(tensor.shape)}, and hooks would be lost: "
@@ -111,7 +103,7 @@ class _Watch:
             )
 
         with PATCHES, ExitStack() as stack:
-            stack.enter_context(patch.object(torch.autograd.Function, "apply", classmethod(watched_apply)))
+            stack.enter_context(self.functions.watched())
             stack.enter_context(patch.object(torch.Tensor, "register_hook", watched_hook))
             yield
 
@@ -139,7 +131,15 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def run_export(module: nn.Module, example: Example) -> ExportedProgram:
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What ``torch.export`` gave, and the backwards of the custom functions that it met, by number."""
+
+    program: ExportedProgram
+    backwards: tuple[Backward, ...]
+
+
+def run_export(module: nn.Module, example: Example) -> Exported:
     """``torch.export.export(strict=False)`` in the training form of the graph.
 
     Raises:
@@ -148,9 +148,10 @@ def run_export(module: nn.Module, example: Example) -> ExportedProgram:
     _refuse_hooks(module)
     watch = _Watch()
     try:
-        with warnings.catch_warnings(), _quiet(), watch.installed(), eager_masks():
+        with warnings.catch_warnings(), _quiet(), watch.installed(), eager_masks(), opaque_calls(), tensor_results(module):
             warnings.simplefilter("ignore")
-            return torch.export.export(module, example.args, dict(example.kwargs), strict=False)
+            program = torch.export.export(module, example.args, dict(example.kwargs), strict=False)
+            return Exported(program, tuple(watch.functions.found))
     except Exception as error:  # any failure of user code or of export becomes one clear line
         if watch.found:
             raise CaptureError(watch.found[0]) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from farflung.graph.ir import Arg, Graph, Op, OpKind, State, StateKind, StateRef, TensorSpec, ValueRef, iter_refs
 
@@ -13,7 +14,8 @@ __all__ = ["Draft", "Ends", "assemble"]
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """An operator under construction; ``name`` is temporary except for inputs. ``draws``: it takes random numbers."""
+    """An operator under construction; ``name`` is temporary except for inputs. ``draws``: how often it draws random
+    numbers."""
 
     name: str
     target: str
@@ -24,7 +26,7 @@ class Draft:
     module_type: str = ""
     occurrence: int = 0
     no_grad: bool = False
-    draws: bool = False
+    draws: int = 0
 
     @classmethod
     def input(cls, name: str, spec: TensorSpec) -> Draft:
@@ -50,7 +52,8 @@ class Ends:
 def assemble(*, name: str, mode: str, drafts: Sequence[Draft], states: Sequence[State], ends: Ends) -> Graph:
     """Make the graph."""
     outputs, updates = ends.outputs, ends.updates
-    numbers = {draft.name: i for i, draft in enumerate(draft for draft in drafts if draft.draws)}
+    drawn = accumulate((draft.draws for draft in drafts), initial=0)
+    numbers = {draft.name: first for draft, first in zip(drafts, drawn, strict=False) if draft.draws}
     drawing = [ValueRef(draft.name) for draft in drafts if draft.draws]
     kept = _placed(_alive(drafts, [*outputs.values(), *updates.values(), *drawing]))
     names = _names(kept)

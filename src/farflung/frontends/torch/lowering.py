@@ -9,7 +9,7 @@ vanish: a reader of the cast is a reader of the value itself, which matters for 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +28,16 @@ from farflung.frontends.torch.arguments import (
     recast,
     tensor_spec,
     user_line,
+    written_argument,
 )
+from farflung.frontends.torch.composites import decomposed
 from farflung.frontends.torch.finishing import Draft
+from farflung.frontends.torch.functions import Backward
+from farflung.frontends.torch.gradients import gradient_call
+from farflung.frontends.torch.opaque import GRADIENT
 from farflung.frontends.torch.scatter import scatter_call
-from farflung.graph.ir import Arg, DTypeArg, StateRef, ValueRef
+from farflung.graph.ir import Arg, DTypeArg, LocalRef, StateRef, ValueRef
+from farflung.graph.opset import OPSET
 
 __all__ = ["Lowering"]
 
@@ -79,6 +85,7 @@ class Lowering:
     views: dict[Node, _View] = field(default_factory=dict)
     versions: dict[Node, int] = field(default_factory=dict)
     updates: dict[str, ValueRef] = field(default_factory=dict)
+    backwards: Sequence[Backward] = ()
     _calls: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
 
     def run(self, module: GraphModule, *, no_grad: bool = False) -> tuple[Any, ...]:
@@ -124,7 +131,9 @@ class Lowering:
         if isinstance(value, Node):
             return self.read(value)  # type: ignore[no-any-return]
         if isinstance(value, Ready):
-            return value.ref
+            return value.ref  # type: ignore[no-any-return]
+        if isinstance(value, LocalRef):
+            return value
         if isinstance(value, torch.dtype):
             return DTypeArg(dtype_name(value))
         if isinstance(value, (list, tuple)):
@@ -208,15 +217,59 @@ class Lowering:
             self.same[node] = node.args[0]  # type: ignore[assignment]
             return
         where = self._where(node, no_grad=no_grad)
+        if str(target) == GRADIENT:
+            self._gradient(node, where)
+            return
         if base == "batch_norm" and self._batch_norm(node, where):
             return
         if target._schema.is_mutable:
             self._in_place(node, where)
             return
+        if call.target not in OPSET and (parts := decomposed(node)) is not None:
+            try:
+                self._inline(node, parts, no_grad=no_grad)
+            except CaptureError:
+                check_allowed(call.target, where.module, node)  # name the operator that the user called
+                raise
+            return
         self.env[node] = self._emit(node, call, where)
         parent = _viewed(node)
         if parent is not None:
             self.views[node] = _View(parent, where, self.versions.get(self._root(parent), 0))
+
+    def _gradient(self, node: Node, where: _Where) -> None:
+        """``farflung.gradient``: a custom function's results with its own backward (see ``gradients``)."""
+        inputs, outputs, saved, number = node.args
+        backward = self.backwards[number]  # type: ignore[index]
+        call = gradient_call(backward, inputs, outputs, saved, Lowering)  # type: ignore[arg-type]
+        constant = {draft.name for draft in self.drafts if draft.no_grad}
+        places = {self.read(item): place for place, item in enumerate(inputs)}  # type: ignore[arg-type]
+
+        def once(item: Node) -> Any:
+            """Something that the operator only looks at: no gradient may flow through this read."""
+            ref = self.read(item)
+            if ref in places:
+                return places[ref]
+            if isinstance(ref, ValueRef) and ref.op in constant:
+                return Ready(ref)
+            return Ready(self._emit(item, Call("aten.detach.default", (item,), {}), where))
+
+        args = (call.args[0], [once(item) for item in call.args[1]], [once(item) for item in call.args[2]], call.args[3])
+        self.env[node] = self._emit(node, Call(call.target, args, {}), where)
+
+    def _inline(self, node: Node, parts: GraphModule, *, no_grad: bool) -> None:
+        """Lower the operators that a composite one is made of, in its place."""
+        inner = [item for item in parts.graph.nodes if item.op == "placeholder"]
+        for placeholder, operand in zip(inner, node.all_input_nodes, strict=True):
+            self.same[placeholder] = operand
+        results = self.run(parts, no_grad=no_grad)
+        if isinstance(node.meta["val"], torch.Tensor):
+            self.same[node] = results[0]
+            return
+        self.env[node] = results
+        for user in list(node.users):
+            if user.target is operator.getitem:
+                self.same[user] = results[user.args[1]]  # type: ignore[index]
 
     def _emit(self, node: Node, call: Call, where: _Where, value: Any = None) -> Any:
         value = node.meta["val"] if value is None else value
@@ -269,7 +322,7 @@ class Lowering:
         self.updates[name] = ref
 
     def _in_place(self, node: Node, where: _Where) -> None:
-        written = node.args[0]
+        written = written_argument(node)
         if not isinstance(written, Node):
             raise CaptureError(f"{node.target} writes to something that is not a tensor of the graph")
         if isinstance(self.read(written), StateRef) and str(node.target) == "aten.detach_.default":

@@ -1,0 +1,98 @@
+"""Calls that ``torch.export`` can't trace, held as one operator of the library ``farflung_capture`` each.
+
+The operators exist only while a module is captured: they have shapes and no kernels. Lowering gives them the names that stand in
+``OPAQUE``, under which engines know them. A call is held
+
+- where PyTorch reads values (lengths of a CTC loss) or refuses element types under fake tensors (grouped products), and
+- around the result of a custom ``autograd.Function``, whose gradients come from its own backward.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["GRADIENT", "OPAQUE", "opaque_calls"]
+
+_LIBRARY: Any = torch.library.Library("farflung_capture", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, int reduction, "
+    "bool zero_infinity) -> Tensor"
+)
+_LIBRARY.define("grouped_mm(Tensor input, Tensor weight, Tensor offsets) -> Tensor")
+_LIBRARY.define("gradient(Tensor[] inputs, Tensor[] outputs, Tensor[] saved, int number) -> Tensor[]")
+
+#: The operator around a custom function's results; ``number`` says which function of the capture it is.
+GRADIENT = "farflung_capture.gradient.default"
+#: Operator of the library -> its name in a graph.
+OPAQUE = {
+    "farflung_capture.ctc_loss.default": "farflung.ctc_loss",
+    "farflung_capture.grouped_mm.default": "farflung.grouped_mm",
+}
+
+
+@torch.library.register_fake("farflung_capture::ctc_loss", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _ctc_loss(log_probs: torch.Tensor, *rest: Any) -> torch.Tensor:
+    reduction = rest[4]
+    return log_probs.new_empty(() if reduction or log_probs.dim() < 3 else log_probs.shape[1:2])
+
+
+@torch.library.register_fake("farflung_capture::grouped_mm", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _grouped_mm(rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty((rows.shape[0], weight.shape[2]))
+
+
+@torch.library.register_fake("farflung_capture::gradient", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _gradient(
+    inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], saved: Sequence[torch.Tensor], number: int
+) -> list[torch.Tensor]:
+    return [torch.empty_like(output) for output in outputs]
+
+
+class _Opaque(TorchFunctionMode):
+    """Puts the library's operators in the place of the calls above."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.nn.functional.ctc_loss, torch.ctc_loss):
+            return _hold_ctc(*args, **kwargs)
+        if func in _GROUPED and kwargs.get("bias") is None and kwargs.get("out_dtype") is None and len(args) == 2:
+            rows, weight = args
+            offsets = kwargs.get("offs")
+            if offsets is not None and rows.dim() == 2 and weight.dim() == 3:
+                return torch.ops.farflung_capture.grouped_mm.default(rows, weight, offsets)
+        return func(*args, **kwargs)
+
+
+_PRODUCTS = (getattr(torch, "_grouped_mm", None), getattr(torch.nn.functional, "grouped_mm", None))
+_GROUPED = frozenset(found for found in _PRODUCTS if found is not None)
+
+
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+
+def _hold_ctc(*args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(torch.nn.functional.ctc_loss).bind(*args, **kwargs)
+    given.apply_defaults()
+    log_probs, targets, *lengths, blank, reduction, zero_infinity = given.args
+    reduction = _REDUCTIONS.get(reduction, reduction)
+    lengths = [item if isinstance(item, torch.Tensor) else torch.tensor(item, dtype=torch.int64) for item in lengths]
+    return torch.ops.farflung_capture.ctc_loss.default(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+
+
+@contextmanager
+def opaque_calls() -> Iterator[None]:
+    """Within the context the calls above are held; experts of ``transformers`` take the product that an eager run takes."""
+    experts = sys.modules.get("transformers.integrations.moe")
+    with ExitStack() as stack:
+        if experts is not None and hasattr(experts, "is_torchdynamo_compiling"):
+            stack.enter_context(patch.object(experts, "is_torchdynamo_compiling", lambda: False))
+        stack.enter_context(_Opaque())
+        yield
