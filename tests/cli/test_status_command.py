@@ -88,3 +88,17 @@ def test_a_worker_is_shown_with_what_its_warm_up_found(
     line = next(line for line in out.splitlines() if "attic" in line and "192.0.2.1" in line)
     assert "40 GFLOP/s" in line
     assert line.endswith("lambda 0.62, 25 us per operator  standby")
+
+
+def test_one_run_is_shown_with_time_evaluation_and_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"seconds": 90.0, "evaluation": {"step": 4, "loss": 2.25}, "checkpoint": "/runs/run-1/checkpoints/4"}
+    for key, value in found.items():
+        monkeypatch.setitem(RUNS[0], key, value)
+    _, out, _ = status(monkeypatch, capsys, "run-1")
+    assert out.splitlines()[1:] == [
+        "  training time  1 min 30 s",
+        "  evaluation     loss 2.2500 after step 4",
+        "  checkpoint     /runs/run-1/checkpoints/4",
+    ]

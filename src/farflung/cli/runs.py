@@ -192,9 +192,18 @@ def _show_run(name: str, runs: Sequence[Mapping[str, Any]], *, as_json: bool) ->
     if found is None:
         known = ", ".join(str(run["run"]) for run in runs[-8:]) or "none"
         raise InputError(f"there is no run {name!r}; known runs: {known}")
-    typer.echo(json.dumps(found, indent=1) if as_json else _line(found))
-    if found["cause"] and not as_json:
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    typer.echo(_line(found))
+    if found["cause"]:
         typer.echo(str(found["cause"]))
+    if found.get("seconds"):
+        typer.echo(f"  training time  {Seconds(found['seconds'])}")
+    if evaluation := found.get("evaluation"):
+        typer.echo(f"  evaluation     loss {evaluation['loss']:.4f} after step {evaluation['step']}")
+    if found.get("checkpoint"):
+        typer.echo(f"  checkpoint     {found['checkpoint']}")
 
 
 def watch(

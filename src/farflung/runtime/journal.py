@@ -32,7 +32,8 @@ CREATE TABLE IF NOT EXISTS snapshot (place INTEGER PRIMARY KEY, run TEXT NOT NUL
 class KeptRun:
     """What is known of a run: who handed it in, how many plans it has had, on how many workers the last one was, how it ended.
 
-    ``outcome`` is empty while it is not over; ``kind``: the class of the error that ended it.
+    ``outcome`` is empty while it is not over; ``kind``: the class of the error that ended it. ``stopping``: somebody has asked
+    for its end.
     """
 
     run: str
@@ -41,6 +42,7 @@ class KeptRun:
     devices: int = 0
     outcome: str = ""
     kind: str = ""
+    stopping: bool = False
 
 
 class Journal:
@@ -65,7 +67,7 @@ class Journal:
             raise DataError(f"{path} is no journal of a broker: {error}; move it away to begin a new one") from None
 
     def note(self, run: str, what: str, /, **body: Any) -> None:
-        """Keep that ``what`` (``submitted``, ``planned``, ``over``) happened to ``run``; fields are those of ``KeptRun``.
+        """Keep an event of ``run`` (``submitted``, ``planned``, ``stopping``, ``over``). Fields are those of ``KeptRun``.
 
         While the disk is full, notes wait in memory.
 
