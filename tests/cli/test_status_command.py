@@ -46,7 +46,7 @@ class Broker:
 
 
 def status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
-    monkeypatch.setattr(runs, "open_client", lambda ticket, home: Broker())
+    monkeypatch.setattr(runs, "open_client", lambda ticket, home, **options: Broker())
     with pytest.raises(SystemExit) as over:
         main(["status", *arguments])
     return over.value.code, *capsys.readouterr()

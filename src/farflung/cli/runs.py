@@ -120,7 +120,7 @@ def status(
     home: HomeOption = None,
 ) -> None:
     """Show workers and runs, or one run with the whole text of what ended it."""
-    client = open_client(ticket, home)
+    client = open_client(ticket, home, reads=True)
     try:
         header = client.status()
     finally:
@@ -214,7 +214,7 @@ def watch(
 ) -> None:
     """Show a run until it is over."""
     patience = quantity(Seconds, retry, "--retry")
-    client = open_client(ticket, home)
+    client = open_client(ticket, home, reads=True)
     client.patience = patience
     try:
         _follow(client, run)

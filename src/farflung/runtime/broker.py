@@ -117,7 +117,7 @@ class Broker:
         self._authority = CertificateAuthority.open(self.home / "authority", time.time())
         self._credentials = self._authority.server_credentials(time.time())
         self.tickets = TicketBook(self.home / "tickets.sqlite")
-        self.names = NameBook(self.home / "names.sqlite")
+        self.names = NameBook(self.home / "names.sqlite", say)
         self._sessions = Sessions(say, self.names.advance)
         self._links = LinkTable(self.home / "links.json", say)
         self._runs = Runs(self._sessions.send, say, judge, self._links, _dialler(self._credentials, say), self._log.frame)

@@ -53,6 +53,7 @@ class Journal:
 
         Raises:
             DataError: it can't be read or written.
+            DiskFull: there is no space to write.
         """
         self._path = path
         self._lock = threading.Lock()
@@ -64,6 +65,8 @@ class Journal:
             self._base.executescript(_SCHEMA)
             self.runs = self._replay()
         except (sqlite3.Error, ValueError, TypeError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+                raise DiskFull(f"cannot write {path}: {error}; free space on the disk, then start the broker again") from None
             raise DataError(f"{path} is no journal of a broker: {error}; move it away to begin a new one") from None
 
     def note(self, run: str, what: str, /, **body: Any) -> None:

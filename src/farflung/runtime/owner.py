@@ -11,11 +11,12 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farflung.errors import InputError
+from farflung.errors import DiskFull, InputError
 from farflung.protocol.members import Parting
 from farflung.security.files import make_private_folder, write_private
 from farflung.units import Bytes, BytesPerSecond, Quantity
@@ -114,7 +115,8 @@ class WishesFile:
 
     def end(self) -> None:
         """This process is the worker no more."""
-        self.change(pid=0, parting="")
+        with suppress(DiskFull):  # the process's number is checked by whoever reads it
+            self.change(pid=0, parting="")
 
     @property
     def runs(self) -> bool:
