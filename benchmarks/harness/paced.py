@@ -115,6 +115,10 @@ class PacedEngine:
 
     # -- what belongs to no stage takes no modelled time ----------------------------------------------------------------
 
+    def version(self) -> str:
+        """See ``Engine.version``."""
+        return self._engine.version()
+
     def verify(self, graph: Graph) -> None:
         """See ``Engine.verify``."""
         self._engine.verify(graph)

@@ -22,7 +22,7 @@ from farflung.cli.home import (
     own_key,
     worker_log,
 )
-from farflung.cli.options import host, quantity
+from farflung.cli.options import host, quantity, readable_folder
 from farflung.errors import FarflungError, InputError
 from farflung.telemetry.log_file import LogWriter
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
@@ -138,7 +138,7 @@ def join(
         peak=None if peak is None else float(quantity(FlopsPerSecond, peak, "--peak")),
         listen="" if no_listen else listen,
         advertise=host(advertise, "--advertise"),
-        data=data or Path.cwd(),
+        data=Path.cwd() if data is None else readable_folder(data, "--data"),
         any_path=any_path,
         relay=not no_relay,
         reliable=not unreliable,

@@ -148,6 +148,8 @@ def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]
             f"{Bytes(member['memory'])!s:>9} {FlopsPerSecond(member['speed'])!s:>13}  "
             f"lambda {member['speed_factor']:.2f}, {Seconds(member['overhead'])} per operator  {_state_of(member)}"
         )
+        for warning in member.get("warnings", ()):
+            typer.echo(f"    warning: {warning}")
     for name in header.get("joining", ()):
         typer.echo(f"  {name:24} {MemberState.JOINING}")
     for one in header.get("gone", ()):

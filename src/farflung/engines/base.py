@@ -186,6 +186,9 @@ class StageRunner(Protocol):
 class Engine(Protocol):
     """Makes stage runners, and does the tensor work of a job that belongs to no stage."""
 
+    def version(self) -> str:
+        """Return the name and version of the tensor library, e.g. ``torch 2.13.0``: results are bit-equal under equal ones."""
+
     def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> StageRunner:
         """A runner with no state yet (call ``initialize`` or ``load``).
 

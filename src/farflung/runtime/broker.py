@@ -10,14 +10,13 @@ import fcntl
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from farflung import __version__
 from farflung.checkpoint.store import write_file
-from farflung.errors import FarflungError, InputError, SecurityError, VersionError
+from farflung.errors import FarflungError, InputError, SecurityError
 from farflung.runtime.broker_log import BrokerLog
 from farflung.runtime.fields import text
 from farflung.runtime.journal import Journal
@@ -31,6 +30,7 @@ from farflung.runtime.restoring import restore
 from farflung.runtime.run_folders import RunFolders, UploadLimits
 from farflung.runtime.runs import Runs
 from farflung.runtime.sessions import Sessions
+from farflung.runtime.versions import check_versions
 from farflung.security import (
     CertificateAuthority,
     Credentials,
@@ -188,7 +188,7 @@ class Broker:
 
     def _renew(self, call: Call, frame: Frame) -> Frame:
         """A fresh certificate for who shows one: the same name, role and key."""
-        _check_version(frame.header)
+        check_versions(frame.header, PROTOCOL_VERSION)
         caller, now, request = call.caller, time.time(), frame.header.get("request")
         assert caller is not None
         ticket = self.names.ticket(caller.name)
@@ -215,7 +215,7 @@ class Broker:
 
     def _join(self, call: Call, frame: Frame) -> Frame:
         header = frame.header
-        _check_version(header)
+        check_versions(header, PROTOCOL_VERSION)
         role = text(header, "role")
         if role not in ("worker", "client"):
             raise SecurityError(f"unknown role {role!r:.40}: known are client, worker")
@@ -232,14 +232,6 @@ class Broker:
         granted = "owner" if scope == "owner" else role
         certificate = self._authority.sign(request if isinstance(request, bytes) else b"", name=name, role=granted, now=now)
         return self._granted(certificate, name, role, record.ticket_id)
-
-
-def _check_version(header: Mapping[str, Any]) -> None:
-    if header.get("protocol") != PROTOCOL_VERSION:
-        raise VersionError(
-            f"this broker is farflung {__version__} (protocol {PROTOCOL_VERSION}), the other side is farflung "
-            f"{header.get('version')!s:.40} (protocol {header.get('protocol')!s:.40}); install the same version on both"
-        )
 
 
 def _dialler(credentials: Credentials, say: Callable[[str], None]) -> Dial:

@@ -34,6 +34,7 @@ from farflung.runtime.runs import Runs
 from farflung.runtime.sessions import Sessions
 from farflung.runtime.setup import Committed
 from farflung.runtime.tensors import write_arrays
+from farflung.runtime.versions import version_warnings
 from farflung.security import Caller
 from farflung.transports.rpc import Call, RpcServer
 from farflung.wire.frames import Frame
@@ -204,7 +205,8 @@ class Methods:
         checkpoints = {live.run: live.store.newest_checkpoint() for live in self._runs.all()}  # reads folders: before the lock
         with self._runs.changed:
             machine = self._runs.machine
-            members = [self._member_status(member) for member in machine.members.values()]
+            warnings = version_warnings(list(machine.members.values()))
+            members = [self._member_status(m) | {"warnings": warnings.get(m.name, [])} for m in machine.members.values()]
             joining = [name for name in self._sessions.joining() if name not in machine.members]
             gone = [{"name": one.name, "generation": one.generation, "cause": one.cause} for one in machine.gone.values()]
             known = [live for live in self._runs.all() if live.run in machine.runs]
@@ -232,6 +234,7 @@ class Methods:
             "speed_factor": member.offer.factor / member.drift,
             "overhead": member.offer.overhead,
             "kind": member.offer.kind,
+            "versions": dict(member.offer.versions),
         }
 
     def _run_status(self, live: LiveRun, checkpoints: Mapping[str, str]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ from farflung.runtime.relays import Relays, write_relays
 from farflung.runtime.replanning import Replanning, World
 from farflung.runtime.resuming import Start
 from farflung.runtime.setup import StepReport
+from farflung.runtime.versions import mixed_engines
 from farflung.runtime.watching import Watching
 from farflung.runtime.ways import Ways
 from farflung.telemetry.faults import fault_point
@@ -330,6 +331,8 @@ class Runs:
                 if attempt < live.store.attempt:
                     return  # somebody has gone, and a newer plan is made
                 start = self._take_over(live, attempt, planned, bundle)
+            if warning := mixed_engines([member for member in members if member.name in planned.plan.devices]):
+                self._told_of(live.run, warning)
             protection = planned.protection(live.job)
             if protection.guards:
                 self._say(f"run {live.run}: {protection}")

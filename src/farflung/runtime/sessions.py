@@ -37,6 +37,7 @@ from farflung.runtime.reaching import read_reached
 from farflung.runtime.reports import read_report, read_trace
 from farflung.runtime.runs import Runs
 from farflung.runtime.setup import StepReport
+from farflung.runtime.versions import read_versions
 from farflung.transports.rpc import Call
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame
@@ -383,7 +384,7 @@ def _offer(header: Mapping[str, Any]) -> Offer:
         host=text(raw, "host", limit=100),
         kind=text(raw, "kind", limit=20),
         description=text(raw, "description", limit=300),
-        versions={str(key): str(value) for key, value in table(raw, "versions").items()},
+        versions=read_versions(raw),
         relay=raw.get("relay") is not False,
         reliable=raw.get("reliable") is not False,
     )

@@ -27,6 +27,7 @@ from farflung.runtime.probing import probe_link
 from farflung.runtime.relays import read_pairs, read_relays
 from farflung.runtime.reports import write_report
 from farflung.runtime.tensors import pieces_of, read_arrays
+from farflung.runtime.versions import own_versions
 from farflung.runtime.work import Work
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.trace import ClockOffset, estimate_offset
@@ -227,7 +228,17 @@ class Worker:
         if memory is None:
             free = psutil.virtual_memory().available if device == "cpu" else report.free_bytes
             memory = 0.8 * free
-        return {"memory": memory, "kind": kind, "description": report.name, "host": host_id(), **_speed(report)}
+        return {
+            "memory": memory,
+            "kind": kind,
+            "description": report.name,
+            "host": host_id(),
+            **self._versions(),
+            **_speed(report),
+        }
+
+    def _versions(self) -> dict[str, Any]:
+        return {"versions": own_versions(self._engine.version())}
 
     def _measure_again(self, frame: Frame) -> None:
         """The broker plans a run for this worker, and has seen to it that no other worker of this machine measures now.

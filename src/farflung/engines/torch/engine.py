@@ -28,6 +28,10 @@ _VERIFIED: WeakValueDictionary[int, Graph] = WeakValueDictionary()
 class TorchEngine:
     """Runs stages with PyTorch, eagerly, on a CPU or a CUDA device."""
 
+    def version(self) -> str:
+        """Return ``torch`` and its version."""
+        return f"torch {torch.__version__}"
+
     def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> TorchRunner:
         """A runner of ``subgraph``; the graph's declarations are checked first (once per graph object).
 
