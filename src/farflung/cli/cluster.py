@@ -102,7 +102,7 @@ def join(
         str, typer.Argument(envvar=TICKET, help="The ticket that the broker printed, or a file that holds it (also @FILE).")
     ],
     name: Annotated[str | None, typer.Option(help="This worker's name (default: from the host name).")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto (an accelerator if there is one), cpu, cuda, cuda:N, mps or xpu.")] = "auto",
     memory: Annotated[str | None, typer.Option(help='Memory to offer, e.g. "8 GB" (default: 80 % of what is free).')] = None,
     peak: Annotated[str | None, typer.Option(help='Peak speed by the datasheet, e.g. "20 TFLOP/s" (default: measured).')] = None,
     listen: Annotated[str, typer.Option(help="Address for other workers to reach this one.")] = "0.0.0.0:0",
