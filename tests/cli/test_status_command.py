@@ -102,3 +102,23 @@ def test_one_run_is_shown_with_time_evaluation_and_checkpoint(
         "  evaluation     loss 2.2500 after step 4",
         "  checkpoint     /runs/run-1/checkpoints/4",
     ]
+
+
+def test_the_headline_counts_every_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Empty(Broker):
+        def status(self) -> dict[str, Any]:
+            gone = [{"name": name, "cause": "it left"} for name in "abcde"]
+            return {"members": [], "joining": ["f"], "gone": gone, "runs": []}
+
+    monkeypatch.setattr(runs, "open_client", lambda ticket, home, **options: Empty())
+    with pytest.raises(SystemExit):
+        main(["status"])
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "0 workers, 1 joining, 5 gone"
+    assert len(out) == 1 + 6 + 1
+
+
+def test_a_cap_is_shown_in_bits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(MEMBER, "bandwidth", 2.5e6)
+    _, out, _ = status(monkeypatch, capsys)
+    assert "(sends at most 20 Mbit/s)" in out

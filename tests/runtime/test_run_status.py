@@ -111,3 +111,10 @@ def test_records_before_a_recovery_do_not_count() -> None:
     assert (latest.step, latest.evaluation) == (step, None)
     latest.take(replace(recovery, step=3))
     assert latest.step is None
+
+
+def test_a_run_that_waits_is_stopped_at_once(home: Path) -> None:
+    with Loopback(home, 0) as cluster:
+        bundle, _ = cluster.submit(text_job(workers=1))
+        assert cluster.client.stop(bundle.run), "there is no step that it could end with"
+        assert status(cluster)[bundle.run]["state"] == "stopped"

@@ -220,7 +220,9 @@ def _log(line: str) -> None:
 
 @tickets.command("issue")
 def issue(
-    address: Annotated[str, typer.Option(help="Where the broker is reached (host:port).")],
+    address: Annotated[
+        str | None, typer.Option(help="Where the broker is reached, host:port (default: what its own tickets name).")
+    ] = None,
     scope: Annotated[str, typer.Option(help="join, submit, or owner (may stop and export every run).")] = "join",
     valid: Annotated[str, typer.Option(help="How long it is valid.")] = "24 h",
     folder: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
@@ -234,7 +236,24 @@ def issue(
     credentials = CertificateAuthority.open(place / "authority", time.time()).server_credentials(time.time())
     book = TicketBook(place / "tickets.sqlite")
     fingerprint = certificate_fingerprint(credentials.certificate)
-    typer.echo(book.issue(scope, addresses=[address], fingerprint=fingerprint, now=time.time(), validity=validity))
+    where = address or _known_address(place)
+    typer.echo(book.issue(scope, addresses=[where], fingerprint=fingerprint, now=time.time(), validity=validity))
+
+
+def _known_address(place: Path) -> str:
+    """The address that the broker of this folder was started with.
+
+    Raises:
+        InputError: it has never been started.
+    """
+    from farflung.runtime.broker import ADDRESS
+
+    try:
+        return (place / ADDRESS).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        raise InputError(
+            f"{place} does not say where its broker is reached: start the broker once, or pass --address host:port"
+        ) from None
 
 
 @tickets.command("list")

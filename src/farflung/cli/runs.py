@@ -141,7 +141,8 @@ def status(
 
 
 def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> None:
-    typer.echo(counted(len(members), "worker"))
+    others = {MemberState.JOINING: len(header.get("joining", ())), MemberState.GONE: len(header.get("gone", ()))}
+    typer.echo(", ".join([counted(len(members), "worker"), *(f"{count} {state}" for state, count in others.items() if count)]))
     for member in members:
         typer.echo(
             f"  {member['name']:24} {member['address']:22} {member['kind']:5} "
@@ -160,7 +161,7 @@ def _state_of(member: Mapping[str, Any]) -> str:
     """In which state it is, for which run, and what its owner has said."""
     notes = [word for word in (member.get("parting"), "paused" if member.get("paused") else "") if word]
     if member.get("bandwidth"):
-        notes.append(f"sends at most {BytesPerSecond(member['bandwidth'])}")
+        notes.append(f"sends at most {BytesPerSecond(member['bandwidth']).written()}")
     if member.get("silence", 0.0) > _SILENT:
         notes.append(f"silent for {Seconds(member['silence'])}")
     words = [member["state"], member["run"] or "", f"({', '.join(notes)})" if notes else ""]
@@ -260,7 +261,7 @@ def stop(
     """Ask a run to end after its current step; it leaves a checkpoint."""
     client = open_client(ticket, home)
     try:
-        client.stop(run, now=now)
+        over = client.stop(run, now=now)
     finally:
         client.close()
-    typer.echo(f"{run}: stopped" if now else f"{run}: stopping after the current step (--now: at once)")
+    typer.echo(f"{run}: stopped" if over or now else f"{run}: stopping after the current step (--now: at once)")

@@ -46,7 +46,7 @@ from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 
-__all__ = ["PROTOCOL_VERSION", "Broker"]
+__all__ = ["ADDRESS", "PROTOCOL_VERSION", "Broker"]
 
 _DAY = Seconds(86400.0)
 #: How long a certificate, and the right to a name, lasts.
@@ -57,6 +57,8 @@ _SCOPES = {"worker": ("join",), "client": ("submit", "owner")}
 _CLIENT = "client-"
 _MAX_NAME = 63
 
+#: The file of the broker's folder with the address that its tickets name, for ``farflung ticket issue``.
+ADDRESS = "address"
 #: Raised when messages between broker, workers and clients change their meaning.
 PROTOCOL_VERSION = 6
 
@@ -136,6 +138,7 @@ class Broker:
         door = self._door.listen(listen, anonymous=True)
         self._member_port = self._listen_for_members(host, int(door.rpartition(":")[2]), fixed=port != 0)
         self.address = f"{advertise or reachable_host(host)}:{door.rpartition(':')[2]}"
+        write_file(self.home / ADDRESS, [self.address.encode()])
         self._server.start()
         self._door.start()
         threading.Thread(target=self._sessions.watch, args=(self._runs,), name="leases", daemon=True).start()

@@ -302,7 +302,9 @@ class Methods:
         if known is not None:
             self._folders.check(run, caller, "stop it")
         self._runs.handle(StopRequested(run=run, now=now))  # outside the lock: it may write files
-        return Frame("stopping")
+        with self._runs.changed:
+            over = run in self._runs.machine.runs and self._runs.machine.runs[run].state.over
+        return Frame("stopping", {"over": over})
 
     def member(self, call: Call, frame: Frame) -> Frame:
         """Pass on to a worker what somebody with the right to it wants of it: the broker's owner, or who has the worker's key."""

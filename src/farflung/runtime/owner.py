@@ -70,7 +70,7 @@ class Wishes:
         parts += [f"parting: {self.parting}"] if self.parting else []
         parts += [f"works from {self.hours.replace('-', ' to ')}"] if self.hours else []
         parts += [f"memory {Bytes(self.memory)}"] if self.memory is not None else []
-        parts += [f"sends at most {BytesPerSecond(self.bandwidth)}"] if self.bandwidth is not None else []
+        parts += [f"sends at most {BytesPerSecond(self.bandwidth).written()}"] if self.bandwidth is not None else []
         return ", ".join(parts) or "no limits"
 
 
@@ -147,7 +147,8 @@ def _minutes(hours: str) -> tuple[int, int]:
 def _check_least(what: str, kind: type[Quantity], limit: float | None) -> None:
     """Nobody can work with less than one byte, and rates are divided by."""
     if limit is not None and not limit >= 1.0:
-        raise InputError(f"a limit of {what} must be at least {kind(1.0)}, got {kind(limit)}: farflung pause lets a worker rest")
+        least, got = kind(1.0).written(), kind(limit).written()
+        raise InputError(f"a limit of {what} must be at least {least}, got {got}: farflung pause lets a worker rest")
 
 
 def _runs(pid: int) -> bool:

@@ -186,7 +186,7 @@ def plan_run(
     job = _decided(bundle.job, plan)
     pieces = check_plan(plan, bundle.graph, topology, job)
     predicted = evaluate(plan) if evaluate else estimate(bundle.graph, plan, topology, bundle.job, subgraphs=pieces)
-    check_memory(predicted)
+    check_memory(predicted, bundle.job)
     chosen = job if bundle.job.open.anything else None
     return Planned(
         plan=plan,

@@ -53,6 +53,8 @@ _MAX_TOLD = 64
 _TICK, _BEATS = 0.5, 4
 #: How long a worker that was given a certificate counts as joining.
 _JOINING = 60.0
+#: The cause of a session's end that its worker asked for.
+_LEFT = "it left"
 
 
 @dataclass(slots=True, eq=False)
@@ -183,7 +185,7 @@ class Sessions:
         yield from self._commands(session)
         if self._closed:
             yield Frame("goodbye", {"cause": "it was ended"})
-        elif session.fenced:
+        elif session.fenced != _LEFT:
             yield Frame("fenced", {"cause": session.fenced})
 
     def _commands(self, session: _Session) -> Iterator[Frame]:
@@ -216,7 +218,7 @@ class Sessions:
             self._leases.end(session.name, session.generation)
 
     def _read(self, runs: Runs, session: _Session, frames: Iterator[Frame]) -> None:
-        cause = "it left"
+        cause = _LEFT
         try:
             for frame in frames:
                 with self._lock:
@@ -241,7 +243,7 @@ class Sessions:
                 return
             session.fenced = cause
         session.outgoing.put(None)
-        self._say(f"worker {session.name} is gone: {cause}")
+        self._say(f"worker {session.name} {'left' if cause == _LEFT else f'is gone: {cause}'}")
         try:
             runs.handle(MemberLost(name=session.name, cause=cause))
         finally:
