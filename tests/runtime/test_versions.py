@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback import Loopback, text_job
+from loopback import Loopback, text_job, until
 
 from farflung import __version__
 from farflung.engines.torch.engine import TorchEngine
@@ -89,6 +89,7 @@ def test_status_and_the_run_tell_of_another_torch(home: Path, monkeypatch: pytes
         assert [m["warnings"] for m in cluster.client.status()["members"]] == [[], []]  # type: ignore[attr-defined]
         monkeypatch.setattr(TorchEngine, "version", lambda self: "torch 9.9.9")
         cluster.add("c")
+        until(lambda: any("c: warning: torch 9.9.9, most workers have torch" in text for text in cluster.said["c"]))
         members = cluster.client.status()["members"]
         assert isinstance(members, list)
         assert [len(one["warnings"]) for one in members] == [0, 0, 1]

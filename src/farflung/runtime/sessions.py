@@ -37,7 +37,7 @@ from farflung.runtime.reaching import read_reached
 from farflung.runtime.reports import read_report, read_trace
 from farflung.runtime.runs import Runs
 from farflung.runtime.setup import StepReport
-from farflung.runtime.versions import read_versions
+from farflung.runtime.versions import read_versions, version_warnings
 from farflung.transports.rpc import Call
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame
@@ -181,7 +181,10 @@ class Sessions:
         reader = threading.Thread(target=self._read, args=(runs, session, frames), name=f"session-{name}", daemon=True)
         reader.start()
         call.on_end(lambda: session.outgoing.put(None))
-        yield Frame("welcome", {"name": name, "generation": session.generation, "lease": float(self._leases.length)})
+        with runs.changed:
+            warnings = version_warnings(list(runs.machine.members.values())).get(name, [])
+        lease = float(self._leases.length)
+        yield Frame("welcome", {"name": name, "generation": session.generation, "lease": lease, "warnings": warnings})
         yield from self._commands(session)
         if self._closed:
             yield Frame("goodbye", {"cause": "it was ended"})

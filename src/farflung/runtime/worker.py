@@ -19,7 +19,7 @@ from farflung.engines.base import Array, DeviceReport, Engine
 from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
 from farflung.protocol.leases import LEASE
 from farflung.runtime.device_measurement import measure_device
-from farflung.runtime.fields import number, table, text, whole
+from farflung.runtime.fields import number, table, text, texts, whole
 from farflung.runtime.helping import Helping
 from farflung.runtime.holding import Live, Shelf, write_holdings
 from farflung.runtime.membership import Membership
@@ -404,9 +404,9 @@ class Worker:
             f"{self._membership.name}: joined the broker at {self._membership.client.address} with {self._offer['kind']} "
             f"({offered}); {f'peers reach it at {at}' if (at := self._endpoint.address) else 'it dials its peers'}"
         )
-        congestion = congestion_control()
-        if congestion:
-            self._say(f"{self._membership.name}: {congestion}")
+        warnings = [f"warning: {text}" for text in texts(frame.header, "warnings")] if "warnings" in frame.header else []
+        for line in filter(None, (congestion_control(), *warnings)):
+            self._say(f"{self._membership.name}: {line}")
 
     def _take_up(self, frame: Frame) -> None:
         self._end_work(TrainingError("replaced by another run"))
