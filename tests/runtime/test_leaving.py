@@ -254,7 +254,7 @@ def test_wishes(tmp_path: Path) -> None:
         Wishes(hours="always")
     with pytest.raises(InputError, match="unknown way to go 'fly': known are drain, leave"):
         Wishes(parting="fly")
-    with pytest.raises(InputError, match=r"a limit of bandwidth must be at least 1 B/s, got 0 B/s: farflung pause lets"):
+    with pytest.raises(InputError, match=r"a limit of bandwidth must be at least 8 bit/s, got 0 B/s: farflung pause lets"):
         Wishes(bandwidth=0.0)
     with pytest.raises(InputError, match=r"a limit of memory must be at least 1 B, got 0\.5 B: farflung pause lets"):
         Wishes(memory=0.5)
