@@ -37,6 +37,7 @@ COVERED = {
     ("docs/grids.md", "python"): (2, "test_documented_code.py"),
     ("docs/jobs.md", "python"): (1, "test_job_page.py"),
     ("docs/jobs.md", "toml"): (1, "test_job_page.py"),
+    ("docs/simulator.md", "toml"): (1, "simulator/test_price_file.py"),
     ("docs/machines.md", "toml"): (1, "test_job_page.py"),
     ("docs/models.md", "python"): (1, "test_documented_code.py"),
     ("docs/sync.md", "python"): (1, "test_documented_code.py"),

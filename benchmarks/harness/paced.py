@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psutil
 
 from farflung.engines.base import Array, DeviceReport, Engine, EngineSettings, Forward, MicroBatch, StageRunner
+from farflung.engines.devices import ComputeDevice
 from farflung.plan import CostTables
 from farflung.plan.estimate import UPDATE_FLOPS
 
@@ -114,6 +115,14 @@ class PacedEngine:
             self._sleep(rest)
 
     # -- what belongs to no stage takes no modelled time ----------------------------------------------------------------
+
+    def version(self) -> str:
+        """See ``Engine.version``."""
+        return self._engine.version()
+
+    def devices(self) -> Sequence[ComputeDevice]:
+        """See ``Engine.devices``."""
+        return self._engine.devices()
 
     def verify(self, graph: Graph) -> None:
         """See ``Engine.verify``."""

@@ -72,7 +72,7 @@ def test_a_line_that_links_share_is_doubled_with_the_links_that_it_binds():
         ("double east-0", r"'east-0' is no device with an up- or down-link of its own.*write \"double A B\""),
         ("double east", r"'east' is no device with an up- or down-link of its own"),
         ("shrink all", r"--what-if 'shrink all' is not understood; write \"add 2 like NAME\""),
-        ("double east mars", "'mars' is no device and no region; known are east, west, east-0"),
+        ("double east mars", "'mars' is no device, no group of devices and no region; known are east, west, east-0"),
         ("add 2 like mars", "has no device 'mars'"),
     ],
 )
@@ -91,3 +91,36 @@ def test_plan_of_the_interface_is_judged_by_simulation():
     builder.add("loss", "MSELoss", value, builder.label("y", "float32", (4, 8)))
     found = plan(builder.build(), BASE, job=JobSpec(micro_batch_sizes=(4, 4)))
     assert found.planner == "auto"
+
+
+GROUP = Topology.from_text(
+    """
+[default]
+latency = "10 ms"
+bandwidth = "100 Mbit/s"
+
+[[device]]
+name = "a100"
+count = 2
+memory = "40 GB"
+speed = "100 TFLOP/s"
+region = "cloud"
+
+[[device]]
+name = "pc"
+memory = "8 GB"
+speed = "5 TFLOP/s"
+region = "home"
+""",
+    "group",
+)
+
+
+def test_a_group_of_devices_has_a_name():
+    assert changed_topology(GROUP, "add 2 like a100").names == ("a100-0", "a100-1", "pc", "a100-new-0", "a100-new-1")
+    assert changed_topology(GROUP, "lose a100").names == ("pc",)
+    faster = changed_topology(GROUP, "double a100 pc")
+    assert faster.beta[0, 2] == 2 * GROUP.beta[0, 2]
+    assert faster.beta[2, 1] == 2 * GROUP.beta[2, 1]
+    with pytest.raises(InputError, match="'a10' is no device, no group of devices and no region; known are cloud, home, a100-0"):
+        changed_topology(GROUP, "lose a10")

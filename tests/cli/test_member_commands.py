@@ -49,7 +49,7 @@ def test_a_service_is_written_and_started_by_the_commands_that_are_told(home: Pa
     assert "systemctl --user daemon-reload && systemctl --user enable --now farflung-attic" in out
     text = unit.read_text()
     kept = home / "home" / "members" / "attic.ticket"
-    assert f'-m farflung join {kept} --name attic --device cpu --listen 0.0.0.0:0 --data "{data}" --hours 22:00-07:00' in text
+    assert f'-m farflung join {kept} --name attic --device auto --listen 0.0.0.0:0 --data "{data}" --hours 22:00-07:00' in text
     assert str(TICKET) not in text, "units are for everybody to read"
     assert kept.read_text() == str(TICKET)
     assert kept.stat().st_mode & 0o077 == 0
@@ -132,22 +132,25 @@ def test_a_unit_that_cannot_be_written(home: Path, capsys: pytest.CaptureFixture
 def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wishes = WishesFile(home / "home" / "members", "attic")
     code, _, err = run(capsys, "pause")
-    assert (code, err) == (2, "farflung: say which worker: none runs on this machine under this user\n")
+    assert (code, err) == (
+        2,
+        ("farflung: no worker of this user runs on this machine: farflung pause NAME means another one (see farflung status)\n"),
+    )
     wishes.begin({})
-    assert run(capsys, "pause")[1] == "attic: pauses; its run goes on without it (farflung resume ends that)\n"
+    assert run(capsys, "pause")[1] == ("attic: paused, and hands over a run that it works on; farflung resume ends the pause\n")
     assert wishes.read().paused
-    assert run(capsys, "resume", "attic")[1] == "attic: takes part again\n"
+    assert run(capsys, "resume", "attic")[1] == "attic: no longer paused\n"
     assert not wishes.read().paused
     assert run(capsys, "limit", "--memory", "4 GB", "--bandwidth", "20 Mbit/s", "--hours", "22:00-07:00")[1] == (
-        "attic: works from 22:00 to 07:00, memory 4 GB, sends at most 2.5 MB/s\n"
+        "attic: works from 22:00 to 07:00, memory 4 GB, sends at most 20 Mbit/s\n"
     )
     code, _, err = run(capsys, "limit", "--bandwidth", "0 Mbit/s")
     assert code == 2
-    assert err == "farflung: a limit of bandwidth must be at least 1 B/s, got 0 B/s: farflung pause lets a worker rest\n"
+    assert err == "farflung: a limit of bandwidth must be at least 8 bit/s, got 0 B/s: farflung pause lets a worker rest\n"
     assert run(capsys, "limit", "attic", "--hours", "", "--memory", "", "--bandwidth", "")[1] == "attic: no limits\n"
-    assert run(capsys, "drain")[1] == "attic: leaves when its run is over\n"
+    assert run(capsys, "drain")[1] == "attic: leaves after the run that it works on, at once if there is none\n"
     assert wishes.read().parting == "drain"
-    assert run(capsys, "leave")[1] == "attic: leaves after the current step\n"
+    assert run(capsys, "leave")[1] == "attic: leaves, after the current step if it works on a run\n"
     assert wishes.read().parting == "leave"
 
 
@@ -167,4 +170,14 @@ def test_a_worker_elsewhere_is_told_through_the_broker(
     assert run(capsys, "pause", "far", "--ticket", "x")[0] == 0
     assert told == [("far", {"paused": True}), "closed"]
     code, _, err = run(capsys, "leave", "--ticket", "x")
-    assert (code, err) == (2, "farflung: say which worker: farflung status lists them\n")
+    assert (code, err) == (
+        2,
+        "farflung: name the worker: farflung leave NAME --ticket TICKET (farflung status lists the workers)\n",
+    )
+
+
+def test_several_workers_are_listed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("attic", "cellar"):
+        WishesFile(home / "home" / "members", name).begin({})
+    code, _, err = run(capsys, "leave")
+    assert (code, err) == (2, "farflung: 2 workers run on this machine (attic, cellar): name one, e.g. farflung leave attic\n")

@@ -32,5 +32,5 @@ def test_codecs_of_links_have_their_reasons(tmp_path: Path, capsys: pytest.Captu
 
 def test_what_replicas_exchange_has_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "replicas exchange" in planned(tmp_path, SYNC, "--explain", capsys)
-    document = json.loads(planned(tmp_path, SYNC, "--no-explain", capsys))
-    assert document["sync"]["settings"]["codec"] != "auto"
+    document = json.loads(planned(tmp_path, SYNC, "--json", capsys))
+    assert document["plan"]["sync"]["settings"]["codec"] != "auto"

@@ -136,7 +136,7 @@ def test_options_are_read_before_the_model(
         (("--jitter", "-1"), "jitter of compute must be from 0 (none) to 5, got -1"),
         (("--mtbf", "abc"), "--mtbf: cannot read 'abc' as a duration"),
         (("--prices", "gone.toml"), "cannot read the price file gone.toml"),
-        (("--deaths", "5"), "no machine has a failure rate: --deaths needs --mtbf"),
+        (("--deaths", "5"), "no machine of this plan has a failure rate: --deaths needs --mtbf"),
     ):
         code, _, err = run(["simulate", plan, "--job", job, "--topology", "homogeneous-2", *options], capsys)
         assert code == 2

@@ -46,7 +46,7 @@ class Broker:
 
 
 def status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
-    monkeypatch.setattr(runs, "open_client", lambda ticket, home: Broker())
+    monkeypatch.setattr(runs, "open_client", lambda ticket, home, **options: Broker())
     with pytest.raises(SystemExit) as over:
         main(["status", *arguments])
     return over.value.code, *capsys.readouterr()
@@ -88,3 +88,37 @@ def test_a_worker_is_shown_with_what_its_warm_up_found(
     line = next(line for line in out.splitlines() if "attic" in line and "192.0.2.1" in line)
     assert "40 GFLOP/s" in line
     assert line.endswith("lambda 0.62, 25 us per operator  standby")
+
+
+def test_one_run_is_shown_with_time_evaluation_and_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"seconds": 90.0, "evaluation": {"step": 4, "loss": 2.25}, "checkpoint": "/runs/run-1/checkpoints/4"}
+    for key, value in found.items():
+        monkeypatch.setitem(RUNS[0], key, value)
+    _, out, _ = status(monkeypatch, capsys, "run-1")
+    assert out.splitlines()[1:] == [
+        "  training time  1 min 30 s",
+        "  evaluation     loss 2.2500 after step 4",
+        "  checkpoint     /runs/run-1/checkpoints/4",
+    ]
+
+
+def test_the_headline_counts_every_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Empty(Broker):
+        def status(self) -> dict[str, Any]:
+            gone = [{"name": name, "cause": "it left"} for name in "abcde"]
+            return {"members": [], "joining": ["f"], "gone": gone, "runs": []}
+
+    monkeypatch.setattr(runs, "open_client", lambda ticket, home, **options: Empty())
+    with pytest.raises(SystemExit):
+        main(["status"])
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "0 workers, 1 joining, 5 gone"
+    assert len(out) == 1 + 6 + 1
+
+
+def test_a_cap_is_shown_in_bits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(MEMBER, "bandwidth", 2.5e6)
+    _, out, _ = status(monkeypatch, capsys)
+    assert "(sends at most 20 Mbit/s)" in out

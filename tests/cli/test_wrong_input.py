@@ -63,8 +63,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan three.toml --topology two-laptops", "gives 3: return a torch.nn.Module"),
         ("plan text.toml --topology two-laptops", "job file text.toml can't be read: it is not UTF-8 text; check the path"),
         ("plan . --topology two-laptops", "job file . can't be read: Is a directory; check the path"),
-        ("plan job.toml --topology two.toml --what-if 'remove x'", "'x' is no device and no region; known are a, b"),
-        ("plan job.toml --topology two-laptops --what-if 'add 0 like laptop-fast'", 'write "add 2 like NAME", "double A B"'),
+        (
+            "plan job.toml --topology two.toml --what-if 'remove x'",
+            "no group of devices and no region; known are a, b",
+        ),
+        (
+            "plan job.toml --topology two-laptops --what-if 'add 0 like laptop-fast'",
+            'write "add 2 like NAME" (a device or group)',
+        ),
         (
             "plan job.toml --topology two-laptops --mtbf '6 h'",
             "--mtbf is for what deaths cost, which --explain tells: add",

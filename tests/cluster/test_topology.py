@@ -111,7 +111,7 @@ def test_names_must_differ():
         ({"speed_factor": 0.0}, "speed_factor must be more than 0"),
         ({"overhead": -1e-6}, 'overhead must be from 0 to 1.00 s, got .*; write e.g. "20 us"'),
         ({"overhead": float("nan")}, "overhead must be from 0 to 1.00 s"),
-        ({"kind": "tpu"}, "unknown kind 'tpu'; known are cpu, cuda"),
+        ({"kind": "tpu"}, "unknown kind 'tpu'; known are cpu, cuda, mps, xpu"),
     ],
 )
 def test_impossible_devices_are_refused(fields, text):

@@ -261,10 +261,10 @@ def test_refusals() -> None:
     (sub,) = cut(graph, [(0, len(graph.ops))])
     with pytest.raises(InputError, match=r"unknown precision 'fp8': known are bf16, float32"):
         engine.open(sub, EngineSettings(precision="fp8"))
-    with pytest.raises(InputError, match=r"unknown device 'tpu': known are cpu, cuda"):
+    with pytest.raises(InputError, match=r"unknown device 'tpu': known are auto, cpu, cuda, .*; there is .*cpu, \d+ core"):
         engine.open(sub, EngineSettings(device="tpu"))
     if not torch.cuda.is_available():
-        with pytest.raises(InputError, match=r"device 'cuda' is not available: .* use cpu"):
+        with pytest.raises(InputError, match=r"device 'cuda' is not available here: there is .*cpu, \d+ cores?; use one"):
             engine.open(sub, EngineSettings(device="cuda"))
     runner = whole(graph)
     with pytest.raises(GraphError, match=r"state 'p' has no value yet: initialize or load it first"):

@@ -142,7 +142,7 @@ def test_rates_come_from_the_topology_and_then_from_the_option() -> None:
     assert found.rate == pytest.approx(1 / 3600)
     assert "of the undisturbed" in found.text
     assert "a death every 1 h 0 min on average" in found.text
-    assert "no machine has a failure rate" in replace(found, rates={}).text
+    assert "no machine of this plan has a failure rate" in replace(found, rates={}).text
 
 
 @given(work=st.floats(1.0, 1e4), rate=st.floats(1e-9, 1e-3), recovery=st.floats(0.0, 100.0))

@@ -97,7 +97,7 @@ def test_by_ticket(cluster: Loopback, capsys: pytest.CaptureFixture[str], monkey
     for scope, name in (("submit", "client"), ("owner", "boss")):
         key = cluster.key if scope == "submit" else kept_key(cluster.home / "boss.pem")
         asked = Client(join(cluster.ticket(scope), name=name, role="client", key=key))
-        monkeypatch.setattr(logs, "open_client", lambda ticket, home, asked=asked: asked)
+        monkeypatch.setattr(logs, "open_client", lambda ticket, home, asked=asked, **options: asked)
         assert shown(capsys, run.run, "--follow", "--ticket", "x") == here
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from loopback import Loopback
 
+from farflung import __version__
 from farflung.errors import SecurityError
 from farflung.runtime.broker import PROTOCOL_VERSION
 from farflung.runtime.membership import join
@@ -41,7 +42,7 @@ def test_the_broker_has_the_last_word(tmp_path: Path) -> None:
     with Loopback(tmp_path, 0) as cluster:
         ticket = cluster.ticket("join")
         member = join(ticket, name="attic", role="worker", key=key, kept=kept)
-        stolen = {"request": make_request("attic", new_key()), "protocol": PROTOCOL_VERSION, "version": "0"}
+        stolen = {"request": make_request("attic", new_key()), "protocol": PROTOCOL_VERSION, "version": __version__}
         with pytest.raises(SecurityError, match="a certificate is renewed for its own key only"):
             member.client.call("renew", Frame("renew", stolen))
         cluster.broker.names.free("attic")

@@ -44,7 +44,7 @@ planner = "equal_compute"
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
     text_folder(tmp_path)
     with Loopback(tmp_path, 2) as found:
-        monkeypatch.setattr(runs, "open_client", lambda ticket, home: Borrowed(found))
+        monkeypatch.setattr(runs, "open_client", lambda ticket, home, **options: Borrowed(found))
         yield found
 
 

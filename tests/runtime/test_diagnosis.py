@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farflung.cli.main import app
+from farflung.engines import ComputeDevice
 from farflung.errors import SecurityError
 from farflung.runtime import diagnosis
 from farflung.runtime.diagnosis import Finding, diagnose
@@ -35,7 +36,7 @@ def _system(root: Path, congestion: str, allowed: str, buffers: str = "4096 1638
 def test_a_good_machine_and_its_broker() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         findings = diagnose(broker=f"127.0.0.1:{server.getsockname()[1]}")
-    assert [finding.what for finding in findings[:3]] == ["versions", "ports", "address"]
+    assert [finding.what for finding in findings[:4]] == ["versions", "accelerators", "ports", "address"]
     assert "answers after" in _found(findings, "broker").found
     with pytest.raises(SecurityError, match="is not an address"):
         diagnose(broker="nowhere")
@@ -81,3 +82,28 @@ def test_small_buffers_are_a_hint(tmp_path: Path) -> None:
 def test_a_clock_of_long_ago_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1e9)
     assert diagnosis._clock().level == "bad"
+
+
+CPU = ComputeDevice(name="cpu", cores=8)
+GPU = ComputeDevice(name="cuda:0", model="NVIDIA RTX 4090", memory=24_000_000_000)
+
+
+def test_accelerators_are_named(tmp_path: Path) -> None:
+    found = _found(diagnose(devices=lambda: [GPU, CPU], nvidia=tmp_path / "none"), "accelerators")
+    assert (found.level, found.found) == ("good", "cuda:0 NVIDIA RTX 4090 24 GB")
+    found = _found(diagnose(devices=lambda: [CPU], nvidia=tmp_path / "none"), "accelerators")
+    assert (found.level, found.found, found.remedy) == ("good", "none; workers use the CPU (8 cores)", "")
+
+
+def test_a_gpu_that_pytorch_does_not_see_is_told(tmp_path: Path) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    found = _found(diagnose(devices=lambda: [CPU], nvidia=tmp_path), "accelerators")
+    assert found.level == "hint"
+    assert found.remedy.startswith("this machine has an NVIDIA GPU that PyTorch does not see: install PyTorch's CUDA build")
+
+
+def test_accelerators_without_torch(tmp_path: Path) -> None:
+    def missing() -> list[ComputeDevice]:
+        raise ImportError("No module named 'torch'")
+
+    assert _found(diagnose(devices=missing, nvidia=tmp_path), "accelerators").found == "not known without torch"

@@ -52,6 +52,18 @@ def states(cluster: Loopback) -> dict[str, str]:
     return {str(member["name"]): str(member["state"]) for member in members}
 
 
+def test_who_leaves_is_not_told_to_be_given_up(place: Path, tmp_path: Path) -> None:
+    with Loopback(place, 1, folder=str(tmp_path)) as cluster:
+        told: list[str] = []
+        cluster.broker._sessions._say = told.append
+        cluster.workers["a"].want({"parting": "leave"})
+        until(lambda: not cluster._members())
+        cluster._threads[0].join(60)
+        assert cluster.client.status()["gone"] == [{"name": "a", "generation": 1, "cause": "it left"}]
+    assert "worker a left" in told
+    assert not any("given this worker up" in text for text in cluster.said["a"]), cluster.said
+
+
 @pytest.mark.parametrize("wish", [{"parting": "leave"}, {"paused": True}], ids=["leaves", "is-paused"])
 def test_a_run_is_handed_over_and_no_step_is_made_again(
     place: Path, tmp_path: Path, truth: Finished, wish: Mapping[str, Any]
@@ -235,14 +247,14 @@ def test_wishes(tmp_path: Path) -> None:
     assert day.rests(10 * 60)
     assert day.told(0) == {"paused": True, "parting": "", "bandwidth": None}
     assert str(Wishes(paused=True, hours="8:00-9:00", memory=4e9, bandwidth=2.5e6, parting="drain")) == (
-        "paused, parting: drain, works from 8:00 to 9:00, memory 4 GB, sends at most 2.5 MB/s"
+        "paused, parting: drain, works from 8:00 to 9:00, memory 4 GB, sends at most 20 Mbit/s"
     )
     assert str(Wishes()) == "no limits"
     with pytest.raises(InputError, match="hours must be like 22:00-07:00, got 'always'"):
         Wishes(hours="always")
     with pytest.raises(InputError, match="unknown way to go 'fly': known are drain, leave"):
         Wishes(parting="fly")
-    with pytest.raises(InputError, match=r"a limit of bandwidth must be at least 1 B/s, got 0 B/s: farflung pause lets"):
+    with pytest.raises(InputError, match=r"a limit of bandwidth must be at least 8 bit/s, got 0 B/s: farflung pause lets"):
         Wishes(bandwidth=0.0)
     with pytest.raises(InputError, match=r"a limit of memory must be at least 1 B, got 0\.5 B: farflung pause lets"):
         Wishes(memory=0.5)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from loopback import Finished, Loopback, _serve, plainly, same, states_of, text_job, until
 
+from farflung import __version__
 from farflung.cli.units import unit_text
 from farflung.runtime import membership
 from farflung.runtime.worker import Worker, WorkerOptions
@@ -123,7 +124,7 @@ def test_a_machine_with_another_address_or_version(home: Path, what: str, monkey
         def back() -> None:
             machine.goes()
             if what == "version":
-                monkeypatch.setattr(membership, "__version__", "99.9")
+                monkeypatch.setattr(membership, "__version__", f"{__version__}.1")  # a later patch
             machine.boot("127.0.0.2:0" if what == "address" else "127.0.0.1:0")
 
         found = goes_on(cluster, back)

@@ -9,10 +9,16 @@ from farflung.engines.base import Array
 from farflung.errors import DataError, InputError
 from farflung.graph.ir import Graph
 
-__all__ = ["Batches", "call_order"]
+__all__ = ["Batches", "batch_rows", "call_order"]
 
 #: (step, micro-batch) -> arrays by placeholder name.
 Batches = Callable[[int, int], Mapping[str, Array]]
+
+
+def batch_rows(graph: Graph) -> int:
+    """Return the samples of a micro-batch: the first dimension that all inputs have in common (1: they have none)."""
+    first = {op.outputs[0].shape[0] for op in graph.placeholders if op.outputs[0].shape}
+    return max(next(iter(first)), 1) if len(first) == 1 else 1
 
 
 def call_order(batch_fn: Callable[[int, int], Any], graph: Graph, first: Any) -> Batches:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from farflung.api.batches import call_order
+from farflung.api.batches import batch_rows, call_order
 from farflung.api.elsewhere import run_elsewhere
 from farflung.api.here import run_here
 from farflung.api.submission import check_names, freeze
@@ -119,7 +119,9 @@ def train(
     first = batch_fn(0, 0)
     graph, states = capture_trainee(module, first)
     graph = freeze(graph, job)
-    bundle = Bundle(run=new_id("run"), job=job, graphs={1: graph})
+    rows = batch_rows(graph)
+    job = job.model_copy(update={"micro_batch_sizes": (rows,) * micro_batches})
+    bundle = Bundle(run=new_id("run"), job=job, graphs={rows: graph})
     batches = call_order(batch_fn, graph, first)
     counted = _Counted(on_step or _silent)
     try:

@@ -15,7 +15,7 @@ __all__ = ["WHAT_IF", "changed_topology"]
 
 #: The changes that are understood, for help texts and errors.
 WHAT_IF = (
-    'A change to compare with: "add 2 like NAME", "double A B" (links between two devices or regions), '
+    'A change to compare with: "add 2 like NAME" (a device or group), "double A B" (links between devices, groups or regions), '
     '"double A" (the up- and down-link of a device), "lose NAME".'
 )
 _ADD = re.compile(r"add ([1-9]\d{0,3}) like (\S+)")
@@ -52,13 +52,20 @@ def changed_topology(topology: Topology, change: str) -> Topology:
 
 
 def _members(topology: Topology, name: str) -> list[int]:
-    """The devices that a name stands for: one, or those of a region."""
+    """The devices that a name stands for: one, or those of a region or a group."""
     if name in topology.names:
         return [topology.index(name)]
     if name in topology.regions:
         return list(topology.regions[name])
+    if group := _group(topology, name):
+        return group
     known = ", ".join([*filter(None, topology.regions), *topology.names][:16])
-    raise InputError(f"--what-if: {name!r} is no device and no region; known are {known}")
+    raise InputError(f"--what-if: {name!r} is no device, no group of devices and no region; known are {known}")
+
+
+def _group(topology: Topology, name: str) -> list[int]:
+    """The devices of a ``[[device]]`` with ``count``: ``NAME-0``, ``NAME-1``, ..."""
+    return [i for i, each in enumerate(topology.names) if re.fullmatch(rf"{re.escape(name)}-\d+", each)]
 
 
 def _doubled(topology: Topology, here: list[int], there: list[int]) -> Topology:
@@ -94,7 +101,8 @@ def _lined(topology: Topology, name: str) -> Topology:
 
 
 def _added(topology: Topology, count: int, name: str) -> Topology:
-    like = topology.index(name)
+    group = _group(topology, name)
+    like = group[0] if group and name not in topology.names else topology.index(name)
     device = topology.devices[like]
     alpha, beta = np.array(topology.alpha), np.array(topology.beta)
     near = [i for i in topology.regions[device.region] if i != like]

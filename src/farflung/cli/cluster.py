@@ -22,7 +22,7 @@ from farflung.cli.home import (
     own_key,
     worker_log,
 )
-from farflung.cli.options import host, quantity
+from farflung.cli.options import host, quantity, readable_folder
 from farflung.errors import FarflungError, InputError
 from farflung.telemetry.log_file import LogWriter
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
@@ -102,7 +102,7 @@ def join(
         str, typer.Argument(envvar=TICKET, help="The ticket that the broker printed, or a file that holds it (also @FILE).")
     ],
     name: Annotated[str | None, typer.Option(help="This worker's name (default: from the host name).")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto (an accelerator if there is one), cpu, cuda, cuda:N, mps or xpu.")] = "auto",
     memory: Annotated[str | None, typer.Option(help='Memory to offer, e.g. "8 GB" (default: 80 % of what is free).')] = None,
     peak: Annotated[str | None, typer.Option(help='Peak speed by the datasheet, e.g. "20 TFLOP/s" (default: measured).')] = None,
     listen: Annotated[str, typer.Option(help="Address for other workers to reach this one.")] = "0.0.0.0:0",
@@ -138,7 +138,7 @@ def join(
         peak=None if peak is None else float(quantity(FlopsPerSecond, peak, "--peak")),
         listen="" if no_listen else listen,
         advertise=host(advertise, "--advertise"),
-        data=data or Path.cwd(),
+        data=Path.cwd() if data is None else readable_folder(data, "--data"),
         any_path=any_path,
         relay=not no_relay,
         reliable=not unreliable,
@@ -220,7 +220,9 @@ def _log(line: str) -> None:
 
 @tickets.command("issue")
 def issue(
-    address: Annotated[str, typer.Option(help="Where the broker is reached (host:port).")],
+    address: Annotated[
+        str | None, typer.Option(help="Where the broker is reached, host:port (default: what its own tickets name).")
+    ] = None,
     scope: Annotated[str, typer.Option(help="join, submit, or owner (may stop and export every run).")] = "join",
     valid: Annotated[str, typer.Option(help="How long it is valid.")] = "24 h",
     folder: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
@@ -234,7 +236,24 @@ def issue(
     credentials = CertificateAuthority.open(place / "authority", time.time()).server_credentials(time.time())
     book = TicketBook(place / "tickets.sqlite")
     fingerprint = certificate_fingerprint(credentials.certificate)
-    typer.echo(book.issue(scope, addresses=[address], fingerprint=fingerprint, now=time.time(), validity=validity))
+    where = address or _known_address(place)
+    typer.echo(book.issue(scope, addresses=[where], fingerprint=fingerprint, now=time.time(), validity=validity))
+
+
+def _known_address(place: Path) -> str:
+    """The address that the broker of this folder was started with.
+
+    Raises:
+        InputError: it has never been started.
+    """
+    from farflung.runtime.broker import ADDRESS
+
+    try:
+        return (place / ADDRESS).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        raise InputError(
+            f"{place} does not say where its broker is reached: start the broker once, or pass --address host:port"
+        ) from None
 
 
 @tickets.command("list")

@@ -7,10 +7,10 @@ import re
 import socket
 from pathlib import Path
 
-from farflung.errors import FarflungError, InputError
+from farflung.errors import DiskFull, FarflungError, InputError
 from farflung.runtime.client import Client
 from farflung.runtime.membership import join
-from farflung.security import Ticket, kept_key
+from farflung.security import Ticket, kept_key, new_key
 from farflung.security.files import make_private_folder, write_private
 
 __all__ = [
@@ -105,15 +105,17 @@ def default_name(role: str) -> str:
     return f"{host[:40]}-{role}-{os.getpid()}"
 
 
-def open_client(ticket: str | None, folder: Path | None = None) -> Client:
+def open_client(ticket: str | None, folder: Path | None = None, *, reads: bool = False) -> Client:
     """Join as a client, with the given ticket or the one that the broker whose folder is ``folder`` keeps there.
+
+    ``reads``: the command changes nothing, so it works on a full disk without a key of this user.
 
     Raises:
         InputError: there is neither.
         FarflungError: the ticket is no good or the broker is not there; where a kept ticket lies is said.
     """
     if ticket is not None:
-        return _join(ticket)
+        return _join(ticket, lasting=not reads)
     path = broker_folder(folder) / _NAME
     if not path.exists():
         raise InputError(
@@ -121,10 +123,17 @@ def open_client(ticket: str | None, folder: Path | None = None) -> Client:
             f"while it runs (looked for {path}; --home names another broker's folder)"
         )
     try:
-        return _join(path.read_text(encoding="ascii", errors="replace"))
+        return _join(path.read_text(encoding="ascii", errors="replace"), lasting=False)
     except FarflungError as error:
         raise type(error)(f"{error} (no --ticket was given: this is the ticket that a broker left in {path})") from error
 
 
-def _join(text: str) -> Client:
-    return Client(join(Ticket.parse(text), name=default_name("client"), role="client", key=own_key()))
+def _join(text: str, *, lasting: bool) -> Client:
+    """``lasting``: the broker has to know this user again. It does not for the owner's ticket, which stands above all keys."""
+    try:
+        key = own_key()
+    except DiskFull:
+        if lasting:
+            raise
+        key = new_key()
+    return Client(join(Ticket.parse(text), name=default_name("client"), role="client", key=key))

@@ -60,7 +60,7 @@ def logs(
     if ticket is None:
         _show(_here(name or "", broker_folder(home), broker=broker), lines, follow=follow, pause=_HERE)
         return
-    client = open_client(ticket, home)
+    client = open_client(ticket, home, reads=True)
     try:
         _show(_Asked(client, name or ""), lines, follow=follow, pause=_THERE)
     finally:

@@ -30,22 +30,25 @@ def register(app: typer.Typer) -> None:
 
 def pause(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
     """Leave a worker out until `farflung resume`; what it does is handed over after the current step."""
-    typer.echo(f"{_wish(name, ticket, home, paused=True)}: pauses; its run goes on without it (farflung resume ends that)")
+    found = _wish("pause", name, ticket, home, paused=True)
+    typer.echo(f"{found}: paused, and hands over a run that it works on; farflung resume ends the pause")
 
 
 def resume(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
     """Let a paused worker take part again."""
-    typer.echo(f"{_wish(name, ticket, home, paused=False)}: takes part again")
+    typer.echo(f"{_wish('resume', name, ticket, home, paused=False)}: no longer paused")
 
 
 def drain(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
     """Let a worker serve its run to the end, take no other one, and leave."""
-    typer.echo(f"{_wish(name, ticket, home, parting='drain')}: leaves when its run is over")
+    found = _wish("drain", name, ticket, home, parting="drain")
+    typer.echo(f"{found}: leaves after the run that it works on, at once if there is none")
 
 
 def leave(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
     """Let a worker leave: its run is handed over after the current step and goes on without it."""
-    typer.echo(f"{_wish(name, ticket, home, parting='leave')}: leaves after the current step")
+    found = _wish("leave", name, ticket, home, parting="leave")
+    typer.echo(f"{found}: leaves, after the current step if it works on a run")
 
 
 def limit(
@@ -62,11 +65,11 @@ def limit(
         changes["memory"] = float(quantity(Bytes, memory, "--memory")) if memory else None
     if bandwidth is not None:
         changes["bandwidth"] = float(quantity(BytesPerSecond, bandwidth, "--bandwidth")) if bandwidth else None
-    chosen = name or _only()
+    chosen = name or _only("limit")
     typer.echo(f"{chosen}: {WishesFile(members_folder(), chosen).change(**changes)}")
 
 
-def _wish(name: str | None, ticket: str | None, home: Path | None, **changes: bool | str) -> str:
+def _wish(command: str, name: str | None, ticket: str | None, home: Path | None, **changes: bool | str) -> str:
     """Here, if the worker runs here, else through the broker; the worker's name.
 
     Raises:
@@ -75,13 +78,13 @@ def _wish(name: str | None, ticket: str | None, home: Path | None, **changes: bo
     from farflung.runtime.owner import WishesFile
 
     if ticket is None:
-        chosen = name or _only()
+        chosen = name or _only(command)
         wishes = WishesFile(members_folder(), chosen)
         if wishes.runs or (wishes.path.exists() and "paused" in changes and home is None):
             wishes.change(**changes)
             return chosen
     if name is None:
-        raise InputError("say which worker: farflung status lists them")
+        raise InputError(f"name the worker: farflung {command} NAME --ticket TICKET (farflung status lists the workers)")
     client = open_client(ticket, home)
     try:
         client.wish(name, **changes)
@@ -90,7 +93,7 @@ def _wish(name: str | None, ticket: str | None, home: Path | None, **changes: bo
     return name
 
 
-def _only() -> str:
+def _only(command: str) -> str:
     """The worker that runs on this machine.
 
     Raises:
@@ -99,7 +102,12 @@ def _only() -> str:
     from farflung.runtime.owner import known_workers
 
     running = [one.name for one in known_workers(members_folder()) if one.runs]
-    if len(running) != 1:
-        known = ", ".join(running) or "none"
-        raise InputError(f"say which worker: {known} {'run' if len(running) > 1 else 'runs'} on this machine under this user")
+    if not running:
+        raise InputError(
+            f"no worker of this user runs on this machine: farflung {command} NAME means another one (see farflung status)"
+        )
+    if len(running) > 1:
+        raise InputError(
+            f"{len(running)} workers run on this machine ({', '.join(running)}): name one, e.g. farflung {command} {running[0]}"
+        )
     return running[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from farflung.errors import InputError, SecurityError
 from farflung.security import split_address
 from farflung.units import Quantity
 
-__all__ = ["about", "host", "quantity", "read_text", "to_write", "write_text"]
+__all__ = ["about", "host", "quantity", "read_text", "readable_folder", "to_write", "write_text"]
 
 Kind = TypeVar("Kind", bound=Quantity)
 
@@ -41,6 +42,23 @@ def about(file: Path) -> Iterator[None]:
         if str(error).startswith(str(file)):
             raise
         raise type(error)(f"{file}: {error}") from error
+
+
+def readable_folder(path: Path, option: str) -> Path:
+    """``path``, if it is a folder that this process can read.
+
+    Raises:
+        InputError: it is missing, is a file, or can't be read.
+    """
+    try:
+        os.listdir(path)
+    except NotADirectoryError:
+        raise InputError(f"{option} {path} is a file: name the folder that it is in") from None
+    except FileNotFoundError:
+        raise InputError(f"{option} {path} does not exist on this machine: name an existing folder") from None
+    except OSError as error:
+        raise InputError(f"{option} {path} can't be read: {error.strerror}; check the rights of this user") from None
+    return path
 
 
 def host(text: str | None, option: str) -> str | None:

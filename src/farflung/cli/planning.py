@@ -85,8 +85,8 @@ def plan(
     topology: Annotated[str, typer.Option(help="Topology file (TOML) or preset.")],
     planner: Annotated[str | None, typer.Option(help="Planner (default: the job's).")] = None,
     explain: Annotated[
-        bool | None, typer.Option(help="Beside stages and links: why, the next best, what more would bring; no: JSON.")
-    ] = None,
+        bool, typer.Option("--explain/--no-explain", help="Beside stages and links: why, the next best, what more would bring.")
+    ] = False,
     draw: Annotated[Path | None, typer.Option(help="Draw the plan: map and time chart, as FILE.html or FILE.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Plan and estimate as JSON.")] = False,
     what_if: Annotated[list[str] | None, typer.Option("--what-if", help=WHAT_IF)] = None,
@@ -117,7 +117,8 @@ def plan(
     if spec.plan.planner != "auto" and seconds:
         raise InputError("--seconds is for the planner auto: add --planner auto")
     between = read_time(mtbf, "--mtbf")
-    _check_together(explain, between, as_json, what_if)
+    if between is not None and not explain:
+        raise InputError("--mtbf is for what deaths cost, which --explain tells: add --explain")
     now = None if running is None else Plan.from_json(plan_text(read_text(running, "plan")))
     if draw is not None:
         from farflung.dashboard.drawing import check_drawing
@@ -138,8 +139,6 @@ def plan(
         typer.echo(f"drawn: {planning.draw(planned, (why, faults), draw)}", err=True)
     if as_json:
         typer.echo(json.dumps(_body(planned, others, (why, faults)), indent=1))
-    elif explain is False:
-        typer.echo(planned.plan_json)
     else:
         typer.echo(planned.explanation)
         if explain:
@@ -218,13 +217,6 @@ class _Planning:
             texts=tuple((title, found.text) for title, found in zip(("Why", "Deaths"), words, strict=True) if found),
         )
         return write_drawing(drawing, target)
-
-
-def _check_together(explain: bool | None, between: float | None, as_json: bool, what_if: list[str] | None) -> None:
-    if between is not None and not explain:
-        raise InputError("--mtbf is for what deaths cost, which --explain tells: add --explain")
-    if what_if and explain is False and not as_json:
-        raise InputError("--what-if compares plans in a table, and --no-explain prints the plan alone: leave one of them out")
 
 
 def _told(*words: Reasons | Tolerance | None) -> str:

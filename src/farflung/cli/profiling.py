@@ -78,7 +78,7 @@ def _show(topology: Topology, caps: dict[str, float]) -> None:
         through = f"through {relays[0]}" if relays else "in no way: a worker that both can dial could relay"
         typer.echo(f"{a} and {b} can't dial each other: they reach each other {through}")
     for name, rate in caps.items():
-        typer.echo(f"{name} sends {BytesPerSecond(rate)} in all: its links share an up-link")
+        typer.echo(f"{name} sends {BytesPerSecond(rate).written()} in all: its links share an up-link")
 
 
 def _cell(topology: Topology, source: str, target: str) -> Text:

@@ -120,7 +120,7 @@ def status(
     home: HomeOption = None,
 ) -> None:
     """Show workers and runs, or one run with the whole text of what ended it."""
-    client = open_client(ticket, home)
+    client = open_client(ticket, home, reads=True)
     try:
         header = client.status()
     finally:
@@ -141,13 +141,16 @@ def status(
 
 
 def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> None:
-    typer.echo(counted(len(members), "worker"))
+    others = {MemberState.JOINING: len(header.get("joining", ())), MemberState.GONE: len(header.get("gone", ()))}
+    typer.echo(", ".join([counted(len(members), "worker"), *(f"{count} {state}" for state, count in others.items() if count)]))
     for member in members:
         typer.echo(
             f"  {member['name']:24} {member['address']:22} {member['kind']:5} "
             f"{Bytes(member['memory'])!s:>9} {FlopsPerSecond(member['speed'])!s:>13}  "
             f"lambda {member['speed_factor']:.2f}, {Seconds(member['overhead'])} per operator  {_state_of(member)}"
         )
+        for warning in member.get("warnings", ()):
+            typer.echo(f"    warning: {warning}")
     for name in header.get("joining", ()):
         typer.echo(f"  {name:24} {MemberState.JOINING}")
     for one in header.get("gone", ()):
@@ -158,7 +161,7 @@ def _state_of(member: Mapping[str, Any]) -> str:
     """In which state it is, for which run, and what its owner has said."""
     notes = [word for word in (member.get("parting"), "paused" if member.get("paused") else "") if word]
     if member.get("bandwidth"):
-        notes.append(f"sends at most {BytesPerSecond(member['bandwidth'])}")
+        notes.append(f"sends at most {BytesPerSecond(member['bandwidth']).written()}")
     if member.get("silence", 0.0) > _SILENT:
         notes.append(f"silent for {Seconds(member['silence'])}")
     words = [member["state"], member["run"] or "", f"({', '.join(notes)})" if notes else ""]
@@ -192,9 +195,18 @@ def _show_run(name: str, runs: Sequence[Mapping[str, Any]], *, as_json: bool) ->
     if found is None:
         known = ", ".join(str(run["run"]) for run in runs[-8:]) or "none"
         raise InputError(f"there is no run {name!r}; known runs: {known}")
-    typer.echo(json.dumps(found, indent=1) if as_json else _line(found))
-    if found["cause"] and not as_json:
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    typer.echo(_line(found))
+    if found["cause"]:
         typer.echo(str(found["cause"]))
+    if found.get("seconds"):
+        typer.echo(f"  training time  {Seconds(found['seconds'])}")
+    if evaluation := found.get("evaluation"):
+        typer.echo(f"  evaluation     loss {evaluation['loss']:.4f} after step {evaluation['step']}")
+    if found.get("checkpoint"):
+        typer.echo(f"  checkpoint     {found['checkpoint']}")
 
 
 def watch(
@@ -205,7 +217,7 @@ def watch(
 ) -> None:
     """Show a run until it is over."""
     patience = quantity(Seconds, retry, "--retry")
-    client = open_client(ticket, home)
+    client = open_client(ticket, home, reads=True)
     client.patience = patience
     try:
         _follow(client, run)
@@ -249,7 +261,7 @@ def stop(
     """Ask a run to end after its current step; it leaves a checkpoint."""
     client = open_client(ticket, home)
     try:
-        client.stop(run, now=now)
+        over = client.stop(run, now=now)
     finally:
         client.close()
-    typer.echo(f"{run}: stopped" if now else f"{run}: stopping after the current step (--now: at once)")
+    typer.echo(f"{run}: stopped" if over or now else f"{run}: stopping after the current step (--now: at once)")

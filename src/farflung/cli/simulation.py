@@ -63,7 +63,9 @@ def simulate(
         seed=seed,
     )
     if deaths and not failure_rates(chosen, network, faults.mtbf):
-        raise InputError('no machine has a failure rate: --deaths needs --mtbf, e.g. --mtbf "6 h", or mtbf in the topology')
+        raise InputError(
+            'no machine of this plan has a failure rate: --deaths needs --mtbf, e.g. --mtbf "6 h", or mtbf in the topology'
+        )
     graph, spec = _graph(folder, job, chosen)
     simulator = Simulator(graph, network, spec, settings)
     found = simulator.run(chosen, prices=table)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 __all__ = ["Device", "DeviceKind", "Link"]
 
-DeviceKind = Literal["cpu", "cuda"]
-_KINDS = ("cpu", "cuda")
+DeviceKind = Literal["cpu", "cuda", "mps", "xpu"]
+_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 _NO_TIME, _MAX_OVERHEAD = Seconds(0.0), Seconds(1.0)
 
 

@@ -20,7 +20,7 @@
     speed_factor = 0.6              # share of the peak that training reaches (default 1)
     overhead = "20 us"              # what each operator costs beside its FLOPs (default 0)
     region = "home"
-    kind = "cpu"                    # or "cuda"
+    kind = "cpu"                    # or "cuda", "mps", "xpu"
     reliable = true                 # false: may leave without warning
     mtbf = "6 h"                    # mean time between its failures (default: not known to fail)
     count = 1                       # more than 1: laptop-0, laptop-1, ...

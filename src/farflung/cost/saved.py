@@ -39,7 +39,7 @@ _INDEXED = (
 
 
 def saved_for_backward(operands: Operands, device_kind: str) -> Kept:
-    """What stays in memory from the operator's forward to its backward on a device of that kind (``cpu`` or ``cuda``)."""
+    """What stays in memory from the operator's forward to its backward on a device of that kind (``cpu``, ``cuda``, ...)."""
     if not operands.backward:
         return (), 0.0
     short = operands.op.target.removeprefix("aten.")
@@ -82,7 +82,8 @@ def _is_bias(operands: Operands, ref: Ref) -> bool:
 def is_flash(operands: Operands, device_kind: str) -> bool:
     """Whether attention runs in a fused kernel that keeps no probabilities."""
     dropout = operands.number(4, "dropout_p", 0.0) > 0
-    return (device_kind == "cuda" or not dropout) and len(operands.shape(0)) == 4
+    fused = device_kind == "cuda" or (device_kind == "cpu" and not dropout)  # of other kinds nothing is promised
+    return fused and len(operands.shape(0)) == 4
 
 
 def _attention(operands: Operands, device_kind: str) -> Kept:

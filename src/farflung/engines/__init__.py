@@ -10,17 +10,21 @@ from farflung.engines.base import (
     StageRunner,
     gradient_parts,
 )
+from farflung.engines.devices import AUTO, ComputeDevice, choose_device
 from farflung.engines.registry import ENGINES, get_engine
 
 __all__ = [
+    "AUTO",
     "ENGINES",
     "Array",
+    "ComputeDevice",
     "DeviceReport",
     "Engine",
     "EngineSettings",
     "Forward",
     "MicroBatch",
     "StageRunner",
+    "choose_device",
     "get_engine",
     "gradient_parts",
 ]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from farflung.engines.devices import ComputeDevice
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph, Use, ValueRef
 from farflung.job.spec import OptimizerSpec
@@ -186,6 +187,9 @@ class StageRunner(Protocol):
 class Engine(Protocol):
     """Makes stage runners, and does the tensor work of a job that belongs to no stage."""
 
+    def version(self) -> str:
+        """Return the name and version of the tensor library, e.g. ``torch 2.13.0``: results are bit-equal under equal ones."""
+
     def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> StageRunner:
         """A runner with no state yet (call ``initialize`` or ``load``).
 
@@ -211,6 +215,9 @@ class Engine(Protocol):
 
     def set_threads(self, threads: int) -> None:
         """Intra-operator threads; each thread that runs stages should call this itself."""
+
+    def devices(self) -> Sequence[ComputeDevice]:
+        """Return the devices of this machine that the engine can use, accelerators first, the CPU last."""
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """A short warm-up of ``device`` (under two seconds)."""

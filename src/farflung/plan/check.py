@@ -152,8 +152,8 @@ def _check_names(plan: Plan, topology: Topology | None) -> None:
         raise PlanError(f"the plan can't be used: {error}") from None
 
 
-def check_memory(estimate: Estimate) -> None:
-    """Constraint (6).
+def check_memory(estimate: Estimate, job: JobSpec | None = None) -> None:
+    """Constraint (6). The error advises only what ``job`` does not do already.
 
     Raises:
         PlanError: a device lacks memory; the text says which, how much, what needs it, and what helps.
@@ -175,13 +175,18 @@ def check_memory(estimate: Estimate) -> None:
         )
     more = f"; and {len(short) - 8} more" if len(short) > 8 else ""
     remembers = any("samples" in stage.memory for stage in estimate.replicas)
-    remedy = f"{_REMEDY}, or lower codec.memory_bytes" if remembers else _REMEDY
+    remedy = f"{_remedy(job)}, or lower codec.memory_bytes" if remembers else _remedy(job)
     if any(stage.memory.get("serving") for stage in estimate.replicas):
         remedy += "; serving helpers takes memory for each micro-batch: make fewer of them, or set plan.helpers = false"
     raise PlanError(f"{'; '.join(lacks)}{more}; {remedy}")
 
 
-_REMEDY = (
-    'add a device or memory, make micro-batches smaller, allow recomputation (plan.recompute = "auto"), '
-    "or take an optimizer with less state"
-)
+def _remedy(job: JobSpec | None) -> str:
+    ways = ["add a device or memory"]
+    if job is None or max(job.micro_batch_sizes) > 1:
+        ways.append("make micro-batches smaller")
+    if job is None or job.plan.recompute == "never":
+        ways.append('allow recomputation (plan.recompute = "auto")')
+    if job is None or job.optimizer.name != "sgd" or job.optimizer.momentum:
+        ways.append("take an optimizer with less state")
+    return ", or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)

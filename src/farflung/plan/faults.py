@@ -202,7 +202,7 @@ class FaultModel:
     def text(self) -> str:
         """It in a sentence."""
         if not self.rates or self.rate == 0:
-            return "no machine has a failure rate (mtbf in the topology, or --mtbf): the throughput is undisturbed"
+            return "no machine of this plan has a failure rate (mtbf in the topology, or --mtbf): the throughput is undisturbed"
         heavy = sum(rate for device, rate in self.rates.items() if device not in self.spared)
         wish = (
             f"best after {Seconds(best_interval(self.checkpoint, heavy))}" if heavy else "for the case of several deaths at once"

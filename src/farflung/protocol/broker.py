@@ -297,9 +297,10 @@ class BrokerMachine:
         self._submitted(replace(told, helped=event.helped, unreliable=event.unreliable))
         run = self.runs[event.run]
         run.attempts, run.hoped, run.began = event.attempts, event.hoped, event.attempts > 0
-        run.named = frozenset(event.named)
+        run.named, run.stopping = frozenset(event.named), event.stopping
         if event.outcome:
             run.state, run.cause, run.kind = RunState(event.outcome), event.cause, event.kind
+            run.devices = event.named
         return []
 
     def _waited(self, event: WaitedEnough) -> list[Command]:
@@ -329,7 +330,7 @@ class BrokerMachine:
                 self.members[name].run = run.run
             commands.append(MakePlan(run=run.run, members=tuple(idle), attempt=run.attempts))
         for run in self.runs.values():
-            if run.stopping and run.state is RunState.WAITING and not run.awaited:  # nobody can take it up
+            if run.stopping and run.state is RunState.WAITING and not (run.awaited or run.hoped):  # nobody can take it up
                 commands += self._over(run, RunState.STOPPED)
         return commands
 

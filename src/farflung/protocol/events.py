@@ -144,7 +144,8 @@ class RunRestored:
 
     ``attempts``: how many that life had begun, or more. ``outcome``: how it had ended (empty: it had not), with ``cause`` and
     ``kind``. ``hoped``: how many workers it had; it waits for as many until ``WaitedEnough``, among them those
-    ``named``, who hold the newest states.
+    ``named``, who hold the newest states. Of a run that is over, ``named`` are the workers that it had.
+    ``stopping``: somebody has asked for its end.
     """
 
     run: str
@@ -158,6 +159,7 @@ class RunRestored:
     named: tuple[str, ...] = ()
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
+    stopping: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,13 @@ import fcntl
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from farflung import __version__
 from farflung.checkpoint.store import write_file
-from farflung.errors import FarflungError, InputError, SecurityError, VersionError
+from farflung.errors import FarflungError, InputError, SecurityError
 from farflung.runtime.broker_log import BrokerLog
 from farflung.runtime.fields import text
 from farflung.runtime.journal import Journal
@@ -31,6 +30,7 @@ from farflung.runtime.restoring import restore
 from farflung.runtime.run_folders import RunFolders, UploadLimits
 from farflung.runtime.runs import Runs
 from farflung.runtime.sessions import Sessions
+from farflung.runtime.versions import check_versions
 from farflung.security import (
     CertificateAuthority,
     Credentials,
@@ -46,7 +46,7 @@ from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 
-__all__ = ["PROTOCOL_VERSION", "Broker"]
+__all__ = ["ADDRESS", "PROTOCOL_VERSION", "Broker"]
 
 _DAY = Seconds(86400.0)
 #: How long a certificate, and the right to a name, lasts.
@@ -57,6 +57,8 @@ _SCOPES = {"worker": ("join",), "client": ("submit", "owner")}
 _CLIENT = "client-"
 _MAX_NAME = 63
 
+#: The file of the broker's folder with the address that its tickets name, for ``farflung ticket issue``.
+ADDRESS = "address"
 #: Raised when messages between broker, workers and clients change their meaning.
 PROTOCOL_VERSION = 6
 
@@ -117,7 +119,7 @@ class Broker:
         self._authority = CertificateAuthority.open(self.home / "authority", time.time())
         self._credentials = self._authority.server_credentials(time.time())
         self.tickets = TicketBook(self.home / "tickets.sqlite")
-        self.names = NameBook(self.home / "names.sqlite")
+        self.names = NameBook(self.home / "names.sqlite", say)
         self._sessions = Sessions(say, self.names.advance)
         self._links = LinkTable(self.home / "links.json", say)
         self._runs = Runs(self._sessions.send, say, judge, self._links, _dialler(self._credentials, say), self._log.frame)
@@ -136,6 +138,7 @@ class Broker:
         door = self._door.listen(listen, anonymous=True)
         self._member_port = self._listen_for_members(host, int(door.rpartition(":")[2]), fixed=port != 0)
         self.address = f"{advertise or reachable_host(host)}:{door.rpartition(':')[2]}"
+        write_file(self.home / ADDRESS, [self.address.encode()])
         self._server.start()
         self._door.start()
         threading.Thread(target=self._sessions.watch, args=(self._runs,), name="leases", daemon=True).start()
@@ -188,7 +191,7 @@ class Broker:
 
     def _renew(self, call: Call, frame: Frame) -> Frame:
         """A fresh certificate for who shows one: the same name, role and key."""
-        _check_version(frame.header)
+        check_versions(frame.header, PROTOCOL_VERSION)
         caller, now, request = call.caller, time.time(), frame.header.get("request")
         assert caller is not None
         ticket = self.names.ticket(caller.name)
@@ -215,7 +218,7 @@ class Broker:
 
     def _join(self, call: Call, frame: Frame) -> Frame:
         header = frame.header
-        _check_version(header)
+        check_versions(header, PROTOCOL_VERSION)
         role = text(header, "role")
         if role not in ("worker", "client"):
             raise SecurityError(f"unknown role {role!r:.40}: known are client, worker")
@@ -232,14 +235,6 @@ class Broker:
         granted = "owner" if scope == "owner" else role
         certificate = self._authority.sign(request if isinstance(request, bytes) else b"", name=name, role=granted, now=now)
         return self._granted(certificate, name, role, record.ticket_id)
-
-
-def _check_version(header: Mapping[str, Any]) -> None:
-    if header.get("protocol") != PROTOCOL_VERSION:
-        raise VersionError(
-            f"this broker is farflung {__version__} (protocol {PROTOCOL_VERSION}), the other side is farflung "
-            f"{header.get('version')!s:.40} (protocol {header.get('protocol')!s:.40}); install the same version on both"
-        )
 
 
 def _dialler(credentials: Credentials, say: Callable[[str], None]) -> Dial:

@@ -126,9 +126,9 @@ class Client:
         """Measure the links between the joined workers: what is found as it is found, at last ``topology``."""
         yield from self._rpc.stream("profile", Frame("profile"))
 
-    def stop(self, run: str, *, now: bool = False) -> None:
-        """Ask ``run`` to end after its current step, or ``now``, in the middle of it."""
-        self._rpc.call("stop", Frame("stop", {"run": run, "now": now}))
+    def stop(self, run: str, *, now: bool = False) -> bool:
+        """Ask ``run`` to end after its current step, or ``now``, in the middle of it; returns whether it has ended already."""
+        return self._rpc.call("stop", Frame("stop", {"run": run, "now": now})).header.get("over") is True
 
     def wish(self, name: str, **wishes: bool | str) -> None:
         """Tell the worker ``name`` what its owner wants: ``paused``, ``parting``."""

@@ -7,7 +7,7 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,9 +16,10 @@ from typing import Literal
 import psutil
 
 from farflung import __version__
+from farflung.engines import ComputeDevice, get_engine
 from farflung.runtime.network import congestion_control, reachable_host
 from farflung.security import split_address
-from farflung.units import Bytes
+from farflung.units import Bytes, counted
 
 __all__ = ["Finding", "diagnose"]
 
@@ -43,14 +44,24 @@ class Finding:
         return {"good": "ok", "hint": "hint", "bad": "BAD"}[self.level]
 
 
-def diagnose(*, port: int = 0, broker: str | None = None, root: Path = Path("/proc/sys/net")) -> list[Finding]:
+def diagnose(
+    *,
+    port: int = 0,
+    broker: str | None = None,
+    root: Path = Path("/proc/sys/net"),
+    devices: Callable[[], Sequence[ComputeDevice]] | None = None,
+    nvidia: Path = Path("/proc/driver/nvidia/gpus"),
+) -> list[Finding]:
     """Look at this machine; nothing is changed and nothing is sent but a connection to ``broker``.
+
+    ``devices`` lists what can compute here (None: the engine does); ``nvidia`` is where Linux lists NVIDIA's GPUs.
 
     Raises:
         SecurityError: ``broker`` is not ``host:port``.
     """
     looks: list[Callable[[], Finding]] = [
         _versions,
+        lambda: _accelerators(devices or _engine_devices, nvidia),
         lambda: _port(port),
         _address,
         lambda: _congestion(root),
@@ -71,6 +82,26 @@ def _versions() -> Finding:
         return Finding(what="versions", found=f"{found}, torch {version('torch')}")
     except PackageNotFoundError:
         return Finding(what="versions", found=f"{found}, no torch", level="bad", remedy="a worker needs it: pip install torch")
+
+
+def _engine_devices() -> Sequence[ComputeDevice]:
+    return get_engine("torch").devices()
+
+
+def _accelerators(devices: Callable[[], Sequence[ComputeDevice]], nvidia: Path) -> Finding:
+    what = "accelerators"
+    try:
+        found = devices()
+    except ImportError:
+        return Finding(what=what, found="not known without torch", level="hint", remedy="install torch")
+    accelerators = [str(device) for device in found if device.kind != "cpu"]
+    if accelerators:
+        return Finding(what=what, found=", ".join(accelerators))
+    there = f"none; workers use the CPU ({counted(found[-1].cores, 'core')})"
+    if nvidia.is_dir() and any(nvidia.iterdir()):
+        remedy = "this machine has an NVIDIA GPU that PyTorch does not see: install PyTorch's CUDA build and a matching driver"
+        return Finding(what=what, found=there, level="hint", remedy=remedy)
+    return Finding(what=what, found=there)
 
 
 def _port(port: int) -> Finding:

@@ -32,7 +32,8 @@ CREATE TABLE IF NOT EXISTS snapshot (place INTEGER PRIMARY KEY, run TEXT NOT NUL
 class KeptRun:
     """What is known of a run: who handed it in, how many plans it has had, on how many workers the last one was, how it ended.
 
-    ``outcome`` is empty while it is not over; ``kind``: the class of the error that ended it.
+    ``outcome`` is empty while it is not over; ``kind``: the class of the error that ended it. ``stopping``: somebody has asked
+    for its end.
     """
 
     run: str
@@ -41,6 +42,7 @@ class KeptRun:
     devices: int = 0
     outcome: str = ""
     kind: str = ""
+    stopping: bool = False
 
 
 class Journal:
@@ -51,6 +53,7 @@ class Journal:
 
         Raises:
             DataError: it can't be read or written.
+            DiskFull: there is no space to write.
         """
         self._path = path
         self._lock = threading.Lock()
@@ -62,10 +65,12 @@ class Journal:
             self._base.executescript(_SCHEMA)
             self.runs = self._replay()
         except (sqlite3.Error, ValueError, TypeError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+                raise DiskFull(f"cannot write {path}: {error}; free space on the disk, then start the broker again") from None
             raise DataError(f"{path} is no journal of a broker: {error}; move it away to begin a new one") from None
 
     def note(self, run: str, what: str, /, **body: Any) -> None:
-        """Keep that ``what`` (``submitted``, ``planned``, ``over``) happened to ``run``; fields are those of ``KeptRun``.
+        """Keep an event of ``run`` (``submitted``, ``planned``, ``stopping``, ``over``). Fields are those of ``KeptRun``.
 
         While the disk is full, notes wait in memory.
 

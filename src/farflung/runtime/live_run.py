@@ -15,6 +15,7 @@ from farflung.plan import Plan
 from farflung.protocol.holdings import Holding
 from farflung.runtime.backlog import Backlog
 from farflung.runtime.bundle import Bundle
+from farflung.runtime.latest_records import LatestRecords
 from farflung.runtime.planning import Planned
 from farflung.runtime.progress import Progress
 from farflung.runtime.resuming import Start
@@ -68,6 +69,7 @@ class LiveRun:
     attended: bool = False
     measured: set[str] = field(default_factory=set)
     result: RunResult | None = None
+    latest: LatestRecords = field(default_factory=LatestRecords)
     files: threading.Lock = field(default_factory=threading.Lock)
     unwritten: Backlog[Record | RelayedRecord] = field(init=False)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from farflung import __version__
-from farflung.errors import ConnectionLost, SecurityError, WireError
+from farflung.errors import ConnectionLost, DiskFull, SecurityError, WireError
 from farflung.runtime.broker import PROTOCOL_VERSION
 from farflung.runtime.fields import text, whole
 from farflung.runtime.network import host_and_port, own_host
@@ -62,8 +63,9 @@ def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None, kept
             raise
         found = again
     if kept is not None:
-        found.credentials.save(kept)
-        write_private(kept / _BROKER, f"{found.client.address} {ticket.fingerprint.hex()}".encode())
+        with suppress(DiskFull):  # it is only needed to come back without a ticket
+            found.credentials.save(kept)
+            write_private(kept / _BROKER, f"{found.client.address} {ticket.fingerprint.hex()}".encode())
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -28,19 +28,19 @@ from farflung.runtime.replica_states import wanted_by
 from farflung.runtime.restoring import keep_bundle
 from farflung.runtime.run_folders import RunFolders, safe_name
 from farflung.runtime.run_log import LogPosition
+from farflung.runtime.run_status import PRIVATE, run_status
 from farflung.runtime.run_store import RunStore
 from farflung.runtime.runs import Runs
 from farflung.runtime.sessions import Sessions
 from farflung.runtime.setup import Committed
 from farflung.runtime.tensors import write_arrays
+from farflung.runtime.versions import version_warnings
 from farflung.security import Caller
 from farflung.transports.rpc import Call, RpcServer
 from farflung.wire.frames import Frame
 
 __all__ = ["Methods"]
 
-#: What the status of other people's runs does not tell.
-_PRIVATE: dict[str, Any] = {"cause": "", "loss": None, "folder": ""}
 #: Lines of a log in one answer.
 _MOST_LINES = 10_000
 #: What relays call the measuring of links, which belongs to no run.
@@ -202,13 +202,15 @@ class Methods:
         """Members and runs; where a run's folder is, how well it learns and what went wrong is for its owner."""
         assert call.caller is not None
         mine = {live.run for live in self._runs.all() if self._folders.owns(live.run, call.caller)}
+        checkpoints = {live.run: live.store.newest_checkpoint() for live in self._runs.all()}  # reads folders: before the lock
         with self._runs.changed:
             machine = self._runs.machine
-            members = [self._member_status(member) for member in machine.members.values()]
+            warnings = version_warnings(list(machine.members.values()))
+            members = [self._member_status(m) | {"warnings": warnings.get(m.name, [])} for m in machine.members.values()]
             joining = [name for name in self._sessions.joining() if name not in machine.members]
             gone = [{"name": one.name, "generation": one.generation, "cause": one.cause} for one in machine.gone.values()]
             known = [live for live in self._runs.all() if live.run in machine.runs]
-            runs = [self._run_status(live) | ({} if live.run in mine else _PRIVATE) for live in known]
+            runs = [self._run_status(live, checkpoints) | ({} if live.run in mine else PRIVATE) for live in known]
         states = dict.fromkeys(joining, MemberState.JOINING.value) | dict.fromkeys(machine.gone, MemberState.GONE.value)
         states |= {member["name"]: member["state"] for member in members}
         told = {"members": members, "joining": joining, "gone": gone, "states": states}
@@ -232,26 +234,19 @@ class Methods:
             "speed_factor": member.offer.factor / member.drift,
             "overhead": member.offer.overhead,
             "kind": member.offer.kind,
+            "versions": dict(member.offer.versions),
         }
 
-    def _run_status(self, live: LiveRun) -> dict[str, Any]:
-        run = self._runs.machine.runs[live.run]
-        last = live.progress.last if live.progress else None
-        return {
-            "run": live.run,
-            "job": live.job.name,
-            "state": "stopping" if run.stopping and not run.state.over else run.state.value,
-            "cause": run.cause or ("" if run.state is RunState.RUNNING or run.state.over else live.lost),
-            "ahead": self._runs.machine.ahead(live.run),
-            "needs": run.needs,
-            "recoveries": max(live.attempt - 1, 0),
-            "slow": self._runs.watching.slow(live.run) if run.state is RunState.RUNNING else [],
-            "devices": list(run.devices),
-            "step": last.step + 1 if last else live.first_step,
-            "steps": live.job.steps,
-            "loss": last.loss if last else None,
-            "folder": str(live.store.root),
-        }
+    def _run_status(self, live: LiveRun, checkpoints: Mapping[str, str]) -> dict[str, Any]:
+        machine = self._runs.machine
+        return run_status(
+            live,
+            machine.runs[live.run],
+            ahead=machine.ahead(live.run),
+            slow=self._runs.watching.slow(live.run),
+            checkpoint=checkpoints.get(live.run, ""),
+            now=self._clock.now(),
+        )
 
     def log(self, call: Call, frame: Frame) -> Frame:
         """Lines of the log of a run, of a worker, or of the broker (``name`` is empty)."""
@@ -307,7 +302,9 @@ class Methods:
         if known is not None:
             self._folders.check(run, caller, "stop it")
         self._runs.handle(StopRequested(run=run, now=now))  # outside the lock: it may write files
-        return Frame("stopping")
+        with self._runs.changed:
+            over = run in self._runs.machine.runs and self._runs.machine.runs[run].state.over
+        return Frame("stopping", {"over": over})
 
     def member(self, call: Call, frame: Frame) -> Frame:
         """Pass on to a worker what somebody with the right to it wants of it: the broker's owner, or who has the worker's key."""

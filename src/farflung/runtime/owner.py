@@ -11,11 +11,12 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farflung.errors import InputError
+from farflung.errors import DiskFull, InputError
 from farflung.protocol.members import Parting
 from farflung.security.files import make_private_folder, write_private
 from farflung.units import Bytes, BytesPerSecond, Quantity
@@ -69,7 +70,7 @@ class Wishes:
         parts += [f"parting: {self.parting}"] if self.parting else []
         parts += [f"works from {self.hours.replace('-', ' to ')}"] if self.hours else []
         parts += [f"memory {Bytes(self.memory)}"] if self.memory is not None else []
-        parts += [f"sends at most {BytesPerSecond(self.bandwidth)}"] if self.bandwidth is not None else []
+        parts += [f"sends at most {BytesPerSecond(self.bandwidth).written()}"] if self.bandwidth is not None else []
         return ", ".join(parts) or "no limits"
 
 
@@ -114,7 +115,8 @@ class WishesFile:
 
     def end(self) -> None:
         """This process is the worker no more."""
-        self.change(pid=0, parting="")
+        with suppress(DiskFull):  # the process's number is checked by whoever reads it
+            self.change(pid=0, parting="")
 
     @property
     def runs(self) -> bool:
@@ -145,7 +147,8 @@ def _minutes(hours: str) -> tuple[int, int]:
 def _check_least(what: str, kind: type[Quantity], limit: float | None) -> None:
     """Nobody can work with less than one byte, and rates are divided by."""
     if limit is not None and not limit >= 1.0:
-        raise InputError(f"a limit of {what} must be at least {kind(1.0)}, got {kind(limit)}: farflung pause lets a worker rest")
+        least, got = kind(1.0).written(), kind(limit).written()
+        raise InputError(f"a limit of {what} must be at least {least}, got {got}: farflung pause lets a worker rest")
 
 
 def _runs(pid: int) -> bool:

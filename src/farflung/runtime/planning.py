@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from farflung.cluster import Device, Topology, with_relays
+from farflung.cluster.device import DeviceKind
 from farflung.cluster.topology import Pair
 from farflung.errors import InputError, PlanError
 from farflung.graph.ir import Graph
@@ -184,7 +186,7 @@ def plan_run(
     job = _decided(bundle.job, plan)
     pieces = check_plan(plan, bundle.graph, topology, job)
     predicted = evaluate(plan) if evaluate else estimate(bundle.graph, plan, topology, bundle.job, subgraphs=pieces)
-    check_memory(predicted)
+    check_memory(predicted, bundle.job)
     chosen = job if bundle.job.open.anything else None
     return Planned(
         plan=plan,
@@ -252,11 +254,15 @@ def devices_of(members: Sequence[Member]) -> dict[str, Device]:
             speed=FlopsPerSecond(member.offer.speed / member.offer.factor),
             speed_factor=member.offer.factor / member.drift,
             overhead=Seconds(min(member.offer.overhead * member.drift, max(member.offer.overhead, _MOST_OVERHEAD))),
-            kind="cuda" if member.offer.kind == "cuda" else "cpu",
+            kind=_kind(member.offer.kind),
             reliable=member.offer.reliable,
         )
         for member in members
     }
+
+
+def _kind(offered: str) -> DeviceKind:
+    return next((kind for kind in get_args(DeviceKind) if kind == offered), "cpu")
 
 
 def strangers_of(bundle: Bundle, members: Sequence[Member]) -> list[str]:

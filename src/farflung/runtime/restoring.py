@@ -61,12 +61,18 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
     bundle = None if result is not None else read_bundle(root)
     live = _live(kept, root, bundle)
     if result is not None:
-        live.result = result
+        live.result, live.attempt = result, kept.attempts
         live.log.mark(Frame("result", {"result": result.to_json(), "kind": _kind(kept, result)}))
-        runs.restore(
-            live,
-            RunRestored(run=kept.run, workers=live.job.workers, outcome=_OUTCOMES[result.status], cause=result.cause),
+        over = RunRestored(
+            run=kept.run,
+            workers=live.job.workers,
+            attempts=kept.attempts,
+            outcome=_OUTCOMES[result.status],
+            cause=result.cause,
+            kind=_kind(kept, result),
+            named=live.last_plan.devices if live.last_plan is not None else (),
         )
+        runs.restore(live, over)
         return
     hoped = kept.devices if kept.attempts else 0
     if hoped:
@@ -82,6 +88,7 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
         named=live.last_plan.devices if hoped and live.last_plan is not None else (),
         helped=live.job.plan.helpers,
         unreliable=unreliable_of(live.job, None if bundle is None else bundle.topology),
+        stopping=kept.stopping,
     )
     runs.restore(live, event)
     _later(_RETURN_SECONDS, lambda: runs.handle(WaitedEnough(run=kept.run)))
@@ -131,7 +138,10 @@ def _live(kept: KeptRun, root: Path, bundle: Bundle | None) -> LiveRun:
         last_plan=_last_plan(store) if kept.attempts else None,
     )
     elapsed = 0.0
+    if live.job.checkpoint.resume and (steps := store.checkpoints.steps()):
+        live.first_step = live.recorded = live.furthest = steps[0]  # the checkpoint of another run that it goes on from
     for record in store.folder.records() if lines else ():
+        live.latest.take(record)
         if isinstance(record, StepRecord):
             live.recorded = record.step + 1
             live.furthest = max(live.furthest, live.recorded)

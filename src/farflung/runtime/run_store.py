@@ -104,6 +104,11 @@ class RunStore:
         self._traced[name] = self._traced.get(name, 0) + len(kept)
         return ""
 
+    def newest_checkpoint(self) -> str:
+        """Return the path of the newest complete checkpoint ("": there is none)."""
+        steps = self.checkpoints.steps()
+        return str(self.checkpoints.path(steps[-1])) if steps else ""
+
     def write_result(self, result: RunResult) -> None:
         """Keep how the run ended."""
         self._write(self.folder.result, result.to_json())

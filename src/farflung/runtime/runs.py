@@ -36,6 +36,7 @@ from farflung.protocol.events import (
     RunRestored,
     RunSubmitted,
     StartRun,
+    StopRequested,
     StopRun,
 )
 from farflung.protocol.holdings import Holding
@@ -56,6 +57,7 @@ from farflung.runtime.relays import Relays, write_relays
 from farflung.runtime.replanning import Replanning, World
 from farflung.runtime.resuming import Start
 from farflung.runtime.setup import StepReport
+from farflung.runtime.versions import mixed_engines
 from farflung.runtime.watching import Watching
 from farflung.runtime.ways import Ways
 from farflung.telemetry.faults import fault_point
@@ -159,6 +161,8 @@ class Runs:
             self.changed.notify_all()
         for action in slow:
             action()
+        if isinstance(event, StopRequested):  # a broker that is killed now must not train on after its restart
+            self.note(event.run, "stopping", stopping=True)
 
     def fail(self, run: str, error: FarflungError, name: str = "") -> None:
         """End ``run`` because of ``error`` (of the worker ``name``, or of the run as a whole)."""
@@ -327,6 +331,8 @@ class Runs:
                 if attempt < live.store.attempt:
                     return  # somebody has gone, and a newer plan is made
                 start = self._take_over(live, attempt, planned, bundle)
+            if warning := mixed_engines([member for member in members if member.name in planned.plan.devices]):
+                self._told_of(live.run, warning)
             protection = planned.protection(live.job)
             if protection.guards:
                 self._say(f"run {live.run}: {protection}")
@@ -493,6 +499,7 @@ class Runs:
         live.log.record(record.to_line())
         self._log(live.run, Frame("record", {"line": record.to_line()}))
         with self.changed:
+            live.latest.take(record)
             self.changed.notify_all()
         if isinstance(record, StepRecord) and record.step >= live.furthest:
             live.furthest = record.step + 1
@@ -509,13 +516,13 @@ class Runs:
 
     def _finish(self, live: LiveRun, command: FinishRun) -> None:
         with live.files:
-            latest = live.store.checkpoints.steps()
+            checkpoint = live.store.newest_checkpoint()
         result = RunResult(
             status={"done": "finished", "stopped": "stopped"}.get(command.outcome, "failed"),  # type: ignore[arg-type]
             steps=live.first_step + (live.progress.count if live.progress else 0),
             seconds=0.0 if live.started is None else self._clock.now() - live.started,
             cause=command.cause,
-            checkpoint=str(live.store.checkpoints.path(latest[-1])) if latest else "",
+            checkpoint=checkpoint,
             sample=live.sample,
         )
         try:

@@ -37,6 +37,7 @@ from farflung.runtime.reaching import read_reached
 from farflung.runtime.reports import read_report, read_trace
 from farflung.runtime.runs import Runs
 from farflung.runtime.setup import StepReport
+from farflung.runtime.versions import read_versions, version_warnings
 from farflung.transports.rpc import Call
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame
@@ -52,6 +53,8 @@ _MAX_TOLD = 64
 _TICK, _BEATS = 0.5, 4
 #: How long a worker that was given a certificate counts as joining.
 _JOINING = 60.0
+#: The cause of a session's end that its worker asked for.
+_LEFT = "it left"
 
 
 @dataclass(slots=True, eq=False)
@@ -178,11 +181,14 @@ class Sessions:
         reader = threading.Thread(target=self._read, args=(runs, session, frames), name=f"session-{name}", daemon=True)
         reader.start()
         call.on_end(lambda: session.outgoing.put(None))
-        yield Frame("welcome", {"name": name, "generation": session.generation, "lease": float(self._leases.length)})
+        with runs.changed:
+            warnings = version_warnings(list(runs.machine.members.values())).get(name, [])
+        lease = float(self._leases.length)
+        yield Frame("welcome", {"name": name, "generation": session.generation, "lease": lease, "warnings": warnings})
         yield from self._commands(session)
         if self._closed:
             yield Frame("goodbye", {"cause": "it was ended"})
-        elif session.fenced:
+        elif session.fenced != _LEFT:
             yield Frame("fenced", {"cause": session.fenced})
 
     def _commands(self, session: _Session) -> Iterator[Frame]:
@@ -215,7 +221,7 @@ class Sessions:
             self._leases.end(session.name, session.generation)
 
     def _read(self, runs: Runs, session: _Session, frames: Iterator[Frame]) -> None:
-        cause = "it left"
+        cause = _LEFT
         try:
             for frame in frames:
                 with self._lock:
@@ -240,7 +246,7 @@ class Sessions:
                 return
             session.fenced = cause
         session.outgoing.put(None)
-        self._say(f"worker {session.name} is gone: {cause}")
+        self._say(f"worker {session.name} {'left' if cause == _LEFT else f'is gone: {cause}'}")
         try:
             runs.handle(MemberLost(name=session.name, cause=cause))
         finally:
@@ -383,7 +389,7 @@ def _offer(header: Mapping[str, Any]) -> Offer:
         host=text(raw, "host", limit=100),
         kind=text(raw, "kind", limit=20),
         description=text(raw, "description", limit=300),
-        versions={str(key): str(value) for key, value in table(raw, "versions").items()},
+        versions=read_versions(raw),
         relay=raw.get("relay") is not False,
         reliable=raw.get("reliable") is not False,
     )

@@ -18,7 +18,8 @@ from farflung.engines import get_engine
 from farflung.engines.base import Array, DeviceReport, Engine
 from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
 from farflung.protocol.leases import LEASE
-from farflung.runtime.fields import number, table, text, whole
+from farflung.runtime.device_measurement import measure_device
+from farflung.runtime.fields import number, table, text, texts, whole
 from farflung.runtime.helping import Helping
 from farflung.runtime.holding import Live, Shelf, write_holdings
 from farflung.runtime.membership import Membership
@@ -27,6 +28,7 @@ from farflung.runtime.probing import probe_link
 from farflung.runtime.relays import read_pairs, read_relays
 from farflung.runtime.reports import write_report
 from farflung.runtime.tensors import pieces_of, read_arrays
+from farflung.runtime.versions import own_versions
 from farflung.runtime.work import Work
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.trace import ClockOffset, estimate_offset
@@ -56,7 +58,8 @@ _MAX_CONNECTIONS = 16
 class WorkerOptions:
     """How this machine takes part.
 
-    ``memory``: bytes that training may use (None: four fifths of what is free). ``listen``: where peers reach it.
+    ``device``: as ``engines.choose_device``. ``memory``: bytes that training may use (None: four fifths of what is free).
+    ``listen``: where peers reach it.
     ``advertise``: the host that it tells its peers (default: the one by which it reaches the broker).
     An empty ``listen``: it can't be dialled, and dials others. ``relay``: it carries traffic between members of its broker's
     runs that can't dial each other. ``peak``: the device's FLOP/s by its datasheet (None: that of its best matrix product).
@@ -114,6 +117,7 @@ class Worker:
         self._relays: dict[str, tuple[set[tuple[str, str]], dict[tuple[str, str], int]]] = {}
         #: Whether the broker has let it in.
         self.welcomed = False
+        self._device: str = options.device if before is None else before._device
         self._offer: dict[str, Any] = self._measure() if before is None else dict(before._offer)
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._offer["memory"]))))
         self._endpoint = TcpEndpoint(
@@ -214,20 +218,23 @@ class Worker:
         self._membership.client.close()
 
     def _measure(self) -> dict[str, Any]:
-        device = self._options.device
-        kind = device.split(":", maxsplit=1)[0]
-        if kind not in ("cpu", "cuda"):
-            raise InputError(f"unknown device {device!r}: known are cpu, cuda, cuda:N")
-        try:
-            report = self._engine.measure(device, self._options.peak)
-        except (RuntimeError, AssertionError, ValueError) as error:  # what PyTorch raises for a device that is not there
-            line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(f"device {device!r} can't be used: {line}; use cpu, cuda or cuda:N") from None
+        chosen, report = measure_device(self._engine, self._options.device, self._options.peak, self._say)
+        self._device = chosen.name
         memory = self._options.memory
         if memory is None:
-            free = psutil.virtual_memory().available if device == "cpu" else report.free_bytes
+            free = psutil.virtual_memory().available if chosen.kind == "cpu" else report.free_bytes
             memory = 0.8 * free
-        return {"memory": memory, "kind": kind, "description": report.name, "host": host_id(), **_speed(report)}
+        return {
+            "memory": memory,
+            "kind": chosen.kind,
+            "description": report.name,
+            "host": host_id(),
+            **self._versions(),
+            **_speed(report),
+        }
+
+    def _versions(self) -> dict[str, Any]:
+        return {"versions": own_versions(self._engine.version())}
 
     def _measure_again(self, frame: Frame) -> None:
         """The broker plans a run for this worker, and has seen to it that no other worker of this machine measures now.
@@ -240,7 +247,7 @@ class Worker:
             return
         self._engine.set_threads(int(frame.header.get("threads", 1)))
         with suppress(ConnectionLost, InputError):  # the broker goes on with the older figures
-            report = self._engine.measure(self._options.device, self._options.peak)
+            report = self._engine.measure(self._device, self._options.peak)
             self.report("measured", **_speed(report))
 
     def _obey(self, frame: Frame) -> None:
@@ -397,9 +404,9 @@ class Worker:
             f"{self._membership.name}: joined the broker at {self._membership.client.address} with {self._offer['kind']} "
             f"({offered}); {f'peers reach it at {at}' if (at := self._endpoint.address) else 'it dials its peers'}"
         )
-        congestion = congestion_control()
-        if congestion:
-            self._say(f"{self._membership.name}: {congestion}")
+        warnings = [f"warning: {text}" for text in texts(frame.header, "warnings")] if "warnings" in frame.header else []
+        for line in filter(None, (congestion_control(), *warnings)):
+            self._say(f"{self._membership.name}: {line}")
 
     def _take_up(self, frame: Frame) -> None:
         self._end_work(TrainingError("replaced by another run"))
@@ -503,8 +510,8 @@ class Worker:
 
     @property
     def device(self) -> str:
-        """The device that computes."""
-        return self._options.device
+        """The device that computes, e.g. ``cuda:0``."""
+        return self._device
 
     @property
     def data(self) -> Path:

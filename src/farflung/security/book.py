@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from farflung.errors import SecurityError
+from farflung.errors import DiskFull, SecurityError
 from farflung.security.files import make_private_folder, read_private, write_private
 
 __all__ = ["Book"]
@@ -33,9 +33,10 @@ class Book:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Everything done inside is kept, or nothing; rows are ``sqlite3.Row``.
+        """Everything done inside is kept, or nothing; rows are ``sqlite3.Row``. Reading needs no free space.
 
         Raises:
+            DiskFull: there is no space for what was written.
             SecurityError: the file is damaged, or can't be read or written.
         """
         try:
@@ -43,6 +44,8 @@ class Book:
                 connection.row_factory = sqlite3.Row
                 yield connection
         except sqlite3.OperationalError as error:  # locked, read-only, no space
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:  # the low byte; the others say more precisely where
+                raise DiskFull(f"cannot write {self._path}: {error}; free space on the disk") from error
             remedy = "check its rights and the disk's free space"
             raise SecurityError(f"the book of {self._what} {self._path} can't be used: {error}; {remedy}") from error
         except sqlite3.Error as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
 
-from farflung.errors import SecurityError
+from farflung.errors import DiskFull, SecurityError
 
 __all__ = ["make_private_folder", "read_private", "write_private"]
 
@@ -29,6 +30,7 @@ def write_private(path: Path, content: bytes) -> None:
     """Write ``content`` under ``path`` with mode 0600; a crash leaves the old file or the new one, never a torn one.
 
     Raises:
+        DiskFull: there is no space for it.
         SecurityError: the file can't be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -44,6 +46,8 @@ def write_private(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"cannot write {path}: {error.strerror}; free space on the disk") from error
         raise SecurityError(f"cannot write {path}: {error.strerror}; choose a folder that you may write") from error
 
 

@@ -6,27 +6,49 @@ that key renews it. So names that nobody uses any more become free, and the file
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from farflung.errors import SecurityError
+from farflung.errors import DiskFull, SecurityError
 from farflung.security.book import Book
 
 __all__ = ["NameBook"]
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, key TEXT NOT NULL, ticket TEXT NOT NULL, until REAL NOT NULL)"
 _GENERATIONS = "CREATE TABLE IF NOT EXISTS generations (name TEXT PRIMARY KEY, number INTEGER NOT NULL)"
+_ADVANCE = (
+    "INSERT INTO generations VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET number = max(generations.number, excluded.number)"
+)
+
+
+class _Binding(NamedTuple):
+    key: str
+    ticket: str
+    until: float
 
 
 class NameBook:
-    """Binds names to keys. Safe for several threads and processes; each call is one transaction. Times are Unix seconds."""
+    """Binds names to keys. Any thread may call; one broker at a time binds names. Times are Unix seconds.
 
-    def __init__(self, path: Path) -> None:
-        """Open or begin the book at ``path`` (mode 0600).
+    While the disk is full, new bindings stay in memory, so that members can join and come back, and a client can ask for the
+    status. They are written with the next binding after there is space again.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None] = lambda line: None) -> None:
+        """Open or begin the book at ``path`` (mode 0600). ``warn`` is told when the disk is full.
 
         Raises:
             SecurityError: it can't be made, is readable by others, or is no book of names.
+            DiskFull: there is no space for a new book.
         """
         self._book = Book(path, "names", _SCHEMA)
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._unwritten: dict[str, _Binding] = {}
+        self._numbers: dict[str, int] = {}
+        self._full = False
         with self._book.transaction() as book:
             book.execute(_GENERATIONS)
 
@@ -36,43 +58,75 @@ class NameBook:
         Raises:
             SecurityError: it belongs to another key.
         """
-        with self._book.transaction() as book:
-            book.execute("DELETE FROM names WHERE until <= ?", (now,))
-            row = book.execute("SELECT key FROM names WHERE name = ?", (name,)).fetchone()
-            if row is not None and row[0] != key:
+        with self._lock:
+            bound = self._binding(name)
+            if bound is not None and bound.until > now and bound.key != key:
                 raise SecurityError(
                     f"the name {name!r} belongs to another key: join from the machine that has it (its key lies in "
                     "~/.farflung/member-key.pem, or in $FARFLUNG_HOME), choose another name with --name, or let the broker's "
                     f"owner run: farflung ticket free {name}"
                 )
-            book.execute("INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?)", (name, key, ticket, until))
+            self._unwritten[name] = _Binding(key, ticket, until)
+            self._write(now)
 
     def advance(self, name: str) -> int:
         """The number of the next session of ``name``: larger than all before, in earlier lives of the broker, too."""
-        with self._book.transaction() as book:
-            book.execute("INSERT INTO generations VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET number = number + 1", (name,))
-            return int(book.execute("SELECT number FROM generations WHERE name = ?", (name,)).fetchone()[0])
+        with self._lock:
+            with self._book.transaction() as book:
+                row = book.execute("SELECT number FROM generations WHERE name = ?", (name,)).fetchone()
+            number = max(self._numbers.get(name, 0), 0 if row is None else int(row[0])) + 1
+            self._numbers[name] = number
+            self._write()
+            return number
 
     def key(self, name: str) -> str:
         """The fingerprint of the key that ``name`` belongs to ("": nobody has it)."""
-        with self._book.transaction() as book:
-            row = book.execute("SELECT key FROM names WHERE name = ?", (name,)).fetchone()
-        return str(row[0]) if row is not None else ""
+        with self._lock:
+            bound = self._binding(name)
+        return "" if bound is None else bound.key
 
     def ticket(self, name: str) -> str:
         """The id of the ticket with which ``name`` joined last ("": nobody did)."""
-        with self._book.transaction() as book:
-            row = book.execute("SELECT ticket FROM names WHERE name = ?", (name,)).fetchone()
-        return str(row[0]) if row is not None else ""
+        with self._lock:
+            bound = self._binding(name)
+        return "" if bound is None else bound.ticket
 
     def free(self, name: str) -> None:
         """Whoever joins next under ``name`` may have it (whoever has a certificate keeps it until it ends).
 
         Raises:
             SecurityError: nobody has it; the text lists the names that are bound.
+            DiskFull: there is no space to write that down.
         """
-        with self._book.transaction() as book:
+        with self._lock, self._book.transaction() as book:
             gone = book.execute("DELETE FROM names WHERE name = ?", (name,)).rowcount
             known = [str(row[0]) for row in book.execute("SELECT name FROM names ORDER BY name LIMIT 20")]
+            gone += self._unwritten.pop(name, None) is not None
         if not gone:
             raise SecurityError(f"no key has the name {name!r}; bound are {', '.join(known) or 'none'}")
+
+    def _binding(self, name: str) -> _Binding | None:
+        """The newest binding of ``name``, which may have ended (under the lock)."""
+        if name in self._unwritten:
+            return self._unwritten[name]
+        with self._book.transaction() as book:
+            row = book.execute("SELECT key, ticket, until FROM names WHERE name = ?", (name,)).fetchone()
+        return None if row is None else _Binding(str(row[0]), str(row[1]), float(row[2]))
+
+    def _write(self, now: float = 0.0) -> None:
+        """Write what is only in memory, and drop what had ended at ``now`` (under the lock)."""
+        try:
+            with self._book.transaction() as book:
+                book.execute("DELETE FROM names WHERE until <= ?", (now,))
+                names = [(name, *bound) for name, bound in self._unwritten.items()]
+                book.executemany("INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?)", names)
+                book.executemany(_ADVANCE, list(self._numbers.items()))
+        except DiskFull as error:
+            first, self._full = not self._full, True
+            if first:
+                self._warn(f"{error}; names of members that join meanwhile stay in memory")
+            self._unwritten = {name: bound for name, bound in self._unwritten.items() if bound.until > now}
+            return
+        self._full = False
+        self._unwritten.clear()
+        self._numbers.clear()

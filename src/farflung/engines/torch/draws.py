@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from farflung.engines.torch.keys import default_generator, numbered, op_seed, seeded
+from farflung.engines.torch.accelerators import default_generator
+from farflung.engines.torch.keys import numbered, op_seed, seeded
 from farflung.graph.ir import Op
 from farflung.graph.opset import OpClass, info
 

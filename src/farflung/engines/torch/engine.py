@@ -8,6 +8,8 @@ from weakref import WeakValueDictionary
 import torch
 
 from farflung.engines.base import Array, DeviceReport, EngineSettings, StageRunner
+from farflung.engines.devices import ComputeDevice, choose_device
+from farflung.engines.torch.accelerators import Probe, TorchProbe, compute_devices
 from farflung.engines.torch.arrays import to_array
 from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.initialize import initial_states
@@ -26,7 +28,19 @@ _VERIFIED: WeakValueDictionary[int, Graph] = WeakValueDictionary()
 
 
 class TorchEngine:
-    """Runs stages with PyTorch, eagerly, on a CPU or a CUDA device."""
+    """Runs stages with PyTorch, eagerly, on a CPU or on an accelerator (CUDA, MPS, XPU)."""
+
+    def __init__(self, probe: Probe | None = None) -> None:
+        """``probe`` says which accelerators there are (None: PyTorch does)."""
+        self._probe = probe or TorchProbe()
+
+    def devices(self) -> tuple[ComputeDevice, ...]:
+        """Return this machine's devices, the CPU last."""
+        return compute_devices(self._probe)
+
+    def version(self) -> str:
+        """Return ``torch`` and its version."""
+        return f"torch {torch.__version__}"
 
     def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> TorchRunner:
         """A runner of ``subgraph``; the graph's declarations are checked first (once per graph object).
@@ -39,7 +53,7 @@ class TorchEngine:
         """
         if settings.precision not in ("float32", "bf16"):
             raise InputError(f"unknown precision {settings.precision!r}: known are bf16, float32")
-        device = _device(settings.device)
+        device = self._device(settings.device)
         self.verify(subgraph.graph)
         if share is not None and not isinstance(share, TorchRunner):
             raise TypeError("share must be a runner of the same engine")
@@ -75,11 +89,5 @@ class TorchEngine:
         HEAP.give_back()
         return report
 
-
-def _device(name: str) -> torch.device:
-    kind = name.split(":", 1)[0]
-    if kind not in ("cpu", "cuda"):
-        raise InputError(f"unknown device {name!r}: known are cpu, cuda, cuda:<number>")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {name!r} is not available: this PyTorch ({torch.__version__}) sees no CUDA device; use cpu")
-    return torch.device(name)
+    def _device(self, name: str) -> torch.device:
+        return torch.device(name if name == "cpu" else choose_device(name, self.devices()).name)

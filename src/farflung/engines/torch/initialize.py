@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from farflung.engines.base import Array
+from farflung.engines.torch.accelerators import default_generator
 from farflung.engines.torch.arrays import spec_of, to_array
-from farflung.engines.torch.keys import default_generator, seeded
+from farflung.engines.torch.keys import seeded
 from farflung.engines.torch.program import lookup, resolve, with_device
 from farflung.errors import GraphError
 from farflung.graph.ir import Graph, InitStep, LocalRef, State, StateRef, ValueRef

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from farflung.engines.torch.accelerators import default_generator
 from farflung.ids import derive_seed
 
-__all__ = ["KeyedRandomness", "default_generator", "keyed_randomness", "numbered", "op_seed", "seeded"]
+__all__ = ["KeyedRandomness", "keyed_randomness", "numbered", "op_seed", "seeded"]
 
 _LOCK = threading.RLock()
 
@@ -24,17 +25,6 @@ _LOCK = threading.RLock()
 def op_seed(seed: int, step: int, micro_batch: int, rng: int) -> int:
     """The seed of drawing operator ``rng`` in a micro-batch of a step."""
     return derive_seed("op", seed, step, micro_batch, rng)
-
-
-def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that operators on ``device`` draw from when none is given."""
-    if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        generators: Any = torch.cuda.default_generators
-        index: int | None = device.index
-        chosen: torch.Generator = generators[index or 0]
-        return chosen
-    return torch.default_generator
 
 
 @contextmanager

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 import time
-from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
 from farflung.cost import fit_speed_factor, op_costs
 from farflung.engines.base import Array, DeviceReport, EngineSettings, MicroBatch
+from farflung.engines.torch.accelerators import TorchProbe, cpu_model, device_memory, synchronize
 from farflung.engines.torch.runner import TorchRunner
 from farflung.errors import InputError
 from farflung.graph.builder import GraphBuilder
@@ -21,10 +19,10 @@ from farflung.graph.ir import Graph
 __all__ = ["measure_device"]
 
 #: Sizes of the matrix product whose best rate stands for the peak where nobody names it.
-_PRODUCT = {"cpu": 512, "cuda": 6144}
+_CPU_PRODUCT, _ACCELERATOR_PRODUCT = 512, 6144
 #: Widths of the small models that are trained, and the rows of their micro-batch.
-_WIDTHS = {"cpu": (16, 64, 128, 256), "cuda": (64, 512, 1024, 2048)}
-_ROWS = {"cpu": 128, "cuda": 4096}
+_CPU_WIDTHS, _ACCELERATOR_WIDTHS = (16, 64, 128, 256), (64, 512, 1024, 2048)
+_CPU_ROWS, _ACCELERATOR_ROWS = 128, 4096
 _BLOCKS = 4
 _REPEATS = 3
 _ROUNDS = 3
@@ -41,7 +39,7 @@ def measure_device(device: str = "cpu", peak_flops_per_second: float | None = No
     Cost: some 0.5 s on one core.
     """
     place = torch.device(device)
-    models = [_Model(width, place) for width in _WIDTHS[place.type]]
+    models = [_Model(width, place) for width in (_CPU_WIDTHS if place.type == "cpu" else _ACCELERATOR_WIDTHS)]
     rate = 0.0
     for left in reversed(range(_TRIES)):
         for _ in range(_ROUNDS):
@@ -56,9 +54,9 @@ def measure_device(device: str = "cpu", peak_flops_per_second: float | None = No
                 raise
         else:
             break
-    name, total, free = _memory(place)
+    free, total = device_memory(place)
     return DeviceReport(
-        name=name,
+        name=cpu_model() if place.type == "cpu" else TorchProbe().model(place.index or 0),
         flops_per_second=fit.factor * peak,
         launch_seconds=fit.overhead,
         total_bytes=total,
@@ -71,7 +69,7 @@ class _Model:
     """A small model, how many operators and FLOPs its micro-batch has, and the ``best`` seconds of one so far."""
 
     def __init__(self, width: int, place: torch.device) -> None:
-        rows = _ROWS[place.type]
+        rows = _CPU_ROWS if place.type == "cpu" else _ACCELERATOR_ROWS
         graph = _graph(width, rows)
         cost = op_costs(graph, place.type)
         self.calls = float(cost.forward_calls.sum() + cost.backward_calls.sum())
@@ -90,8 +88,7 @@ class _Model:
             start = time.perf_counter()
             self._runner.forward(MicroBatch(0, self._count), {}, self._data)
             self._runner.backward(MicroBatch(0, self._count), {}, 1.0)
-            if self._place.type == "cuda":
-                torch.cuda.synchronize(self._place)
+            synchronize(self._place)
             self.best = min(self.best, time.perf_counter() - start)
 
 
@@ -110,30 +107,13 @@ def _graph(width: int, rows: int) -> Graph:
 
 
 def _product_rate(place: torch.device) -> float:
-    size = _PRODUCT[place.type]
+    size = _CPU_PRODUCT if place.type == "cpu" else _ACCELERATOR_PRODUCT
     with torch.no_grad():
         a = torch.ones(size, size, device=place)
         b, best = a.clone(), float("inf")
         for _ in range(_REPEATS):
             start = time.perf_counter()
             torch.mm(a, b)
-            if place.type == "cuda":
-                torch.cuda.synchronize(place)
+            synchronize(place)
             best = min(best, time.perf_counter() - start)
     return 2.0 * size**3 / best
-
-
-def _memory(place: torch.device) -> tuple[str, int, int]:
-    if place.type == "cuda":
-        free, total = torch.cuda.mem_get_info(place)
-        return torch.cuda.get_device_name(place), total, free
-    memory = psutil.virtual_memory()
-    return _cpu_name(), memory.total, memory.available
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor() or "cpu")

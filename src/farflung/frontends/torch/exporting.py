@@ -7,7 +7,6 @@ so that a real module and its meta twin give the same graph.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import warnings

@@ -1,0 +1,42 @@
+"""Which device a worker computes on, and what a short warm-up of it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farflung.engines import AUTO, ComputeDevice, DeviceReport, Engine, choose_device
+from farflung.errors import InputError
+
+__all__ = ["measure_device"]
+
+
+def measure_device(
+    engine: Engine, asked: str, peak: float | None, say: Callable[[str], None]
+) -> tuple[ComputeDevice, DeviceReport]:
+    """Measure the device that ``asked`` means (see ``choose_device``), and say which one it is.
+
+    ``auto`` falls back to the CPU where the accelerator does not work, e.g. one that is too old for this PyTorch.
+
+    Raises:
+        InputError: there is no such device, or it does not work.
+    """
+    found = engine.devices()
+    chosen = choose_device(asked, found)
+    try:
+        report = _measure(engine, chosen, peak)
+    except InputError as error:
+        if asked != AUTO or chosen.kind == "cpu":
+            raise
+        say(str(error))
+        chosen = found[-1]
+        report = _measure(engine, chosen, peak)
+    say(f"device: {chosen}")
+    return chosen, report
+
+
+def _measure(engine: Engine, chosen: ComputeDevice, peak: float | None) -> DeviceReport:
+    try:
+        return engine.measure(chosen.name, peak)
+    except (RuntimeError, AssertionError, ValueError) as error:  # what PyTorch raises for a device that does not work
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"device {chosen.name!r} can't be used: {line}; try --device cpu") from None

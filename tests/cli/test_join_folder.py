@@ -1,0 +1,43 @@
+"""``farflung join --data``: a folder that is not there, or can't be read, ends it before the broker is asked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from farflung.cli.main import main
+from farflung.security import Ticket
+
+TICKET = str(
+    Ticket(scope="join", addresses=("127.0.0.1:9",), fingerprint=bytes(32), ticket_id="t1", secret=bytes(16), expires=4e9)
+)
+
+
+def refused(capsys: pytest.CaptureFixture[str], data: Path, *more: str) -> str:
+    with pytest.raises(SystemExit) as over:
+        main(["join", TICKET, "--name", "attic", "--data", str(data), *more])
+    assert over.value.code == 2
+    return capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize("more", [(), ("--service", "--user")])
+def test_a_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
+    place = tmp_path / "none"
+    found = refused(capsys, place, *more)
+    assert found == f"farflung: --data {place} does not exist on this machine: name an existing folder"
+
+
+def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("x")
+    assert refused(capsys, tmp_path / "text") == f"farflung: --data {tmp_path / 'text'} is a file: name the folder that it is in"
+
+
+def test_a_folder_of_somebody_else(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", forbidden)
+    found = refused(capsys, tmp_path)
+    assert found == f"farflung: --data {tmp_path} can't be read: Permission denied; check the rights of this user"
