@@ -29,7 +29,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 #: How many blocks of each language a page has, and where they are run or read.
 COVERED = {
-    ("README.md", "python"): (1, "test_documented_code.py"),
+    ("README.md", "python"): (2, "test_documented_code.py"),
     ("docs/codecs.md", "python"): (1, "test_documented_code.py"),
     ("docs/codecs.md", "toml"): (1, "test_documented_code.py"),
     ("docs/emulation.md", "python"): (1, "emulation/test_emulation_page.py"),
@@ -64,6 +64,14 @@ def test_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> N
     assert len([line for line in code.splitlines() if line]) == 10
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out == output
+
+
+def test_the_loop_of_the_readme_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    model, loop = blocks("README.md", "python")
+    code = model.partition("result = ")[0] + loop
+    assert code.count("# True") == 1
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out == "True\n"
 
 
 def test_the_grid_of_the_page_is_the_optimum() -> None:

@@ -2,8 +2,8 @@
 
 One compute thread walks the schedule's actions of its stages and takes any whose inputs have arrived; transport threads fill
 the mailbox; sender threads encode and send (``links``). What is added in which order never depends on arrival: micro-batches
-go by index in every stage, gradients of a value by descending reading stage, uses of a tied parameter by program order, norms
-by parameter order (docs/architecture.md, invariant 1).
+go by index in every stage, gradients of a value by descending reading stage, uses of a tied parameter from the last one,
+norms by parameter order (docs/architecture.md, invariant 1).
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ class TorchRunner:
         return self.state.use_gradients()
 
     def finish_gradients(self, uses: Mapping[Use, Array]) -> None:
-        """Add the uses of each tied parameter, in program order."""
+        """Add the uses of each tied parameter, the last use first."""
         self.state.finish(uses)
 
     def gradients(self) -> Mapping[str, Array]:

@@ -159,7 +159,7 @@ class StageStates:
         return {use: to_array(grad) for use, grad in found.items() if grad is not None}
 
     def finish(self, remote: Mapping[Use, Array]) -> None:
-        """Set each tied parameter's gradient to the sum of its uses in program order.
+        """Set each tied parameter's gradient to the sum of its uses, the last use first, as autograd adds them.
 
         Raises:
             GraphError: ``remote`` holds a use that the graph doesn't have.
@@ -172,7 +172,7 @@ class StageStates:
                 continue
             total: torch.Tensor | None = None
             parts = 0
-            for use in self._graph.gradient_uses[name]:
+            for use in reversed(self._graph.gradient_uses[name]):
                 leaf = self._leaves.get(use)
                 part = leaf.grad if leaf is not None else None
                 if part is None and use in remote:
