@@ -29,7 +29,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 #: How many blocks of each language a page has, and where they are run or read.
 COVERED = {
-    ("README.md", "python"): (1, "test_documented_code.py"),
+    ("README.md", "python"): (2, "test_documented_code.py"),
     ("docs/codecs.md", "python"): (1, "test_documented_code.py"),
     ("docs/codecs.md", "toml"): (1, "test_documented_code.py"),
     ("docs/emulation.md", "python"): (1, "emulation/test_emulation_page.py"),
@@ -83,6 +83,14 @@ def test_a_model_is_captured_as_the_page_says() -> None:
     names = {"module": Net(), "inputs": torch.ones(5, 2, 4), "labels": torch.ones(5, 2, 3)}
     exec(compile(code, "models.md", "exec"), names)
     assert "aten.lstm.input" in {op.target for op in names["graph"].ops}
+
+
+def test_the_loop_of_the_readme_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    model, loop = blocks("README.md", "python")
+    code = model.partition("result = ")[0] + loop
+    assert code.count("# True") == 1
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out == "True\n"
 
 
 def test_the_grid_of_the_page_is_the_optimum() -> None:

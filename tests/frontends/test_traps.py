@@ -88,8 +88,11 @@ def cond(net, x):
             "the backward of .*Noise draws random numbers: draw them in the forward",
         ),
         (hooked, "registers a gradient hook"),
-        (branch, "depends on the values of tensors"),
-        (lambda net, x: net.linear(x)[x.sum(1) > 0].sum(), "data decide|depends on the values"),
+        (branch, r"depends on tensor data, and a graph has no values: use torch.where"),
+        (
+            lambda net, x: net.linear(x)[x.sum(1) > 0].sum(),
+            "depends on tensor data, and a graph has no values: keep shapes fixed",
+        ),
         (autocast, 'precision = "bf16" in the job instead'),
         (lambda net, x: torch.linalg.det(net.linear(x)[:, :4]).sum(), "not on the operator allow-list"),
         (

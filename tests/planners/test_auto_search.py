@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from chains import chain
 from farflung.api.planning import judge
+from farflung.clock import VirtualClock
 from farflung.cluster import Device, Topology
 from farflung.errors import InputError
 from farflung.job.spec import CodecSpec, JobSpec, PlanSpec, SyncSpec
@@ -16,6 +17,7 @@ from farflung.plan import check_plan, estimate
 from farflung.planners.auto import Auto, AutoSettings
 from farflung.planners.auto.layout import Context, Layout, divisions
 from farflung.planners.auto.quick import Quick
+from farflung.planners.auto.search import Search
 from farflung.planners.auto.starts import device_orders, grids, nearest, steps
 from farflung.planners.finish import Problem
 from farflung.units import Bytes, FlopsPerSecond
@@ -225,3 +227,23 @@ def test_a_faster_link_never_makes_a_plan_with_replicas_worse(data, seed, count)
     faster = replace(topology, alpha=alpha, beta=beta)
     before, after = (judge(GRAPH, each, JOB)(plan).step_seconds for each in (topology, faster))
     assert after <= before * (1 + 1e-9)
+
+
+def test_layouts_with_equal_prices_are_ordered_by_a_unique_number():
+    """Equal devices make equal prices, and a price that was only a bound is computed again without a new entry in ``prices``."""
+    search = Search(Problem.of(GRAPH, equal(3), JOB), AutoSettings(), None, VirtualClock())
+    alone = [layout(search.context, ((device,),)) for device in range(3)]
+    for each in alone:
+        assert search._price(each, limit=1e-12) > 1e-12
+    prices = [search._price(each) for each in alone]
+    assert len(set(prices)) == 1
+    assert search._beginning(0) == alone[0]
+    search.judged = [(prices[0], number, each) for (_, number, each) in next(iter(search.waiting.values()))]
+    assert [search._beginning(6 * rank) for rank in range(3)] == alone
+
+
+def test_a_long_search_among_equal_devices_is_repeatable():
+    """Long enough that the judged layouts are cut back to the best, which once gave two of them the same number."""
+    job = JOB.model_copy(update={"plan": PlanSpec(replicas=1)})
+    plans = [Auto(AutoSettings(evaluations=400, members=("equal_compute",))).plan(GRAPH, equal(8), job=job) for _ in range(2)]
+    assert plans[0] == plans[1]

@@ -131,7 +131,10 @@ def freeze(graph: Graph, job: JobSpec) -> Graph:
     )
     if not any(state.trainable for state in states):
         raise InputError("every parameter is frozen: there is nothing to train; loosen optimizer.groups")
-    return replace(graph, states=states)
+    found = replace(graph, states=states)
+    if not found.trained:
+        raise InputError("no gradient reaches a parameter that is not frozen: there is nothing to train; loosen optimizer.groups")
+    return found
 
 
 def send_weights(client: Client, bundle: Bundle) -> None:

@@ -134,7 +134,7 @@ class StageRunner(Protocol):
         """Accumulated gradients of the uses here of trained parameters that other stages use too."""
 
     def finish_gradients(self, uses: Mapping[Use, Array]) -> None:
-        """Add the uses of each tied parameter, in program order; ``uses`` has those of other stages.
+        """Add the uses of each tied parameter, the last in program order first; ``uses`` has those of other stages.
 
         Call it once after the step's last backward, before ``gradient_norms`` and ``update``.
         """

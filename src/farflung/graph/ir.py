@@ -343,23 +343,43 @@ class Graph:
         return frozenset(found)
 
     @cached_property
+    def gradient_uses(self) -> Mapping[str, tuple[Use, ...]]:
+        """Trainable state -> the uses through which the loss sends a gradient to it, in program order.
+
+        The tuple is empty for a parameter that no operator reads, or that only operators without a gradient read. Such a
+        parameter behaves as in PyTorch, where its ``grad`` stays ``None``: no optimizer changes it.
+        """
+        return {
+            state.name: tuple(use for use in self.uses.get(state.name, ()) if use.op in self.grad_ops)
+            for state in self.states
+            if state.trainable
+        }
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The names of the trainable states that get a gradient."""
+        return frozenset(name for name, uses in self.gradient_uses.items() if uses)
+
+    @cached_property
+    def unread(self) -> frozenset[str]:
+        """The names of the states that no operator reads or updates; training leaves them as they are."""
+        return frozenset(self.state) - self.uses.keys() - {name for name, _ in self.state_updates}
+
+    @cached_property
     def gradient_sums(self) -> tuple[int, ...]:
         """Bytes of gradients that the operators before each position make: one for each use of a trainable parameter."""
         made = [0] * (len(self.ops) + 1)
-        for state in self.states:
-            for use in self.uses.get(state.name, ()) if state.trainable else ():
-                made[self.position[use.op] + 1] += state.spec.nbytes if use.op in self.grad_ops else 0
+        for name, uses in self.gradient_uses.items():
+            for use in uses:
+                made[self.position[use.op] + 1] += self.state[name].spec.nbytes
         return tuple(accumulate(made))
 
     @cached_property
     def made_gradients(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
         """Trainable state -> position and bytes of each gradient that is made of it, one for each use that makes one."""
-        trained = (state for state in self.states if state.trainable)
         return {
-            state.name: tuple(
-                (self.position[use.op], state.spec.nbytes) for use in self.uses.get(state.name, ()) if use.op in self.grad_ops
-            )
-            for state in trained
+            name: tuple((self.position[use.op], self.state[name].spec.nbytes) for use in uses)
+            for name, uses in self.gradient_uses.items()
         }
 
     @cached_property

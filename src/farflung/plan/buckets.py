@@ -40,8 +40,8 @@ class Bucket:
 def trained_uses(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec) -> list[Use]:
     """The uses in ``piece`` through which its parameters are trained, by parameter and program order."""
     own = range(piece.start, piece.stop)
-    trained = [name for name in piece.states if graph.state[name].trainable and not is_frozen(optimizer, name)]
-    return [u for n in trained for u in graph.uses.get(n, ()) if u.op in graph.grad_ops and graph.position[u.op] in own]
+    trained = [name for name in piece.states if name in graph.trained and not is_frozen(optimizer, name)]
+    return [use for name in trained for use in graph.gradient_uses[name] if graph.position[use.op] in own]
 
 
 def buckets_of(graph: Graph, piece: SubGraph, optimizer: OptimizerSpec, devices: Sequence[str]) -> tuple[Bucket, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from farflung.cluster import Topology
 from farflung.graph.cut import SubGraph
-from farflung.graph.ir import Graph, StateKind
+from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan, Stage
 from farflung.units import Bytes, Seconds
@@ -47,7 +47,7 @@ def helped_lines(
         return []
     parts, hidden = [], 0.0
     for stage, piece in zip(plan.stages, pieces, strict=True):
-        nbytes = float(sum(graph.state[name].spec.nbytes for name in piece.states if _trained(graph, name)))
+        nbytes = float(sum(graph.state[name].spec.nbytes for name in piece.states if name in graph.trained))
         way = parameters_way(stage, nbytes, topology)
         parts.append(f"stage {stage.index} {Bytes(nbytes)}" + (f" ({Seconds(way[0])} to {way[1]})" if way is not None else ""))
         hidden = max(hidden, 0.0 if way is None else hidden_seconds(way[0], step))
@@ -62,7 +62,3 @@ def helped_lines(
             f"its stage's trained parameters: {', '.join(parts)}; {end}"
         )
     ]
-
-
-def _trained(graph: Graph, name: str) -> bool:
-    return graph.state[name].trainable and graph.state[name].kind is not StateKind.CONSTANT

@@ -101,7 +101,7 @@ def _sums(cost: OpCost, piece: SubGraph) -> StageSums:
     graph, start, stop = piece.graph, piece.start, piece.stop
     positions = list(piece.positions)
     owned = [graph.state[name] for name in piece.states]
-    trained = [state.spec.numel for state in owned if state.trainable]
+    trained = [state.spec.numel for state in owned if state.name in graph.trained]
     paths = [op.module for op in graph.ops[start:stop] if op.module]
     return StageSums(
         forward=float(cost.forward[positions].sum()),

@@ -143,7 +143,7 @@ class GridPlanner(_Placing):
         """A micro-batch group of the paper is what one pipeline computes in a step."""
         dp, pp = shape
         topology = problem.topology
-        parameters = sum(state.spec.nbytes for state in problem.graph.parameters if state.trainable)
+        parameters = sum(problem.graph.state[name].spec.nbytes for name in problem.graph.trained)
         return assign_grid(
             topology.select([topology.names[i] for i in _fastest(topology, dp * pp)]),
             dp=dp,
@@ -217,7 +217,7 @@ class HybridPs(_Placing):
         chosen = sorted(range(len(topology)), key=lambda i: (not devices[i].reliable, -devices[i].achieved, i))
         part = topology.select([topology.names[i] for i in sorted(chosen[:limit])])
         work = problem.cost.forward_sum + problem.cost.backward_sum
-        trained = sum(state.spec.nbytes for state in graph.parameters if state.trainable)
+        trained = sum(graph.state[name].spec.nbytes for name in graph.trained)
         found = plan_hybrid_ps(
             part,
             HybridPsWork(

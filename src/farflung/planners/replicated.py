@@ -122,7 +122,7 @@ def _groups(problem: Problem, wanted: int) -> list[list[int]]:
     if stages == 1:
         return [sorted(chosen, key=lambda i: (-topology.devices[i].achieved, i))]
     graph = problem.graph
-    parameters = sum(state.spec.nbytes for state in graph.parameters if state.trainable)
+    parameters = sum(graph.state[name].spec.nbytes for name in graph.trained)
     part = topology.select([topology.names[i] for i in chosen])
     in_order = (job.sync.strategy, job.sync.order) == ("exact", "job")
     parts = len(job.virtual_ends) / wanted if in_order else 1.0  # times that a replica sends its gradients (``plan.buckets``)

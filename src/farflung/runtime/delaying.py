@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from farflung.engines.base import Array
-from farflung.graph.ir import StateKind
 
 if TYPE_CHECKING:
     from farflung.runtime.executor import Executor
@@ -74,4 +73,4 @@ class Delaying:
     def _names(self, stage: int) -> list[str]:
         """The parameters that ``stage`` trains, as helpers are sent them."""
         graph, names = self._executor.setup.graph, self._executor.setup.subgraphs[stage].states
-        return [n for n in names if graph.state[n].trainable and graph.state[n].kind is not StateKind.CONSTANT]
+        return [name for name in names if name in graph.trained]

@@ -2,8 +2,8 @@
 
 One compute thread walks the schedule's actions of its stages and takes any whose inputs have arrived; transport threads fill
 the mailbox; sender threads encode and send (``links``). What is added in which order never depends on arrival: micro-batches
-go by index in every stage, gradients of a value by descending reading stage, uses of a tied parameter by program order, norms
-by parameter order (docs/architecture.md, invariant 1).
+go by index in every stage, gradients of a value by descending reading stage, uses of a tied parameter from the last one,
+norms by parameter order (docs/architecture.md, invariant 1).
 """
 
 from __future__ import annotations
@@ -462,14 +462,9 @@ class Executor:
         graph = self.setup.graph
         spec = self.setup.job.optimizer
         piece = self.setup.subgraphs[stage]
-        trained = {name for name in piece.states if graph.state[name].trainable and not is_frozen(spec, name)}
+        trained = {name for name in piece.states if name in graph.trained and not is_frozen(spec, name)}
         positions = set(piece.positions)
-        return [
-            use
-            for name in sorted(trained)
-            for use in graph.uses[name]
-            if use.op in graph.grad_ops and graph.position[use.op] not in positions
-        ]
+        return [use for name in sorted(trained) for use in graph.gradient_uses[name] if graph.position[use.op] not in positions]
 
     def _norm(self, step: int) -> tuple[float | None, Array | None]:
         """Norm of all gradients over all stages and the factor that clips it; None where the job wants neither.

@@ -187,7 +187,6 @@ class RunStore:
         (committed,) = counts
         graph = bundle.graph
         expected = [s.name for s in graph.states if s.persistent and s.kind is not StateKind.CONSTANT]
-        read = set(graph.uses)
         manifest = Manifest(
             step=step,
             job=job_to_json(bundle.job),
@@ -199,7 +198,7 @@ class RunStore:
             notes=bundle.notes,
         )
         fault_point("checkpoint.before_manifest", step=step)
-        self.checkpoints.write_manifest(manifest, [name for name in expected if name in read])
+        self.checkpoints.write_manifest(manifest, expected)
         fault_point("checkpoint.after_manifest", step=step)
         wanted = bundle.job.checkpoint
         self.checkpoints.prune(wanted.keep, wanted.every, wanted.keep_every)

@@ -181,11 +181,20 @@ class RunSetup:
         return most
 
     def side_cut(self, graph: Graph) -> tuple[tuple[int, SubGraph], ...]:
-        """Evaluation or generation ``graph`` cut so that every state is read where training keeps it: (stage, sub-graph)."""
-        homes = {stage.stage: frozenset(stage.states) for stage in self.subgraphs}
+        """Evaluation or generation ``graph`` cut so that every state is read where training keeps it: (stage, sub-graph).
+
+        A state that training does not read may be read anywhere: ``lent`` says where.
+        """
+        homes = {stage.stage: frozenset(stage.states) - self.graph.unread for stage in self.subgraphs}
         parts = derive_bounds(graph, [homes[index] for index in range(len(self.subgraphs))])
         pieces = cut(graph, [(start, stop) for _, start, stop in parts])
         return tuple((stage, piece) for (stage, _, _), piece in zip(parts, pieces, strict=True))
+
+    def lent(self, stage: int, piece: SubGraph) -> tuple[str, ...]:
+        """The states that ``piece`` of a ``side_cut`` reads in ``stage`` and that stage 0 has: training reads them nowhere."""
+        if stage == 0:
+            return ()
+        return tuple(name for name in piece.states if name in self.graph.unread and name in piece.graph.uses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,8 +58,33 @@ def _open(executor: Executor, graph: Graph, phase: Phase) -> Pass:
             device=executor.compute_device, seed=setup.job.seed, precision=setup.job.precision, training=False
         )
         own.append((piece, executor.engine.open(piece, settings, share=executor.base(stage))))
+    _lend(executor, phase, pieces, {piece.stage: runner for piece, runner in own})
     work = executor.opened[phase] = Pass(graph=graph, phase=phase, pieces=pieces, own=tuple(own))
     return work
+
+
+def _lend(executor: Executor, phase: Phase, pieces: Sequence[tuple[int, SubGraph]], own: Mapping[int, StageRunner]) -> None:
+    """Copy states that training reads nowhere from stage 0, which keeps them, to the pieces that read them.
+
+    Training never changes these states, so one copy serves the whole run.
+    """
+    setup = executor.setup
+    lender, reading = setup.home(0), [(stage, piece, setup.lent(stage, piece)) for stage, piece in pieces]
+    if setup.device == lender:
+        for stage, piece, names in reading:
+            for name, value in executor.base(0).states(names).items():
+                key = _lent_key(phase, piece, name)
+                if setup.home(stage) == lender:
+                    executor.mailbox.put(key, value)
+                else:
+                    executor.courier.send_array(setup.home(stage), key, value)
+    for _, piece, names in reading:
+        if names and piece.stage in own:
+            own[piece.stage].load({name: executor.mailbox.take(_lent_key(phase, piece, name)) for name in names})
+
+
+def _lent_key(phase: Phase, piece: SubGraph, name: str) -> tuple[str | int, ...]:
+    return ("side", phase.value, "lent", piece.stage, name)
 
 
 def _forward(executor: Executor, work: Pass, step: int, micro_batch: int, feed: Mapping[str, Array] | None) -> dict[str, Array]:

@@ -86,7 +86,7 @@ class StageSlices:
             for name in setup.subgraphs[stage].states
             if graph.state[name].kind is not StateKind.CONSTANT
         }
-        self._trained = tuple(name for name in self._specs if graph.state[name].trainable)
+        self._trained = tuple(name for name in self._specs if name in graph.trained)
 
     def rows(self, index: int) -> int:
         """Samples of slice ``index``."""

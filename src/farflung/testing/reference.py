@@ -2,8 +2,8 @@
 
 The module is called normally and autograd is left alone. Three things make its sums those of a job, wherever the job runs:
 
-- Each use of a parameter gets a leaf of its own, which accumulates over micro-batches; the uses of a parameter are then added
-  in program order. For a parameter with one use this is what every loop does.
+- Each use of a parameter gets a leaf of its own, which accumulates over micro-batches; the uses of a parameter are then added,
+  the last use first. For a parameter with one use, and for a step of one micro-batch, this is what every loop does.
 - With ``virtual_ends`` the micro-batches of each virtual replica accumulate first; these sums are then added in order.
 - Random numbers come from the public context ``keyed_randomness``.
 - Clipping stacks the norms of the gradients in the module's order.
@@ -234,12 +234,12 @@ class _Leaves:
             leaf.grad = None
 
     def finish(self) -> None:
-        """Give each parameter the sum of its uses in program order."""
+        """Give each parameter the sum of its uses, the last use first."""
         for leaf, part in self._parts.items():
             leaf.grad = part
         for key, parameter in self._parameters.items():
             total: torch.Tensor | None = None
-            for leaf in self._leaves[key]:
+            for leaf in reversed(self._leaves[key]):
                 if leaf.grad is not None:
                     total = leaf.grad if total is None else total + leaf.grad
             parameter.grad = total

@@ -63,7 +63,7 @@ class TorchRunner:
         self._device = device
         graph = subgraph.graph
         names = subgraph.states if settings.training else ()
-        trained = frozenset(n for n in names if graph.state[n].trainable and not is_frozen(settings.optimizer, n))
+        trained = frozenset(n for n in names if n in graph.trained and not is_frozen(settings.optimizer, n))
         self.state: StageStates = StageStates(subgraph, device, trained, None if share is None else share.state)
         self._edges = {edge.value: edge for edge in subgraph.requires_activations}
         self._returns: dict[ValueRef, list[Source]] = {edge.value: [edge.value] for edge in subgraph.sends_gradients}
@@ -300,7 +300,7 @@ class TorchRunner:
         return self.state.use_gradients()
 
     def finish_gradients(self, uses: Mapping[Use, Array]) -> None:
-        """Add the uses of each tied parameter, in program order."""
+        """Add the uses of each tied parameter, the last use first."""
         self.state.finish(uses)
 
     def gradients(self) -> Mapping[str, Array]:

@@ -15,20 +15,15 @@ from farflung.engines.torch.arrays import check_array, from_array, to_array
 from farflung.engines.torch.initialize import initial_value
 from farflung.errors import GraphError
 from farflung.graph.cut import SubGraph
-from farflung.graph.ir import Graph, StateKind, Use
+from farflung.graph.ir import StateKind, Use
 
-__all__ = ["StageStates", "gradient_uses"]
-
-
-def gradient_uses(graph: Graph, name: str) -> tuple[Use, ...]:
-    """The uses of parameter ``name`` through which a gradient reaches it, in program order."""
-    return tuple(use for use in graph.uses.get(name, ()) if use.op in graph.grad_ops)
+__all__ = ["StageStates"]
 
 
 class StageStates:
     """States by name. Runners that share them hold the same ``tensors`` mapping.
 
-    ``trained``: names that get a gradient here (trainable, not frozen by the job).
+    ``trained``: names that get a gradient here (a gradient reaches them, and the job does not freeze them).
     """
 
     def __init__(self, subgraph: SubGraph, device: torch.device, trained: frozenset[str], share: StageStates | None) -> None:
@@ -45,10 +40,9 @@ class StageStates:
         self._constants: dict[str, torch.Tensor] = {}
         own = self._own = range(subgraph.start, subgraph.stop)
         graph = self._graph
-        trains = {name: len(gradient_uses(graph, name)) for name in trained}
         #: Other stages hold them too, perhaps to read them without a gradient only: all copies take the same updates.
-        self._spread = {n for n in trained if trains[n] and any(graph.position[use.op] not in own for use in graph.uses[n])}
-        self._several = self._spread | {name for name in trained if trains[name] > 1}
+        self._spread = {n for n in trained if any(graph.position[use.op] not in own for use in graph.uses[n])}
+        self._several = self._spread | {name for name in trained if len(graph.gradient_uses[name]) > 1}
         for name in self._names:
             state = self._graph.state[name]
             if state.kind is StateKind.CONSTANT and state.data is not None:
@@ -121,7 +115,7 @@ class StageStates:
         """Each use here of a trained parameter, and the tensor that its gradient accumulates in."""
         for name in self._names:
             if name in self.trained and name in self.tensors:
-                for use in gradient_uses(self._graph, name):
+                for use in self._graph.gradient_uses[name]:
                     if self._graph.position[use.op] in self._own:
                         yield use, self.leaf(use)
 
@@ -165,12 +159,12 @@ class StageStates:
         return {use: to_array(grad) for use, grad in found.items() if grad is not None}
 
     def finish(self, remote: Mapping[Use, Array]) -> None:
-        """Set each tied parameter's gradient to the sum of its uses in program order.
+        """Set each tied parameter's gradient to the sum of its uses, the last use first, as autograd adds them.
 
         Raises:
             GraphError: ``remote`` holds a use that the graph doesn't have.
         """
-        unknown = [use for use in remote if use not in gradient_uses(self._graph, use.state)]
+        unknown = [use for use in remote if use not in self._graph.gradient_uses.get(use.state, ())]
         if unknown:
             raise GraphError(f"no operator {unknown[0].op!r} of graph {self._graph.name!r} trains state {unknown[0].state!r}")
         for name in self._names:
@@ -178,7 +172,7 @@ class StageStates:
                 continue
             total: torch.Tensor | None = None
             parts = 0
-            for use in gradient_uses(self._graph, name):
+            for use in reversed(self._graph.gradient_uses[name]):
                 leaf = self._leaves.get(use)
                 part = leaf.grad if leaf is not None else None
                 if part is None and use in remote:

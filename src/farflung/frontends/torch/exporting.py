@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 
 from farflung.errors import CaptureError
+from farflung.frontends.torch.data_dependence import data_dependence, no_symbols
+from farflung.frontends.torch.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.functions import Backward, Functions
 from farflung.frontends.torch.masks import eager_masks
 from farflung.frontends.torch.opaque import opaque_calls
@@ -147,41 +149,30 @@ def run_export(module: nn.Module, example: Example) -> Exported:
     _refuse_hooks(module)
     watch = _Watch()
     try:
-        with warnings.catch_warnings(), _quiet(), watch.installed(), eager_masks(), opaque_calls(), tensor_results(module):
+        with (
+            warnings.catch_warnings(),
+            _quiet(),
+            watch.installed(),
+            eager_masks(),
+            opaque_calls(),
+            tensor_results(module),
+            no_symbols(),
+        ):
             warnings.simplefilter("ignore")
-            program = torch.export.export(module, example.args, dict(example.kwargs), strict=False)
+            program = refuse_frozen_random(
+                module, lambda: torch.export.export(module, example.args, dict(example.kwargs), strict=False)
+            )
             return Exported(program, tuple(watch.functions.found))
     except Exception as error:  # any failure of user code or of export becomes one clear line
         if watch.found:
             raise CaptureError(watch.found[0]) from error
         if isinstance(error, CaptureError):
             raise
-        raise CaptureError(_explain(error)) from error
+        text = data_dependence(error) or f"torch.export can't trace the module: {type(error).__name__}: {first_line(error)}"
+        raise CaptureError(text) from error
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
-
-
-def _data_dependent(error: BaseException) -> bool:
-    names = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException"}
-    seen: BaseException | None = error
-    while seen is not None:
-        if type(seen).__name__ in names or "data-dependent" in str(seen).lower():
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
-
-
-_Explain = Callable[[BaseException], str]
-
-
-def _explain(error: BaseException) -> str:
-    if _data_dependent(error):
-        return (
-            "the forward depends on the values of tensors (an if, a loop, .item() or a shape that the data decide): "
-            f"use torch.where or a static capacity instead [{first_line(error)}]"
-        )
-    return f"torch.export can't trace the module: {type(error).__name__}: {first_line(error)}"

@@ -14,6 +14,7 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 from heapq import nsmallest
+from itertools import count
 
 from farflung.clock import Clock
 from farflung.errors import PlanError
@@ -89,6 +90,8 @@ class Search:
         self.bounded: set[Layout] = set()
         #: What was judged; layouts of interchangeable devices count as one.
         self.asked: set[Layout] = set()
+        #: Numbers that break ties between equal prices. Each is unique, so that no comparison ever reaches the layout.
+        self.numbers = count()
         self.factor: dict[Kind, float] = {}
         self.waiting: dict[Kind, list[tuple[float, int, Layout]]] = {}
         self.judged: list[tuple[float, int, Layout]] = []
@@ -166,7 +169,7 @@ class Search:
         if trial.seconds < float("inf") and set(plan.devices) <= set(self.problem.topology.names):
             layout = replace(self.context.layout_of(plan), ratio=ratio)
             self._price(layout)
-            self.judged.append((trial.seconds, len(self.judged), layout))
+            self.judged.append((trial.seconds, next(self.numbers), layout))
 
     def _grids(self) -> None:
         """Grids of replicas and stages, priced quickly: all numbers on two orders of devices, the best of them on the others."""
@@ -210,7 +213,7 @@ class Search:
                 self.bounded.discard(layout)
                 kind = self._kind(layout)
                 queue = self.waiting.setdefault(kind, [])
-                queue.append((price, len(self.prices), layout))
+                queue.append((price, next(self.numbers), layout))
                 if len(queue) > 2 * _WAITING:
                     self.waiting[kind] = nsmallest(_WAITING, queue)
         return self.prices[layout]
@@ -294,6 +297,6 @@ class Search:
         if trial.seconds < float("inf"):
             kind, ratio = self._kind(layout), trial.seconds / max(self.prices[layout], 1e-12)
             self.factor[kind] = ratio if kind not in self.factor else (self.factor[kind] + ratio) / 2
-            self.judged.append((trial.seconds, len(self.judged), layout))
+            self.judged.append((trial.seconds, next(self.numbers), layout))
             if len(self.judged) > 4 * _WAITING:
                 self.judged = nsmallest(_WAITING, self.judged)

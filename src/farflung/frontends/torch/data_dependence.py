@@ -1,0 +1,108 @@
+"""Refuse a forward whose control flow or shapes depend on the values of tensors, and name the line of the user's code.
+
+A graph is traced once, with tensors that have shapes but no values. An operator that gives a Python number (``item``) or a shape
+that the values decide (``nonzero``) can therefore not be traced. ``torch.export`` would go on with symbols and fail later, with
+a dump of its graph and without a line. Here such an operator fails at once, where it is called.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+__all__ = ["data_dependence", "is_between", "line_of", "no_symbols", "user_line"]
+
+#: Code in these folders stands between the lines of a model and the operators that they call.
+_BETWEEN = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(np.__file__).parent, Path(__file__).parents[2])
+)
+_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib", "stdlib")})
+_LONGEST = 100
+_ERRORS = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
+
+_SCALAR = "keep the value a tensor and compute with it (no .item(), .tolist(), .numpy(), int() or float(); torch.gather to index)"
+_BRANCH = "use torch.where(condition, a, b) to choose between values, or remove the check"
+_LOOP = "repeat a fixed number of times, with torch.where(done, x, new) in the body"
+_SHAPE = "keep shapes fixed: torch.where(mask, x, 0) in place of x[mask], or torch.topk with a fixed capacity"
+
+
+@contextmanager
+def no_symbols() -> Iterator[None]:
+    """While it lasts, an operator whose result is a number or shape that data decide raises instead of giving a symbol.
+
+    Replaces properties of ``ShapeEnv`` for the whole process: hold ``exporting.PATCHES``.
+    """
+    refused = property(lambda self: False)
+    with (
+        patch.object(ShapeEnv, "allow_scalar_outputs", refused),
+        patch.object(ShapeEnv, "allow_dynamic_output_shape_ops", refused),
+    ):
+        yield
+
+
+def data_dependence(error: BaseException) -> str | None:
+    """What to report of an export that failed with ``error``, if the reason is that the forward depends on data."""
+    chain: list[BaseException] = []
+    seen: BaseException | None = error
+    while seen is not None and seen not in chain:
+        chain.insert(0, seen)
+        kind = type(seen).__name__
+        if kind in _ERRORS or (isinstance(seen, RuntimeError) and ".numpy() is not supported" in str(seen)):
+            lines = (user_line(each.__traceback__) for each in chain)
+            line = next((each for each in lines if each is not None), ("the forward", ""))
+            return _report(line, shape=kind == "DynamicOutputShapeException")
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def is_between(file: str) -> bool:
+    """Whether ``file`` is torch's, NumPy's, farflung's, or made up by one of them."""
+    return file.startswith((*_BETWEEN, "<"))
+
+
+def user_line(trace: TracebackType | None) -> tuple[str, str] | None:
+    """Where in a model's code ``trace`` ends, as ``("model.py:17", "if h.sum() > 0:")``; None: it has no part in ``trace``.
+
+    In code of a library, the place is followed by that of the user's own line that called it.
+    """
+    frames = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(trace)]
+    outside = [frame for frame in frames if not is_between(frame[0])]
+    if not outside:
+        return None
+    own = [frame for frame in outside if not frame[0].startswith(_LIBRARIES)]
+    place, text = line_of(*outside[-1])
+    if own and own[-1] != outside[-1]:
+        place += f" (called from {line_of(*own[-1])[0]})"
+    return place, text
+
+
+def line_of(file: str, number: int) -> tuple[str, str]:
+    """``("model.py:17", its text)``."""
+    text = " ".join(linecache.getline(file, number).split("#")[0].split())
+    return f"{Path(file).name}:{number}", text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+
+
+def _report(line: tuple[str, str], *, shape: bool) -> str:
+    place, text = line
+    said = f"{place}: {text} depends on tensor data" if text else f"{place} depends on tensor data"
+    if shape:
+        remedy = _SHAPE
+    elif re.match(r"(if|elif|assert)\b", text) or " if " in text:
+        remedy = _BRANCH
+    elif re.match(r"(for|while)\b", text):
+        remedy = _LOOP
+    else:
+        remedy = _SCALAR
+    return f"{said}, and a graph has no values: {remedy}"

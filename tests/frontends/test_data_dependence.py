@@ -1,0 +1,198 @@
+"""A forward that depends on the values of tensors, or draws Python's random numbers, is refused by its line, without a dump."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from farflung import train
+from farflung.api import capture
+from farflung.cli.main import main
+from farflung.errors import CaptureError, FarflungError
+
+MODEL = """
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.draws, self.own = random.Random(1), np.random.default_rng(1)
+
+    def body(self, h):
+        {first}
+            {second}
+        return h
+
+    def forward(self, x):
+        h = self.body(self.linear(x))
+        return h.square().mean()
+
+
+def make():
+    return Model()
+
+
+def example_inputs(batch):
+    return (torch.zeros(batch, 4),)
+"""
+LINE = 16
+BRANCH = "use torch.where(condition, a, b) to choose between values, or remove the check"
+LOOP = "repeat a fixed number of times, with torch.where(done, x, new) in the body"
+SCALAR = "keep the value a tensor and compute with it (no .item(), .tolist(), .numpy(), int() or float(); torch.gather to index)"
+SHAPE = "keep shapes fixed: torch.where(mask, x, 0) in place of x[mask], or torch.topk with a fixed capacity"
+
+DEPENDENT: dict[str, tuple[str, str]] = {
+    "if h.sum() > 0:": ("h = -h", BRANCH),
+    "assert (h == h).all(), (": ("1)", BRANCH),
+    "while (h.abs() > 1).any():": ("h = h / 2", LOOP),
+    "for _ in range(h.argmax()):": ("h = h + 1", LOOP),
+    "h = h * h.sum().item() + (": ("1)", SCALAR),
+    "h = h * int(h.sum()) + (": ("1)", SCALAR),
+    "h = h * float(h[0, 0]) + (": ("1)", SCALAR),
+    "h = h * h.tolist()[0][0] + (": ("1)", SCALAR),
+    "h = h * h.detach().numpy()[0, 0] + (": ("1)", SCALAR),
+    "h = h[:, : h.argmax()] + (": ("1)", SCALAR),
+    "h = [h, -h][h[0].argmax()] + (": ("1)", SCALAR),
+    "h = h[h > 0] + (": ("1)", SHAPE),
+    "h = h[h.nonzero()[:, 0]] + (": ("1)", SHAPE),
+    "h = torch.masked_select(h, h > 0) + (": ("1)", SHAPE),
+    "h = torch.unique(h) + (": ("1)", SHAPE),
+}
+DRAWS = [
+    "h = h * random.random() + (",
+    "h = h[:, random.sample(range(4), 2)] + (",
+    "h = h * self.draws.random() + (",
+    "h = h * np.random.rand() + (",
+    "h = h * float(np.random.normal()) + (",
+    "h = h * self.own.random() + (",
+    "h = h * np.random.default_rng().random() + (",
+]
+FROZEN = (
+    "draws random numbers of Python or NumPy, and every step would use the same ones: "
+    "use torch (torch.rand, torch.randint), whose numbers are drawn anew in each micro-batch"
+)
+
+
+def model(folder: Path, first: str, second: str = "1)") -> nn.Module:
+    file = folder / "model.py"
+    file.write_text(MODEL.format(first=first, second=second))
+    spec = importlib.util.spec_from_file_location(f"model_{abs(hash((first, folder)))}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: nn.Module = module.make()
+    return found
+
+
+def refused(capfd: pytest.CaptureFixture[str], made: nn.Module, call: Any = None) -> str:
+    with pytest.raises(CaptureError) as caught:
+        (call or (lambda: capture(made, (torch.randn(3, 4),))))()
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", ""), "torch says nothing of its own"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("first", DEPENDENT)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_data_dependence_is_refused_by_its_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: str, device: str
+) -> None:
+    second, remedy = DEPENDENT[first]
+    text = refused(capfd, model(tmp_path, first, second).to(device))
+    assert text == f"model.py:{LINE}: {first} depends on tensor data, and a graph has no values: {remedy}"
+
+
+@pytest.mark.parametrize("first", DRAWS)
+def test_random_numbers_of_python_are_refused_by_their_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: str
+) -> None:
+    before = sys.gettrace()
+    assert refused(capfd, model(tmp_path, first)) == f"model.py:{LINE}: {first} {FROZEN}"
+    assert sys.gettrace() is before
+
+
+ALLOWED = [
+    "h = h * torch.tensor(3.0).item() + (",
+    "h = h * torch.rand(()) + (",
+    "h = torch.where(h > 0, h, 0.0) + (",
+    "h = h * random.Random(1).random() + (",
+    "h = h * np.random.default_rng(1).random() + (",
+]
+
+
+@pytest.mark.parametrize("first", ALLOWED)
+def test_numbers_that_the_data_do_not_decide_are_allowed(tmp_path: Path, first: str) -> None:
+    assert capture(model(tmp_path, first), (torch.randn(3, 4),)).ops
+
+
+def test_draws_outside_of_the_forward_are_nobodys_business(tmp_path: Path) -> None:
+    """Another thread's numbers, and those of the constructor."""
+    before = random.getstate(), np.random.get_state(legacy=False)
+    capture(model(tmp_path, "h = h + ("), (torch.randn(3, 4),))
+    assert random.getstate() == before[0]
+    assert str(np.random.get_state(legacy=False)) == str(before[1])
+
+
+def test_a_line_of_a_library_names_the_line_that_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from farflung.frontends.torch import data_dependence
+
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "layers.py").write_text("def halve(h):\n    return h / 2 if h.max() > 1 else h\n")
+    monkeypatch.syspath_prepend(str(library))
+    monkeypatch.setattr(data_dependence, "_LIBRARIES", (str(library),))
+    made = model(tmp_path, "from layers import halve; h = halve(h) + (")
+    with pytest.raises(
+        CaptureError, match=rf"^layers.py:2 \(called from model.py:{LINE}\): return h / 2 if h.max\(\) > 1 else h dep"
+    ):
+        capture(made, (torch.randn(3, 4),))
+
+
+def test_train_says_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = model(tmp_path, "if h.sum() > 0:", "h = -h")
+    text = refused(capfd, made, lambda: train(made, lambda step, index: (torch.zeros(3, 4),), steps=1))
+    assert text == f"model.py:{LINE}: if h.sum() > 0: depends on tensor data, and a graph has no values: {BRANCH}"
+
+
+JOB = """
+steps = 1
+micro_batch_sizes = [2]
+
+[model]
+recipe = "model.py:make"
+
+[data]
+kind = "array"
+path = "."
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "end"), [("if h.sum() > 0:", "h = -h", BRANCH), ("h = h * random.random() + (", "1)", FROZEN)]
+)
+def test_plan_says_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str], first: str, second: str, end: str) -> None:
+    (tmp_path / "model.py").write_text(MODEL.format(first=first, second=second))
+    (tmp_path / "job.toml").write_text(JOB)
+    with pytest.raises((SystemExit, FarflungError)):
+        main(["plan", str(tmp_path / "job.toml"), "--topology", "homogeneous-2"])
+    said = capfd.readouterr()
+    lines = [line for line in (said.out + said.err).splitlines() if line.strip()]
+    assert len(lines) == 2
+    assert lines[0].startswith("capturing ")
+    assert lines[1].startswith(f"farflung: model.py:{LINE}: {first} ")
+    assert lines[1].endswith(end)
