@@ -38,6 +38,7 @@ COVERED = {
     ("docs/jobs.md", "python"): (1, "test_job_page.py"),
     ("docs/jobs.md", "toml"): (1, "test_job_page.py"),
     ("docs/machines.md", "toml"): (1, "test_job_page.py"),
+    ("docs/python.md", "python"): (10, "api/test_python_page.py"),
     ("docs/sync.md", "python"): (1, "test_documented_code.py"),
     ("docs/sync.md", "toml"): (2, "test_documented_code.py"),
 }

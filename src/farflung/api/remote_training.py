@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -80,7 +81,7 @@ def _to_send(bundle: Bundle, states: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class _Follower:
-    """Watches the run and feeds it."""
+    """Watches the run on a thread of its own and feeds it. The callbacks run on this thread, too."""
 
     def __init__(
         self, bundle: Bundle, client: Client, sources: tuple[Batches, EvaluationBatches | None], callbacks: Callbacks
@@ -97,6 +98,9 @@ class _Follower:
         self._fed = 0
         self._told, self._evaluated = 0, -1
         self._stopping = False
+        self._failed: BaseException | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch_all, name=f"watch-{bundle.run}", daemon=True)
 
     @property
     def error(self) -> BaseException | None:
@@ -113,19 +117,31 @@ class _Follower:
             KeyboardInterrupt: the second Ctrl-C.
             BaseException: what the caller's own batch function raised.
         """
+        # Ctrl-C reaches the main thread only. There it would break the stream, and the broker would take this process for dead.
+        self._thread.start()
         try:
             try:
-                self._watch()
+                self._over.wait()
             except KeyboardInterrupt:
                 self._interrupted = True
                 self._stop()
-                self._watch()
+                self._over.wait()
         finally:
             self._end_feeding()
+        self._thread.join()
+        if self._failed is not None:
+            raise self._failed
+
+    def _watch_all(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:  # noqa: BLE001 - whatever ends this thread is raised where the caller waits
+            self._failed = error
+        finally:
+            self._over.set()
 
     def _watch(self) -> None:
-        """Take what the broker reports. After an interruption it reports everything again; what is known is left out."""
-        self.records, self.evaluations = [], []
+        """Take what the broker reports."""
         for frame in self._client.watch(self._bundle.run):
             if frame.kind == "planned":
                 self.planned = PlannedRun.from_frame(frame)
