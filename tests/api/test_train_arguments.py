@@ -11,7 +11,7 @@ import torch
 from small_training import PLACES, batch, held_out, net, trained
 
 import farflung
-from farflung import Evaluation, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec
+from farflung import Evaluation, JobSpec, LimitSpec, OptimizerSpec, PlanSpec, ScheduleSpec
 from farflung.errors import InputError, TrainingError
 from farflung.job.rates import rates
 from farflung.testing.reference import PlainSettings, plain_loop
@@ -97,6 +97,11 @@ def test_a_step_that_is_no_number_can_be_skipped(place: str | None) -> None:
         ),
         ({"lr": -1.0}, r"^lr=-1.0: must be at least 0$"),
         ({"lr": "fast"}, r"^lr='fast': must be a number$"),
+        ({"lr": float("nan")}, r"^lr=nan: must be a finite number$"),
+        (
+            {"job": JobSpec(limits=LimitSpec(exclude=("pc9",)))},
+            r"^job=JobSpec\(limits=LimitSpec\(exclude=...\)\): .* no device and no region 'pc9'",
+        ),
         ({"seed": -1}, r"^seed=-1: must be at least 0$"),
         ({"clip_norm": 0.0}, r"^clip_norm=0.0: must be more than 0$"),
         (

@@ -52,7 +52,7 @@ _ARGUMENTS = {
 }
 #: Keys outside of tables that ``train`` takes in a ``JobSpec``; a word of ordinary English counts only before `` = ``.
 _TOP = ("on_nan", "on_loss", "virtual_replicas", "copy_every", "mtbf_hours", "recoveries", "copies")
-_VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|true|false|True|False|None|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|true|false|True|False|None|nan|-?inf|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _SETTING = re.compile(
     rf"(?<![\w.='\"-])(?:(?P<table>{'|'.join(_TABLES)})\.)?(?P<key>[a-z_]+)(?P<more>(?:\.\w+|\[\d+\])*)"
     rf"(?: = (?P<value>{_VALUE}))?(?![\w])"

@@ -11,11 +11,11 @@ from farflung.api.batches import Batches, EvaluationBatches
 from farflung.api.callbacks import Callbacks
 from farflung.api.local_folder import LocalFolder
 from farflung.api.outcome import Outcome
+from farflung.api.planning import plan as make_plan
 from farflung.clock import MonotonicClock
 from farflung.cluster import Topology
 from farflung.engines import get_engine
 from farflung.engines.base import Array
-from farflung.planners import get_planner
 from farflung.runtime.batches import SharedBatches
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.local import LocalHooks, LocalRun
@@ -51,7 +51,7 @@ def train_here(
     """
     job = bundle.job
     topology = Topology.preset(f"homogeneous-{settings.workers}")
-    plan = get_planner(job.plan.planner).plan(bundle.graph, topology, job=job)
+    plan = make_plan(bundle.graph, topology, planner=job.plan.planner, job=job)
     folder = LocalFolder(settings.folder, bundle, plan, topology)
     setups = {
         device: RunSetup(
