@@ -6,15 +6,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from farflung.api import TrainResult, capture, simulate, train
+    from farflung.api import Evaluation, StopTraining, TrainResult, capture, simulate, train
+    from farflung.job.spec import (
+        CheckpointSpec,
+        CodecSpec,
+        GroupSpec,
+        JobSpec,
+        LimitSpec,
+        OptimizerSpec,
+        PlanSpec,
+        ScheduleSpec,
+        SyncSpec,
+    )
 
 __version__ = "0.1.0"
 
-__all__ = ["TrainResult", "__version__", "capture", "simulate", "train"]
+__all__ = [
+    "CheckpointSpec",
+    "CodecSpec",
+    "Evaluation",
+    "GroupSpec",
+    "JobSpec",
+    "LimitSpec",
+    "OptimizerSpec",
+    "PlanSpec",
+    "ScheduleSpec",
+    "StopTraining",
+    "SyncSpec",
+    "TrainResult",
+    "__version__",
+    "capture",
+    "simulate",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """The public functions, imported when they are first asked for: ``import farflung`` loads no tensor library."""
-    if name in ("TrainResult", "capture", "simulate", "train"):
-        return getattr(import_module("farflung.api"), name)  # not an import statement: rooms read __version__ from here
+    """The public names, imported when they are first asked for: ``import farflung`` loads no tensor library."""
+    if name in __all__:
+        home = "farflung.job.spec" if name.endswith("Spec") else "farflung.api"
+        return getattr(import_module(home), name)  # not an import statement: rooms read __version__ from here
     raise AttributeError(f"module 'farflung' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +14,8 @@ from torch.nn import functional
 
 import farflung
 from farflung.engines.base import Array
-from farflung.errors import ConnectionLost, DataError, InputError, TrainingError
+from farflung.errors import DataError, InputError, TrainingError
 from farflung.job.spec import OptimizerSpec
-from farflung.runtime.broker import Broker
-from farflung.runtime.membership import join
-from farflung.runtime.worker import Worker, WorkerOptions
 from farflung.telemetry.records import StepRecord
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 
@@ -84,35 +78,6 @@ def test_here(workers: int, truth: PlainResult) -> None:
         "the module is untouched"
     )
     copy.deepcopy(module).load_state_dict({name: torch.from_numpy(value.copy()) for name, value in result.state_dict().items()})
-
-
-@pytest.fixture(scope="module")
-def ticket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker with two workers."""
-    home: Path = tmp_path_factory.mktemp("cluster")
-    broker = Broker(home / "broker", listen="127.0.0.1:0")
-    workers = [
-        Worker(
-            join(broker.ticket(), name=name, role="worker"), WorkerOptions(listen="127.0.0.1:0", memory=1e9), lambda line: None
-        )
-        for name in "ab"
-    ]
-
-    def serve(worker: Worker) -> None:
-        with suppress(ConnectionLost):
-            worker.serve()
-
-    threads = [threading.Thread(target=serve, args=(worker,), daemon=True) for worker in workers]
-    for thread in threads:
-        thread.start()
-    yield str(broker.ticket("submit"))
-    for worker in workers:
-        worker.stop()
-    for thread in threads:
-        thread.join(20)
-    for worker in workers:
-        worker.close()
-    broker.close()
 
 
 def test_on_the_workers_of_a_ticket(ticket: str, truth: PlainResult) -> None:

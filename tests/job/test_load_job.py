@@ -128,8 +128,7 @@ def test_paths_of_workers_and_names_of_runs_stay(tmp_path: Path) -> None:
         (MINIMAL + "[[optimizer.groups]]\nmatch='a'\nfrozen=true\nlr=1\n", "optimizer.groups[0]: frozen parameters take no lr"),
         (MINIMAL + "[schedule]\nwarmup = 9\n", "schedule.warmup = 9 is longer than steps = 1"),
         (MINIMAL + "[schedule]\nfinal = 0.1\n", "schedule.final = 0.1 means nothing with name = 'constant'"),
-        ("[evaluate]\nbatches = 2\n", "evaluate.batches = 2, but data.kind = 'caller' feeds training only: remove it, or set"),
-        ("[generate]\nprompt = 'a'\ntokens = 5\n", "generate.tokens = 5, but data.kind = 'caller' feeds training only"),
+        ("[generate]\nprompt = 'a'\ntokens = 5\n", "generate.tokens = 5, but data.kind = 'caller' feeds no prompt"),
         (MINIMAL + "[weights]\nsource = 'file'\n", "weights.source = 'file' needs weights.path"),
         (MINIMAL + "[weights]\npath = 'w'\n", "weights.path = 'w' is not read with weights.source = 'init'"),
         (

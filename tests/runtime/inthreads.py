@@ -305,6 +305,9 @@ class Hooks:
         self._asked += 1
         return self._case.stop_after is not None and self._asked >= self._case.stop_after
 
+    def ends_after(self, phase: Phase, step: int) -> bool | None:
+        return False
+
     def leave_requested(self) -> bool:
         return self._case.leave_after is not None and self._asked >= self._case.leave_after
 

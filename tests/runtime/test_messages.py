@@ -160,8 +160,9 @@ def value_frame(key: object = KEY, shape: tuple[int, ...] = (4, 16), dtype: Any 
         (value_frame(key=["verdict", 0]), r"a value has no place under the key \['verdict', 0\]"),
         (value_frame(key=["data", 0, 0, "x"]), "it begins with value, use, side"),
         (Frame("data", {"key": KEY, "step": 0}), "a data has no place under the key"),
-        (Frame("data", {"key": ["data", 9, 0, "x"], "step": 0}), "data have the key data, step, micro-batch and placeholder"),
-        (Frame("data", {"key": ["data", 0], "step": 0}), "data have the key data, step, micro-batch and placeholder"),
+        (Frame("data", {"key": ["data", 9, 0, "x"], "step": 0}), r"data have the key data \(or eval\), step, micro-batch"),
+        (Frame("data", {"key": ["eval", 9, 0, "x"], "step": 0}), r"data have the key data \(or eval\), step, micro-batch"),
+        (Frame("data", {"key": ["data", 0], "step": 0}), r"data have the key data \(or eval\), step, micro-batch"),
     ],
 )
 def test_what_the_plan_does_not_send_is_refused(frame: Frame, says: str) -> None:

@@ -100,7 +100,9 @@ def test_train_with_a_frozen_group_that_two_stages_read() -> None:
 
 def test_train_with_everything_frozen() -> None:
     spec = OptimizerSpec(name="sgd", lr=0.1, groups=(GroupSpec(match=".", frozen=True),))
-    with pytest.raises(InputError, match=r"every parameter is frozen: there is nothing to train; loosen optimizer.groups"):
+    with pytest.raises(
+        InputError, match=r"every parameter is frozen: there is nothing to train; loosen optimizer=OptimizerSpec\(groups"
+    ):
         farflung.train(tied(1, "grad")(), batch, steps=1, optimizer=spec, workers=1)
 
 

@@ -1,7 +1,28 @@
-"""What a program imports: capture a module, plan and simulate it, train it, here or on the workers of a ticket."""
+"""What a program imports: capture a module, plan and simulate it, train it, here or on the workers of a ticket.
 
+| module            | content                                                                    |
+| ----------------- | -------------------------------------------------------------------------- |
+| `capturing`       | `capture`: a module becomes a graph                                          |
+| `planning`        | `plan` and `simulate`                                                        |
+| `arguments`       | the arguments of `train` become a job                                        |
+| `batches`         | the caller's batches as arrays                                               |
+| `evaluation`      | `Evaluation`: what `train` evaluates on, and when                            |
+| `callbacks`       | the caller's callbacks and `StopTraining`                                    |
+| `training`        | `train`                                                                      |
+| `local_training`  | training on threads of this process; `local_folder` has its files            |
+| `remote_training` | training on the workers of a ticket                                          |
+| `outcome`         | what either of them returns                                                  |
+| `result`          | `TrainResult`: losses, records, the trained weights                          |
+| `argument_names`  | messages for Python callers                                                  |
+| `submission`      | from a job file to a bundle                                                  |
+| `tolerance`, `what_if`, `why` | explanations of a plan                                           |
+"""
+
+from farflung.api.callbacks import StopTraining
 from farflung.api.capturing import capture
+from farflung.api.evaluation import Evaluation
 from farflung.api.planning import plan, simulate
-from farflung.api.training import TrainResult, train
+from farflung.api.result import TrainResult
+from farflung.api.training import train
 
-__all__ = ["TrainResult", "capture", "plan", "simulate", "train"]
+__all__ = ["Evaluation", "StopTraining", "TrainResult", "capture", "plan", "simulate", "train"]

@@ -9,10 +9,12 @@ from farflung.engines.base import Array
 from farflung.errors import DataError, InputError
 from farflung.graph.ir import Graph
 
-__all__ = ["Batches", "batch_rows", "call_order"]
+__all__ = ["Batches", "EvaluationBatches", "batch_rows", "call_order", "evaluation_order"]
 
 #: (step, micro-batch) -> arrays by placeholder name.
 Batches = Callable[[int, int], Mapping[str, Array]]
+#: Index of an evaluation batch -> arrays by placeholder name.
+EvaluationBatches = Callable[[int], Mapping[str, Array]]
 
 
 def batch_rows(graph: Graph) -> int:
@@ -23,27 +25,41 @@ def batch_rows(graph: Graph) -> int:
 
 def call_order(batch_fn: Callable[[int, int], Any], graph: Graph, first: Any) -> Batches:
     """``batch_fn`` with its results named and checked; ``first`` is what it gave for step 0, micro-batch 0 already."""
+    read = _reader(graph, "batch_fn(0, 0)")
+
+    def batches(step: int, micro_batch: int) -> Mapping[str, Array]:
+        given = first if (step, micro_batch) == (0, 0) else batch_fn(step, micro_batch)
+        return read(given, f"batch_fn({step}, {micro_batch})")
+
+    return batches
+
+
+def evaluation_order(batch_fn: Callable[[int], Any], graph: Graph) -> EvaluationBatches:
+    """``Evaluation.batch_fn`` with its results named and checked."""
+    read = _reader(graph, "Evaluation.batch_fn(0)")
+    return lambda index: read(batch_fn(index), f"Evaluation.batch_fn({index})")
+
+
+def _reader(graph: Graph, example: str) -> Callable[[Any, str], Mapping[str, Array]]:
     from farflung.frontends.torch.ambient import batch_arrays
 
     order = dict(graph.meta).get("inputs", "").split(",")
     specs = {op.name: op.outputs[0] for op in graph.placeholders}
 
-    def batches(step: int, micro_batch: int) -> Mapping[str, Array]:
-        given = first if (step, micro_batch) == (0, 0) else batch_fn(step, micro_batch)
-        where = f"batch_fn({step}, {micro_batch})"
+    def read(given: Any, where: str) -> Mapping[str, Array]:
         try:
             arrays = batch_arrays(given, order)
         except (InputError, TypeError) as error:
-            raise DataError(f"{where} did not return what batch_fn(0, 0) did: {error}") from error
+            raise DataError(f"{where} did not return what {example} did: {error}") from error
         for name, spec in specs.items():
             array = arrays.get(name)
             if array is None:
                 raise DataError(f"{where} returned no {name!r}; it returned {', '.join(arrays) or 'nothing'}")
             if array.shape != spec.shape or array.dtype.name != spec.dtype:
                 raise DataError(
-                    f"{where} returned {name!r} as {array.dtype.name} {list(array.shape)}, batch_fn(0, 0) as {spec.dtype} "
+                    f"{where} returned {name!r} as {array.dtype.name} {list(array.shape)}, {example} as {spec.dtype} "
                     f"{list(spec.shape)}: all batches must be alike (drop a smaller last one, or fill it up)"
                 )
         return arrays
 
-    return batches
+    return read

@@ -3,54 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farflung.api.batches import batch_rows, call_order
-from farflung.api.elsewhere import run_elsewhere
-from farflung.api.here import run_here
+from farflung.api.argument_names import in_arguments
+from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, TrainArguments, job_of
+from farflung.api.batches import batch_rows, call_order, evaluation_order
+from farflung.api.callbacks import Callbacks, StopTraining
+from farflung.api.evaluation import Evaluation
+from farflung.api.local_training import LocalSettings, train_here
+from farflung.api.outcome import Outcome
+from farflung.api.remote_training import train_there
+from farflung.api.result import TrainResult
 from farflung.api.submission import check_names, freeze
-from farflung.engines.base import Array
-from farflung.errors import GraphError, InputError
+from farflung.errors import FarflungError, GraphError
 from farflung.graph.ir import Graph
 from farflung.ids import new_id
-from farflung.job.check import check_job
-from farflung.job.spec import CodecSpec, JobSpec, OptimizerSpec, PlanSpec, SyncSpec
-from farflung.plan.model import Plan
+from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
 from farflung.runtime.bundle import Bundle
 from farflung.telemetry.records import StepRecord
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["TrainResult", "train"]
+__all__ = ["train"]
 
 #: ``batch_fn(step, micro_batch)`` gives the module's arguments: a tuple (positional) or a dict (by name) of tensors or arrays.
 BatchFunction = Callable[[int, int], Sequence[Any] | Mapping[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """What a training gave.
-
-    ``losses``: one per step, the mean over its micro-batches. ``records``: times and bytes of each step. ``states``:
-    parameters and buffers by their first name.
-    """
-
-    losses: tuple[float, ...]
-    records: tuple[StepRecord, ...]
-    plan: Plan
-    graph: Graph
-    states: Mapping[str, Array] = field(repr=False)
-
-    def state_dict(self) -> dict[str, Array]:
-        """Parameters and buffers as NumPy arrays by their names in the module (tied parameters under each of their names)."""
-        found: dict[str, Array] = {}
-        for state in self.graph.states:
-            if state.name in self.states:
-                for name in (state.name, *state.aliases):
-                    found[name] = self.states[state.name]
-        return found
 
 
 def train(
@@ -59,103 +38,176 @@ def train(
     *,
     steps: int,
     micro_batches: int = 1,
-    optimizer: str | OptimizerSpec = "sgd",
-    lr: float = 1e-3,
-    workers: int = 3,
+    optimizer: str | OptimizerSpec | OptimizerFactory = "sgd",
+    lr: float | None = None,
+    lr_schedule: str | ScheduleSpec = "constant",
+    clip_norm: float | None = None,
+    precision: str = "float32",
+    workers: int | None = None,
     ticket: str | None = None,
-    planner: str = "equal_compute",
+    planner: str | PlanSpec = "equal_compute",
     codec: str | CodecSpec = "identity",
-    replicas: int = 1,
+    replicas: int | None = None,
     sync: str | SyncSpec = "exact",
     seed: int = 0,
     on_step: Callable[[StepRecord], None] | None = None,
+    evaluation: Evaluation | None = None,
+    folder: str | Path | None = None,
+    checkpoint: CheckpointSpec | None = None,
+    resume: str | Path | None = None,
+    job: JobSpec | None = None,
 ) -> TrainResult:
-    """Train ``module`` for ``steps`` optimizer steps; the module itself is not changed.
+    """Train ``module`` for ``steps`` optimizer steps. The module itself is not changed.
 
-    ``module(*batch_fn(step, micro_batch))`` is the scalar loss; gradients are the mean over the step's micro-batches. The
-    result is the same for any number of workers, bit for bit, as long as the codec is lossless.
+    ``module(*batch_fn(step, micro_batch))`` is the scalar loss. Gradients are the mean over the micro-batches of a step, so
+    ``micro_batches`` is gradient accumulation. With a lossless codec the result is the same, bit for bit, for any number of
+    workers. ``docs/python.md`` shows each argument in use.
 
     Args:
-        module: a module with real weights (they are where training begins), a module on the meta device or a function that
-            makes a module (its initializers are replayed where the weights live).
-        batch_fn: stays in this process, which is the data's home. Called once for each micro-batch, in order.
-        steps: optimizer steps.
-        micro_batches: micro-batches of a step.
-        optimizer: ``"sgd"``, ``"adamw"`` with PyTorch's defaults, or an ``OptimizerSpec``.
-        lr: learning rate (an ``OptimizerSpec`` has its own).
-        workers: how many workers run as threads of this process, without ``ticket``.
-        ticket: a broker's submit ticket; all its idle workers take part.
-        planner: who decides which operators run where.
-        codec: how values are compressed on links.
-        replicas: how many workers share the micro-batches of each stage.
-        sync: how replicas agree: ``"exact"``, a strategy's name, or a ``SyncSpec`` with its settings (``order="any"``: gradients
-            are summed by a ring, a tree or servers, and the result differs by rounding from plan to plan).
-        seed: random numbers (dropout, initializers) are keyed by it.
-        on_step: told each step's record as it comes.
+        module: a module with real weights (training starts from them), a module on the meta device, or a function that makes a
+            module (the initializers run where the weights live).
+        batch_fn: returns the arguments of the module for one micro-batch: a tuple or a dict by name. It runs in this process,
+            once per micro-batch, in order.
+        steps: optimizer steps. A run that resumes counts the steps before it, too.
+        micro_batches: micro-batches per step.
+        optimizer: ``"sgd"`` or ``"adamw"`` with PyTorch's defaults, or an ``OptimizerSpec``.
+        lr: learning rate, 1e-3 by default. An ``OptimizerSpec`` has its own.
+        lr_schedule: ``"constant"``, ``"cosine"``, ``"linear"``, or a ``ScheduleSpec`` with warm-up.
+        clip_norm: largest norm of all gradients together (None: no clipping).
+        precision: ``"float32"``, or ``"bf16"`` for autocast to bfloat16.
+        workers: without a ticket, how many threads of this process train (default 3). With a ticket, how many workers take part
+            (default: all that are idle).
+        ticket: a broker's submit ticket.
+        planner: decides which operators run where; a name or a ``PlanSpec``.
+        codec: compresses values on links; a name or a ``CodecSpec``.
+        replicas: workers that share the micro-batches of each stage (default 1).
+        sync: how replicas agree: ``"exact"``, a strategy's name, or a ``SyncSpec``.
+        seed: key of all random numbers (dropout, initializers).
+        on_step: called with the record of each step. It may raise ``StopTraining``.
+        evaluation: batches for evaluation, and when to evaluate.
+        folder: without a ticket, where the run is written: metrics, result, checkpoints. With a ticket the broker keeps it.
+        checkpoint: when checkpoints are written, and how many are kept. By default one is written after the last step.
+        resume: the run to continue: without a ticket a run's folder or a single checkpoint, with a ticket a run's name.
+        job: further settings of a job file, for example ``JobSpec(on_nan="skip")``.
+
+    Returns:
+        The result. After ``StopTraining`` it holds the steps so far.
 
     Raises:
         CaptureError: the module can't become a graph; the text says what to change.
-        InputError: an argument is out of range, or unknown.
+        InputError: an argument is out of range or unknown, or two arguments exclude each other.
         FarflungError: anything else that ends the training.
-        KeyboardInterrupt: Ctrl-C; the text says after how many steps. Workers of this process have ended by then.
+        KeyboardInterrupt: after Ctrl-C, at the end of the current step. Its attribute ``result`` is the result so far.
+            A second Ctrl-C ends the training at once, without a result.
+        Exception: what ``on_step`` raised, at the end of a step. Its attribute ``result`` is the result so far.
     """
-    from farflung.frontends.torch.ambient import capture_trainee
-
-    for name, value in (("steps", steps), ("micro_batches", micro_batches), ("workers", workers), ("replicas", replicas)):
-        if value < 1:
-            raise InputError(f"{name} must be at least 1, got {value}")
-    job = _job(_optimizer(optimizer, lr), CodecSpec(name=codec) if isinstance(codec, str) else codec)
-    job = job.model_copy(
-        update={
-            "seed": seed,
-            "steps": steps,
-            "micro_batch_sizes": (1,) * micro_batches,
-            "plan": PlanSpec(planner=planner, replicas=replicas),
-            "sync": SyncSpec(strategy=sync) if isinstance(sync, str) else sync,
-        }
+    given = TrainArguments(
+        steps=steps,
+        micro_batches=micro_batches,
+        optimizer=optimizer,
+        lr=lr,
+        lr_schedule=lr_schedule,
+        clip_norm=clip_norm,
+        precision=precision,
+        workers=workers,
+        ticket=ticket,
+        planner=planner,
+        codec=codec,
+        replicas=replicas,
+        sync=sync,
+        seed=seed,
+        evaluation=evaluation,
+        folder=folder,
+        checkpoint=checkpoint,
+        resume=resume,
+        job=job,
     )
-    check_job(job)
-    check_names(job)
-    first = batch_fn(0, 0)
-    graph, states = capture_trainee(module, first)
-    graph = freeze(graph, job)
-    rows = batch_rows(graph)
-    job = job.model_copy(update={"micro_batch_sizes": (rows,) * micro_batches})
-    bundle = Bundle(run=new_id("run"), job=job, graphs={rows: graph})
-    batches = call_order(batch_fn, graph, first)
-    counted = _Counted(on_step or _silent)
+    callbacks = Callbacks(on_step, None if evaluation is None else evaluation.on_result)
     try:
-        if ticket is not None:
-            outcome = run_elsewhere(bundle, states, batches, ticket, counted)
-        else:
-            outcome = run_here(bundle, states, batches, workers, counted)
+        bundle, outcome = _train(module, batch_fn, given, callbacks)
+    except FarflungError as error:
+        error.args = (in_arguments(str(error)), *error.args[1:])
+        raise
+    result = TrainResult(
+        losses=tuple(record.loss for record in outcome.records),
+        records=outcome.records,
+        evaluations=outcome.evaluations,
+        plan=outcome.plan,
+        graph=bundle.graph,
+        states=outcome.states,
+        steps=outcome.steps,
+        stopped=outcome.error is not None and outcome.steps < steps,
+        run=bundle.run,
+        checkpoint=outcome.checkpoint,
+        source=module,
+        seed=seed,
+    )
+    return _delivered(result, outcome, given, callbacks)
+
+
+def _train(
+    module: nn.Module | Callable[[], nn.Module], batch_fn: BatchFunction, given: TrainArguments, callbacks: Callbacks
+) -> tuple[Bundle, Outcome]:
+    from farflung.frontends.torch.ambient import capture_trainee, intra_op_threads
+
+    job = job_of(given, intra_op_threads())
+    check_names(job)
+    evaluation = given.evaluation
+    first = batch_fn(0, 0)
+    trainee = capture_trainee(module, first, None if evaluation is None else evaluation.batch_fn(0))
+    graph = freeze(trainee.graph, job)
+    job = _with_samples(job, graph, evaluation)
+    bundle = Bundle(run=new_id("run"), job=job, graphs={job.micro_batch_sizes[0]: graph}, eval_graph=trainee.evaluation)
+    batches = call_order(batch_fn, graph, first)
+    side = None
+    if evaluation is not None and trainee.evaluation is not None:
+        side = evaluation_order(evaluation.batch_fn, trainee.evaluation)
+    try:
+        if given.ticket is not None:
+            return bundle, train_there(bundle, trainee.states, batches, side, callbacks, given.ticket)
+        settings = LocalSettings(
+            workers=given.workers or DEFAULT_WORKERS, folder=None if given.folder is None else Path(given.folder)
+        )
+        return bundle, train_here(bundle, trainee.states, batches, side, callbacks, settings)
     except GraphError as error:  # an operator refused what the first batch made of it
         raise GraphError(f"{error}; {_about(graph)}") from error
     except KeyboardInterrupt:
-        # the same exception, without the threads that it was caught among: they have ended
-        where = "its workers have ended" if ticket is None else f"{bundle.run} was told to end after its current step"
-        raise KeyboardInterrupt(f"training was interrupted after {counted.steps} of {steps} steps; {where}") from None
-    return TrainResult(
-        losses=tuple(record.loss for record in outcome.records),
-        records=outcome.records,
-        plan=outcome.plan,
-        graph=graph,
-        states=outcome.states,
-    )
+        # the same exception, without the threads among which it was raised
+        where = "its workers have ended" if given.ticket is None else f"{bundle.run} ends after its current step"
+        raise KeyboardInterrupt(f"{_interrupted(callbacks, given)}; {where}") from None
 
 
-def _optimizer(optimizer: str | OptimizerSpec, lr: float) -> OptimizerSpec:
-    if isinstance(optimizer, OptimizerSpec):
-        return optimizer
-    if optimizer not in ("sgd", "adamw"):
-        raise InputError(f"unknown optimizer {optimizer!r}: known are adamw, sgd; or pass an OptimizerSpec")
-    return OptimizerSpec.model_validate({"name": optimizer, "lr": lr})
+def _with_samples(job: JobSpec, graph: Graph, evaluation: Evaluation | None) -> JobSpec:
+    """``job`` with the samples of a micro-batch: the first dimension of its arrays, where all have the same one."""
+    update: dict[str, object] = {"micro_batch_sizes": (batch_rows(graph),) * job.micro_batches}
+    if evaluation is not None:
+        update["evaluate"] = EvaluateSpec(every=evaluation.every, batches=evaluation.batches)
+    return job.model_copy(update=update)
 
 
-def _job(optimizer: OptimizerSpec, codec: CodecSpec) -> JobSpec:
-    from farflung.frontends.torch.ambient import intra_op_threads
+def _delivered(result: TrainResult, outcome: Outcome, given: TrainArguments, callbacks: Callbacks) -> TrainResult:
+    """Return ``result``, or raise what ended the run early with the result attached.
 
-    return JobSpec(name="train", weighting="equal", threads=intra_op_threads(), optimizer=optimizer, codec=codec)
+    Raises:
+        BaseException: what a callback raised, or Ctrl-C.
+    """
+    error = outcome.error
+    if error is None or isinstance(error, StopTraining):
+        return result
+    if isinstance(error, KeyboardInterrupt):  # also one that was raised while a callback ran
+        text = f"{_interrupted(callbacks, given)}; its workers have ended"
+        raise _with_result(KeyboardInterrupt(text), result) from None
+    raise _with_result(error, result)
+
+
+def _with_result(error: BaseException, result: TrainResult) -> BaseException:
+    error.__dict__["result"] = result
+    error.add_note(f"the result of the {result.steps} steps so far is in the attribute 'result' of this exception")
+    return error
+
+
+def _interrupted(callbacks: Callbacks, given: TrainArguments) -> str:
+    return f"training was interrupted after {callbacks.steps} of {given.steps} steps"
 
 
 def _about(graph: Graph) -> str:
@@ -163,19 +215,3 @@ def _about(graph: Graph) -> str:
 
     weights = {state.spec.dtype for state in graph.parameters}
     return describe_batch(weights, {op.name: (op.outputs[0].dtype, op.outputs[0].shape) for op in graph.placeholders})
-
-
-class _Counted:
-    """Passes records on and counts them."""
-
-    def __init__(self, tell: Callable[[StepRecord], None]) -> None:
-        self._tell = tell
-        self.steps = 0
-
-    def __call__(self, record: StepRecord) -> None:
-        self.steps += 1
-        self._tell(record)
-
-
-def _silent(record: StepRecord) -> None:
-    return

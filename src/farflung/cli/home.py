@@ -10,8 +10,9 @@ from pathlib import Path
 from farflung.errors import DiskFull, FarflungError, InputError
 from farflung.runtime.client import Client
 from farflung.runtime.membership import join
-from farflung.security import Ticket, kept_key, new_key
+from farflung.security import Ticket, new_key
 from farflung.security.files import make_private_folder, write_private
+from farflung.security.user_home import home, own_key
 
 __all__ = [
     "broker_folder",
@@ -28,11 +29,6 @@ __all__ = [
 ]
 
 _NAME = "submit-ticket"
-
-
-def home() -> Path:
-    """``$FARFLUNG_HOME``, or ``~/.farflung``."""
-    return Path(os.environ.get("FARFLUNG_HOME") or Path.home() / ".farflung")
 
 
 def broker_folder(chosen: Path | None) -> Path:
@@ -92,11 +88,6 @@ def drop_ticket(ticket: Ticket, folder: Path) -> None:
     path = folder / _NAME
     if path.is_file() and path.read_text(encoding="ascii", errors="replace") == str(ticket):
         path.unlink()
-
-
-def own_key() -> bytes:
-    """This user's key, by which brokers know names and runs again; made at first use."""
-    return kept_key(home() / "member-key.pem")
 
 
 def default_name(role: str) -> str:

@@ -158,15 +158,12 @@ def _check_run(job: JobSpec) -> None:
 
 
 def _check_fed(job: JobSpec) -> None:
-    """The submitting process feeds training only."""
-    if job.data.kind != "caller":
-        return
-    for name, value in (("evaluate.batches", job.evaluate.batches), ("generate.tokens", job.generate.tokens)):
-        if value:
-            raise InputError(
-                f"{name} = {value}, but data.kind = 'caller' feeds training only: remove it, or set data.kind to text, "
-                "array or images"
-            )
+    """The submitting process feeds training and evaluation only."""
+    if job.data.kind == "caller" and job.generate.tokens:
+        raise InputError(
+            f"generate.tokens = {job.generate.tokens}, but data.kind = 'caller' feeds no prompt: remove it, or set "
+            "data.kind to text"
+        )
 
 
 def _check_data(data: DataSpec) -> None:

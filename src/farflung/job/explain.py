@@ -15,6 +15,8 @@ _KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
     "string_type": "a text in quotes",
     "bool_type": "true or false",
     "tuple_type": "a list",

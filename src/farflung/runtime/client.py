@@ -30,7 +30,7 @@ __all__ = ["Client", "PlannedRun"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """What the broker tells when the plan is made."""
+    """What the broker tells when the plan is made. ``recovered``: an earlier plan of the run has begun to train."""
 
     plan: Plan
     addresses: Mapping[str, str]
@@ -39,6 +39,7 @@ class PlannedRun:
     explanation: str
     attempt: int = 1
     relays: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    recovered: bool = False
 
     @classmethod
     def from_frame(cls, frame: Frame) -> PlannedRun:
@@ -52,6 +53,7 @@ class PlannedRun:
             explanation=str(header["explanation"]),
             attempt=int(header.get("attempt", 1)),
             relays=read_relays(header),
+            recovered=header.get("recovered") is True,
         )
 
 

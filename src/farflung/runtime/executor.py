@@ -36,7 +36,7 @@ from farflung.runtime.reducing import Reducing
 from farflung.runtime.replica_states import is_replica_slot
 from farflung.runtime.serving import Serving
 from farflung.runtime.setup import Committed, Phase, RunHooks, RunSetup, StepReport
-from farflung.runtime.side import Pass, evaluate, generate
+from farflung.runtime.side import Pass, ends_here, evaluate, generate, is_due
 from farflung.runtime.slopes import Slopes
 from farflung.runtime.synchronizer import synchronized
 from farflung.runtime.taking import Taking
@@ -89,6 +89,7 @@ class Executor:
         self.gradients: dict[str, Array] = {}
         #: What evaluation and generation have opened.
         self.opened: dict[Phase, Pass] = {}
+        self.evaluated = 0  # micro-batches of the evaluation under way
         #: stage -> samples in the micro-batch -> runner (all share the same states)
         self.runners: dict[int, dict[int, StageRunner]] = {}
         self._cuts = {rows: cut(graph, setup.plan.bounds) for rows, graph in setup.graphs.items()}
@@ -128,7 +129,7 @@ class Executor:
         stop = self.setup.recovered and self.setup.evaluates(self.step) and self.evaluate()
         drifts, handed = self.sync is not None and self.sync.drifts, False
         while self.step < job.steps and not stop:
-            stop = self._train_step(self.step)
+            stop = self._train_step(self.step) or ends_here(self, Phase.TRAIN)
             self.step += 1
             self.mailbox.poke()
             handed = stop and self._save  # others go on: the replicas do not end here
@@ -170,8 +171,7 @@ class Executor:
     def on_frame(self, peer: str, frame: Frame) -> None:
         """A frame of this run arrived (transport thread). Data of a step farther ahead than the next one waits here."""
         if frame.kind == "data":
-            ahead = int(frame.header["step"])
-            self.mailbox.wait_until(lambda: self.step + 1 >= ahead)
+            self.mailbox.wait_until(lambda: is_due(self, frame.header))
         begin = self.trace.now()
         if frame.kind in ("part", "total"):
             self.exchange.receive(peer, frame)
@@ -189,7 +189,7 @@ class Executor:
 
     def evaluate(self) -> bool:
         """Forward-only micro-batches of the evaluation graph, through the same stages; whether the run shall end here."""
-        return evaluate(self)
+        return evaluate(self) or ends_here(self, Phase.EVAL)
 
     def _note(self, text: str) -> None:
         self.hooks.event("note", text=text)

@@ -9,18 +9,20 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from farflung.engines.base import Array
-from farflung.errors import ConnectionLost, FarflungError, TrainingError
+from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
 from farflung.protocol.broker import RunState
 from farflung.runtime.arrays import encode_array
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.client import Client, PlannedRun
-from farflung.runtime.setup import RunSetup, attempt_name
+from farflung.runtime.setup import Phase, RunSetup, attempt_name, data_key
 from farflung.wire.frames import Frame
 
-__all__ = ["BatchSource", "Feeder"]
+__all__ = ["BatchSource", "EvaluationSource", "Feeder"]
 
 #: (step, micro-batch) -> every placeholder's array, by name.
 BatchSource = Callable[[int, int], Mapping[str, Array]]
+#: Index of an evaluation batch -> every placeholder's array, by name.
+EvaluationSource = Callable[[int], Mapping[str, Array]]
 
 #: So many seconds the broker may take to notice that a worker is gone: if it still counts on it then, only this process lost it.
 _PATIENCE, _AGAIN = 15, 1.0
@@ -37,18 +39,29 @@ class _Unreached(Exception):
 class Feeder:
     """Sends, under one plan, each micro-batch's arrays to the workers whose stages read them, a step ahead of the training.
 
-    The workers' back-pressure paces it: they take data of the next step only. ``error`` holds what ended it early: the caller's
-    function, or a worker that the broker reaches and this process does not. Either stops the run.
+    The workers' back-pressure paces it: they take data of the next step only, and a few batches of an evaluation.
+
+    ``error`` holds what ended it early: the caller's function, or a worker that the broker reaches and this process does not.
+    Either stops the run.
     """
 
-    def __init__(self, bundle: Bundle, planned: PlannedRun, client: Client, batches: BatchSource) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        planned: PlannedRun,
+        client: Client,
+        batches: BatchSource,
+        evaluation: EvaluationSource | None = None,
+    ) -> None:
+        """``evaluation``: where the job evaluates, its batches."""
         self._bundle, self._planned, self._client, self._batches = bundle, planned, client, batches
+        self._evaluation = evaluation
         self._run = attempt_name(bundle.run, planned.attempt)
         self._over = threading.Event()
         self._owed: deque[tuple[str, Future[None]]] = deque()
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
-        setup = RunSetup(
+        setup = self._setup = RunSetup(
             run=bundle.run, device="", job=bundle.job, plan=planned.plan, graphs=bundle.graphs
         )  # device "": the caller runs no stage
         #: micro-batch -> device -> the placeholders that its stages read
@@ -56,6 +69,10 @@ class Feeder:
         for piece in setup.subgraphs:
             for readers, device in zip(self._readers, setup.places[piece.stage], strict=True):
                 readers.setdefault(device, []).extend(piece.placeholders)
+        #: The same for each batch of an evaluation.
+        self._evaluators: dict[str, list[str]] = {}
+        for stage, piece in setup.side_cut(bundle.eval_graph) if bundle.eval_graph is not None else ():
+            self._evaluators.setdefault(setup.home(stage), []).extend(piece.placeholders)
         self._endpoint = client.endpoint()
         for device, address in planned.addresses.items():
             self._endpoint.connect(device, address)
@@ -85,20 +102,36 @@ class Feeder:
             self._fail(error)
 
     def _send_all(self) -> None:
-        for step in range(self._planned.first_step, self._bundle.job.steps):
-            for micro_batch in range(self._bundle.job.micro_batches):
+        first, job = self._planned.first_step, self._bundle.job
+        if self._planned.recovered and self._setup.evaluates(first):
+            self._send_evaluation(first)  # the loss may have come before the evaluation was whole
+        for step in range(first, job.steps):
+            for micro_batch in range(job.micro_batches):
                 if self._over.is_set():
                     return
-                self._send(step, micro_batch, self._batches(step, micro_batch))
+                self._send(
+                    data_key(Phase.TRAIN), (step, micro_batch), self._readers[micro_batch], self._batches(step, micro_batch)
+                )
+            if self._setup.evaluates(step + 1) or (step + 1 == job.steps and job.evaluate.batches):
+                self._send_evaluation(step + 1)
         while self._owed:
             self._arrived(*self._owed.popleft())
 
-    def _send(self, step: int, micro_batch: int, arrays: Mapping[str, Array]) -> None:
-        for device, names in self._readers[micro_batch].items():
+    def _send_evaluation(self, steps: int) -> None:
+        """The batches of the evaluation after ``steps`` steps."""
+        if self._evaluation is None:
+            return
+        for index in range(self._bundle.job.evaluate.batches):
+            if self._over.is_set():
+                return
+            self._send(data_key(Phase.EVAL), (steps, index), self._evaluators, self._evaluation(index))
+
+    def _send(self, kind: str, place: tuple[int, int], readers: Mapping[str, list[str]], arrays: Mapping[str, Array]) -> None:
+        """Send ``arrays`` under the key (``kind``, step, micro-batch, name) to the workers that read them."""
+        for device, names in readers.items():
             for name in dict.fromkeys(names):
                 header, sections = encode_array(arrays[name], None)
-                key = ["data", step, micro_batch, name]
-                frame = Frame("data", {"run": self._run, "key": key, "step": step} | header, sections)
+                frame = Frame("data", {"run": self._run, "key": [kind, *place, name], "step": place[0]} | header, sections)
                 try:
                     self._owed.append((device, self._endpoint.post(device, frame)))
                 except FarflungError as error:
@@ -137,5 +170,5 @@ class Feeder:
 
     def _fail(self, error: BaseException) -> None:
         self.error = error
-        with suppress(ConnectionLost):  # then whoever watches the run hears it, too
+        with suppress(ConnectionLost, InputError):  # then whoever watches the run hears it, too; or it is over already
             self._client.stop(self._bundle.run, now=True)

@@ -9,7 +9,7 @@ from typing import Any
 from farflung.engines.base import Array, Engine
 from farflung.errors import TrainingError
 from farflung.runtime.executor import Executor
-from farflung.runtime.setup import Committed, RunHooks, RunSetup
+from farflung.runtime.setup import Committed, Phase, RunHooks, RunSetup
 from farflung.transports.base import Endpoint
 from farflung.wire.frames import Frame
 
@@ -51,11 +51,15 @@ class LocalRun:
             for device, other in zip(setups, self._endpoints, strict=True):
                 endpoint.connect(device, other.address)
 
-    def run(self) -> None:
+    def run(self, on_interrupt: Callable[[], None] | None = None) -> None:
         """Prepare and run all workers.
+
+        ``on_interrupt`` is called at the first Ctrl-C and must make the run end soon; a second Ctrl-C ends it at once. Without it
+        the first one does.
 
         Raises:
             FarflungError: the first error of any worker.
+            KeyboardInterrupt: the run was ended at once.
         """
         barrier = threading.Barrier(len(self.executors))
         threads = [
@@ -65,7 +69,7 @@ class LocalRun:
         for thread in threads:
             thread.start()
         try:
-            self._over.wait()  # not Thread.join: up to Python 3.12 an interrupted join takes a running thread for a stopped one
+            self._wait(on_interrupt)
         except KeyboardInterrupt:
             self._fail(TrainingError("interrupted"))
             self._over.wait(_END_SECONDS)
@@ -76,6 +80,20 @@ class LocalRun:
             thread.join()
         if self._failed is not None:
             raise self._failed
+
+    def _wait(self, on_interrupt: Callable[[], None] | None) -> None:
+        try:
+            self._over.wait()  # not Thread.join: up to Python 3.12 an interrupted join takes a running thread for a stopped one
+        except KeyboardInterrupt:
+            if on_interrupt is None:
+                raise
+            on_interrupt()
+            self._over.wait()
+
+    def wake(self) -> None:
+        """Make executors that wait ask again what they wait for."""
+        for executor in self.executors.values():
+            executor.mailbox.poke()
 
     def states(self) -> dict[str, Array]:
         """Parameters and persistent buffers of the whole model, by name."""
@@ -136,6 +154,10 @@ class LocalHooks:
 
     def stop_requested(self) -> bool:
         """Nobody asks."""
+        return False
+
+    def ends_after(self, phase: Phase, step: int) -> bool | None:
+        """It does not."""
         return False
 
     def leave_requested(self) -> bool:

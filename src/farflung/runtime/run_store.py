@@ -35,7 +35,7 @@ from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import RunResult
 from farflung.telemetry.trace import ProcessTrace, write_spans
 
-__all__ = ["RunStore"]
+__all__ = ["RunStore", "resumable"]
 
 #: Of one worker and run, about 30 MB on disk.
 _MAX_SPANS = 200_000
@@ -126,15 +126,7 @@ class RunStore:
             CheckpointError: there is none, or it belongs to another model or to a job that computes other numbers.
             InputError: it stands at or behind the job's last step.
         """
-        if not source.is_dir():
-            raise CheckpointError("there is no run of this name at the broker, and no such folder: check the name")
-        store, step = locate(source)
-        manifest = store.latest() if step is None else store.verify(step)
-        if manifest is None:
-            raise CheckpointError(f"{source} holds no whole checkpoint: check the name, or start without checkpoint.resume")
-        check_resume(manifest, bundle.graph.hash, bundle.job)
-        if manifest.step >= bundle.job.steps:
-            raise InputError(f"the checkpoint at {source} stands at step {manifest.step}: set steps above it")
+        store, manifest = resumable(source, bundle)
         place = self.checkpoints.path(manifest.step)
         place.mkdir(parents=True, exist_ok=True)
         for file in store.path(manifest.step).iterdir():
@@ -248,6 +240,24 @@ class RunStore:
             write_file(path, [text.encode("utf-8")])
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error}") from None
+
+
+def resumable(source: Path, bundle: Bundle) -> tuple[CheckpointStore, Manifest]:
+    """The checkpoint at ``source`` (the newest whole one of a run's folder, or a single one) from which ``bundle`` can go on.
+
+    Raises:
+        CheckpointError, InputError: as ``RunStore.adopt``.
+    """
+    if not source.is_dir():
+        raise CheckpointError("there is no run of this name at the broker, and no such folder: check the name")
+    store, step = locate(source)
+    manifest = store.latest() if step is None else store.verify(step)
+    if manifest is None:
+        raise CheckpointError(f"{source} holds no whole checkpoint: check the name, or start without checkpoint.resume")
+    check_resume(manifest, bundle.graph.hash, bundle.job)
+    if manifest.step >= bundle.job.steps:
+        raise InputError(f"the checkpoint at {source} stands at step {manifest.step}: set steps above it")
+    return store, manifest
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -386,6 +386,7 @@ class Runs:
             "explanation": planned.explanation,
             "first_step": live.first_step,
             "attempt": live.attempt,
+            "recovered": live.begun > 0,
             "relays": write_relays(self.ways.of_submitter(live, planned)),
         }
         return Frame("planned", header)

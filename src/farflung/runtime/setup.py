@@ -18,7 +18,7 @@ from farflung.plan.model import Plan
 from farflung.runtime.copies import Rounds
 from farflung.telemetry.records import CodecUse, Link
 
-__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "StepReport", "attempt_name"]
+__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "StepReport", "attempt_name", "data_key"]
 
 
 def attempt_name(run: str, attempt: int) -> str:
@@ -34,6 +34,11 @@ class Phase(StrEnum):
     PROBE = "probe"
     EVAL = "eval"
     GENERATE = "generate"
+
+
+def data_key(phase: Phase) -> str:
+    """What the key of a batch that the submitter sends begins with: training and evaluation batches have keys of their own."""
+    return "eval" if phase is Phase.EVAL else "data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +251,11 @@ class RunHooks(Protocol):
     def leave_requested(self) -> bool:
         """Asked on the leader after each step's losses but the last one's: whether the attempt shall end after the step, with a
         checkpoint that another one goes on from."""
+
+    def ends_after(self, phase: Phase, step: int) -> bool | None:
+        """Asked on every worker after training step ``step`` (``TRAIN``) and after an evaluation when ``step`` steps are done
+        (``EVAL``): whether the run ends here. All workers must get the same answer. None: not known yet; the executor asks
+        again when its mailbox is poked (under the mailbox's lock)."""
 
     def on_step(self, report: StepReport) -> None:
         """A step was applied (or skipped)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from farflung.runtime.setup import Phase
 if TYPE_CHECKING:
     from farflung.runtime.executor import Executor
 
-__all__ = ["Pass", "evaluate", "generate"]
+__all__ = ["Pass", "ends_here", "evaluate", "generate", "is_due"]
 
 _AHEAD = 4
 
@@ -31,6 +31,11 @@ class Pass:
     phase: Phase
     pieces: tuple[tuple[int, SubGraph], ...]
     own: tuple[tuple[SubGraph, StageRunner], ...]
+
+    @property
+    def here(self) -> tuple[SubGraph, ...]:
+        """The pieces that run here."""
+        return tuple(piece for piece, _ in self.own)
 
     def device(self, executor: Executor, piece: int) -> str:
         """Where ``pieces[piece]`` runs."""
@@ -137,6 +142,30 @@ class _Verdicts:
         return self._told[index]
 
 
+def ends_here(executor: Executor, phase: Phase) -> bool:
+    """Whether the run ends after the training step (or evaluation) that is just done; waits until that is known."""
+    answer = executor.hooks.ends_after(phase, executor.step)
+    if answer is not None:
+        return answer
+    answers: list[bool] = []
+
+    def known() -> bool:
+        answer = executor.hooks.ends_after(phase, executor.step)
+        answers.extend([] if answer is None else [answer])
+        return answer is not None
+
+    executor.mailbox.wait_until(known)
+    return answers[-1]
+
+
+def is_due(executor: Executor, header: Mapping[str, Any]) -> bool:
+    """Whether a batch of the submitter may wait here: of the next step at most, and of the next few batches of an evaluation."""
+    step, key = int(header["step"]), header.get("key")
+    if isinstance(key, list) and len(key) == 4 and key[0] == "eval" and isinstance(key[2], int):
+        return executor.step > step or (executor.step == step and key[2] <= executor.evaluated + _AHEAD)
+    return executor.step + 1 >= step
+
+
 def evaluate(executor: Executor) -> bool:
     """Mean of the evaluation graph's outputs over the job's evaluation micro-batches, given to ``hooks.on_evaluation``.
 
@@ -158,6 +187,9 @@ def evaluate(executor: Executor) -> bool:
                 totals[name] = totals.get(name, 0.0) + float(value.reshape(()))
         verdicts.tell(done)
         done += 1
+        executor.evaluated = done
+        executor.mailbox.poke()  # the submitter's next batch may come
+    executor.evaluated = 0  # before the batches of the next evaluation come
     last = [verdicts.ends(index) for index in range(max(0, done - _AHEAD), done)]  # takes all that was told
     if leads and done < batches:
         executor.hooks.event("note", text=f"stopped: the evaluation was left out after {done} of its {batches} micro-batches")

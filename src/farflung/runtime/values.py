@@ -38,7 +38,7 @@ _DENSE = CodecChoice()
 #: Kinds of frames that workers (and, with ``data``, the submitting process) send each other in a run.
 _KINDS = re.compile(r"value|data|norms|losses|verdict|prepared|(?:eval-done|token)-[0-9]{1,10}")
 #: What the keys of a frame with an array begin with.
-_PLACES = {"value": ("value", "use", "side"), "data": ("data",)}
+_PLACES = {"value": ("value", "use", "side"), "data": ("data", "eval")}
 
 
 class Courier:
@@ -234,7 +234,7 @@ def _key(frame: Frame) -> tuple[str | int, ...]:
     if key[0] not in known:
         raise WireError(f"a {frame.kind} has no place under the key {key!r:.80}: it begins with {', '.join(known)}")
     if frame.kind == "data" and (len(key) != 4 or key[1] != whole(frame.header, "step")):
-        raise WireError(f"data have the key data, step, micro-batch and placeholder, got {key!r:.80}")
+        raise WireError(f"data have the key data (or eval), step, micro-batch and placeholder, got {key!r:.80}")
     return tuple(key)
 
 

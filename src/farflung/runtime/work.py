@@ -15,6 +15,7 @@ from farflung.data.base import Place
 from farflung.data.files import default_cache, inside, resolve
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, DiskFull, FarflungError, VersionError, WireError
+from farflung.graph.cut import SubGraph
 from farflung.plan.document import plan_from_json
 from farflung.plan.link_memory import check_samples
 from farflung.runtime.borrowing import Borrowing
@@ -31,7 +32,7 @@ from farflung.runtime.holding import Live, Shelf
 from farflung.runtime.relays import read_relays
 from farflung.runtime.reports import write_report
 from farflung.runtime.run_store import RunStore
-from farflung.runtime.setup import Committed, Phase, RunSetup, StepReport, attempt_name
+from farflung.runtime.setup import Committed, Phase, RunSetup, StepReport, attempt_name, data_key
 from farflung.runtime.shaping import shape_links
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.trace import ClockOffset, Span, pack_spans
@@ -122,8 +123,8 @@ class Work:
         self._woken = threading.Event()
         self._handing = threading.Event()
         self._feed: FileFeed | None = None
-        #: (step, micro-batch, placeholder) -> what the submitter sent, and how many stages here have yet to read it
-        self._held: dict[tuple[int, int, str], tuple[Array, int]] = {}
+        #: The key of ``data`` -> what the submitter sent, and how many stages here have yet to read it
+        self._held: dict[tuple[str, int, int, str], tuple[Array, int]] = {}
         self._bundle: Bundle | None = None
         self._ended_by: BaseException | None = None
         self._told = False
@@ -396,21 +397,27 @@ class Work:
         """Data from this machine's files, or from the submitting process."""
         if self._feed is not None:
             return self._feed.provide(phase, step, micro_batch, names)
-        return {name: self._sent(step, micro_batch, name) for name in names}
+        return {name: self._sent(phase, step, micro_batch, name) for name in names}
 
-    def _sent(self, step: int, micro_batch: int, name: str) -> Array:
+    def _sent(self, phase: Phase, step: int, micro_batch: int, name: str) -> Array:
         """What the submitter sent, once for this machine: it stays until all stages here that read it have asked."""
         assert self.executor is not None
-        key = (step, micro_batch, name)
+        key = (data_key(phase), step, micro_batch, name)
         if key not in self._held:
-            setup = self.executor.setup
-            here = [index for index in setup.own_stages if setup.places[index][micro_batch] == setup.device]
-            readers = sum(name in setup.subgraphs[index].placeholders for index in here)
-            self._held[key] = (self.executor.mailbox.take(("data", *key)), readers)
+            readers = sum(name in piece.placeholders for piece in self._pieces(self.executor, phase, micro_batch))
+            self._held[key] = (self.executor.mailbox.take(key), readers)
         array, left = self._held.pop(key)
         if left > 1:
             self._held[key] = (array, left - 1)
         return array
+
+    @staticmethod
+    def _pieces(executor: Executor, phase: Phase, micro_batch: int) -> Sequence[SubGraph]:
+        """The sub-graphs that run here for one micro-batch."""
+        if phase is Phase.EVAL:
+            return executor.opened[phase].here
+        setup = executor.setup
+        return [setup.subgraphs[index] for index in setup.own_stages if setup.places[index][micro_batch] == setup.device]
 
     def first_states(self, names: Sequence[str]) -> Mapping[str, Array] | None:
         """From a checkpoint, from weights that the submitter sent, or from a file on this machine; None: initializers."""
@@ -435,6 +442,10 @@ class Work:
     def stop_requested(self) -> bool:
         """Whether somebody asked for the end."""
         return self._stopping.is_set()
+
+    def ends_after(self, phase: Phase, step: int) -> bool | None:
+        """Never by itself: ``stop_requested`` says it."""
+        return False
 
     def leave_requested(self) -> bool:
         """Whether the run is handed over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from farflung.frontends.torch.capture import capture
 from farflung.frontends.torch.recorder import Recording, record, record_initializers
 from farflung.graph.ir import Graph, StateKind
 
-__all__ = ["batch_arrays", "capture_trainee", "describe_batch", "intra_op_threads", "module_states", "to_host"]
+__all__ = ["Trainee", "batch_arrays", "capture_trainee", "describe_batch", "intra_op_threads", "module_states", "to_host"]
 
 Array = NDArray[Any]
 
@@ -54,55 +55,92 @@ def batch_arrays(batch: Any, order: Sequence[str]) -> dict[str, Array]:
     return {name: to_host(value) for name, value in zip(order, values, strict=False)}
 
 
-def capture_trainee(module: nn.Module | Callable[[], nn.Module], batch: Any) -> tuple[Graph, dict[str, Array]]:
-    """The training graph of ``module`` and the values that its states have here (none for a factory or a meta module).
+@dataclass(frozen=True, kw_only=True)
+class Trainee:
+    """A caller's module as graphs, with the values that its states have here (none for a factory or a meta module).
+
+    ``evaluation``: the same module in evaluation mode (None: no batch for it was given).
+    """
+
+    graph: Graph
+    states: Mapping[str, Array]
+    evaluation: Graph | None = None
+
+
+def capture_trainee(module: nn.Module | Callable[[], nn.Module], batch: Any, evaluation: Any = None) -> Trainee:
+    """Capture ``module`` for training on batches like ``batch`` and, if given, for evaluation on batches like ``evaluation``.
 
     Raises:
         InputError: the batch is not what the module's forward takes; the text names ``batch_fn``, which gave it.
         CaptureError: the module can't become a graph, or some of its weights are on the meta device and some are not.
     """
-    example = (batch,) if isinstance(batch, (torch.Tensor, np.ndarray)) else batch
-    if not isinstance(module, nn.Module):
-        recording = record(module)
-        return _captured(recording, recording.module, example), {}
-    tensors = [*module.parameters(), *module.buffers()]
-    on_meta = [tensor.is_meta for tensor in tensors]
-    if tensors and all(on_meta):
-        return _captured(record_initializers(module), module, example), {}
-    if any(on_meta):
+    source: nn.Module | Recording = module if isinstance(module, nn.Module) else record(module)
+    built = source if isinstance(source, nn.Module) else source.module
+    if isinstance(source, nn.Module):
+        tensors = [*source.parameters(), *source.buffers()]
+        on_meta = [tensor.is_meta for tensor in tensors]
+        if any(on_meta) and not all(on_meta):
+            raise CaptureError(
+                f"{sum(on_meta)} of the module's {len(on_meta)} weights are on the meta device: give all of them values, or none"
+            )
+        if any(on_meta):
+            source = record_initializers(source)
+    graph = _captured(source, built, batch)
+    side = None
+    if evaluation is not None:
+        side = _captured(source, built, evaluation, "evaluation")
+        _check_evaluation(graph, side)
+    return Trainee(graph=graph, states=module_states(source, graph) if isinstance(source, nn.Module) else {}, evaluation=side)
+
+
+def _check_evaluation(graph: Graph, side: Graph) -> None:
+    """The evaluation reads the states that training keeps.
+
+    Raises:
+        CaptureError: it reads others; the text names one.
+    """
+    more = sorted(name for name in side.uses if name not in graph.uses and side.state[name].kind is not StateKind.CONSTANT)
+    if more:
         raise CaptureError(
-            f"{sum(on_meta)} of the module's {len(on_meta)} weights are on the meta device: give all of them values, or none"
+            f"in evaluation mode the module reads {more[0]!r}, which it does not read in training: evaluate the module outside "
+            "with result.load_into(module)"
         )
-    graph = _captured(module, module, example)
-    return graph, module_states(module, graph)
 
 
-def _captured(source: nn.Module | Recording, module: nn.Module, example: Any) -> Graph:
-    given = _arguments(module, example)
+def _captured(source: nn.Module | Recording, module: nn.Module, batch: Any, role: str = "training") -> Graph:
+    """``role``: ``training``, or ``evaluation``, whose batch another function gave."""
+    example = (batch,) if isinstance(batch, (torch.Tensor, np.ndarray)) else batch
+    evaluates = role == "evaluation"
+    origin = "Evaluation.batch_fn(0)" if evaluates else "batch_fn(0, 0)"
+    given = _arguments(module, example, origin)
     try:
-        return capture(source, example)
+        return capture(source, example, mode="eval" if evaluates else "train", outputs=("loss",) if evaluates else None)
     except CaptureError as error:
         if "can't trace" not in str(error):
             raise
         weights = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
         shown = {name: (str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in given.items()}
-        raise CaptureError(f"{error}; {describe_batch(weights, shown)}") from error
+        raise CaptureError(f"{error}; {describe_batch(weights, shown, origin)}") from error
 
 
-def describe_batch(weights: Collection[str], given: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    """What the first batch was (name -> element type and shape), for errors that it may have caused.
+def describe_batch(
+    weights: Collection[str], given: Mapping[str, tuple[str, tuple[int, ...]]], origin: str = "batch_fn(0, 0)"
+) -> str:
+    """What the first batch of ``origin`` was (name -> element type and shape), for errors that it may have caused.
 
     With a remedy, if it is float64 (what NumPy makes by itself) and the ``weights`` (element types) are not.
     """
     wide = [name for name, (dtype, _) in given.items() if dtype == "float64"]
-    text = "batch_fn(0, 0) returned " + ", ".join(f"{name} {dtype} {list(shape)}" for name, (dtype, shape) in given.items())
+    text = f"{origin} returned " + ", ".join(f"{name} {dtype} {list(shape)}" for name, (dtype, shape) in given.items())
     if not wide or not weights or "float64" in weights:
         return text
     kind = min(weights)
-    return f"{text}: the weights are {kind}, so let batch_fn return .astype({kind!r}) (NumPy) or .to(torch.{kind})"
+    return (
+        f"{text}: the weights are {kind}, so let {origin.partition('(')[0]} return .astype({kind!r}) (NumPy) or .to(torch.{kind})"
+    )
 
 
-def _arguments(module: nn.Module, example: Any) -> dict[str, Any]:
+def _arguments(module: nn.Module, example: Any, origin: str) -> dict[str, Any]:
     """The batch by the names of the forward's parameters.
 
     Raises:
@@ -110,19 +148,19 @@ def _arguments(module: nn.Module, example: Any) -> dict[str, Any]:
     """
     rule = "it must return a tuple of tensors or arrays in the order of the module's forward, or a dict by name"
     if isinstance(example, (str, bytes)) or not isinstance(example, (Sequence, Mapping)):
-        raise InputError(f"batch_fn(0, 0) returned a {type(example).__name__}: {rule}")
+        raise InputError(f"{origin} returned a {type(example).__name__}: {rule}")
     named = dict(example) if isinstance(example, Mapping) else {f"value {i}": value for i, value in enumerate(example)}
     for name, value in named.items():
         constant = isinstance(example, Mapping) and (value is None or isinstance(value, (bool, int, float, str)))
         if not constant and not isinstance(value, (torch.Tensor, np.ndarray)):
-            raise InputError(f"batch_fn(0, 0) returned a {type(value).__name__} as {name}: {rule}")
+            raise InputError(f"{origin} returned a {type(value).__name__} as {name}: {rule}")
     try:
         signature = inspect.signature(module.forward)
         bound = signature.bind(**named) if isinstance(example, Mapping) else signature.bind(*example)
     except TypeError as error:
         takes = ", ".join(signature.parameters) or "nothing"
         raise InputError(
-            f"batch_fn(0, 0) returned {len(named)} values ({', '.join(named)}), and {type(module).__name__}.forward takes "
+            f"{origin} returned {len(named)} values ({', '.join(named)}), and {type(module).__name__}.forward takes "
             f"{takes}: {error}; {rule}"
         ) from None
     return {name: value for name, value in bound.arguments.items() if isinstance(value, (torch.Tensor, np.ndarray))}

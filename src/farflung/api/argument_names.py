@@ -1,0 +1,95 @@
+"""Messages for Python callers: settings are named as arguments of ``train`` instead of as keys of a job file.
+
+Planners, workers and the broker write ``table.key = value``, because most jobs are files. A Python caller has no such file. What
+``train`` raises therefore passes through here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel
+
+from farflung.job.spec import (
+    CheckpointSpec,
+    CodecSpec,
+    EvaluateSpec,
+    LimitSpec,
+    OptimizerSpec,
+    PlanSpec,
+    ScheduleSpec,
+    SyncSpec,
+)
+
+__all__ = ["in_arguments"]
+
+#: Table of a job file -> the argument of ``train``, the name of the type that holds the table's keys, and the keys.
+_TABLES: dict[str, tuple[str, str, type[BaseModel]]] = {
+    "optimizer": ("optimizer", "OptimizerSpec", OptimizerSpec),
+    "schedule": ("lr_schedule", "ScheduleSpec", ScheduleSpec),
+    "codec": ("codec", "CodecSpec", CodecSpec),
+    "plan": ("planner", "PlanSpec", PlanSpec),
+    "sync": ("sync", "SyncSpec", SyncSpec),
+    "checkpoint": ("checkpoint", "CheckpointSpec", CheckpointSpec),
+    "evaluate": ("evaluation", "Evaluation", EvaluateSpec),
+    "limits": ("job", "LimitSpec", LimitSpec),
+}
+#: Keys that are arguments themselves.
+_ARGUMENTS = {
+    "optimizer.name": "optimizer",
+    "optimizer.lr": "lr",
+    "optimizer.clip_norm": "clip_norm",
+    "schedule.name": "lr_schedule",
+    "codec.name": "codec",
+    "plan.planner": "planner",
+    "plan.replicas": "replicas",
+    "sync.strategy": "sync",
+    "checkpoint.resume": "resume",
+    "micro_batch_sizes": "micro_batches",
+    "precision": "precision",
+    "seed": "seed",
+    "steps": "steps",
+}
+#: Keys outside of tables that ``train`` takes in a ``JobSpec``; a word of ordinary English counts only before `` = ``.
+_TOP = ("on_nan", "on_loss", "virtual_replicas", "copy_every", "mtbf_hours", "recoveries", "copies")
+_VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|true|false|True|False|None|nan|-?inf|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_SETTING = re.compile(
+    rf"(?<![\w.='\"-])(?:(?P<table>{'|'.join(_TABLES)})\.)?(?P<key>[a-z_]+)(?P<more>(?:\.\w+|\[\d+\])*)"
+    rf"(?: = (?P<value>{_VALUE}))?(?![\w])"
+)
+_WHOLE_TABLE = re.compile(rf"\[({'|'.join(_TABLES)})\]")
+_SAID = {"true": "True", "false": "False"}
+
+
+def in_arguments(text: str) -> str:
+    """``text`` with each setting of a job file spelled as ``train``'s argument: ``planner=PlanSpec(recompute="auto")``."""
+    return _WHOLE_TABLE.sub(lambda found: _TABLES[found[1]][0], _SETTING.sub(_spelled, text))
+
+
+def _spelled(found: re.Match[str]) -> str:
+    table, key, more, value = found["table"], found["key"], found["more"], found["value"]
+    given = None if value is None else _SAID.get(value, value)
+    if not table:
+        inside = found.string[: found.start()].endswith("(")  # of a type that is spelled as Python already
+        return found[0] if inside else _top_level(found[0], key, given)
+    argument, kind, keys = _TABLES[table]
+    if key not in keys.model_fields:
+        return found[0]  # a file's name, or a field of something else
+    path = f"{table}.{key}"
+    if path in _ARGUMENTS and not more:
+        return _ARGUMENTS[path] + ("" if given is None else f"={given}")
+    shown = given or "..."
+    if more.startswith("."):  # a key of a table inside: sync.settings.codec
+        shown, more = f"{{{more[1:]!r}: {shown}}}", ""
+    if more:  # an item of a list: optimizer.groups[0].match
+        return f"{argument}={kind}({key}=...){more}" + ("" if given is None else f" = {given}")
+    setting = f"{kind}({key}={shown})"
+    return f"job=JobSpec(limits={setting})" if table == "limits" else f"{argument}={setting}"
+
+
+def _top_level(text: str, key: str, given: str | None) -> str:
+    if key in _ARGUMENTS and (given is not None or "_" in key):
+        return _ARGUMENTS[key] + ("" if given is None else f"={given}")
+    if key in _TOP and (given is not None or "_" in key):
+        return f"job=JobSpec({key}={given or '...'})"
+    return text

@@ -1,0 +1,171 @@
+"""From the arguments of ``train`` to a job, with one clear error for whatever is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from farflung.api.evaluation import Evaluation
+from farflung.errors import InputError
+from farflung.job.check import check_job
+from farflung.job.explain import explain
+from farflung.job.spec import CheckpointSpec, CodecSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DEFAULT_LR", "DEFAULT_WORKERS", "OptimizerFactory", "TrainArguments", "job_of"]
+
+#: ``factory(parameters)`` makes the optimizer.
+OptimizerFactory = Callable[[Any], "torch.optim.Optimizer"]
+
+DEFAULT_LR = 1e-3
+DEFAULT_WORKERS = 3
+_KNOWN = ("adamw", "sgd")
+#: Fields of ``JobSpec`` that no other argument of ``train`` sets.
+_FURTHER = ("copies", "copy_every", "limits", "mtbf_hours", "name", "on_loss", "on_nan", "recoveries", "virtual_replicas")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainArguments:
+    """The settings of a call of ``train``, as the caller gave them (see there)."""
+
+    steps: int
+    micro_batches: int
+    optimizer: str | OptimizerSpec | OptimizerFactory
+    lr: float | None
+    lr_schedule: str | ScheduleSpec
+    clip_norm: float | None
+    precision: str
+    workers: int | None
+    ticket: str | None
+    planner: str | PlanSpec
+    codec: str | CodecSpec
+    replicas: int | None
+    sync: str | SyncSpec
+    seed: int
+    evaluation: Evaluation | None
+    folder: str | Path | None
+    checkpoint: CheckpointSpec | None
+    resume: str | Path | None
+    job: JobSpec | None
+
+
+def job_of(given: TrainArguments, threads: int) -> JobSpec:
+    """The job that ``given`` describes; its micro-batches have one sample until the first batch is known.
+
+    Raises:
+        InputError: an argument is out of range or unknown, or two arguments exclude each other.
+    """
+    for name, value in (("steps", given.steps), ("micro_batches", given.micro_batches)):
+        _at_least_one(name, value)
+    for name, count in (("workers", given.workers), ("replicas", given.replicas)):
+        if count is not None:
+            _at_least_one(name, count)
+    document = _further(given.job)
+    document |= {
+        "name": document.get("name", "train"),
+        "seed": given.seed,
+        "steps": given.steps,
+        "micro_batch_sizes": (1,) * given.micro_batches,
+        "weighting": "equal",
+        "precision": given.precision,
+        "threads": threads,
+        "workers": given.workers if given.ticket is not None else None,
+        "optimizer": _optimizer(given),
+        "schedule": _spec(given.lr_schedule, "name"),
+        "codec": _spec(given.codec, "name"),
+        "plan": _plan(given),
+        "sync": _spec(given.sync, "strategy"),
+        "checkpoint": _checkpoint(given),
+    }
+    try:
+        job = JobSpec.model_validate(document)
+    except ValidationError as error:
+        raise InputError(explain(error, JobSpec)) from None
+    check_job(job)
+    return job
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if type(value) is not int:
+        raise InputError(f"{name} must be a whole number, got {value!r}")
+    if value < 1:
+        raise InputError(f"{name} must be at least 1, got {value}")
+
+
+def _further(job: JobSpec | None) -> dict[str, Any]:
+    if job is None:
+        return {}
+    wrong = sorted(job.model_fields_set - set(_FURTHER))
+    if wrong:
+        raise InputError(
+            f"job=JobSpec({wrong[0]}=...) is not allowed here: job takes only settings that train has no argument for, such as "
+            f"on_nan; pass {wrong[0]} as an argument of train"
+        )
+    return {name: getattr(job, name) for name in job.model_fields_set}
+
+
+def _optimizer(given: TrainArguments) -> dict[str, Any]:
+    optimizer, lr, clip_norm = given.optimizer, given.lr, given.clip_norm
+    if isinstance(optimizer, OptimizerSpec):
+        if lr is not None:
+            raise InputError(
+                f"lr={lr:g} beside optimizer=OptimizerSpec(...), which has its own lr ({optimizer.lr:g}): set it there, as in "
+                f"OptimizerSpec(name={optimizer.name!r}, lr={lr:g}), and remove lr"
+            )
+        found = optimizer.model_dump(exclude_unset=True)
+        if clip_norm is not None and optimizer.clip_norm is not None:
+            raise InputError(
+                f"clip_norm={clip_norm:g} beside OptimizerSpec(clip_norm={optimizer.clip_norm:g}): remove one of them"
+            )
+    elif isinstance(optimizer, str):
+        if optimizer not in _KNOWN:
+            raise InputError(f"unknown optimizer {optimizer!r}: known are {', '.join(_KNOWN)}; or pass an OptimizerSpec")
+        found = {"name": optimizer, "lr": DEFAULT_LR if lr is None else lr}
+    else:
+        raise InputError(
+            f"optimizer={optimizer!r:.80} is not supported: pass 'sgd', 'adamw' or an OptimizerSpec (optimizers of torch.optim "
+            "can't be used yet)"
+        )
+    return found if clip_norm is None else {**found, "clip_norm": clip_norm}
+
+
+def _spec(value: object, key: str) -> object:
+    """A name as the spec with this name; a spec as it is."""
+    return {key: value} if isinstance(value, str) else value
+
+
+def _plan(given: TrainArguments) -> dict[str, Any]:
+    if isinstance(given.planner, str):
+        return {"planner": given.planner, "replicas": given.replicas or 1}
+    found = given.planner.model_dump(exclude_unset=True)
+    if given.replicas is not None:
+        if "replicas" in found:
+            raise InputError(f"replicas={given.replicas} beside PlanSpec(replicas={given.planner.replicas}): remove one of them")
+        found["replicas"] = given.replicas
+    return {"planner": "equal_compute", **found}
+
+
+def _checkpoint(given: TrainArguments) -> dict[str, Any]:
+    found: dict[str, Any] = {} if given.checkpoint is None else given.checkpoint.model_dump(exclude_unset=True)
+    if given.resume is not None:
+        if found.get("resume"):
+            raise InputError(f"resume={str(given.resume)!r} beside CheckpointSpec(resume=...): remove one of them")
+        found["resume"] = str(given.resume)
+    if given.ticket is not None:
+        if given.folder is not None:
+            raise InputError(
+                f"folder={str(given.folder)!r} with a ticket: the broker keeps the run's folder on its machine; remove folder "
+                "(checkpoint=CheckpointSpec(every=...) says when it writes checkpoints)"
+            )
+        return {**found, "at_end": True}  # the broker's last checkpoint is where the result comes from
+    if given.folder is None and found.get("every"):
+        raise InputError(
+            f"checkpoint=CheckpointSpec(every={found['every']}) without a folder: add folder='runs/name', where checkpoints go"
+        )
+    return found

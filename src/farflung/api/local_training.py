@@ -1,0 +1,194 @@
+"""Training on workers of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from farflung.api.batches import Batches, EvaluationBatches
+from farflung.api.callbacks import Callbacks
+from farflung.api.local_folder import LocalFolder
+from farflung.api.outcome import Outcome
+from farflung.api.planning import plan as make_plan
+from farflung.clock import MonotonicClock
+from farflung.cluster import Topology
+from farflung.engines import get_engine
+from farflung.engines.base import Array
+from farflung.runtime.batches import SharedBatches
+from farflung.runtime.bundle import Bundle
+from farflung.runtime.local import LocalHooks, LocalRun
+from farflung.runtime.progress import Progress
+from farflung.runtime.setup import Committed, Phase, RunSetup, StepReport
+from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
+from farflung.transports.memory import MemoryHub
+
+__all__ = ["LocalSettings", "train_here"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings:
+    """``workers``: how many threads train. ``folder``: where the run is written (None: nowhere)."""
+
+    workers: int
+    folder: Path | None = None
+
+
+def train_here(
+    bundle: Bundle,
+    states: Mapping[str, Array],
+    batches: Batches,
+    evaluation: EvaluationBatches | None,
+    callbacks: Callbacks,
+    settings: LocalSettings,
+) -> Outcome:
+    """Train ``bundle`` on threads of this process; ``states`` are the first values of what has no recorded initializer.
+
+    Raises:
+        FarflungError: the first error of any worker.
+        KeyboardInterrupt: the second Ctrl-C, which does not wait for the end of the step.
+    """
+    job = bundle.job
+    topology = Topology.preset(f"homogeneous-{settings.workers}")
+    plan = make_plan(bundle.graph, topology, planner=job.plan.planner, job=job)
+    folder = LocalFolder(settings.folder, bundle, plan, topology)
+    setups = {
+        device: RunSetup(
+            run=bundle.run,
+            device=device,
+            job=job,
+            plan=plan,
+            graphs=bundle.graphs,
+            eval_graph=bundle.eval_graph,
+            first_step=folder.first_step,
+            committed=folder.committed,
+        )
+        for device in plan.devices
+    }
+    listener = _Listener(folder, callbacks)
+
+    def sink(record: StepRecord | EvaluationRecord) -> None:
+        listener.take(record)
+        run.wake()
+
+    progress = Progress(job, len(setups), MonotonicClock(), sink, None, folder.first_step)
+    sources = _Sources(next(iter(setups.values())), batches, evaluation)
+    hooks = {device: _Hooks(device, sources, states, progress, listener) for device in setups}
+    run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, job.threads)
+    clock = MonotonicClock()
+    begin = clock.now()
+    try:
+        run.run(listener.interrupt)
+    except BaseException as error:
+        if folder.newest:
+            error.add_note(f"the newest checkpoint is {folder.newest}; train(..., resume={folder.newest!r}) continues from it")
+        folder.write_result(_result("failed", progress, folder, clock.now() - begin, str(error)))
+        raise
+    steps = folder.first_step + progress.count
+    folder.write_result(_result("finished" if steps == job.steps else "stopped", progress, folder, clock.now() - begin))
+    return Outcome(
+        plan=plan,
+        records=tuple(progress.steps),
+        evaluations=tuple(progress.evaluations),
+        states=run.states(),
+        steps=steps,
+        error=listener.error,
+        checkpoint=folder.newest,
+    )
+
+
+def _result(status: str, progress: Progress, folder: LocalFolder, seconds: float, cause: str = "") -> RunResult:
+    steps = folder.first_step + progress.count
+    return RunResult(status=status, steps=steps, seconds=seconds, cause=cause.splitlines()[0] if cause else "")  # type: ignore[arg-type]
+
+
+class _Listener:
+    """Takes the records of the run and says after each of them whether the run ends."""
+
+    def __init__(self, folder: LocalFolder, callbacks: Callbacks) -> None:
+        self.folder, self._callbacks = folder, callbacks
+        #: The newest training step, and evaluation, that the callbacks have seen.
+        self._seen = {Phase.TRAIN: -1, Phase.EVAL: -1}
+        self._interrupted = threading.Event()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the run early: the callbacks' exception, or Ctrl-C."""
+        if self._callbacks.error is not None:
+            return self._callbacks.error
+        return KeyboardInterrupt() if self._interrupted.is_set() else None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._interrupted.is_set()
+
+    def interrupt(self) -> None:
+        """Make the run end after the current step."""
+        self._interrupted.set()
+
+    def take(self, record: StepRecord | EvaluationRecord) -> None:
+        """Write ``record``, and show it to the callbacks."""
+        self.folder.write_record(record)
+        self._callbacks(record)
+        self._seen[Phase.TRAIN if isinstance(record, StepRecord) else Phase.EVAL] = record.step
+
+    def ends_after(self, phase: Phase, step: int) -> bool | None:
+        """Whether the run ends (None: the callbacks have not seen the record yet)."""
+        if not self._callbacks.given:
+            return False
+        return None if self._seen[phase] < step else self._callbacks.error is not None
+
+
+class _Sources:
+    """The caller's batches, called for once however many stages read them."""
+
+    def __init__(self, setup: RunSetup, batches: Batches, evaluation: EvaluationBatches | None) -> None:
+        readers = sum(1 for piece in setup.subgraphs if piece.placeholders)
+        self._training = SharedBatches(batches, readers)
+        self._evaluation: SharedBatches | None = None
+        if evaluation is not None and setup.eval_graph is not None:
+            readers = sum(1 for _, piece in setup.side_cut(setup.eval_graph) if piece.placeholders)
+            self._evaluation = SharedBatches(lambda step, index: evaluation(index), readers)
+
+    def get(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
+        """The arrays of the placeholders ``names``."""
+        source = self._evaluation if phase is Phase.EVAL else self._training
+        assert source is not None  # only a job with an evaluation evaluates
+        return source.get(step, micro_batch, names)
+
+
+class _Hooks(LocalHooks):
+    """A worker of this process: batches from the caller's functions, weights from the caller's module or a checkpoint."""
+
+    def __init__(
+        self, device: str, sources: _Sources, states: Mapping[str, Array], progress: Progress, listener: _Listener
+    ) -> None:
+        self._device, self._sources, self._states = device, sources, states
+        self._progress, self._listener = progress, listener
+
+    def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
+        return self._sources.get(phase, step, micro_batch, names)
+
+    def first_states(self, names: Sequence[str]) -> Mapping[str, Array] | None:
+        given = {name: self._states[name] for name in names if name in self._states}
+        return {**given, **self._listener.folder.states(names)}
+
+    def first_optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
+        return self._listener.folder.optimizer(parameters, self._device)
+
+    def stop_requested(self) -> bool:
+        return self._listener.interrupted
+
+    def ends_after(self, phase: Phase, step: int) -> bool | None:
+        return self._listener.ends_after(phase, step)
+
+    def on_step(self, report: StepReport) -> None:
+        self._progress.report(report)
+
+    def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        self._listener.folder.write_share(step, self._device, committed, states, optimizer)
+
+    def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
+        self._progress.evaluation(step, outputs)

@@ -1,0 +1,202 @@
+"""Training on the workers of a ticket; this process keeps the data and feeds them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+
+from farflung.api.batches import Batches, EvaluationBatches
+from farflung.api.callbacks import Callbacks
+from farflung.api.outcome import Outcome
+from farflung.checkpoint.safetensors import encode, spec_of
+from farflung.engines.base import Array
+from farflung.errors import ConnectionLost, FarflungError, InputError
+from farflung.graph.ir import StateKind
+from farflung.runtime.bundle import Bundle
+from farflung.runtime.client import Client, PlannedRun
+from farflung.runtime.feeding import Feeder
+from farflung.runtime.membership import join
+from farflung.security import Ticket
+from farflung.security.user_home import own_key
+from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
+from farflung.units import Seconds
+
+__all__ = ["train_there"]
+
+#: A broker that was killed may be started again.
+_PATIENCE = Seconds(120.0)
+
+
+def train_there(
+    bundle: Bundle,
+    states: Mapping[str, Array],
+    batches: Batches,
+    evaluation: EvaluationBatches | None,
+    callbacks: Callbacks,
+    ticket: str,
+) -> Outcome:
+    """Train ``bundle`` on the idle workers of the ticket's broker.
+
+    Raises:
+        SecurityError: the ticket is not good.
+        TrainingError: the run failed; the text is its cause.
+        KeyboardInterrupt: the second Ctrl-C, which does not wait for the end of the step.
+    """
+    client = Client(join(Ticket.parse(ticket), name=f"caller-{bundle.run}", role="client", key=own_key()))
+    follower = _Follower(bundle, client, (batches, evaluation), callbacks)
+    try:
+        given = _to_send(bundle, states)
+        if given:
+            client.send_weights(bundle.run, encode({n: spec_of(a) for n, a in given.items()}, given.__getitem__))
+        client.submit(bundle)
+        client.patience = _PATIENCE
+        follower.follow()
+        assert follower.planned is not None  # a run can't finish without a plan
+        names = [s.name for s in bundle.graph.states if s.kind is not StateKind.CONSTANT and s.persistent]
+        return Outcome(
+            plan=follower.planned.plan,
+            records=tuple(follower.records),
+            evaluations=tuple(follower.evaluations),
+            states=client.states(bundle.run, names),
+            steps=follower.steps,
+            error=follower.error,
+            checkpoint=bundle.run,
+        )
+    except BaseException as error:
+        if follower.kept:
+            error.add_note(
+                f"the broker has a checkpoint of {bundle.run} after step {follower.kept}; train(..., resume={bundle.run!r}) "
+                "continues from it"
+            )
+        raise
+    finally:
+        client.close()
+
+
+def _to_send(bundle: Bundle, states: Mapping[str, Array]) -> dict[str, Array]:
+    """The caller's weights; of a run that resumes only what checkpoints leave out."""
+    resumes = bool(bundle.job.checkpoint.resume)
+    return {name: array for name, array in states.items() if not (resumes and bundle.graph.state[name].persistent)}
+
+
+class _Follower:
+    """Watches the run on a thread of its own and feeds it. The callbacks run on this thread, too."""
+
+    def __init__(
+        self, bundle: Bundle, client: Client, sources: tuple[Batches, EvaluationBatches | None], callbacks: Callbacks
+    ) -> None:
+        self._bundle, self._client, self._sources, self._callbacks = bundle, client, sources, callbacks
+        self.planned: PlannedRun | None = None
+        self.records: list[StepRecord] = []
+        self.evaluations: list[EvaluationRecord] = []
+        #: Steps of the newest checkpoint (0: none), and of the run when it ended.
+        self.kept = self.steps = 0
+        self._interrupted = False
+        self._feeder: Feeder | None = None
+        #: The plan that was fed last; how many steps, and evaluations after which step, the callbacks have seen.
+        self._fed = 0
+        self._told, self._evaluated = 0, -1
+        self._stopping = False
+        self._failed: BaseException | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch_all, name=f"watch-{bundle.run}", daemon=True)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the run early although its states are whole."""
+        if self._callbacks.error is not None:
+            return self._callbacks.error
+        return KeyboardInterrupt() if self._interrupted else None
+
+    def follow(self) -> None:
+        """Watch until the run is over. The first Ctrl-C asks the broker to end it after the current step.
+
+        Raises:
+            TrainingError: it failed, or somebody else stopped it.
+            KeyboardInterrupt: the second Ctrl-C.
+            BaseException: what the caller's own batch function raised.
+        """
+        # Ctrl-C reaches the main thread only. There it would break the stream, and the broker would take this process for dead.
+        self._thread.start()
+        try:
+            try:
+                self._over.wait()
+            except KeyboardInterrupt:
+                self._interrupted = True
+                self._stop()
+                self._over.wait()
+        finally:
+            self._end_feeding()
+        self._thread.join()
+        if self._failed is not None:
+            raise self._failed
+
+    def _watch_all(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:  # noqa: BLE001 - whatever ends this thread is raised where the caller waits
+            self._failed = error
+        finally:
+            self._over.set()
+
+    def _watch(self) -> None:
+        """Take what the broker reports."""
+        for frame in self._client.watch(self._bundle.run):
+            if frame.kind == "planned":
+                self.planned = PlannedRun.from_frame(frame)
+            elif frame.kind == "started" and self.planned is not None:
+                self._feed(self.planned)
+            elif frame.kind == "checkpoint":
+                self.kept = max(self.kept, int(frame.header["step"]))
+            elif frame.kind == "record":
+                self._take(str(frame.header["line"]))
+            elif frame.kind == "result":
+                self._end(RunResult.from_json(str(frame.header["result"])))
+
+    def _stop(self) -> None:
+        """Ask the broker to end the run after the current step."""
+        if not self._stopping:
+            self._stopping = True
+            with suppress(ConnectionLost, InputError):  # it is over already, or away: then ``watch`` says so
+                self._client.stop(self._bundle.run)
+
+    def _feed(self, planned: PlannedRun) -> None:
+        """Feed the plan from its first step on; after a loss there is a new plan, which may begin at an earlier step."""
+        if planned.attempt <= self._fed:
+            return
+        self._end_feeding()
+        self._fed = planned.attempt
+        self._feeder = Feeder(self._bundle, planned, self._client, *self._sources)
+        self._feeder.start()
+
+    def _end_feeding(self) -> None:
+        if self._feeder is not None:
+            self._feeder.end()
+
+    def _take(self, line: str) -> None:
+        record = read_record(line)
+        if isinstance(record, RecoveryRecord):
+            self.records = [one for one in self.records if one.step < record.step]
+            self.evaluations = [one for one in self.evaluations if one.step < record.step]
+        elif isinstance(record, StepRecord):
+            self.records.append(record)
+            if record.step >= self._told:
+                self._told = record.step + 1
+                self._callbacks(record)
+        elif isinstance(record, EvaluationRecord):
+            self.evaluations.append(record)
+            if record.step > self._evaluated:
+                self._evaluated = record.step
+                self._callbacks(record)
+        if self._callbacks.error is not None:
+            self._stop()
+
+    def _end(self, result: RunResult) -> None:
+        if self._feeder is not None and self._feeder.error is not None and result.status != "failed":
+            raise self._feeder.error  # which has stopped the run; of a run that failed the broker knows the cause
+        self.steps = result.steps
+        ours = result.status == "stopped" and self._stopping
+        if result.status != "finished" and not ours:
+            kind: type[FarflungError] = self._client.failure(self._bundle.run)
+            raise kind(f"{self._bundle.run} {result.status} after {result.steps} steps: {result.cause or 'by request'}")

@@ -1,0 +1,40 @@
+"""Settings in messages are spelled for who reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.api.argument_names import in_arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('set plan.recompute = "auto"', 'set planner=PlanSpec(recompute="auto")'),
+        ("clip gradients (optimizer.clip_norm)", "clip gradients (clip_norm)"),
+        ('set on_nan = "skip"', 'set job=JobSpec(on_nan="skip")'),
+        ("set plan.helpers = false.", "set planner=PlanSpec(helpers=False)."),
+        ("sync.settings.codec = 'zip': unknown", "sync=SyncSpec(settings={'codec': 'zip'}): unknown"),
+        ("optimizer.groups[0].match = '(' is wrong", "optimizer=OptimizerSpec(groups=...)[0].match = '(' is wrong"),
+        ("codec.ratio = 0.5: must be", "codec=CodecSpec(ratio=0.5): must be"),
+        ("steps = 4: shorten it", "steps=4: shorten it"),
+        ("remove [sync], or micro_batch_sizes = [4, 4]", "remove sync, or micro_batches=[4, 4]"),
+        ("limits.stages = 2 allows", "job=JobSpec(limits=LimitSpec(stages=2)) allows"),
+        ("checkpoint.keep", "checkpoint=CheckpointSpec(keep=...)"),
+    ],
+)
+def test_keys_of_a_job_file_become_arguments(text: str, said: str) -> None:
+    assert in_arguments(text) == said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see plan.json and codec.py in 3 steps with seed and copies",
+        "job=JobSpec(on_nan='skip') and PlanSpec(recompute='auto')",
+        "'plan.recompute' stays as a quotation",
+        "the weights of model.safetensors, batch_fn(0, 0)",
+    ],
+)
+def test_other_words_stay(text: str) -> None:
+    assert in_arguments(text) == text

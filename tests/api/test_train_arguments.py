@@ -1,0 +1,157 @@
+"""The settings of a job file as arguments of ``train``: the same numbers as a plain loop, here and there, and clear refusals."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_training import PLACES, batch, held_out, net, trained
+
+import farflung
+from farflung import Evaluation, JobSpec, LimitSpec, OptimizerSpec, PlanSpec, ScheduleSpec
+from farflung.errors import InputError, TrainingError
+from farflung.job.rates import rates
+from farflung.testing.reference import PlainSettings, plain_loop
+
+
+@PLACES
+def test_schedule_clipping_and_accumulation_equal_a_plain_loop(place: str | None) -> None:
+    schedule = ScheduleSpec(name="cosine", warmup=2, final=0.1)
+    spec = OptimizerSpec(name="adamw", lr=1e-2, clip_norm=0.5)
+    job = JobSpec(steps=5, optimizer=spec, schedule=schedule)
+    settings = PlainSettings(optimizer=spec, seed=3, rates=lambda step: rates(job, step))
+    truth = plain_loop(net(), batch, steps=5, micro_batches=3, settings=settings)
+    found = trained(place, steps=5, micro_batches=3, clip_norm=0.5, lr_schedule=schedule)
+    assert found.losses == tuple(sum(losses) / 3 for losses in truth.micro_losses)
+    states = found.state_dict()
+    assert [name for name, value in truth.states.items() if states[name].tobytes() != np.ascontiguousarray(value).tobytes()] == []
+    assert [record.learning_rate for record in found.records] == [rates(job, step)[-1] for step in range(5)]
+    assert {record.samples for record in found.records} == {3 * 4}
+
+
+@PLACES
+def test_bf16_is_autocast(place: str | None) -> None:
+    spec = OptimizerSpec(name="adamw", lr=1e-2)
+    truth = plain_loop(net(), batch, steps=3, micro_batches=2, settings=PlainSettings(optimizer=spec, seed=3, precision="bf16"))
+    found = trained(place, steps=3, precision="bf16")
+    assert found.losses == truth.losses
+    assert found.losses != trained(None, steps=3).losses
+
+
+@PLACES
+def test_evaluations_are_those_of_the_module_in_evaluation_mode(place: str | None) -> None:
+    seen: list[int] = []
+    evaluation = Evaluation(batch_fn=held_out, batches=7, every=2, on_result=lambda record: seen.append(record.step))
+    found = trained(place, steps=5, evaluation=evaluation)
+    assert [record.step for record in found.evaluations] == [2, 4, 5]
+    assert seen == [2, 4, 5]
+    assert found.losses == trained(None, steps=5).losses, "evaluation changes nothing"
+    module = found.model().eval()
+    with torch.no_grad():
+        losses = [float(module(*held_out(index))) for index in range(7)]
+    assert found.evaluations[-1].loss == pytest.approx(sum(losses) / 7, rel=1e-6)
+
+
+def test_evaluation_of_a_factory_and_of_batches_of_another_size() -> None:
+    def larger(index: int) -> Any:
+        return tuple(torch.cat([one, one]) for one in held_out(index))
+
+    found = trained(module=net, steps=2, evaluation=Evaluation(batch_fn=larger))
+    module = found.model().eval()
+    with torch.no_grad():
+        assert found.evaluations[0].loss == pytest.approx(float(module(*larger(0))), rel=1e-6)
+
+
+def test_workers_with_a_ticket_are_as_many_as_asked_for(ticket: str) -> None:
+    assert len(trained(ticket, workers=1, steps=1).plan.devices) == 1
+
+
+def test_a_planner_with_settings() -> None:
+    found = trained(planner=PlanSpec(schedule="gpipe", recompute="always"), steps=2)
+    assert found.plan.schedule == "gpipe"
+    assert all(stage.recompute for stage in found.plan.stages)
+    assert trained(planner=PlanSpec(planner="equal_number"), steps=2).plan.planner == "equal_number"
+
+
+@PLACES
+def test_a_step_that_is_no_number_can_be_skipped(place: str | None) -> None:
+    def wild(step: int, micro_batch: int) -> Any:
+        x, y = batch(step, micro_batch)
+        return (x * float("nan") if step == 1 else x), y
+
+    found = trained(place, batch_fn=wild, steps=3, job=JobSpec(on_nan="skip"))
+    assert [record.skipped for record in found.records] == [False, True, False]
+    with pytest.raises(TrainingError, match=r"is not a finite number; .* \(clip_norm\), or set job=JobSpec\(on_nan=\"skip\"\)"):
+        trained(place, batch_fn=wild, steps=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"lr": 10.0, "optimizer": OptimizerSpec(lr=0.01)},
+            r"lr=10 beside optimizer=OptimizerSpec\(...\), which has its own lr \(0.01\): set it there, as in Op.* and remove lr",
+        ),
+        ({"lr": -1.0}, r"^lr=-1.0: must be at least 0$"),
+        ({"lr": "fast"}, r"^lr='fast': must be a number$"),
+        ({"lr": float("nan")}, r"^lr=nan: must be a finite number$"),
+        (
+            {"job": JobSpec(limits=LimitSpec(exclude=("pc9",)))},
+            r"^job=JobSpec\(limits=LimitSpec\(exclude=...\)\): .* no device and no region 'pc9'",
+        ),
+        ({"seed": -1}, r"^seed=-1: must be at least 0$"),
+        ({"clip_norm": 0.0}, r"^clip_norm=0.0: must be more than 0$"),
+        (
+            {"clip_norm": 1.0, "optimizer": OptimizerSpec(clip_norm=2.0), "lr": None},
+            r"clip_norm=1 beside OptimizerSpec\(clip_norm=2",
+        ),
+        ({"precision": "fp8"}, r"^precision='fp8': must be 'float32' or 'bf16'"),
+        ({"lr_schedule": "poly"}, r"^lr_schedule='poly': must be 'constant', 'cosine' or 'linear'"),
+        ({"lr_schedule": ScheduleSpec(warmup=9)}, r"lr_schedule=ScheduleSpec\(warmup=9\) is longer than steps=4: shorten it"),
+        ({"optimizer": torch.optim.SGD, "lr": None}, "is not supported: pass 'sgd', 'adamw' or an OptimizerSpec"),
+        (
+            {"job": JobSpec(steps=9)},
+            r"job=JobSpec\(steps=...\) is not allowed here: .* such as job=JobSpec\(on_nan=...\); pass steps as an argument",
+        ),
+        ({"replicas": 2, "planner": PlanSpec(replicas=2)}, r"replicas=2 beside PlanSpec\(replicas=2\): remove one of them"),
+        ({"workers": 1.5}, "workers must be a whole number, got 1.5"),
+        ({"checkpoint": farflung.CheckpointSpec(every=2)}, r"checkpoint=CheckpointSpec\(every=2\) without a folder: add folder="),
+        ({"ticket": "x", "folder": "runs"}, "folder='runs' with a ticket: the broker keeps the run's folder"),
+        ({"resume": "a", "checkpoint": farflung.CheckpointSpec(resume="b")}, "resume='a' beside CheckpointSpec"),
+    ],
+)
+def test_arguments_that_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        trained(**options)
+
+
+@pytest.mark.parametrize(("number", "text"), [({"batches": 0}, "batches"), ({"every": -1}, "every"), ({"every": 0.5}, "every")])
+def test_numbers_of_an_evaluation(number: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=rf"^Evaluation\({text}=.*\): {text} must be a whole number, at least"):
+        Evaluation(batch_fn=held_out, **number)
+
+
+def test_an_evaluation_that_returns_something_else() -> None:
+    with pytest.raises(InputError, match=r"^Evaluation\.batch_fn\(0\) returned 1 values .*forward takes x, y"):
+        trained(evaluation=Evaluation(batch_fn=lambda index: batch(0, 0)[:1]))
+
+
+def test_the_names_are_importable_without_torch() -> None:
+    import subprocess
+    import sys
+
+    names = "CheckpointSpec CodecSpec GroupSpec JobSpec LimitSpec OptimizerSpec PlanSpec ScheduleSpec SyncSpec StopTraining"
+    code = f"import sys; from farflung import {', '.join(names.split())}, train, TrainResult; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert set(names.split()) <= set(dir(farflung))
+
+
+def test_the_module_is_untouched() -> None:
+    module = net()
+    before = copy.deepcopy(module.state_dict())
+    trained(module=module, evaluation=Evaluation(batch_fn=held_out))
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert module.training
