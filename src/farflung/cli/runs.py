@@ -136,6 +136,8 @@ def _state_of(member: Mapping[str, Any]) -> str:
     notes = [word for word in (member.get("parting"), "paused" if member.get("paused") else "") if word]
     if member.get("bandwidth"):
         notes.append(f"sends at most {BytesPerSecond(member['bandwidth'])}")
+    if member.get("shares_with"):
+        notes.append(f"shares its cores with {', '.join(member['shares_with'])}")
     if member.get("silence", 0.0) > _SILENT:
         notes.append(f"silent for {Seconds(member['silence'])}")
     words = [member["state"], member["run"] or "", f"({', '.join(notes)})" if notes else ""]

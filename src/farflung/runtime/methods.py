@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from farflung.cluster.topology import Matrix
 from farflung.errors import CheckpointError, ConnectionLost, FarflungError, InputError, SecurityError, WireError
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import RunFailed, StopRequested
+from farflung.protocol.hosts import host_names
 from farflung.protocol.members import Member, MemberState
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.fields import text, texts, whole
@@ -183,7 +184,8 @@ class Methods:
         mine = {live.run for live in self._runs.all() if self._folders.owns(live.run, call.caller)}
         with self._runs.changed:
             machine = self._runs.machine
-            members = [self._member_status(member) for member in machine.members.values()]
+            hosts = host_names(list(machine.members.values()))
+            members = [self._member_status(member, hosts) for member in machine.members.values()]
             joining = [name for name in self._sessions.joining() if name not in machine.members]
             gone = [{"name": one.name, "generation": one.generation, "cause": one.cause} for one in machine.gone.values()]
             known = [live for live in self._runs.all() if live.run in machine.runs]
@@ -193,7 +195,7 @@ class Methods:
         told = {"members": members, "joining": joining, "gone": gone, "states": states}
         return Frame("status", {"version": __version__, **told, "runs": runs})
 
-    def _member_status(self, member: Member) -> dict[str, Any]:
+    def _member_status(self, member: Member, hosts: Mapping[str, tuple[str, list[Member]]]) -> dict[str, Any]:
         machine = self._runs.machine
         trains = member.run is not None and machine.runs[member.run].state is RunState.RUNNING
         return {
@@ -211,6 +213,7 @@ class Methods:
             "speed_factor": member.offer.factor / member.drift,
             "overhead": member.offer.overhead,
             "kind": member.offer.kind,
+            "shares_with": [one.name for one in hosts.get(member.name, ("", []))[1] if one is not member],
         }
 
     def _run_status(self, live: LiveRun) -> dict[str, Any]:

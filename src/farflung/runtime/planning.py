@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from farflung.cluster import Device, Topology, with_relays
@@ -20,6 +20,7 @@ from farflung.plan.protection import Protection, protect
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
 from farflung.planners.finish import Problem
 from farflung.protocol.broker import Member
+from farflung.protocol.hosts import host_capacity, host_names
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.link_table import LinkTable
 from farflung.runtime.reaching import Reaching
@@ -98,7 +99,7 @@ class Planned:
     def explanation(self) -> str:
         """Stages, devices, links and the predicted step, as text; devices that the planner left out are named."""
         text = explain(self.estimate) + self._decisions() + self._dense_links()
-        text += "".join(f"\n{line}" for line in (*self.sums, *self.helped, *self.relays))
+        text += "".join(f"\n{line}" for line in (*self.sums, *self.helped, *self.relays, *self._shared_hosts()))
         allowed = {device.name for device in allowed_devices(self.topology, self.limits)}
         idle = [name for name in self.topology.names if name not in self.plan.devices]
         for names, why in (
@@ -116,6 +117,13 @@ class Planned:
         return tuple(
             RelayUse.of(self.topology, pair) for pair, relays in sorted(self.topology.via.items()) if relays and set(pair) <= used
         )
+
+    def _shared_hosts(self) -> Iterator[str]:
+        """The devices of the plan that slow each other down."""
+        for capacity, members in self.topology.hosts:
+            names = [name for name in (self.topology.names[i] for i in members) if name in self.plan.devices]
+            if len(names) > capacity:
+                yield f"{', '.join(names)} share the cores of one host; {capacity:.1f} of them reach full speed at the same time"
 
     def _decisions(self) -> str:
         """What the planner decided of what the job left open, as lines for the job file."""
@@ -243,8 +251,15 @@ def check_runnable(plan: Plan) -> None:
         )
 
 
-def devices_of(members: Sequence[Member]) -> dict[str, Device]:
-    """The joined workers as devices, by name; memory and speed as the workers measured, and slower where their steps say so."""
+def devices_of(members: Sequence[Member], threads: int = 1) -> dict[str, Device]:
+    """The joined workers as devices, by name; memory and speed as the workers measured, and slower where their steps say so.
+
+    Workers on one host share its cores; ``threads``: those of each, for hosts that were not measured.
+    """
+    hosts = {
+        name: {"host": host, "host_capacity": host_capacity(group, threads)}
+        for name, (host, group) in host_names(members).items()
+    }
     return {
         member.name: Device(
             name=member.name,
@@ -254,6 +269,7 @@ def devices_of(members: Sequence[Member]) -> dict[str, Device]:
             overhead=Seconds(min(member.offer.overhead * member.drift, max(member.offer.overhead, _MOST_OVERHEAD))),
             kind="cuda" if member.offer.kind == "cuda" else "cpu",
             reliable=member.offer.reliable,
+            **hosts.get(member.name, {}),
         )
         for member in members
     }
@@ -301,7 +317,7 @@ def linked(topology: Topology, members: Sequence[Member], reaching: Reaching, li
 
 
 def _directly(bundle: Bundle, members: Sequence[Member], links: LinkTable | None, apart: frozenset[Pair]) -> Topology:
-    devices = devices_of(members)
+    devices = devices_of(members, bundle.job.threads)
     measured = None if links is None else links.topology(list(devices.values()), apart=apart)
     if bundle.topology is None and measured is not None:
         return measured
@@ -324,4 +340,6 @@ def _measured(known: Device, offered: Device) -> Device:
         speed_factor=offered.speed_factor,
         overhead=offered.overhead,
         kind=offered.kind,
+        host=offered.host,
+        host_capacity=offered.host_capacity,
     )

@@ -83,7 +83,7 @@ class Runs:
         self.changed = threading.Condition(threading.RLock())
         self._send = send
         self._say = say
-        self._measuring = Measuring(send, lambda name: name in self.machine.members)
+        self._measuring = Measuring(send, lambda name: name in self.machine.members, on_host=self.handle)
         self.links = links or LinkTable()
         self.probing = Probing(send, self.links)
         self.reaching = Reaching(send, dial)

@@ -114,6 +114,8 @@ class Worker:
         self._relays: dict[str, tuple[set[tuple[str, str]], dict[tuple[str, str], int]]] = {}
         #: Whether the broker has let it in.
         self.welcomed = False
+        #: What ``Engine.share`` compares with.
+        self._reference = 0.0 if before is None else before._reference
         self._offer: dict[str, Any] = self._measure() if before is None else dict(before._offer)
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._offer["memory"]))))
         self._endpoint = TcpEndpoint(
@@ -227,20 +229,28 @@ class Worker:
         if memory is None:
             free = psutil.virtual_memory().available if device == "cpu" else report.free_bytes
             memory = 0.8 * free
-        return {"memory": memory, "kind": kind, "description": report.name, "host": host_id(), **_speed(report)}
+        self._reference = report.reference_seconds
+        what = {"kind": kind, "description": report.name, "host": host_id(), "processors": list(report.processors)}
+        return {"memory": memory, **what, **_speed(report)}
 
     def _measure_again(self, frame: Frame) -> None:
-        """The broker plans a run for this worker, and has seen to it that no other worker of this machine measures now.
+        """The broker plans a run for this worker, and has seen to it that no other worker of this machine measures now, or (
+        ``together``) that all of them do.
 
         One that has got work meanwhile keeps the threads of that, and its older figures.
         """
         if self._current is not None:
             with suppress(ConnectionLost):
-                self.report("measured", **{key: self._offer[key] for key in ("speed", "factor", "overhead")})
+                self.report("measured", **_older(self._offer))
             return
         self._engine.set_threads(int(frame.header.get("threads", 1)))
         with suppress(ConnectionLost, InputError):  # the broker goes on with the older figures
+            if frame.header.get("together") is True and self._reference:
+                self.report("measured", **_older(self._offer), share=self._engine.share(self._options.device, self._reference))
+                return
             report = self._engine.measure(self._options.device, self._options.peak)
+            self._reference = report.reference_seconds
+            self._offer |= _speed(report)
             self.report("measured", **_speed(report))
 
     def _obey(self, frame: Frame) -> None:
@@ -544,6 +554,11 @@ class Worker:
 
 def _ignore(header: Mapping[str, Any]) -> None:
     del header
+
+
+def _older(offer: Mapping[str, Any]) -> dict[str, Any]:
+    """What was measured before."""
+    return {key: offer[key] for key in ("speed", "factor", "overhead")}
 
 
 def _speed(report: DeviceReport) -> dict[str, float]:
