@@ -22,8 +22,9 @@ import numpy as np
 import psutil
 
 from benchmarks.harness.base import Check, Report, Say, Settings, bounded
-from benchmarks.harness.clusters import Finished, LocalCluster, bundle_of, finished
+from benchmarks.harness.clusters import bundle_of
 from benchmarks.harness.priority import favoured
+from farflung.chaos.local_cluster import Finished, LocalCluster, finished
 from farflung.errors import InputError
 from farflung.job import make_job
 from farflung.runtime.client import Client

@@ -68,7 +68,7 @@ def _entry(device: Device) -> dict[str, Any]:
         "kind": device.kind,
         "disk": None if device.disk is None else float(device.disk),
     }
-    usual = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None}
+    usual: dict[str, Any] = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None}
     usual |= {"host": "", "host_capacity": float("inf")}
     return entry | {key: getattr(device, key) for key, value in usual.items() if getattr(device, key) != value}
 

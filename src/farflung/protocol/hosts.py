@@ -45,7 +45,7 @@ def host_capacity(group: Sequence[Member], threads: int) -> float:
 
 def host_names(members: Sequence[Member]) -> dict[str, tuple[str, list[Member]]]:
     """For each member that shares processors: a name for its host, and all who share them."""
-    found = {}
+    found: dict[str, tuple[str, list[Member]]] = {}
     for group in host_groups(members):
         name = f"host of {min(member.name for member in group)}"
         found |= {member.name: (name, group) for member in group}

@@ -213,6 +213,7 @@ class Methods:
             "speed_factor": member.offer.factor / member.drift,
             "overhead": member.offer.overhead,
             "kind": member.offer.kind,
+            "idle": self._runs.idle_reason(member),
             "shares_with": [one.name for one in hosts.get(member.name, ("", []))[1] if one is not member],
         }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farflung.cluster import Device, Topology, with_relays
@@ -20,6 +21,7 @@ from farflung.plan.protection import Protection, protect
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
 from farflung.planners.finish import Problem
 from farflung.protocol.broker import Member
+from farflung.protocol.events import Offer
 from farflung.protocol.hosts import host_capacity, host_names
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.link_table import LinkTable
@@ -256,23 +258,37 @@ def devices_of(members: Sequence[Member], threads: int = 1) -> dict[str, Device]
 
     Workers on one host share its cores; ``threads``: those of each, for hosts that were not measured.
     """
-    hosts = {
-        name: {"host": host, "host_capacity": host_capacity(group, threads)}
-        for name, (host, group) in host_names(members).items()
-    }
+    shared = host_names(members)
+    capacity = {name: host_capacity(group, threads) for name, (_, group) in shared.items()}
+    figures = {member.name: _figures(member, shared) for member in members}
     return {
         member.name: Device(
             name=member.name,
             memory=Bytes(member.offer.memory),
-            speed=FlopsPerSecond(member.offer.speed / member.offer.factor),
-            speed_factor=member.offer.factor / member.drift,
-            overhead=Seconds(min(member.offer.overhead * member.drift, max(member.offer.overhead, _MOST_OVERHEAD))),
+            speed=FlopsPerSecond(figures[member.name].speed / figures[member.name].factor),
+            speed_factor=figures[member.name].factor / member.drift,
+            overhead=_overhead(figures[member.name], member.drift),
             kind="cuda" if member.offer.kind == "cuda" else "cpu",
             reliable=member.offer.reliable,
-            **hosts.get(member.name, {}),
+            host=shared[member.name][0] if member.name in shared else "",
+            host_capacity=capacity.get(member.name, math.inf),
         )
         for member in members
     }
+
+
+def _figures(member: Member, shared: Mapping[str, tuple[str, Sequence[Member]]]) -> Offer:
+    """The offer with the speed of ``member``: its own, or that of a busy worker on the same processors while it is idle."""
+    busy = [
+        one.offer
+        for one in shared.get(member.name, ("", ()))[1]
+        if one.run is not None and one.offer.processors == member.offer.processors and one.offer.speed > member.offer.speed
+    ]
+    return member.offer if member.run is not None else max([member.offer, *busy], key=lambda offer: offer.speed)
+
+
+def _overhead(offer: Offer, drift: float) -> Seconds:
+    return Seconds(min(offer.overhead * drift, max(offer.overhead, _MOST_OVERHEAD)))
 
 
 def strangers_of(bundle: Bundle, members: Sequence[Member]) -> list[str]:

@@ -115,7 +115,7 @@ class Worker:
         #: Whether the broker has let it in.
         self.welcomed = False
         #: What ``Engine.share`` compares with.
-        self._reference = 0.0 if before is None else before._reference
+        self._reference: float = 0.0 if before is None else before._reference
         self._offer: dict[str, Any] = self._measure() if before is None else dict(before._offer)
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._offer["memory"]))))
         self._endpoint = TcpEndpoint(
