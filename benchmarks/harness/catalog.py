@@ -45,6 +45,7 @@ for _module, _name in {
     "planning.planning": "Planning",
     "planning.prediction": "Prediction",
     "network.profile": "Profile",
+    "planning.shared_cores": "SharedCores",
     "planning.simulator": "SimulatorBench",
     "training.sync_loss": "SyncLoss",
     "training.sync_memory": "SyncMemory",

@@ -97,6 +97,11 @@ class PacedEngine:
             peak_flops_per_second=speed,
         )
 
+    def share(self, device: str, reference_seconds: float) -> float:
+        """Emulated devices share nothing."""
+        del device, reference_seconds
+        return 1.0
+
     @contextmanager
     def holding(self, seconds: float) -> Iterator[None]:
         """Let the block take ``seconds``."""

@@ -139,3 +139,16 @@ def test_the_overhead_of_operators_is_kept() -> None:
     assert float(found.devices[0].overhead) == pytest.approx(2e-5)
     assert Topology.from_text(found.to_toml()).devices == found.devices
     assert Topology.from_json(found.to_json()).devices == found.devices
+
+
+def test_devices_on_one_host_are_read_written_and_slow_each_other_down():
+    text = GOOD.replace('kind = "cuda"', 'host = "server"\nhost_capacity = 1.25')
+    topology = Topology.from_text(text)
+    assert topology.hosts == ((1.25, (1, 2)),)
+    assert topology.speeds.tolist() == [50e9, 0.625e12, 0.625e12]
+    assert topology.host_shares == (1.0, 0.625, 0.625)
+    assert topology.device("box-0").achieved == 1e12, "alone"
+    assert Topology.from_text(topology.to_toml()) == Topology.from_json(topology.to_json()) == topology
+    assert topology.select(["laptop", "box-0"]).hosts == (), "the other one is not used"
+    with pytest.raises(InputError, match=r"host_capacity must be more than 0, got 0.0; write e.g. 2.0"):
+        Topology.from_text(text.replace("1.25", "0.0"))

@@ -45,6 +45,8 @@ class Stage:
     steps: int = 1000
     planner: str = "op_fence"
     workers: int | None = None
+    again: bool | str = True
+    host: str = ""
     offers: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -58,10 +60,11 @@ class Stage:
         self.replanning = Replanning(
             self.machine, threading.Condition(threading.RLock()), self._hear, world, lambda run, text: self.notes.append(text)
         )
-        job = text_job(steps=self.steps, plan={"planner": self.planner, "again": True}, workers=self.workers)
+        job = text_job(steps=self.steps, plan={"planner": self.planner, "again": self.again}, workers=self.workers)
         self.live: Any = SimpleNamespace(
             run="r", job=job, bundle=captured(job, self.base), attempt=0, planned=None, result=None, measured=set(), furthest=0
         )
+        self.live.progress = SimpleNamespace(last=None)
         self.replanning._runs["r"] = self.live
         for name in self.names:
             self.join(name)
@@ -71,7 +74,7 @@ class Stage:
         self.plan()
 
     def join(self, name: str) -> None:
-        offer = Offer(memory=4e9, speed=self.offers.get(name, SPEED))
+        offer = Offer(memory=4e9, speed=self.offers.get(name, SPEED), host=self.host, processors=("0", "1") if self.host else ())
         self.machine.handle(MemberJoined(name=name, address="127.0.0.1:1", offer=offer))
 
     def plan(self) -> None:
@@ -146,8 +149,8 @@ def test_a_gain_that_a_pause_outweighs_changes_nothing_and_people_are_told(home:
     stage.drift("b", 8.0)
     assert stage.better == []
     (note,) = stage.notes
-    assert note.startswith("the plan stays (worker b is slow): the best takes ")
-    assert note.endswith(", which is not worth a pause")
+    assert note.startswith("the plan stays (worker b is slow): the best plan takes ")
+    assert note.endswith(", which is not worth a pause for 2 remaining steps")
 
 
 def test_a_drift_of_an_older_plan_or_of_a_run_that_does_not_want_it_says_nothing(home: Path) -> None:
@@ -167,7 +170,7 @@ def test_a_slow_link_is_planned_round(home: Path) -> None:
     stage.replanning.drifted("r", 1, drift)
     stage.replanning.look_due()
     (better,) = stage.better
-    assert better.cause.startswith("the link is slow; there is a better plan: ")
+    assert better.cause.startswith("the link is slow; there is a better plan with c: ")
     stage.switch()
     assert stage.live.planned.plan.devices != (first, second)
 
@@ -180,7 +183,7 @@ def test_who_joins_is_measured_before_it_is_judged(home: Path) -> None:
     stage.replanning.look("joined")
     assert stage.asked == [("b",)]
     (better,) = stage.better
-    assert better.cause.startswith("there is a better plan: ")
+    assert better.cause.startswith("there is a better plan with b: ")
     stage.switch()
     assert stage.share("b") > 0
 
@@ -205,3 +208,72 @@ def test_who_comes_back_is_measured_anew(home: Path) -> None:
     stage.live.measured = {"a", "b"}
     stage.replanning.joined("b")
     assert stage.live.measured == {"a"}
+
+
+def test_by_default_a_worker_that_joins_is_used_if_that_pays_off(home: Path) -> None:
+    stage = Stage(home, names="a", again="auto")
+    assert text_job(plan={"planner": "op_fence"}).plan.again == "auto", "it used to be false: who joined was never used"
+    stage.join("b")
+    stage.replanning.joined("b")
+    stage.replanning.look("joined")
+    (better,) = stage.better
+    assert better.cause.startswith("there is a better plan with b: ")
+    assert better.cause.endswith("; the run moves at step 0")
+    stage.switch()
+    assert stage.share("b") > 0
+
+
+def test_by_default_a_short_run_is_left_alone_and_people_are_told(home: Path) -> None:
+    stage = Stage(home, names="a", again="auto")
+    step = float(stage.live.planned.estimate.step_seconds)
+    stage.join("b")
+    for seconds, furthest in ((step, 1000 - int(29 / step)), (0.02, 0)):  # the measured step counts where there is one
+        stage.live.furthest = furthest
+        stage.live.progress.last = SimpleNamespace(seconds=seconds)
+        stage.replanning.look("joined")
+        assert (stage.better, stage.asked) == ([], []), "nothing is measured or planned"
+    assert stage.replanning.findings("r")["b"] == "the run ends in about 20 s, too soon for a move to another plan"
+    (note,) = stage.notes
+    assert note.startswith("b joined and is not used: the run ends in about ")
+    stage.live.progress.last = SimpleNamespace(seconds=0.04)
+    stage.replanning.look("joined")
+    assert stage.asked == [("b",)], "40 s are left"
+    assert stage.better == [], "half of 40 s is less than three times the pause"
+    assert "which is not worth a pause for 1000 remaining steps" in stage.replanning.findings("r")["b"]
+
+
+def test_who_is_idle_is_told_why(home: Path) -> None:
+    stage = Stage(home, names="a", again="auto", offers={"b": SPEED / 50})
+    stage.true["b"] = SPEED / 50
+    stage.join("b")
+    stage.replanning.look("joined")
+    (note,) = stage.notes
+    assert note == "b joined and is not used: no plan with other workers is faster"
+    stage.replanning.look("joined")
+    assert len(stage.notes) == 1, "once"
+    asking = Stage(home, names="ab", again="auto", workers=2)
+    asking.join("c")
+    asking.replanning.look("joined")
+    assert asking.replanning.findings("r") == {"c": "the job asks for workers = 2, and no better ones are there"}
+    asking.live.result = object()
+    asking.replanning.look("joined")
+    assert asking.replanning.findings("r") == {}, "the run is over"
+
+
+def test_every_minute_nothing_is_done_where_all_take_part(home: Path) -> None:
+    stage = Stage(home, names="ab", again="auto")
+    stage.replanning.look()
+    assert stage.asked == []
+    explicit = Stage(home, names="ab")
+    explicit.replanning.look()
+    assert explicit.asked == [()], "plan.again = true looks all the same"
+
+
+def test_who_joins_a_host_that_computes_is_as_fast_as_who_is_there(home: Path) -> None:
+    """It is not measured, since both would be slowed down, and its first measurement was made beside the other one."""
+    stage = Stage(home, names="a", host="pc", offers={"b": SPEED / 50})
+    stage.join("b")
+    stage.replanning.look("joined")
+    assert stage.asked == [()]
+    (better,) = stage.better
+    assert "with b" in better.cause

@@ -28,6 +28,8 @@ def test_a_pause_must_be_worth_it() -> None:
     assert replanning.worth_it(1.0, 0.5, 60)
     assert not replanning.worth_it(1.0, 0.5, 59), "too few steps are left"
     assert not replanning.worth_it(1.0, 0.95, 10_000), "the step is hardly shorter"
+    assert replanning.worth_it(1.0, 0.5, 120, transfer=10.0)
+    assert not replanning.worth_it(1.0, 0.5, 119, transfer=10.0), "the states have to move"
 
 
 @pytest.mark.parametrize("settling", [True, False])
@@ -49,7 +51,7 @@ def test_closing_waits_for_nothing(monkeypatch: pytest.MonkeyPatch, settling: bo
 
 def test_a_stop_in_mid_plan_keeps_the_steps_that_no_checkpoint_had(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replanning, "_SETTLE", 0.0)
-    monkeypatch.setattr(replanning, "worth_it", lambda now, then, steps: True)
+    monkeypatch.setattr(replanning, "worth_it", lambda now, then, steps, transfer: True)
     job = text_job(steps=1000, plan={"planner": "equal_compute", "again": True})
     with Loopback(home, 1) as cluster:
         done: list[str] = []
@@ -73,7 +75,7 @@ def test_a_stop_in_mid_plan_keeps_the_steps_that_no_checkpoint_had(home: Path, m
 @pytest.mark.parametrize("again", [True, False])
 def test_who_joins_takes_part(home: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
     monkeypatch.setattr(replanning, "_SETTLE", 0.0)
-    monkeypatch.setattr(replanning, "worth_it", lambda now, then, steps: True)
+    monkeypatch.setattr(replanning, "worth_it", lambda now, then, steps, transfer: True)
     job = text_job(steps=8, plan={"planner": "equal_compute", "again": again})
     with Loopback(home, 1) as cluster:
         done: list[threading.Thread] = []
@@ -140,3 +142,26 @@ def test_a_run_moves_off_a_worker_that_becomes_slow(home: Path, monkeypatch: pyt
     held, tensors = states_of(found), module.state_dict()
     assert held
     assert same(held, {name: tensors[name].detach().numpy() for name in held}) == []
+
+
+def test_status_tells_who_joined_why_it_is_idle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replanning, "_SETTLE", 0.0)
+    seen: list[str] = []
+
+    def idle(cluster: Loopback) -> str:
+        members = cluster.client.status()["members"]
+        assert isinstance(members, list)
+        return str({member["name"]: member["idle"] for member in members}.get("b"))
+
+    with Loopback(home, 1) as cluster:
+
+        def act(run: str, record: StepRecord) -> None:
+            if record.step == 1 and not seen:
+                cluster.add("b")
+                until(lambda: "the run ends in about" in idle(cluster))
+                seen.append(idle(cluster))
+
+        found = cluster.run(text_job(steps=8, plan={"planner": "equal_compute"}), anybody=True, on_record=act)
+        assert seen[0].startswith(f"{found.run}: the run ends in about ")
+        assert seen[0].endswith(", too soon for a move to another plan")
+        assert idle(cluster) == "waiting for a job"

@@ -99,3 +99,28 @@ def test_a_job_that_leaves_something_open_does_not_run():
         InputError, match=r"\[open\] leaves something to the planner auto, this job's is 'op_fence': set plan.planner"
     ):
         check_job(JobSpec(open=OpenSpec(micro_batches=True)))
+
+
+def test_workers_of_one_host_are_planned_with_the_speed_that_they_reach_together():
+    """It used to be the speed that each reaches alone, so predictions were too low by workers over cores."""
+    builder = GraphBuilder("chain")
+    value = builder.input("x", "float32", (4, 64))
+    for i in range(6):
+        value = builder.add(f"fc{i}", "Linear", value, in_features=64, out_features=64)
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (4, 64)))
+    job = JobSpec(micro_batch_sizes=(4,) * 16, plan=PlanSpec(planner="equal_compute"))
+    bundle = Bundle(run="r", job=job, graphs={4: builder.build()})
+
+    def planned(processors):
+        offers = [Offer(memory=1e9, speed=1e6, host="pc", processors=tuple(own)) for own in processors]
+        members = [Member(name=name, address="x", offer=offer) for name, offer in zip("abc", offers, strict=True)]
+        preset = Topology.preset("homogeneous-3")
+        submitted = replace(bundle, topology=preset.rename(dict(zip(preset.names, "abc", strict=True))))
+        assert cluster_of(submitted, members).hosts == cluster_of(bundle, members).hosts
+        return plan_run(bundle, cluster_of(bundle, members))
+
+    apart, together, crowded = planned(["01", "23", "45"]), planned(["01"] * 3), planned(["0"] * 3)
+    assert 1.2 <= together.estimate.step_seconds / apart.estimate.step_seconds <= 1.5
+    assert 2.2 <= crowded.estimate.step_seconds / apart.estimate.step_seconds <= 3.0
+    assert "a, b, c share the cores of one host; 2.0 of them reach full speed at the same time" in together.explanation
+    assert "share the cores" not in apart.explanation

@@ -46,6 +46,32 @@ def grid_of(topology, middle):
     return replace(plan, stages=stages)
 
 
+def on_one_host(topology, capacity, members):
+    devices = (replace(d, host="pc" if i in members else "", host_capacity=capacity) for i, d in enumerate(topology.devices))
+    return topology.with_devices(tuple(devices))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(2, 5),
+    capacity=st.sampled_from([1.0, 1.3, 2.0]),
+    schedule=st.sampled_from(["gpipe", "1f1b", "eager-3"]),
+)
+def test_devices_of_one_host_slow_each_other_down_as_in_the_dry_run(seed, count, capacity, schedule):
+    topology = network(seed, count)
+    topology = replace(topology, alpha=np.where(topology.alpha > 0, 1e-3, 0.0))
+    shared = on_one_host(topology, capacity, range(count))
+    plan = plan_of(topology, schedule=schedule)
+    found, alone = (estimate(GRAPH, plan, where, JOB) for where in (shared, topology))
+    simulated = simulate(plan, shared, GRAPH, job=JOB, settings=BARE)
+    assert simulated.step_seconds == pytest.approx(found.step_seconds, rel=0.02), "the updates' begin differs a little"
+    assert found.step_seconds >= alone.step_seconds * (1 - 1e-9)
+    computed = {use.device: use.busy_seconds for use in alone.devices}
+    assert found.step_seconds * capacity >= sum(computed.values()) * (1 - 1e-6)
+    assert all(use.busy_seconds >= computed[use.device] * (1 - 1e-9) for use in found.devices)
+
+
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 5), schedule=st.sampled_from(["gpipe", "1f1b", "eager-3", "zb-h1"]))
 def test_without_queues_and_codecs_it_agrees_with_the_dry_run(seed, count, schedule):

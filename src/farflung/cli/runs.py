@@ -160,8 +160,12 @@ def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]
 def _state_of(member: Mapping[str, Any]) -> str:
     """In which state it is, for which run, and what its owner has said."""
     notes = [word for word in (member.get("parting"), "paused" if member.get("paused") else "") if word]
+    if member.get("idle") and not notes:
+        notes.append(member["idle"])
     if member.get("bandwidth"):
         notes.append(f"sends at most {BytesPerSecond(member['bandwidth']).written()}")
+    if member.get("shares_with"):
+        notes.append(f"shares its cores with {', '.join(member['shares_with'])}")
     if member.get("silence", 0.0) > _SILENT:
         notes.append(f"silent for {Seconds(member['silence'])}")
     words = [member["state"], member["run"] or "", f"({', '.join(notes)})" if notes else ""]

@@ -27,6 +27,8 @@ class Device:
     unreliable device may leave without warning (Hybrid-PS section 3.1.1). ``uplink``, ``downlink``: what all its links together
     carry at most (None: not limited). ``nat``: the NAT that it is behind, so that it can dial out and not be dialled, except by
     devices behind the same ("": none). ``mtbf``: mean time between its failures (None: it is not known to fail).
+    ``host``: devices with the same name here share the cores of one host ("": it shares with nobody), and ``host_capacity`` of
+    them reach their full speed at the same time; of k that compute at once, each reaches ``host_capacity / k`` of it.
     """
 
     name: str
@@ -42,12 +44,14 @@ class Device:
     downlink: BytesPerSecond | None = None
     nat: str = ""
     mtbf: Seconds | None = None
+    host: str = ""
+    host_capacity: float = float("inf")
 
     def __post_init__(self) -> None:
         if wrong := list(self._wrong()):
             raise InputError("; ".join(wrong))
 
-    def _wrong(self) -> Iterator[str]:
+    def _wrong(self) -> Iterator[str]:  # noqa: C901 - one rule after the other
         """What no device can be."""
         if not self.name:
             yield 'a device needs a name; write e.g. name = "laptop"'
@@ -57,6 +61,8 @@ class Device:
             yield f'device {self.name!r}: speed must be more than 0, got {self.speed}; write e.g. "5 TFLOP/s"'
         if not 0 < self.speed_factor < float("inf"):
             yield f"device {self.name!r}: speed_factor must be more than 0, got {self.speed_factor}; write e.g. 0.5"
+        if not self.host_capacity > 0:
+            yield f"device {self.name!r}: host_capacity must be more than 0, got {self.host_capacity}; write e.g. 2.0"
         for key, cap in (("uplink", self.uplink), ("downlink", self.downlink)):
             if cap is not None and not cap > 0:
                 yield f'device {self.name!r}: {key} must be more than 0, got {cap}; write e.g. "20 Mbit/s"'

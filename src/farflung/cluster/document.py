@@ -68,7 +68,8 @@ def _entry(device: Device) -> dict[str, Any]:
         "kind": device.kind,
         "disk": None if device.disk is None else float(device.disk),
     }
-    usual = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None}
+    usual: dict[str, Any] = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None}
+    usual |= {"host": "", "host_capacity": float("inf")}
     return entry | {key: getattr(device, key) for key, value in usual.items() if getattr(device, key) != value}
 
 
@@ -88,4 +89,6 @@ def _device(entry: Mapping[str, Any]) -> Device:
         downlink=BytesPerSecond.parse(entry["downlink"]) if "downlink" in entry else None,
         nat=str(entry.get("nat", "")),
         mtbf=Seconds.parse(entry["mtbf"]) if "mtbf" in entry else None,
+        host=str(entry.get("host", "")),
+        host_capacity=float(entry.get("host_capacity", "inf")),
     )

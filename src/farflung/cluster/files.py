@@ -26,6 +26,8 @@
     count = 1                       # more than 1: laptop-0, laptop-1, ...
     uplink = "20 Mbit/s"            # all that it sends together (default: no limit), and
     downlink = "100 Mbit/s"         # all that it receives; no bandwidth of a pair is more than these
+    host = "pc1"                    # devices with the same host share its cores (default: it shares with nobody), and
+    host_capacity = 2.0             # that many of them reach their full speed at the same time
     nat = true                      # it can dial out and not be dialled; a name: devices behind the same NAT reach each other
 
     [[link]]
@@ -251,6 +253,8 @@ _READERS: Mapping[str, _Read] = {
     "disk": _quantity(Bytes),
     "reliable": _truth,
     "mtbf": _quantity(Seconds),
+    "host": _plain,
+    "host_capacity": _factor,
     **{key: _quantity(BytesPerSecond) for key in _CAPS},
 }
 _DEVICE = {*_READERS, "count", "nat"}
@@ -336,6 +340,11 @@ def write_topology(topology: Topology, digits: int | None = None) -> str:
             value = getattr(device, key)
             lines += [] if value is None else [f"{key} = {_written(value, digits)}"]
         lines += [f"nat = {_quoted(device.nat)}"] if device.nat else []
+        lines += [f"host = {_quoted(device.host)}"] if device.host else []
+        if device.host_capacity < np.inf:
+            lines += [
+                f"host_capacity = {device.host_capacity if digits is None else float(f'{device.host_capacity:.{digits}g}')!r}"
+            ]
         lines += ([] if device.reliable else ["reliable = false"]) + [""]
     blocks = topology.blocks
     regions = list(topology.regions.items())

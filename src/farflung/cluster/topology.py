@@ -155,8 +155,28 @@ class Topology:
 
     @cached_property
     def speeds(self) -> Matrix:
-        """Achieved FLOP/s of each device, shape (n,)."""
-        return np.array([device.achieved for device in self.devices], dtype=np.float64)
+        """FLOP/s that each device reaches while all devices of its host compute, shape (n,)."""
+        alone = np.array([device.achieved for device in self.devices], dtype=np.float64)
+        return alone * np.array(self.host_shares, dtype=np.float64)
+
+    @cached_property
+    def host_shares(self) -> tuple[float, ...]:
+        """The share of its full speed that each device reaches while all devices of its host compute."""
+        shares = [1.0] * len(self)
+        for capacity, members in self.hosts:
+            for i in members:
+                shares[i] = capacity / len(members)
+        return tuple(shares)
+
+    @cached_property
+    def hosts(self) -> tuple[tuple[float, tuple[int, ...]], ...]:
+        """(capacity, indices of the devices) of each host whose devices slow each other down when all of them compute."""
+        members: dict[str, list[int]] = {}
+        for i, device in enumerate(self.devices):
+            if device.host:
+                members.setdefault(device.host, []).append(i)
+        found = ((min(self.devices[i].host_capacity for i in own), tuple(own)) for own in members.values())
+        return tuple((capacity, own) for capacity, own in found if len(own) > capacity)
 
     @cached_property
     def memory(self) -> Matrix:

@@ -58,7 +58,9 @@ class Forward:
 class DeviceReport:
     """What a short warm-up found: n operators with f FLOPs together take ``n * launch_seconds + f / flops_per_second``.
 
-    ``peak_flops_per_second`` is S*: the datasheet's figure, or the rate of the best matrix product.
+    ``peak_flops_per_second`` is S*: the datasheet's figure, or the rate of the best matrix product. ``processors``: the cores or
+    the accelerator that it computes on, with names that are the same for all processes of the host (empty: not known).
+    ``reference_seconds``: what ``Engine.share`` compares with (0: it can't be compared).
     """
 
     name: str
@@ -67,6 +69,8 @@ class DeviceReport:
     total_bytes: int
     free_bytes: int
     peak_flops_per_second: float = 0.0
+    processors: tuple[str, ...] = ()
+    reference_seconds: float = 0.0
 
     @property
     def speed_factor(self) -> float:
@@ -221,3 +225,9 @@ class Engine(Protocol):
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """A short warm-up of ``device`` (under two seconds)."""
+
+    def share(self, device: str, reference_seconds: float) -> float:
+        """The share of its full speed that ``device`` reaches while other workers of the host measure theirs.
+
+        ``reference_seconds``: of the report of a warm-up with as many threads, during which nobody else computed.
+        """

@@ -160,7 +160,8 @@ class PlanSpec(_Section):
     ``schedule``: a pipeline order by name; ``auto`` takes 1F1B, or an eager one where links make stages wait and memory is there.
     ``replicas``: how many devices share the micro-batches of each stage. ``helpers``: unreliable workers get no stage; they help
     those that have one, and may go at any time (hybrid plans). ``duplicates``: there, who has nothing to do also computes what
-    another one takes long for. ``again``: while it runs, a better plan is looked for when a worker has joined, and by and by.
+    another one takes long for. ``again``: while it runs, the broker looks for a better plan when a worker has joined, when a
+    device or a link has drifted, and every minute; ``auto``: only while that can pay off, so short runs keep their plan.
     """
 
     planner: str = "op_fence"
@@ -169,7 +170,7 @@ class PlanSpec(_Section):
     replicas: Count = 1
     helpers: bool = False
     duplicates: bool = False
-    again: bool = False
+    again: bool | Literal["auto"] = "auto"
 
 
 class TrafficSpec(_Section):

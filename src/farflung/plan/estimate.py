@@ -508,6 +508,7 @@ def _times(plan: Plan, topology: Topology, lowered: _Lowered) -> PipelineTimes:
         weight=[stage.weight_seconds for stage in replicas],
         scale=[size / largest for size in plan.micro_batch_sizes],
         share=[unit.replica.micro_batches for unit in units] if plan.replicated else (),
+        hosts=topology.hosts,
     )
 
 

@@ -69,9 +69,8 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
     assert sync is not None
     layers, codec = [], _codec(replace(plan, sync=sync), job)
     for stage, piece in zip(plan.stages, pieces, strict=True):
-        devices = [topology.device(name) for name in stage.devices]
-        speed = min(float(device.achieved) for device in devices)
-        share = _share(replace(plan, sync=sync), len(devices))
+        speed = min(float(topology.speeds[topology.index(name)]) for name in stage.devices)
+        share = _share(replace(plan, sync=sync), len(stage.devices))
         rate = min(float(topology.beta[topology.index(a), topology.index(b)]) for a in stage.devices for b in stage.devices)
         found = []
         for names, flops in _without_crumbs(graph, _layers(graph, piece, job, cost)):
@@ -261,7 +260,7 @@ def _local_steps(plan: Plan, sync: SyncPlan, topology: Topology, cost: OpCost) -
                 + cost.backward_sum[stage.stop]
                 - cost.backward_sum[stage.start]
             )
-            / float(topology.device(stage.devices[number]).achieved)
+            / float(topology.speeds[topology.index(stage.devices[number])])
             for stage in plan.stages
         ]
         seconds.append(sum(parts) + (samples / largest - 1.0) * max(parts))

@@ -208,8 +208,8 @@ class Chain:
             slots.append(
                 Slot(
                     kind=device.kind,
-                    speed=float(device.achieved),
-                    overhead=float(device.overhead),
+                    speed=float(topology.speeds[here]),
+                    overhead=float(device.overhead) / topology.host_shares[here],
                     memory=float(device.memory),
                     into=into,
                     back=back,

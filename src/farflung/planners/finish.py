@@ -94,10 +94,10 @@ def _pace(problem: Problem, stages: Sequence[Stage]) -> float:
     """Seconds that the busiest device computes for one micro-batch."""
     busy: dict[str, float] = {}
     for stage in stages:
-        device = problem.topology.device(stage.device)
-        cost = problem.tables.table(device.kind)
+        index = problem.topology.index(stage.device)
+        cost = problem.tables.table(problem.topology.devices[index].kind)
         forward, backward = (float(work[stage.stop] - work[stage.start]) for work in (cost.forward_sum, cost.backward_sum))
-        seconds = (forward * (2 if stage.recompute else 1) + backward) / device.achieved
+        seconds = (forward * (2 if stage.recompute else 1) + backward) / float(problem.topology.speeds[index])
         busy[stage.device] = busy.get(stage.device, 0.0) + seconds
     return max(busy.values(), default=0.0)
 

@@ -57,7 +57,7 @@ def _sizes(topology: Topology) -> list[_Size]:
             break
         at = min(pairs, key=lambda i: sizes[i + 1].memory / sizes[i].memory)
         sizes[at : at + 2] = [_Size(sizes[at].kind, sizes[at].memory, sizes[at].members + sizes[at + 1].members)]
-    speeds = [float(device.achieved) for device in topology.devices]
+    speeds = topology.speeds
     return [_Size(size.kind, size.memory, tuple(sorted(size.members, key=lambda i: (-speeds[i], i)))) for size in sizes]
 
 

@@ -171,7 +171,7 @@ class _Search:
     def _first(self, order: Sequence[Order]) -> tuple[ChainPlan | None, tuple[Order, ...]]:
         """The best of whole prefixes of communities; inside, large memory first (early stages keep more micro-batches)."""
         devices = self.topology.devices
-        sort = [tuple(sorted(group, key=lambda i: (-devices[i].memory, -devices[i].achieved, i))) for group in order]
+        sort = [tuple(sorted(group, key=lambda i: (-devices[i].memory, -self.topology.speeds[i], i))) for group in order]
         best: tuple[ChainPlan | None, tuple[Order, ...]] = (None, tuple(sort))
         for count in range(len(sort), 0, -1) if len(sort) <= 5 else (len(sort),):
             blocks = self._able_last(_limited(sort[:count], self.most))
@@ -201,8 +201,7 @@ class _Search:
 
     def _alone(self) -> None:
         """Each of the fastest devices by itself."""
-        devices = self.topology.devices
-        for i in sorted(range(len(devices)), key=lambda i: -devices[i].achieved)[:3]:
+        for i in sorted(range(len(self.topology)), key=lambda i: -self.topology.speeds[i])[:3]:
             self._solve(((i,),))
 
     def _solve(self, blocks: Sequence[Order]) -> ChainPlan | None:

@@ -60,7 +60,7 @@ def placed_plan(problem: Problem, groups: Groups, cuts: Sequence[int], planner: 
         names = [topology.names[i] for i in members]
         replicas: tuple[Replica, ...] = ()
         if len(members) > 1:
-            speeds = [1.0 if equal else float(topology.devices[i].achieved) for i in members]
+            speeds = [1.0 if equal else float(topology.speeds[i]) for i in members]
             ranges = shares(speeds, job)
             replicas = tuple(Replica(device=name, first=a, end=b) for name, (a, b) in zip(names, ranges, strict=True))
         stages.append(Stage(index=index, start=start, stop=stop, device=names[0], replicas=replicas))
@@ -76,7 +76,7 @@ def _able(problem: Problem, group: Sequence[int], start: int, stop: int) -> list
     most = 1 if updates else len(problem.job.virtual_ends)
     if len(group) <= most:
         return list(group)
-    fastest = sorted(range(len(group)), key=lambda k: (-problem.topology.devices[group[k]].achieved, k))[:most]
+    fastest = sorted(range(len(group)), key=lambda k: (-problem.topology.speeds[group[k]], k))[:most]
     return [group[k] for k in sorted({0, *fastest[: most - 1]} if most > 1 else {0})]
 
 
@@ -164,7 +164,7 @@ class GridPlanner(_Placing):
 
 
 def _fastest(topology: Topology, count: int) -> list[int]:
-    order = sorted(range(len(topology)), key=lambda i: (-topology.devices[i].achieved, i))
+    order = sorted(range(len(topology)), key=lambda i: (-topology.speeds[i], i))
     return sorted(order[:count])
 
 
@@ -214,7 +214,7 @@ class HybridPs(_Placing):
         job, topology, graph = problem.job, problem.topology, problem.graph
         limit = min(len(topology), job.workers or len(topology))
         devices = topology.devices
-        chosen = sorted(range(len(topology)), key=lambda i: (not devices[i].reliable, -devices[i].achieved, i))
+        chosen = sorted(range(len(topology)), key=lambda i: (not devices[i].reliable, -topology.speeds[i], i))
         part = topology.select([topology.names[i] for i in sorted(chosen[:limit])])
         work = problem.cost.forward_sum + problem.cost.backward_sum
         trained = sum(graph.state[name].spec.nbytes for name in graph.trained)
@@ -230,9 +230,7 @@ class HybridPs(_Placing):
         )
         groups = []
         for stage in found.stages:
-            members = sorted(
-                {*stage.servers, *stage.clients}, key=lambda i: (i not in stage.servers, -part.devices[i].achieved, i)
-            )
+            members = sorted({*stage.servers, *stage.clients}, key=lambda i: (i not in stage.servers, -part.speeds[i], i))
             groups.append([topology.index(part.names[i]) for i in members])
         layers = np.cumsum([stage.layers for stage in found.stages])
         return placed_plan(problem, groups, _cuts_at(problem, (layers[:-1] / layers[-1]).tolist()), self.name)

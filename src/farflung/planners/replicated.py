@@ -117,10 +117,10 @@ def _groups(problem: Problem, wanted: int) -> list[list[int]]:
     stages = usable // wanted
     if stages == 0:
         raise PlanError(f"plan.replicas = {wanted} needs as many devices, there are {usable}: ask for fewer, or add devices")
-    order = sorted(range(len(topology)), key=lambda i: (-topology.devices[i].achieved, i))
+    order = sorted(range(len(topology)), key=lambda i: (-topology.speeds[i], i))
     chosen = sorted(order[: stages * wanted])
     if stages == 1:
-        return [sorted(chosen, key=lambda i: (-topology.devices[i].achieved, i))]
+        return [sorted(chosen, key=lambda i: (-topology.speeds[i], i))]
     graph = problem.graph
     parameters = sum(graph.state[name].spec.nbytes for name in graph.trained)
     part = topology.select([topology.names[i] for i in chosen])
@@ -151,8 +151,9 @@ def _head(topology: Topology, group: Sequence[int]) -> Device:
     return replace(
         devices[0],
         memory=Bytes(min(device.memory for device in devices)),
-        speed=FlopsPerSecond(sum(device.achieved for device in devices)),
+        speed=FlopsPerSecond(sum(topology.speeds[i] for i in group)),
         speed_factor=1.0,
+        host="",  # what its members share is in their speeds
     )
 
 
@@ -171,11 +172,11 @@ def _between(topology: Topology, groups: Sequence[Sequence[int]], heads: Sequenc
 
 def _pace(topology: Topology, groups: Sequence[Sequence[int]]) -> list[float]:
     """The speed of each pipeline of replicas that train alone: of its slowest device. They have the same share in all stages."""
-    return [min(float(topology.devices[i].achieved) for i in members) for members in zip(*groups, strict=True)]
+    return [min(float(topology.speeds[i]) for i in members) for members in zip(*groups, strict=True)]
 
 
 def _spread(topology: Topology, stage: Stage, group: Sequence[int], job: JobSpec, pace: Sequence[float] | None = None) -> Stage:
     """``pace``: of each member's pipeline (None: members count by themselves)."""
-    ranges = shares([float(topology.devices[i].achieved) for i in group] if pace is None else pace, job)
+    ranges = shares([float(topology.speeds[i]) for i in group] if pace is None else pace, job)
     held = tuple(Replica(device=topology.names[i], first=a, end=b) for i, (a, b) in zip(group, ranges, strict=True))
     return replace(stage, device=held[0].device, replicas=held)

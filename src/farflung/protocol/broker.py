@@ -37,6 +37,7 @@ from farflung.protocol.events import (
     FinishRun,
     HandOver,
     HelperGone,
+    HostMeasured,
     MakePlan,
     MemberDrifted,
     MemberJoined,
@@ -146,6 +147,7 @@ class BrokerMachine:
             MemberJoined: self._joined,
             MemberLost: self._lost,
             MemberMeasured: self._measured,
+            HostMeasured: self._host_measured,
             MemberDrifted: self._drifted,
             MemberWants: self._wants,
             RunSubmitted: self._submitted,
@@ -246,6 +248,11 @@ class BrokerMachine:
         if member is not None:
             member.offer = replace(member.offer, speed=event.speed, factor=event.factor, overhead=event.overhead)
             member.drift = 1.0
+        return []
+
+    def _host_measured(self, event: HostMeasured) -> list[Command]:
+        for member in (self.members[name] for name in event.names if name in self.members):
+            member.capacity, member.measured_with = event.capacity, len(event.names)
         return []
 
     def _drifted(self, event: MemberDrifted) -> list[Command]:

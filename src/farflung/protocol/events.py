@@ -18,6 +18,7 @@ __all__ = [
     "FinishRun",
     "HandOver",
     "HelperGone",
+    "HostMeasured",
     "MakePlan",
     "MemberDrifted",
     "MemberJoined",
@@ -54,7 +55,8 @@ class Offer:
     """What a worker offers: memory in bytes, achieved speed in FLOP/s, device kind and its versions.
 
     ``factor``: lambda, the achieved share of the peak. ``overhead``: seconds that each operator costs beside its FLOPs.
-    ``host``: the same for all workers of one machine (empty: not known). ``relay``: it may relay between members of its runs.
+    ``host``: the same for all workers of one machine (empty: not known). ``processors``: what it computes on there; workers of a
+    host that have one in common share it. ``relay``: it may relay between members of its runs.
     ``reliable``: it stays; else it may go at any time without a word.
     """
 
@@ -63,6 +65,7 @@ class Offer:
     factor: float = 1.0
     overhead: float = 0.0
     host: str = ""
+    processors: tuple[str, ...] = ()
     kind: str = "cpu"
     description: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -99,12 +102,24 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberMeasured:
-    """An idle worker has measured its device anew: achieved speed in FLOP/s, lambda, seconds per operator."""
+    """An idle worker has measured its device anew: achieved speed in FLOP/s, lambda, seconds per operator.
+
+    ``share``: of that speed what it reached while the other workers of its host measured, too (None: it measured alone).
+    """
 
     name: str
     speed: float
     factor: float
     overhead: float
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMeasured:
+    """The workers ``names`` share processors and measured at the same time: ``capacity`` of them reach full speed at once."""
+
+    names: tuple[str, ...]
+    capacity: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +272,7 @@ class StopRequested:
 Event = (
     MemberJoined
     | MemberMeasured
+    | HostMeasured
     | MemberDrifted
     | MemberLost
     | MemberWants

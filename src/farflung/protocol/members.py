@@ -35,7 +35,8 @@ class Parting(StrEnum):
 @dataclass(slots=True, kw_only=True)
 class Member:
     """A connected worker. ``dismissed``: it was told that it may go. ``drift``: how many times as long as its last measurement
-    says it takes to compute, as its steps have shown since (1 or more)."""
+    says it takes to compute, as its steps have shown since (1 or more). ``capacity``: how many of the ``measured_with`` workers
+    of its host, itself included, reached their full speed at once (0: that was not measured)."""
 
     name: str
     address: str
@@ -46,6 +47,8 @@ class Member:
     parting: Parting = Parting.NO
     dismissed: bool = False
     drift: float = 1.0
+    capacity: float = 0.0
+    measured_with: int = 0
 
     @property
     def speed(self) -> float:

@@ -16,6 +16,7 @@ from farflung.cluster.topology import Matrix
 from farflung.errors import CheckpointError, ConnectionLost, FarflungError, InputError, SecurityError, WireError
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import RunFailed, StopRequested
+from farflung.protocol.hosts import host_names
 from farflung.protocol.members import Member, MemberState
 from farflung.runtime.broker_log import find_log
 from farflung.runtime.bundle import Bundle
@@ -206,7 +207,11 @@ class Methods:
         with self._runs.changed:
             machine = self._runs.machine
             warnings = version_warnings(list(machine.members.values()))
-            members = [self._member_status(m) | {"warnings": warnings.get(m.name, [])} for m in machine.members.values()]
+            hosts = host_names(list(machine.members.values()))
+            members = [
+                self._member_status(member, hosts) | {"warnings": warnings.get(member.name, [])}
+                for member in machine.members.values()
+            ]
             joining = [name for name in self._sessions.joining() if name not in machine.members]
             gone = [{"name": one.name, "generation": one.generation, "cause": one.cause} for one in machine.gone.values()]
             known = [live for live in self._runs.all() if live.run in machine.runs]
@@ -216,7 +221,7 @@ class Methods:
         told = {"members": members, "joining": joining, "gone": gone, "states": states}
         return Frame("status", {"version": __version__, **told, "runs": runs})
 
-    def _member_status(self, member: Member) -> dict[str, Any]:
+    def _member_status(self, member: Member, hosts: Mapping[str, tuple[str, list[Member]]]) -> dict[str, Any]:
         machine = self._runs.machine
         trains = member.run is not None and machine.runs[member.run].state is RunState.RUNNING
         return {
@@ -235,6 +240,8 @@ class Methods:
             "overhead": member.offer.overhead,
             "kind": member.offer.kind,
             "versions": dict(member.offer.versions),
+            "idle": self._runs.idle_reason(member),
+            "shares_with": [one.name for one in hosts.get(member.name, ("", []))[1] if one is not member],
         }
 
     def _run_status(self, live: LiveRun, checkpoints: Mapping[str, str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["congestion_control", "host_and_port", "host_id", "own_host", "reachable_host"]
 
-_MACHINE = (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id"))
+_MACHINE = (Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id"))
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
@@ -32,14 +32,14 @@ def congestion_control(path: Path = _CONGESTION) -> str:
 def host_id(paths: Sequence[Path] = _MACHINE) -> str:
     """A name that all processes of this machine share, and that tells nothing else about it (a hash).
 
-    It is made of the machine's id and that of its last start, so that clones of one disk image differ; of the host name where
-    the system has neither.
+    It is made of the first of ``paths`` that exists: the identity of the kernel's last start, which containers of a machine have
+    in common and clones of a disk image have not, or the machine's; without either, of the host name.
     """
-    known = []
+    source = b""
     for path in paths:
         with suppress(OSError):
-            known.append(path.read_bytes())
-    source = b"\x00".join(known) or socket.gethostname().encode()
+            source = source or path.read_bytes()
+    source = source or socket.gethostname().encode()
     return hashlib.sha256(b"farflung host\x00" + source).hexdigest()[:32]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -22,6 +23,8 @@ from farflung.plan.protection import Protection, protect
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
 from farflung.planners.finish import Problem
 from farflung.protocol.broker import Member
+from farflung.protocol.events import Offer
+from farflung.protocol.hosts import host_capacity, host_names
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.link_table import LinkTable
 from farflung.runtime.reaching import Reaching
@@ -100,7 +103,7 @@ class Planned:
     def explanation(self) -> str:
         """Stages, devices, links and the predicted step, as text; devices that the planner left out are named."""
         text = explain(self.estimate) + self._decisions() + self._dense_links()
-        text += "".join(f"\n{line}" for line in (*self.sums, *self.helped, *self.relays))
+        text += "".join(f"\n{line}" for line in (*self.sums, *self.helped, *self.relays, *self._shared_hosts()))
         allowed = {device.name for device in allowed_devices(self.topology, self.limits)}
         idle = [name for name in self.topology.names if name not in self.plan.devices]
         for names, why in (
@@ -118,6 +121,13 @@ class Planned:
         return tuple(
             RelayUse.of(self.topology, pair) for pair, relays in sorted(self.topology.via.items()) if relays and set(pair) <= used
         )
+
+    def _shared_hosts(self) -> Iterator[str]:
+        """The devices of the plan that slow each other down."""
+        for capacity, members in self.topology.hosts:
+            names = [name for name in (self.topology.names[i] for i in members) if name in self.plan.devices]
+            if len(names) > capacity:
+                yield f"{', '.join(names)} share the cores of one host; {capacity:.1f} of them reach full speed at the same time"
 
     def _decisions(self) -> str:
         """What the planner decided of what the job left open, as lines for the job file."""
@@ -245,17 +255,25 @@ def check_runnable(plan: Plan) -> None:
         )
 
 
-def devices_of(members: Sequence[Member]) -> dict[str, Device]:
-    """The joined workers as devices, by name; memory and speed as the workers measured, and slower where their steps say so."""
+def devices_of(members: Sequence[Member], threads: int = 1) -> dict[str, Device]:
+    """The joined workers as devices, by name; memory and speed as the workers measured, and slower where their steps say so.
+
+    Workers on one host share its cores; ``threads``: those of each, for hosts that were not measured.
+    """
+    shared = host_names(members)
+    capacity = {name: host_capacity(group, threads) for name, (_, group) in shared.items()}
+    figures = {member.name: _figures(member, shared) for member in members}
     return {
         member.name: Device(
             name=member.name,
             memory=Bytes(member.offer.memory),
-            speed=FlopsPerSecond(member.offer.speed / member.offer.factor),
-            speed_factor=member.offer.factor / member.drift,
-            overhead=Seconds(min(member.offer.overhead * member.drift, max(member.offer.overhead, _MOST_OVERHEAD))),
+            speed=FlopsPerSecond(figures[member.name].speed / figures[member.name].factor),
+            speed_factor=figures[member.name].factor / member.drift,
+            overhead=_overhead(figures[member.name], member.drift),
             kind=_kind(member.offer.kind),
             reliable=member.offer.reliable,
+            host=shared[member.name][0] if member.name in shared else "",
+            host_capacity=capacity.get(member.name, math.inf),
         )
         for member in members
     }
@@ -263,6 +281,20 @@ def devices_of(members: Sequence[Member]) -> dict[str, Device]:
 
 def _kind(offered: str) -> DeviceKind:
     return next((kind for kind in get_args(DeviceKind) if kind == offered), "cpu")
+
+
+def _figures(member: Member, shared: Mapping[str, tuple[str, Sequence[Member]]]) -> Offer:
+    """The offer with the speed of ``member``: its own, or that of a busy worker on the same processors while it is idle."""
+    busy = [
+        one.offer
+        for one in shared.get(member.name, ("", ()))[1]
+        if one.run is not None and one.offer.processors == member.offer.processors and one.offer.speed > member.offer.speed
+    ]
+    return member.offer if member.run is not None else max([member.offer, *busy], key=lambda offer: offer.speed)
+
+
+def _overhead(offer: Offer, drift: float) -> Seconds:
+    return Seconds(min(offer.overhead * drift, max(offer.overhead, _MOST_OVERHEAD)))
 
 
 def strangers_of(bundle: Bundle, members: Sequence[Member]) -> list[str]:
@@ -307,7 +339,7 @@ def linked(topology: Topology, members: Sequence[Member], reaching: Reaching, li
 
 
 def _directly(bundle: Bundle, members: Sequence[Member], links: LinkTable | None, apart: frozenset[Pair]) -> Topology:
-    devices = devices_of(members)
+    devices = devices_of(members, bundle.job.threads)
     measured = None if links is None else links.topology(list(devices.values()), apart=apart)
     if bundle.topology is None and measured is not None:
         return measured
@@ -330,4 +362,6 @@ def _measured(known: Device, offered: Device) -> Device:
         speed_factor=offered.speed_factor,
         overhead=offered.overhead,
         kind=offered.kind,
+        host=offered.host,
+        host_capacity=offered.host_capacity,
     )

@@ -44,6 +44,7 @@ from farflung.runtime.assisting import Assisting, unreliable_of
 from farflung.runtime.brought import check_brought
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.freshness import Freshness, Told
+from farflung.runtime.idle_reasons import RunFacts, idle_reason
 from farflung.runtime.journal import MOST_OVER
 from farflung.runtime.link_table import LinkTable
 from farflung.runtime.live_run import Holds, LiveRun, first_source
@@ -93,7 +94,7 @@ class Runs:
         self.changed = threading.Condition(threading.RLock())
         self._send = send
         self._say = say
-        self._measuring = Measuring(send, lambda name: name in self.machine.members)
+        self._measuring = Measuring(send, lambda name: name in self.machine.members, on_host=self.handle)
         self.links = links or LinkTable()
         self.probing = Probing(send, self.links)
         self.reaching = Reaching(send, dial)
@@ -132,6 +133,23 @@ class Runs:
     def profiled(self, name: str) -> bool:
         """Whether the member ``name`` is measured now, its device or its links."""
         return self._measuring.asks(name) or self.probing.asks(name)
+
+    def idle_reason(self, member: Member) -> str:
+        """Why ``member`` is idle (empty: it is not; under the lock)."""
+        machine = self.machine
+        facts = [
+            RunFacts(
+                run=run.run,
+                needs=run.needs if run.state is RunState.WAITING else 0,
+                runs=run.state is RunState.RUNNING,
+                looks=self._live[run.run].job.plan.again is not False,
+                takes=run.plans_for(member),
+                findings=self._replanning.findings(run.run),
+            )
+            for run in machine.runs.values()
+            if not run.state.over and run.run in self._live
+        ]
+        return idle_reason(member, facts)
 
     def serves(self, name: str, run: str) -> bool:
         """Whether the member ``name`` works on ``run`` now."""

@@ -48,6 +48,7 @@ _MAX_SAMPLE = 1 << 20
 _LEAST_FACTOR = 1e-9
 _REPORTS = ("helping", "prepared", "dropped", "ended", "failed", "step", "evaluation", "text", "trace", "note")
 _MAX_NOTE = 1000
+_MAX_PROCESSORS = 4096
 _MAX_TOLD = 64
 #: How often leases are looked after, and how often in the length of one both sides say something.
 _TICK, _BEATS = 0.5, 4
@@ -369,6 +370,7 @@ def _measured(name: str, header: Mapping[str, Any]) -> MemberMeasured:
         speed=number(header, "speed", low=1.0),
         factor=number(header, "factor", low=_LEAST_FACTOR),
         overhead=number(header, "overhead", low=0.0),
+        share=number(header, "share", low=0.0) if header.get("share") is not None else None,
     )
 
 
@@ -387,12 +389,21 @@ def _offer(header: Mapping[str, Any]) -> Offer:
         factor=number(raw, "factor", low=_LEAST_FACTOR),
         overhead=number(raw, "overhead", low=0.0),
         host=text(raw, "host", limit=100),
+        processors=_processors(raw),
         kind=text(raw, "kind", limit=20),
         description=text(raw, "description", limit=300),
         versions=read_versions(raw),
         relay=raw.get("relay") is not False,
         reliable=raw.get("reliable") is not False,
     )
+
+
+def _processors(offer: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the processors that a worker computes on (none: it does not say)."""
+    names = offer.get("processors", [])
+    if not isinstance(names, list) or len(names) > _MAX_PROCESSORS or any(not isinstance(n, str) or len(n) > 100 for n in names):
+        raise WireError(f"bad message: 'processors' must be a list of at most {_MAX_PROCESSORS} names, got {names!r:.60}")
+    return tuple(names)
 
 
 def _describe(offer: Offer) -> str:

@@ -118,6 +118,8 @@ class Worker:
         #: Whether the broker has let it in.
         self.welcomed = False
         self._device: str = options.device if before is None else before._device
+        #: What ``Engine.share`` compares with.
+        self._reference: float = 0.0 if before is None else before._reference
         self._offer: dict[str, Any] = self._measure() if before is None else dict(before._offer)
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._offer["memory"]))))
         self._endpoint = TcpEndpoint(
@@ -224,11 +226,13 @@ class Worker:
         if memory is None:
             free = psutil.virtual_memory().available if chosen.kind == "cpu" else report.free_bytes
             memory = 0.8 * free
+        self._reference = report.reference_seconds
         return {
             "memory": memory,
             "kind": chosen.kind,
             "description": report.name,
             "host": host_id(),
+            "processors": list(report.processors),
             **self._versions(),
             **_speed(report),
         }
@@ -237,17 +241,23 @@ class Worker:
         return {"versions": own_versions(self._engine.version())}
 
     def _measure_again(self, frame: Frame) -> None:
-        """The broker plans a run for this worker, and has seen to it that no other worker of this machine measures now.
+        """The broker plans a run for this worker, and has seen to it that no other worker of this machine measures now, or (
+        ``together``) that all of them do.
 
         One that has got work meanwhile keeps the threads of that, and its older figures.
         """
         if self._current is not None:
             with suppress(ConnectionLost):
-                self.report("measured", **{key: self._offer[key] for key in ("speed", "factor", "overhead")})
+                self.report("measured", **_older(self._offer))
             return
         self._engine.set_threads(int(frame.header.get("threads", 1)))
         with suppress(ConnectionLost, InputError):  # the broker goes on with the older figures
+            if frame.header.get("together") is True and self._reference:
+                self.report("measured", **_older(self._offer), share=self._engine.share(self._device, self._reference))
+                return
             report = self._engine.measure(self._device, self._options.peak)
+            self._reference = report.reference_seconds
+            self._offer |= _speed(report)
             self.report("measured", **_speed(report))
 
     def _obey(self, frame: Frame) -> None:
@@ -551,6 +561,11 @@ class Worker:
 
 def _ignore(header: Mapping[str, Any]) -> None:
     del header
+
+
+def _older(offer: Mapping[str, Any]) -> dict[str, Any]:
+    """What was measured before."""
+    return {key: offer[key] for key in ("speed", "factor", "overhead")}
 
 
 def _speed(report: DeviceReport) -> dict[str, float]:

@@ -5,6 +5,7 @@ from farflung.schedules.dry_run import check_schedule, in_flight, splits
 from farflung.schedules.orders import Part, orders_of, part_of
 from farflung.schedules.pipelines import EAGER, get_schedule, schedule_names
 from farflung.schedules.progress import Progress, Track, as_ready, tracks_of
+from farflung.schedules.shared_host import SharedHost
 from farflung.schedules.timing import (
     Exchange,
     PipelineTimes,
@@ -26,6 +27,7 @@ __all__ = [
     "PipelineTimes",
     "PreparedOrder",
     "Progress",
+    "SharedHost",
     "StepTimeline",
     "TimedEdge",
     "Track",

@@ -4,7 +4,8 @@
 A device runs one action at a time, taking among its stages' next actions one whose inputs have arrived (backwards first, then
 the lower micro-batch). A directed link carries one message at a time, in the order in which they were made; its latency
 delays a message but does not occupy the link. Computing and sending overlap. Cost: O(actions log actions), without the logarithm
-where each device has one fixed order and each link one sender.
+where each device has one fixed order and each link one sender. Devices that share the cores of a host slow each other down
+(``schedules.shared_host``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from farflung.errors import PlanError
 from farflung.schedules.base import Action, ActionKind
 from farflung.schedules.dry_run import splits
 from farflung.schedules.progress import tracks_of
+from farflung.schedules.shared_host import SharedHost, shared_ends
 
 __all__ = [
     "Exchange",
@@ -77,7 +79,7 @@ class PipelineTimes:
     A replica counts as a stage of its own that does the micro-batches of its ``share`` (empty: each does all). ``weight``: the
     part of ``backward`` that makes gradients of parameters, for schedules that have them as actions of their own.
     ``scale``: size of each micro-batch relative to the one that the seconds are for. ``update``: seconds of each stage's
-    optimizer step.
+    optimizer step. ``hosts``: (capacity, devices) of devices that slow each other down (``schedules.shared_host``).
     """
 
     forward: Sequence[float]
@@ -89,6 +91,7 @@ class PipelineTimes:
     weight: Sequence[float] = ()
     scale: Sequence[float] = ()
     share: Sequence[range] = ()
+    hosts: Sequence[tuple[float, Sequence[int]]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,8 +260,15 @@ class _Clock:
     def run(self, limit: float = math.inf, after: Mapping[int, float] | None = None, *, events: bool = False) -> StepTimeline:
         """``events``: as if a device had several queues."""
         alone = len(self.queues) == len(self.devices) and not events
+        shared = any(len(self._members(devices)) > capacity for capacity, devices in self.times.hosts)
         bounds = [limit * _SLACK - (after or {}).get(device, 0.0) for device in self.devices]
-        over = self._in_order(bounds) if alone else self._by_events(bounds)
+        over = None
+        if shared:
+            self._sharing()
+        elif alone:
+            over = self._in_order(bounds)
+        else:
+            over = self._by_events(bounds)
         if over is None and any(at < len(queue) for queue, at in zip(self.queues, self.at, strict=True)):
             self._stuck()
         seconds = self._finish() if over is None else limit * _SLACK + over
@@ -348,6 +358,74 @@ class _Clock:
                     heapq.heappush(heap, (arrived[target], other))
         return None
 
+    def _members(self, devices: Sequence[int]) -> list[int]:
+        """Those of ``devices`` that compute, as they are numbered here."""
+        return [self.devices[device] for device in devices if device in self.devices]
+
+    def _hosts(self) -> tuple[list[SharedHost], list[int]]:
+        """The hosts, and by device the index of its own; who shares with nobody has one to itself."""
+        hosts, host_of = [SharedHost() for _ in self.devices], list(range(len(self.devices)))
+        for capacity, devices in self.times.hosts:
+            for device in self._members(devices):
+                host_of[device] = len(hosts)
+            hosts.append(SharedHost(capacity))
+        return hosts, host_of
+
+    def _sharing(self) -> None:
+        """As ``_by_events``, with ends that are known only when they come, since other devices of the host may begin before."""
+        seconds, per_stage = self.seconds, 3 * self.width
+        hosts, host_of = self._hosts()
+        running, began = [-1] * len(self.devices), [0.0] * len(self.devices)
+        self.busy = [0.0] * len(self.devices)
+        #: (time, 0 for an end on a host and 1 for a device that looks for its next action, which one, version of the host)
+        heap = [(0.0, 1, device, 0) for device in range(len(self.devices))]
+        while heap:
+            now, looks, which, version = heapq.heappop(heap)
+            if looks and running[which] >= 0:
+                continue
+            if not looks and version != hosts[which].version:
+                continue
+            changed = which
+            if looks:
+                number, soonest = self._choose(which, now)
+                if number < 0:
+                    if soonest < math.inf:
+                        heapq.heappush(heap, (soonest, 1, which, 0))
+                    continue
+                changed = host_of[which]
+                hosts[changed].start(now, which, seconds[number])
+                running[which], began[which] = number, now
+            else:
+                for device in hosts[which].end(now):
+                    number, running[device] = running[device], -1
+                    self.busy[device] += now - began[device]
+                    self.ends[number // per_stage] = now
+                    for target in self._send(number, now):
+                        heapq.heappush(heap, (self.arrived[target], 1, self.device_of[target // per_stage], 0))
+                    heapq.heappush(heap, (now, 1, device, 0))
+            end = hosts[changed].next_end()
+            if end < math.inf:
+                heapq.heappush(heap, (end, 0, changed, hosts[changed].version))
+
+    def _choose(self, device: int, now: float) -> tuple[int, float]:
+        """The action that ``device`` begins at ``now`` (-1: none), and when the next value arrives that it knows of."""
+        best, chosen, soonest = -1, -1, math.inf
+        for index in self.queues_of[device]:
+            queue, place, partner = self.queues[index], self.at[index], self.partner[index]
+            if place == len(queue) or self.missing[queue[place]]:
+                continue
+            if partner >= 0 and self.at[partner] - place < self.leads[index]:
+                continue
+            rank = queue[place] % (3 * self.width)
+            if self.arrived[queue[place]] > now:
+                soonest = min(soonest, self.arrived[queue[place]])
+            elif chosen < 0 or rank < best:
+                best, chosen = rank, index
+        if chosen < 0:
+            return -1, soonest
+        self.at[chosen] += 1
+        return self.queues[chosen][self.at[chosen] - 1], now
+
     def _send(self, number: int, now: float) -> list[int]:
         """Messages leave at ``now``; the actions whose last value is under way with them."""
         kind, m = divmod(number, self.width)
@@ -403,4 +481,8 @@ class _Clock:
             spent[device] += update[stage]
             ready[device] = max(ready[device], begin[stage])
         self.busy = [busy + more for busy, more in zip(self.busy, spent, strict=True)]
-        return max([last, *(when + more for when, more in zip(ready, spent, strict=True))])
+        ends = [when + more for when, more in zip(ready, spent, strict=True)]
+        for capacity, devices in self.times.hosts:
+            members = self._members(devices)
+            ends += shared_ends(capacity, [ready[i] for i in members], [spent[i] for i in members])
+        return max([last, *ends])

@@ -78,6 +78,7 @@ class _Lowering:
             links=tuple(self._link(*pair) for pair in self.links),
             samples=sum(plan.micro_batch_sizes),
             caps=self._caps(),
+            hosts=self._hosts(),
             **self._memory(),
         )
 
@@ -174,6 +175,12 @@ class _Lowering:
         ]
         shared = [hop for hop, members in hops.items() if hop in relayed and len(members) > 1]
         return (*found, *((float(topology.link(*hop).bandwidth), tuple(hops[hop])) for hop in shared))
+
+    def _hosts(self) -> tuple[tuple[float, tuple[int, ...]], ...]:
+        """The hosts whose cores several devices of the plan share."""
+        place = {row: index for index, row in enumerate(self.rows)}
+        found = ((capacity, tuple(place[i] for i in own if i in place)) for capacity, own in self.at.topology.hosts)
+        return tuple((capacity, own) for capacity, own in found if len(own) > capacity)
 
     def _flows(self) -> None:
         """Each value forward and each gradient back is a frame per micro-batch (nothing to send: nothing to wait for)."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from farflung.errors import PlanError
-from farflung.simulator.network import ARRIVAL, END, FREE, Event, FrameSpan, Serial, Shared
+from farflung.schedules import SharedHost
+from farflung.simulator.network import ARRIVAL, END, FREE, HOST, NETWORK, Event, FrameSpan, Serial, Shared
 from farflung.simulator.program import Program
 from farflung.simulator.settings import SimulationSettings
 
@@ -77,6 +78,11 @@ class Machine:
         self.number = 0
         self.noted = settings.spans
         self.spread = settings.jitter.compute
+        self.hosts = [SharedHost(capacity) for capacity, _ in program.hosts]
+        #: the shared host of a device
+        self.host_of = {device: index for index, (_, own) in enumerate(program.hosts) for device in own}
+        #: what a device on a shared host computes: action, step base, and when it began
+        self.running: dict[int, tuple[int, int, float]] = {}
 
     def _work(self, device: int) -> int:
         return sum(len(track) for track in self.program.tracks[device])
@@ -126,8 +132,10 @@ class Machine:
             elif kind == FREE:
                 idle[number] = True
                 start(number, now)
-            else:
+            elif kind == NETWORK:
                 happen(now, number)
+            else:
+                self._end_on_host(number, base, now)
         return events
 
     def _start(self, device: int, now: float) -> None:
@@ -140,7 +148,9 @@ class Machine:
         if self.spread:
             seconds *= math.exp(self.random.gauss(0.0, self.spread))
         self.idle[device] = False
-        self.busy[device] += seconds
+        host = self.host_of.get(device, -1) if self.host_of else -1
+        if host < 0:
+            self.busy[device] += seconds
         taken = self.takes[number]
         if taken:
             now_bytes = self.now_bytes[device] + taken
@@ -148,10 +158,35 @@ class Machine:
             if now_bytes > self.peak[device]:  # noqa: PLR1730 - max() would cost a call per event
                 self.peak[device] = now_bytes
         if self.noted:
-            self.spans.append((device, number, self.step[device], now, seconds))
             self.memory.append((now, device, self.now_bytes[device]))
+            if host < 0:
+                self.spans.append((device, number, self.step[device], now, seconds))
+        if host >= 0:
+            self.running[device] = number, base, now
+            self.hosts[host].start(now, device, seconds)
+            self._next_on_host(host)
+            return
         self.number += 1
         heappush(self.heap, (now + seconds, self.number, END, number, base))
+
+    def _next_on_host(self, host: int) -> None:
+        """Schedule the end of the action that ends first on a shared host; who begins or ends before makes it void."""
+        end = self.hosts[host].next_end()
+        if end < math.inf:
+            self.number += 1
+            heappush(self.heap, (end, self.number, HOST, host, self.hosts[host].version))
+
+    def _end_on_host(self, host: int, version: int, now: float) -> None:
+        """Actions end on a shared host, unless others have begun or ended there since."""
+        if version != self.hosts[host].version:
+            return
+        ended = [(device, *self.running.pop(device)) for device in self.hosts[host].end(now)]
+        for device, number, base, began in ended:
+            self.busy[device] += now - began
+            if self.noted:
+                self.spans.append((device, number, self.step[device], began, now - began))
+            self._end(number, base, now)
+        self._next_on_host(host)
 
     def _next_of_stages(self, device: int, base: int) -> int:
         missing, at, tracks, gates = self.missing, self.at[device], self.program.tracks[device], self.program.gates[device]

@@ -16,11 +16,11 @@ from heapq import heappush
 from farflung.simulator.program import Message, Program
 from farflung.simulator.settings import SimulationSettings
 
-__all__ = ["ARRIVAL", "END", "FREE", "NETWORK", "Event", "FrameSpan", "Serial", "Shared"]
+__all__ = ["ARRIVAL", "END", "FREE", "HOST", "NETWORK", "Event", "FrameSpan", "Serial", "Shared"]
 
 #: Kinds of events: a value for action ``number`` of the step that begins at ``base`` arrives, that action ends, device
-#: ``number`` may go on, the network's own matter ``number``.
-ARRIVAL, END, FREE, NETWORK = 0, 1, 2, 3
+#: ``number`` may go on, the network's own matter ``number``, an action ends on the shared host ``number`` of version ``base``.
+ARRIVAL, END, FREE, NETWORK, HOST = 0, 1, 2, 3, 4
 #: (time, order among equals, kind, number, base). Arrivals come before ends of the same moment.
 Event = tuple[float, int, int, int, int]
 #: (link, step base, target action, bytes, posted, wire start, wire end, delivered)

@@ -62,6 +62,7 @@ class Program:
     ``always``, ``update``: bytes of memory per device, through the step and on top of that in the update. ``passing``: bytes
     on top while the device computes a stage's action (largest). ``uplink``, ``downlink``: bytes per second that all links
     of a device share, by device (infinite: no limit); ``region_uplink``, ``region_downlink`` by region of ``region``.
+    ``hosts``: (capacity, devices) of devices that slow each other down (``schedules.shared_host``).
     """
 
     devices: tuple[str, ...]
@@ -75,3 +76,4 @@ class Program:
     passing: tuple[float, ...] = ()
     update: tuple[float, ...] = ()
     caps: tuple[tuple[float, tuple[int, ...]], ...] = ()
+    hosts: tuple[tuple[float, tuple[int, ...]], ...] = ()

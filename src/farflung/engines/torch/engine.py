@@ -15,7 +15,7 @@ from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.initialize import initial_states
 from farflung.engines.torch.runner import TorchRunner
 from farflung.engines.torch.verify import verify_graph
-from farflung.engines.torch.warmup import measure_device
+from farflung.engines.torch.warmup import measure_device, measure_share
 from farflung.errors import InputError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
@@ -88,6 +88,12 @@ class TorchEngine:
         report = measure_device(device, peak_flops_per_second)
         HEAP.give_back()
         return report
+
+    def share(self, device: str, reference_seconds: float) -> float:
+        """See ``Engine.share``."""
+        found = measure_share(device, reference_seconds)
+        HEAP.give_back()
+        return found
 
     def _device(self, name: str) -> torch.device:
         return torch.device(name if name == "cpu" else choose_device(name, self.devices()).name)

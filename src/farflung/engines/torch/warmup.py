@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
@@ -16,7 +17,7 @@ from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
 
-__all__ = ["measure_device"]
+__all__ = ["measure_device", "measure_share"]
 
 #: Sizes of the matrix product whose best rate stands for the peak where nobody names it.
 _CPU_PRODUCT, _ACCELERATOR_PRODUCT = 512, 6144
@@ -26,6 +27,9 @@ _CPU_ROWS, _ACCELERATOR_ROWS = 128, 4096
 _BLOCKS = 4
 _REPEATS = 3
 _ROUNDS = 3
+#: Seconds from the begin of a common measurement until all processes compute, those that count, and those at its end in which
+#: nobody stops yet.
+_BEGIN, _COUNTED, _END = 0.3, 0.5, 0.1
 #: Times that many rounds are added where the times found make no sense.
 _TRIES = 4
 
@@ -39,7 +43,7 @@ def measure_device(device: str = "cpu", peak_flops_per_second: float | None = No
     Cost: some 0.5 s on one core.
     """
     place = torch.device(device)
-    models = [_Model(width, place) for width in (_CPU_WIDTHS if place.type == "cpu" else _ACCELERATOR_WIDTHS)]
+    models = _models(place)
     rate = 0.0
     for left in reversed(range(_TRIES)):
         for _ in range(_ROUNDS):
@@ -62,7 +66,43 @@ def measure_device(device: str = "cpu", peak_flops_per_second: float | None = No
         total_bytes=total,
         free_bytes=free,
         peak_flops_per_second=peak if peak_flops_per_second else max(peak, fit.factor * peak),
+        processors=_processors(place),
+        reference_seconds=sum(model.best for model in models),
     )
+
+
+def measure_share(device: str, reference_seconds: float) -> float:
+    """The share of the speed of ``measure_device`` that this process reaches now, while others measure at the same time.
+
+    The same small models are trained in turn. The average counts here, not the best: what is measured is how often others come
+    in between. Processes that begin within 0.1 s of each other all compute while each of them counts. Cost: 0.9 s.
+    """
+    begin = time.perf_counter()
+    place = torch.device(device)
+    models = _models(place)
+    ends: list[float] = []
+    while not ends or ends[-1] < begin + _BEGIN + _COUNTED + _END:
+        for model in models:
+            model.step()
+        ends.append(time.perf_counter())
+    counted = [end for end in ends if begin + _BEGIN <= end <= begin + _BEGIN + _COUNTED]
+    if len(counted) < 2:
+        counted = ends[-2:] if len(ends) > 1 else [begin, *ends]
+    return min(1.0, (len(counted) - 1) * reference_seconds / (counted[-1] - counted[0]))
+
+
+def _models(place: torch.device) -> list[_Model]:
+    return [_Model(width, place) for width in (_CPU_WIDTHS if place.type == "cpu" else _ACCELERATOR_WIDTHS)]
+
+
+def _processors(place: torch.device) -> tuple[str, ...]:
+    """What ``place`` computes on, as all processes of this host call it."""
+    if place.type == "cuda":
+        return (f"cuda {torch.cuda.get_device_properties(place).uuid}",)
+    if place.type != "cpu":
+        return (f"{place.type} {place.index or 0}",)
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return tuple(str(core) for core in sorted(cores))
 
 
 class _Model:
@@ -84,12 +124,16 @@ class _Model:
     def train(self) -> None:
         """Some micro-batches forward and backward (the loss comes to the host, so a GPU has finished)."""
         for _ in range(_REPEATS):
-            self._count += 1
-            start = time.perf_counter()
-            self._runner.forward(MicroBatch(0, self._count), {}, self._data)
-            self._runner.backward(MicroBatch(0, self._count), {}, 1.0)
-            synchronize(self._place)
-            self.best = min(self.best, time.perf_counter() - start)
+            self.step()
+
+    def step(self) -> None:
+        """One micro-batch."""
+        self._count += 1
+        start = time.perf_counter()
+        self._runner.forward(MicroBatch(0, self._count), {}, self._data)
+        self._runner.backward(MicroBatch(0, self._count), {}, 1.0)
+        synchronize(self._place)
+        self.best = min(self.best, time.perf_counter() - start)
 
 
 def _graph(width: int, rows: int) -> Graph:

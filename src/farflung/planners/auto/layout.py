@@ -74,7 +74,8 @@ class Context:
         self._chains: dict[tuple[str, tuple[int, ...]], Chain] = {}
         self._shares: dict[tuple[tuple[float, ...], tuple[int, ...]], list[Share]] = {}
         self._divided: dict[tuple[object, ...], tuple[int, ...] | None] = {}
-        self.speeds = [float(device.achieved) for device in self.topology.devices]
+        #: Of each device while all devices of its host compute.
+        self.speeds = [float(speed) for speed in self.topology.speeds]
         self._twins = _twins(self.topology)
 
     def problem_of(self, layout: Layout) -> Problem:
@@ -167,7 +168,7 @@ class Context:
         return Slot(
             kind=devices[0].kind,
             speed=sum(self.speeds[i] for i in group),
-            overhead=max(float(device.overhead) for device in devices) / count,
+            overhead=max(float(topology.devices[i].overhead) / topology.host_shares[i] for i in group) / count,
             memory=min(float(device.memory) for device in devices),
             into=(float(into[0]), float(into[1])),
             back=(float(back[0]), float(back[1])),
@@ -209,6 +210,6 @@ def _twins(topology: Topology) -> list[int]:
     numbers: dict[tuple[object, ...], int] = {}
     found = []
     for block, device in zip(topology.blocks.group.tolist(), topology.devices, strict=True):
-        key = (block, device.kind, device.achieved, device.memory, device.overhead)
+        key = (block, device.kind, device.achieved, device.memory, device.overhead, device.host)
         found.append(numbers.setdefault(key, len(numbers)))
     return found

@@ -210,7 +210,7 @@ class Quick:
         forward, backward, weight, update = [], [], [], []
         rate = UPDATE_FLOPS[problem.job.optimizer.name] / 4.0
         for unit in units:
-            span, speed = unit.span, self.context.speeds[unit.device]
+            span, speed = unit.span, float(self.devices[unit.device].achieved)
             overhead = float(self.devices[unit.device].overhead)
             ahead = span.forward / speed + span.forward_calls * overhead
             forward.append(ahead)
@@ -228,6 +228,7 @@ class Quick:
             weight=weight,
             scale=[size / largest for size in layout.sizes],
             share=[range(unit.first, unit.end) for unit in units],
+            hosts=self.topology.hosts,
         )
 
     def _edges(self, layout: Layout, problem: Problem, units: Sequence[_Unit]) -> list[TimedEdge]:

@@ -52,7 +52,7 @@ def device_orders(topology: Topology, nbytes: float) -> list[tuple[int, ...]]:
     """Orders of all devices, those that begin in the strongest clusters first, and one by speed alone."""
     clusters = [tuple(sorted(c, key=lambda i: _rank(topology, i))) for c in _clusters(topology, nbytes)]
     gaps = _gaps(topology, clusters, nbytes)
-    power = [sum(float(topology.devices[i].achieved) for i in cluster) for cluster in clusters]
+    power = [sum(float(topology.speeds[i]) for i in cluster) for cluster in clusters]
     begin = sorted(range(len(clusters)), key=lambda c: (-power[c], c))[:_BEGINNINGS]
     found = [tuple(i for c in _path(gaps, start) for i in clusters[c]) for start in begin]
     found.append(tuple(sorted(range(len(topology)), key=lambda i: _rank(topology, i))))
@@ -61,7 +61,7 @@ def device_orders(topology: Topology, nbytes: float) -> list[tuple[int, ...]]:
 
 def _rank(topology: Topology, index: int) -> tuple[float, float, int]:
     device = topology.devices[index]
-    return -float(device.achieved), -float(device.memory), index
+    return -float(topology.speeds[index]), -float(device.memory), index
 
 
 def _path(gaps: np.ndarray[tuple[int, int], np.dtype[np.float64]], start: int) -> list[int]:
@@ -77,7 +77,7 @@ def nearest(topology: Topology, count: int, nbytes: float) -> list[str]:
     """The names of ``count`` devices: the strongest region for its links, and the regions nearest to it; regions are units."""
     regions = list(topology.regions.values())
     gaps = _gaps(topology, regions, nbytes)
-    power = np.array([sum(float(topology.devices[i].achieved) for i in region) for region in regions])
+    power = np.array([sum(float(topology.speeds[i]) for i in region) for region in regions])
     best: tuple[float, list[int]] = (-1.0, [])
     for start in np.argsort(-power, kind="stable")[:16].tolist():
         order, chosen, reach = np.lexsort((np.arange(len(regions)), gaps[start])), list[int](), 0.0

@@ -1,0 +1,52 @@
+"""Workers that share the processors of one host, and how many of them reach their full speed at the same time.
+
+Workers share a host if they name the same host and have a processor in common, directly or through other workers. Containers that
+are pinned to different cores share none. The capacity of a host is what its workers measured together; for more workers than
+that, and before, it is the number of processors divided by the threads of a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farflung.protocol.members import Member
+
+__all__ = ["host_capacity", "host_groups", "host_names"]
+
+
+def host_groups(members: Sequence[Member]) -> list[list[Member]]:
+    """The sets of two members or more that share processors, each in the order of ``members``."""
+    groups: list[tuple[set[tuple[str, str, str]], list[Member]]] = []
+    for member in members:
+        offer = member.offer
+        own = (
+            {(offer.host, offer.kind, processor) for processor in offer.processors} if offer.host else set[tuple[str, str, str]]()
+        )
+        joined, others = (own, [member]), []
+        for processors, group in groups:
+            if processors & own:
+                joined = joined[0] | processors, [*group, *joined[1]]
+            else:
+                others.append((processors, group))
+        groups = [*others, joined]
+    place = {member.name: index for index, member in enumerate(members)}
+    return [sorted(group, key=lambda one: place[one.name]) for _, group in groups if len(group) > 1]
+
+
+def host_capacity(group: Sequence[Member], threads: int) -> float:
+    """How many of ``group``, which share processors, reach their full speed at once with ``threads`` each."""
+    measured = max(group, key=lambda member: member.measured_with)
+    if measured.measured_with >= len(group):
+        return measured.capacity
+    processors = {processor for member in group for processor in member.offer.processors}
+    cores = len(processors) / threads if group[0].offer.kind == "cpu" else float(len(processors))
+    return max(1.0, cores, measured.capacity)
+
+
+def host_names(members: Sequence[Member]) -> dict[str, tuple[str, list[Member]]]:
+    """For each member that shares processors: a name for its host, and all who share them."""
+    found: dict[str, tuple[str, list[Member]]] = {}
+    for group in host_groups(members):
+        name = f"host of {min(member.name for member in group)}"
+        found |= {member.name: (name, group) for member in group}
+    return found
