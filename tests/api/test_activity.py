@@ -1,0 +1,93 @@
+"""Progress of slow work on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from farflung.api.activity import Activity, TrainingProgress
+from farflung.telemetry import StepRecord
+
+
+def console(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=80)
+
+
+def printed(place: Console) -> str:
+    assert isinstance(place.file, io.StringIO)
+    return place.file.getvalue()
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(step=step, loss=2.5, seconds=0.5, elapsed=0.5, samples=1, predicted_seconds=0.4)
+
+
+def test_without_a_terminal_each_phase_is_one_line() -> None:
+    place = console(terminal=False)
+    with Activity(place) as activity:
+        activity.phase("connecting to the broker", silent=True)
+        activity.phase("capturing gpt [2]")
+        activity.update("capturing gpt, 50 %")
+        activity.say("a warning")
+    assert printed(place) == "capturing gpt [2]\na warning\n"
+
+
+def test_on_a_terminal_the_phase_has_a_live_line_that_is_cleared() -> None:
+    place = console(terminal=True)
+    with Activity(place) as activity:
+        activity.phase("capturing gpt [2]")
+        shown = Text.from_ansi(printed(place)).plain
+        assert "capturing gpt [2] 0:00:00" in shown
+        activity.phase("planning")
+        activity.say("a warning")
+    assert "a warning" in printed(place)
+    assert printed(place).endswith("\x1b[2K"), "the live line is erased"
+
+
+def test_ctrl_c_clears_the_live_line() -> None:
+    place = console(terminal=True)
+
+    def interrupted() -> None:
+        with Activity(place) as activity:
+            activity.phase("capturing gpt")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert printed(place).endswith("\x1b[2K")
+    assert "\x1b[?25h" in printed(place), "the cursor is shown again"
+
+
+def test_a_phase_without_a_text_ends_the_live_line() -> None:
+    place = console(terminal=True)
+    activity = Activity(place)
+    activity.phase("measuring")
+    activity.phase("")
+    assert printed(place).endswith("\x1b[2K")
+
+
+def test_steps_are_logged_ten_times_and_printed_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    place = console(terminal=False)
+    with caplog.at_level(logging.INFO, logger="farflung"):
+        progress = TrainingProgress(40, Activity(place))
+        for step in range(40):
+            progress(record(step))
+        progress.end()
+    assert len(caplog.messages) == 10
+    assert caplog.messages[0] == "step 4/40  loss 2.5000  500 ms/step (predicted 400 ms)  18.00 s left"
+    assert caplog.messages[-1] == "step 40/40  loss 2.5000  500 ms/step (predicted 400 ms)"
+    assert not printed(place)
+
+
+def test_steps_have_a_live_line_on_a_terminal() -> None:
+    place = console(terminal=True)
+    progress = TrainingProgress(2, Activity(place))
+    assert "waiting for the first step" in printed(place)
+    progress(record(0))
+    progress(record(1))
+    progress.end()
+    assert printed(place).endswith("\x1b[2K")
