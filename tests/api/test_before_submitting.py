@@ -90,21 +90,21 @@ def test_devices_that_are_not_used_are_named(tmp_path: Path) -> None:
     topology = Topology.preset("homogeneous-2")
     planned = plan_run(bundle_job(job, base=tmp_path), topology)
     (unused,) = set(topology.names) - set(planned.plan.devices)
-    assert f"not used: {unused} (the job asks for workers = 1)" in planned.explanation
+    assert f"unused: {unused} (the job sets workers = 1)" in planned.explanation
     many = plan_run(bundle_job(job.model_copy(update={"workers": None}), base=tmp_path), Topology.preset("homogeneous-64"))
-    assert "(the model has no more parts to give)" in many.explanation
+    assert "(the model cannot be cut into more stages)" in many.explanation
     some = job.model_copy(update={"workers": None, "limits": LimitSpec(stages=2, exclude=("device-7",))})
     lines = plan_run(bundle_job(some, base=tmp_path), Topology.preset("homogeneous-8"), planner=Auto()).explanation.splitlines()
-    assert lines[-1] == "not used: device-7 (the job's limits leave them out)"
-    assert "no more parts to give" not in lines[-2], "the model has more"
-    assert lines[-2].startswith("not used: ")
+    assert lines[-1] == "unused: device-7 (excluded by the limits of the job)"
+    assert "cannot be cut" not in lines[-2], "the model has more"
+    assert lines[-2].startswith("unused: ")
     pairs = make_job({"model": MODEL, "micro_batch_sizes": [1, 1], "plan": {"planner": "equal_number", "replicas": 2}})
     three = plan_run(bundle_job(pairs, base=tmp_path), Topology.preset("homogeneous-3"))
-    assert three.explanation.splitlines()[-1].endswith("(they do not make up another stage with as many replicas)")
+    assert three.explanation.splitlines()[-1].endswith("(2 idle devices are needed for one more stage with 2 replicas)")
     four = replace(three, topology=Topology.preset("homogeneous-4"))
-    assert "(equal_number expects no shorter step with them" in four.explanation
+    assert "(equal_number predicts no shorter step with more devices" in four.explanation
     both = plan_run(bundle_job(job.model_copy(update={"workers": 2}), base=tmp_path), topology)
-    assert "not used" not in both.explanation
+    assert "unused" not in both.explanation
 
 
 TEXT = {"kind": "text", "path": "corpus", "sequence": 8}

@@ -61,10 +61,10 @@ def test_a_slow_link_is_what_binds() -> None:
     found = reasons(case(network([1e9, 1e9], 1e5)))
     assert found.held[0].what == "twice the rate between d0 and d1"
     assert 1.7 < found.held[0].factor <= 2.01
-    assert found.text.startswith("what binds: twice the rate between d0 and d1 would shorten the step of this plan to ")
+    assert found.text.startswith("bottleneck: twice the rate between d0 and d1 would shorten the step of this plan to ")
     assert found.changes[1].what == "double d0 d1"
     assert found.changes[1].factor >= found.held[0].factor - 1e-9
-    assert "memory does not bind" in found.memory
+    assert "memory does not limit the plan" in found.memory
 
 
 def test_a_line_that_all_links_share_is_what_binds() -> None:
@@ -80,31 +80,31 @@ def test_a_slow_device_is_what_binds_and_another_like_it_helps() -> None:
     assert found.changes[0].what == "add 1 like d1"
     assert found.changes[0].factor > 1.1
     assert found.changes[0].devices == 3
-    assert "a better plan: " in found.text  # equal shares are wrong for unequal devices
+    assert "better planner: " in found.text  # equal shares are wrong for unequal devices
 
 
 def test_the_next_best_plan_is_named_and_equal_plans_are_told() -> None:
     found = reasons(case(network([1e8], 1e9), planner="equal_compute"))
     assert {one.name for one in found.alternatives if one.note == "the same plan"} >= {"equal_number", "op_fence"}
-    assert "next best: " in found.text
+    assert "next best planner: " in found.text
     assert "(as long)" in found.text
     assert found.to_dict()["seconds"] == found.seconds
 
 
 def test_it_says_when_all_others_make_the_same_plan() -> None:
     same = [Alternative(name=name, seconds=2.0, note="the same plan") for name in ("auto", "dtfm")]
-    none = Alternative(name="hybrid_ps", seconds=float("inf"), note="has no plan")
+    none = Alternative(name="hybrid_ps", seconds=float("inf"), note="finds no plan")
 
     def told(*others: Alternative) -> list[str]:
         found = Reasons(seconds=2.0, held=(), memory="", waiting="", alternatives=others)
-        return [line for line in found.text.splitlines() if "next best" in line or "then" in line]
+        return [line for line in found.text.splitlines() if "next" in line]
 
-    assert told(*same) == ["next best: none; all other planners make the same plan"]
+    assert told(*same) == ["next best planner: none; all other planners make the same plan"]
     assert told(*same, none) == [
-        "next best: none; all other planners that have a plan make the same plan",
-        "  then: hybrid_ps has no plan",
+        "next best planner: none; all other planners that find a plan make the same plan",
+        "  next: hybrid_ps finds no plan",
     ]
-    assert told(none) == ["next best: no other planner has a plan that fits"]
+    assert told(none) == ["next best planner: none; no other planner finds a plan that fits"]
 
 
 def test_planners_that_there_is_no_time_for_are_named() -> None:
@@ -134,11 +134,11 @@ def test_without_changes_no_planner_is_asked() -> None:
 def test_memory_that_binds_is_told() -> None:
     whole = case(network([1e8, 1e8], 1e9))
     spared = case(network([1e8, 1e8], 1e9), job=JOB.model_copy(update={"plan": PlanSpec(recompute="always")}))
-    assert "all stages recompute, as the job asks" in reasons(spared, changes=False).memory
+    assert "all stages recompute activations, as the job sets" in reasons(spared, changes=False).memory
     needs = [one.estimate.devices[0].memory_bytes for one in (spared, whole)]
     assert needs[0] < needs[1]
     found = reasons(case(network([1e8, 1e8], 1e9, sum(needs) / 2)), changes=False)
-    assert "it binds: stages 0 recompute, which costs up to " in found.memory
+    assert "memory limits the plan: stages 0 recompute activations, which costs up to " in found.memory
 
 
 def exactly(topology: Topology) -> Plan:

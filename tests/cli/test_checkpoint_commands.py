@@ -77,13 +77,13 @@ def test_push_and_pull(broker: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     url, out = (tmp_path / "bucket").as_uri() + "/run-1", tmp_path / "back"
     code, said, _ = run(["checkpoint", "push", "run-1", url], capsys)
     assert code == 0
-    assert re.fullmatch(rf"step 4: at {url} \(\d+ B sent\)\n", said), said
-    assert run(["checkpoint", "push", "run-1", url], capsys)[1] == f"step 4: at {url} (0 B sent)\n"
+    assert re.fullmatch(rf"step 4: copied to {url} \(\d+ B sent\)\n", said), said
+    assert run(["checkpoint", "push", "run-1", url], capsys)[1] == f"step 4: copied to {url} (0 B sent)\n"
     assert run(["checkpoint", "push", "run-1", url, "--step", "2"], capsys)[0] == 0
     code, said, _ = run(["checkpoint", "pull", url, out], capsys)
     assert code == 0
-    assert re.fullmatch(rf"step 4: whole, \d+ B in {out}\n", said), said
-    assert run(["checkpoint", "verify", out], capsys)[1].startswith("step 4: whole")
+    assert re.fullmatch(rf"step 4: complete, \d+ B in {out}\n", said), said
+    assert run(["checkpoint", "verify", out], capsys)[1].startswith("step 4: complete")
     assert run(["checkpoint", "pull", url, out, "--step", "2"], capsys)[0] == 0
     listed = json.loads(run(["checkpoint", "list", out, "--json"], capsys)[1])
     assert [row["ledger"]["samples"] for row in listed] == [16, 32]
@@ -93,7 +93,7 @@ def test_push_and_pull(broker: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "empty/checkpoints").mkdir(parents=True)
     code, _, error = run(["checkpoint", "push", tmp_path / "empty", url], capsys)
     assert code == 11
-    assert "holds no whole checkpoint" in error
+    assert "has no complete checkpoint" in error
 
 
 def test_list_shows_damage(broker: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +118,7 @@ def test_unknown_runs_list_the_known(broker: Path, capsys: pytest.CaptureFixture
 def test_verify_finds_a_flipped_bit(broker: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["checkpoint", "verify", "run-1"], capsys)
     assert code == 0
-    assert out.count("whole") == 2
+    assert out.count("complete") == 2
     shard = next((broker / "runs/run-1/checkpoints/step-0000000002").glob("w0-*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
@@ -127,8 +127,8 @@ def test_verify_finds_a_flipped_bit(broker: Path, capsys: pytest.CaptureFixture[
     assert code == 11
     assert "step 2: " in out
     assert "is corrupt" in out
-    assert "step 4: whole" in out
-    assert err.strip() == "farflung: damaged: 1 checkpoint of 2; use one that is whole"
+    assert "step 4: complete" in out
+    assert err.strip() == "farflung: damaged: 1 checkpoint of 2; use a complete one"
     assert run(["checkpoint", "verify", "run-1", "--step", "4"], capsys)[0] == 0
     assert "has no whole checkpoint of step 3: there are 2, 4" in run(["checkpoint", "verify", "run-1", "--step", "3"], capsys)[2]
 
@@ -189,7 +189,7 @@ def test_an_export_does_not_write_over_what_is_there(broker: Path, tmp_path: Pat
     for place, more in ((out, ()), (broker, ("--transformers",))):
         code, _, err = run(["checkpoint", "export", "run-1", place, *more], capsys)
         assert code == 2
-        assert err == f"farflung: {place} is there already: name another place, or pass --force to write over it\n"
+        assert err == f"farflung: {place} exists already: choose another path, or pass --force to overwrite it\n"
     assert out.read_text() == "mine"
     assert run(["checkpoint", "export", "run-1", out, "--force"], capsys)[0] == 0
     assert sorted(safetensors.numpy.load_file(out)) == ["a", "b", "tied"]

@@ -147,7 +147,7 @@ def cluster(place: Path, *names: str) -> Iterator[Cluster]:
 
 def running(submitted: Program) -> tuple[str, Path]:
     """The run's name and folder, once it has a checkpoint."""
-    found = submitted.until(r"(run-\w+): [^;]+; its folder at the broker is (\S+)")
+    found = submitted.until(r"(run-\w+): [^;]+; folder on the broker: (\S+)")
     submitted.until("checkpoint after step")
     return found[1], Path(found[2])
 
@@ -158,7 +158,7 @@ def test_from_broker_to_checkpoint(tmp_path: Path) -> None:
     with cluster(tmp_path, "a", "b") as made:
         submitted = made.submit("first", steps=4, workers=2)
         text = submitted.ends_cleanly(0)
-        folder = Path(re.search(r"its folder at the broker is (\S+)", text)[1])  # type: ignore[index]
+        folder = Path(re.search(r"folder on the broker: (\S+)", text)[1])  # type: ignore[index]
         assert "finished after 4 steps" in text
         assert (folder / "report.html").exists()
         assert CheckpointReader.from_folder(folder / "checkpoints").manifest.step == 4
@@ -232,14 +232,14 @@ def test_interrupts_in_mid_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         submitted = made.submit("long", steps=100_000, workers=2)
         run, folder = running(submitted)
         submitted.kill(signal.SIGINT)
-        told = f"farflung: {run} goes on: farflung watch {run} shows it again, farflung stop {run} ends it"
+        told = f"farflung: {run} continues without you: farflung watch {run} follows it, farflung stop {run} stops it"
         assert told in submitted.ends_cleanly(130, SOON)
         # inside an emulated cluster the run has no more time than that
         monkeypatch.setenv("FARFLUNG_EMULATED", "home-lab")
         emulated = made.start("emulated", "watch", run)
         emulated.until("checkpoint after step")
         emulated.kill(signal.SIGINT)
-        assert f"farflung: {run} ends with the emulated cluster; checkpoint.resume takes up" in emulated.ends_cleanly(130, SOON)
+        assert f"farflung: {run} ends with the emulated cluster; checkpoint.resume continues" in emulated.ends_cleanly(130, SOON)
         monkeypatch.delenv("FARFLUNG_EMULATED")
         watched = made.start("watch", "watch", run)
         watched.until("checkpoint after step")
@@ -254,6 +254,6 @@ def test_interrupts_in_mid_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         running(second)
         made.workers["b"].kill(signal.SIGINT)
         assert "b: left" in made.workers["b"].ends_cleanly(0, SOON)
-        second.until("worker b leaves; its part is handed over")
+        second.until("worker b leaves; other workers take over its part")
         second.kill(signal.SIGINT)
         second.ends_cleanly(130, SOON)

@@ -251,7 +251,7 @@ def test_runs_are_stopped_by_the_pages(pages: Pages) -> None:
     for line, told in (("farflung stop RUN", "stopping after the current step"), ("farflung stop RUN --now", "stopped")):
         pages.job("corpus", steps=100_000)
         long = pages.start("farflung submit job.toml")
-        pages.names["RUN"] = long.until(r"(run-\w+): [^;]+; its folder at the broker is \S+")[1]
+        pages.names["RUN"] = long.until(r"(run-\w+): [^;]+; folder on the broker: \S+")[1]
         long.until("step 2")
         assert told in pages.type(line)
         assert "stopped after" in long.ends_cleanly(0)
@@ -294,6 +294,6 @@ def test_owners_by_the_pages(pages: Pages) -> None:
 
 
 def by_run(text: str) -> str:
-    found = re.search(r"(run-\w+): [^;]+; its folder at the broker is \S+", text)
+    found = re.search(r"(run-\w+): [^;]+; folder on the broker: \S+", text)
     assert found, text
     return found[1]

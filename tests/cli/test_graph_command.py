@@ -42,7 +42,7 @@ def test_text_dot_svg_and_the_document(job: Path, tmp_path: Path, capsys: pytest
     code, out, err = run(["graph", job, "--level", "block"], capsys)
     assert code == 0
     assert "blocks.1" in out
-    assert "capturing gpt" in err
+    assert "capturing the model gpt" in err
     code, out, _ = run(["graph", job, "--format", "json"], capsys)
     graph = Graph.from_json(out)
     assert graph.name == "gpt"

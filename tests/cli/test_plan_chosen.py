@@ -26,7 +26,7 @@ def test_codecs_of_links_have_their_reasons(tmp_path: Path, capsys: pytest.Captu
     assert "codecs for training from scratch, error 0.2:" in out
     assert "1 -> 2, values: quantized(bits=4, block=256, rotate=1, scale=normal) in" in out
     assert "2 -> 1, gradients: quantized(bits=3, block=256, rotate=1, scale=normal) in" in out
-    assert "where 0.24 is borne" in out
+    assert "at most 0.24 allowed" in out
     assert "codecs for" not in planned(tmp_path, '[codec]\nname = "int8"\n', "--explain", capsys)
 
 

@@ -38,16 +38,23 @@ def test_words_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     code, out, err = run([*base, "--explain", "--draw", page], capsys)
     assert code == 0
     assert f"drawn: {page}" in err
-    for words in ("what binds: ", "waiting: ", "memory: ", "a better plan: ", 'planned anew with "add 1 like '):
+    for words in ("bottleneck: ", "idle time: ", "memory: ", "better planner: ", 'a new plan with --what-if "add 1 like '):
         assert words in out
         assert words.split('"')[0] in page.read_text()
     assert "Plan of tiny" in page.read_text()
     code, out, _ = run([*base, "--draw", picture], capsys)
-    assert "why, and what more would bring: --explain" in out
+    assert out.startswith("predicted step: "), "the answer comes first"
+    lines = out.splitlines()
+    assert [line.partition(":")[0] for line in lines[1:6]] == ["stages", "devices", "memory", "bottleneck", "to speed it up"]
+    assert "equation" not in out
+    assert lines[-1].startswith("more: -v prints all tables, --explain ")
+    code, details, _ = run([*base, "-v"], capsys)
+    assert details.splitlines()[:6] == lines[:6]
+    assert "(FusionLLM, equation 2)" in details
     ET.parse(picture)
     code, out, _ = run([*base, "--no-explain"], capsys)
     assert "stage" in out
-    assert "what binds: " not in out
+    assert "idle time: " not in out
     code, out, _ = run([*base, "--no-explain", "--json"], capsys)
     assert set(json.loads(out)) == {"plan", "estimate"}
     code, out, _ = run([*base, "--explain", "--json"], capsys)
@@ -70,8 +77,8 @@ def test_deaths_are_a_number_of_the_plan_and_of_the_simulation(tmp_path: Path, c
     given = ["simulate", plan, "--job", job, *base]
     code, out, _ = run([*given, "--mtbf", "10 min", "--recovery", "20 s", "--away", "2 min", "--deaths", "500"], capsys)
     assert code == 0
-    assert "survives: a death may take the newest states" in out
-    assert "injected: 500 deaths in " in out
+    assert "machine deaths: a single death can lose the newest state of a stage" in out
+    assert "simulated deaths: 500 deaths in " in out
     code, out, _ = run([*given, "--mtbf", "10 min", "--deaths", "50", "--json"], capsys)
     assert json.loads(out)["faults"]["injected"]["deaths"] == 50
     code, _, err = run([*given, "--deaths", "5"], capsys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import cast
 
 import pytest
@@ -20,6 +21,8 @@ from farflung.telemetry import CodecUse, EvaluationRecord, RunResult, StepRecord
 from farflung.wire.frames import Frame
 
 WIDE = "stage  device  " + "modules of a long name  " * 6
+LINE = "plan: 2 stages on laptop, office; predicted step 1.50 s (2 samples/s); bottleneck: computing on office"
+TEXTS = {"summary": LINE, "explanation": WIDE}
 PLAN = Plan(
     graph_hash="0" * 64,
     planner="op_fence",
@@ -45,7 +48,7 @@ def step(number: int, seconds: float = 2.0) -> StepRecord:
 
 def frames(steps: int = 4, result: RunResult | None = None) -> Iterator[Frame]:
     yield Frame("job", {"name": "j", "steps": steps, "workers": 2})
-    plan = {"plan": plan_to_json(PLAN), "addresses": {}, "predicted": 1.5, "explanation": WIDE, "first_step": 0}
+    plan = {"plan": plan_to_json(PLAN), "addresses": {}, "predicted": 1.5, **TEXTS, "first_step": 0}
     yield Frame("planned", plan)
     yield Frame("started", {"run": "run-1"})
     for number in range(steps):
@@ -67,10 +70,10 @@ class Watched:
         return self.told
 
 
-def shown(told: Iterator[Frame], *, terminal: bool = False) -> tuple[str, RunResult]:
+def shown(told: Iterator[Frame], *, terminal: bool = False, verbose: bool = False) -> tuple[str, RunResult]:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=80)
-    result = show_run(cast(Client, Watched(told)), "run-1", console=console)
+    result = show_run(cast(Client, Watched(told)), "run-1", console=console, view=RunView(verbose=verbose))
     return out.getvalue(), result
 
 
@@ -109,9 +112,7 @@ def test_it_says_when_a_slower_replica_rests() -> None:
         sync=SyncPlan(strategy="diloco", settings=(("by_speed", True), ("sync_every", 2)), layers=((),), local_steps=(2, 1)),
     )
     view = RunView()
-    view.take(
-        Frame("planned", {"plan": plan_to_json(plan), "addresses": {}, "predicted": 1.5, "explanation": WIDE, "first_step": 0})
-    )
+    view.take(Frame("planned", {"plan": plan_to_json(plan), "addresses": {}, "predicted": 1.5, **TEXTS, "first_step": 0}))
     for samples, rests in ((4, False), (2, True)):
         record = replace(step(samples), samples=samples, link_bytes={(0, 0): 10})
         view.take(Frame("record", {"line": record.to_line()}))
@@ -128,7 +129,7 @@ def test_before_the_first_step_it_says_what_it_waits_for() -> None:
     told = frames()
     view.take(next(told))
     view.take(next(told))
-    assert view.line() == "waiting for workers to get ready"
+    assert view.line() == "preparing the workers: weights and data"
     view.take(next(told))
     assert view.line() == "waiting for the first step"
 
@@ -150,10 +151,25 @@ def test_the_picture_shows_each_link_and_what_its_codec_spares() -> None:
 def test_a_file_gets_whole_lines_however_long() -> None:
     text, result = shown(frames(result=RunResult(status="finished", steps=4, seconds=8.0, checkpoint="/c" * 60)))
     lines = text.splitlines()
-    assert WIDE in lines
+    assert lines[0] == LINE
     assert "evaluation after step 4: loss 2.0000, perplexity 7.39, accuracy 50.0%" in lines
     assert lines[-1] == f"run-1: finished after 4 steps in 8.00 s; checkpoint {'/c' * 60}"
     assert result.steps == 4
+
+
+def test_the_plan_is_one_line_and_its_tables_and_details_need_verbose() -> None:
+    done = RunResult(status="finished", steps=4, seconds=8.0)
+    notes = [
+        Frame("note", {"text": "a: 2 copies of the state: 1.79 MB", "detail": True}),
+        Frame("note", {"text": "a died"}),
+    ]
+    plain, _ = shown(chain(notes, frames(result=done)))
+    assert plain.splitlines()[:2] == ["a died", LINE]
+    assert WIDE not in plain
+    assert "copies" not in plain
+    verbose, _ = shown(chain(notes, frames(result=done)), verbose=True)
+    assert WIDE in verbose.splitlines()
+    assert "a: 2 copies of the state: 1.79 MB" in verbose
 
 
 def test_long_runs_print_a_line_for_every_tenth() -> None:
@@ -180,7 +196,7 @@ def test_a_failed_run_raises_its_cause() -> None:
 
 
 def test_a_broker_that_falls_silent_is_an_error() -> None:
-    with pytest.raises(TrainingError, match="stopped telling about it; see farflung status"):
+    with pytest.raises(TrainingError, match="sends no more news of this run; see farflung status"):
         shown(frames())
 
 
@@ -196,3 +212,42 @@ def test_say_takes_brackets_as_they_are() -> None:
     say(console, "a [bold]word[/bold] " * 5)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == "a [bold]word[/bold] " * 5 + "\n"
+
+
+def test_each_phase_before_the_first_step_is_shown_while_it_lasts() -> None:
+    view = RunView()
+    planned, started = list(frames())[1:3]
+
+    def shown_after(frame: Frame) -> str:
+        view.take(frame)
+        console = Console(file=io.StringIO(), width=100)
+        console.print(view.render())
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    assert "planning for a, b  0 s" in shown_after(Frame("planning", {"members": ["a", "b"]}))
+    assert "preparing the workers: weights and data" in shown_after(planned)
+    assert "preparing the workers: 1 of 2 are ready" in shown_after(Frame("ready", {"name": "laptop"}))
+    assert "waiting for the first step" in shown_after(started)
+    view.steps = 2
+    assert "waiting" not in shown_after(Frame("record", {"line": step(0).to_line()}))
+    assert "planning for a  0 s" in shown_after(Frame("planning", {"members": ["a"]})), "after a loss, below the last step"
+    assert "finishing: last checkpoint and evaluation" in shown_after(Frame("record", {"line": step(1).to_line()}))
+
+
+def test_a_file_gets_a_line_when_the_workers_are_ready() -> None:
+    text, _ = shown(frames(result=RunResult(status="finished", steps=4, seconds=8.0)))
+    assert text.splitlines()[1].startswith("the workers are ready after ")
+    assert text.count("training starts") == 1
+
+
+def test_ctrl_c_leaves_no_live_line() -> None:
+    def interrupted() -> Iterator[Frame]:
+        yield from list(frames())[:3]
+        raise KeyboardInterrupt
+
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80)
+    with pytest.raises(KeyboardInterrupt):
+        show_run(cast(Client, Watched(interrupted())), "run-1", console=console)
+    assert out.getvalue().endswith("\x1b[2K")

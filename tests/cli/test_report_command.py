@@ -53,6 +53,6 @@ def test_after_submit(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run-1", "first")
     assert report_here(folder) == f"report: {folder / 'report.html'}"
     elsewhere = tmp_path / "elsewhere"
-    assert report_here(elsewhere) == f"for the report, on the broker's machine: farflung report {elsewhere}"
+    assert report_here(elsewhere) == f"report: run on the broker's machine: farflung report {elsewhere}"
     started = run_folder(tmp_path / "run-2", "second", losses=())
     assert report_here(started) == "", "a run that ended before its first step has its cause, and no report"

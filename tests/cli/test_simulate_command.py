@@ -53,7 +53,7 @@ def test_a_plan_shows_relays_and_refuses_where_there_is_none(tmp_path: Path, cap
     base: list[str | Path] = ["plan", job, "--planner", "equal_number", "--topology"]
     code, out, _ = run([*base, far], capsys)
     assert code == 0
-    assert "a and b can't dial each other: what they exchange goes through r (10 MB/s, 10 ms there; 10 MB/s, 10 ms back)" in out
+    assert "a and b cannot connect directly: their traffic goes through r (10 MB/s, 10 ms there; 10 MB/s, 10 ms back)" in out
     code, out, _ = run([*base, far, "--json"], capsys)
     assert json.loads(out)["relays"][0]["relays"] == ["r"]
     code, _, err = run([*base, near], capsys)
@@ -152,7 +152,7 @@ def test_plan_compares_what_could_be(tmp_path: Path, capsys: pytest.CaptureFixtu
     code, out, _ = run([*base, *changes], capsys)
     assert code == 0
     rows = out.split("what if", 1)[1].splitlines()
-    assert [row.split("  ")[0] for row in rows[1:4]] == ["as it is", "remove east", "add 1 like west-0"]
+    assert [row.split("  ")[0] for row in rows[1:4]] == ["no change", "remove east", "add 1 like west-0"]
     code, out, _ = run([*base, *changes, "--json", "--exclude", "west-0", "--stages", "1"], capsys)
     body = json.loads(out)
     assert body["plan"]["planner"] == "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -36,10 +36,12 @@ RUNS = [
 
 
 class Broker:
-    """What a client's broker would answer."""
+    """What a client's broker would answer, with ``more`` in addition."""
+
+    more: ClassVar[dict[str, Any]] = {}
 
     def status(self) -> dict[str, Any]:
-        return {"members": [MEMBER], "runs": RUNS}
+        return {"members": [MEMBER], "runs": RUNS, **self.more}
 
     def close(self) -> None:
         pass
@@ -57,7 +59,7 @@ def test_a_run_is_one_short_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     lines = out.splitlines()
     assert len(lines) == 6
     assert lines[3].endswith("step 4/4  loss 2.5000")
-    assert lines[4].endswith("4 GB (most... (all of it: status RUN)")
+    assert lines[4].endswith("4 GB (most... (see: status RUN)")
     assert lines[5].endswith("  short")
     assert max(map(len, lines)) < 160
 
@@ -87,7 +89,16 @@ def test_a_worker_is_shown_with_what_its_warm_up_found(
     _, out, _ = status(monkeypatch, capsys)
     line = next(line for line in out.splitlines() if "attic" in line and "192.0.2.1" in line)
     assert "40 GFLOP/s" in line
-    assert line.endswith("lambda 0.62, 25 us per operator  standby")
+    assert line.endswith("  standby")
+    _, out, _ = status(monkeypatch, capsys, "--verbose")
+    assert "  standby  (reaches 62% of its peak speed, 25 us per operator)" in out
+
+
+def test_the_whole_cause_of_a_lost_worker_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    cause = "lost desk: the connection broke off (check that its machine is up)"
+    monkeypatch.setattr(Broker, "more", {"gone": [{"name": "desk", "cause": cause}]})
+    _, out, _ = status(monkeypatch, capsys)
+    assert out.splitlines()[2].endswith(f"gone  {cause}")
 
 
 def test_one_run_is_shown_with_time_evaluation_and_checkpoint(

@@ -48,7 +48,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("submit job.toml --emulate", "--emulate makes links as slow as a topology says: add --topology FILE"),
+        ("submit job.toml --emulate", "--emulate needs the links of a topology: add --topology FILE"),
         ("profile --home nowhere", "(looked for nowhere/submit-ticket; --home names another broker's folder)"),
         ("emulate two-laptops --counters --every '0 s' -- true", "--every must be more than 0, got '0 s'; write e.g. \"2 s\""),
         ("join @nowhere", "there is no file 'nowhere' that could hold a ticket: check the path after @"),
@@ -73,7 +73,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             "plan job.toml --topology two-laptops --mtbf '6 h'",
-            "--mtbf is for what deaths cost, which --explain tells: add",
+            "--mtbf needs --explain, which estimates the cost of machine deaths: add",
         ),
         ("plan job.toml --topology two-laptops --explain --mtbf abc", "--mtbf: cannot read 'abc' as a duration"),
         ("emulate true", "'true' is where the topology belongs: write farflung emulate TOPOLOGY -- true ..."),

@@ -69,14 +69,14 @@ def test_replicas_keep_the_newest_weights_and_memory_lets_the_others_go_on() -> 
     plan = planned(topology, job)
     found = survival(plan, topology, job, estimate(GRAPH, plan, topology, job))
     assert (found.copies, found.in_memory, found.goes_on, found.checkpointed) == (3, 2, 5, True)
-    assert "any 2 deaths at once leave a copy of every stage's newest states" in found.text
-    assert "after any 5 deaths at once the others have memory to go on" in found.text
+    assert "any 2 deaths at once leave a copy of the newest state of each stage" in found.text
+    assert "after any 5 deaths at once, the remaining machines have enough memory to continue" in found.text
     mixed = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], replicas=())))
     weak = survival(mixed, topology, job, estimate(GRAPH, mixed, topology, job))
     assert (weak.copies, weak.weakest, weak.in_memory) == (1, (1,), 0)
     assert "stage 1 has one copy" in weak.text
     assert (weak.guarded, weak.round_seconds > 0) == (1, True), "the only holder's states are copied to another machine"
-    assert "any death leaves copies of it that are at most" in weak.text
+    assert "any death leaves copies that are at most" in weak.text
     none = job.model_copy(update={"copies": 0})
     assert survival(mixed, topology, none, estimate(GRAPH, mixed, topology, none)).guarded == 0
 
@@ -91,7 +91,7 @@ def test_only_devices_that_the_limits_allow_can_take_over() -> None:
     for limits in (LimitSpec(exclude=("d1",)), LimitSpec(unreliable="avoid")):
         alone = survival(plan, shaky, job.model_copy(update={"limits": limits}), found)
         assert alone.goes_on == 0, limits
-        assert "after the death of the largest machine it waits for another" in alone.text
+        assert "after the death of the largest machine, the run waits for another machine" in alone.text
 
 
 def test_silence_is_that_of_the_leases() -> None:
@@ -113,9 +113,9 @@ def test_what_the_job_and_the_memory_do_to_survival() -> None:
     assert survival(plan, topology, job.model_copy(update={"workers": 2}), found).goes_on == 1
     stop = survival(plan, topology, job.model_copy(update={"on_loss": "stop"}), found)
     assert stop.goes_on == 0
-    assert 'the run ends on the first (on_loss = "stop")' in stop.text
+    assert 'the run ends on the first death (on_loss = "stop")' in stop.text
     bare = job.model_copy(update={"checkpoint": CheckpointSpec(recover_every=0)})
-    assert "it begins anew" in survival(plan, topology, bare, found).text
+    assert "without checkpoints, the run starts again" in survival(plan, topology, bare, found).text
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_rates_come_from_the_topology_and_then_from_the_option() -> None:
     assert failure_rates(plan, topology, 60.0) == {"d0": 1 / 3600, "d1": 1 / 60}
     found = fault_model(plan, topology, JobSpec(micro_batch_sizes=(4, 4)), estimate(GRAPH, plan, topology))
     assert found.rate == pytest.approx(1 / 3600)
-    assert "of the undisturbed" in found.text
+    assert "of the throughput without deaths" in found.text
     assert "a death every 1 h 0 min on average" in found.text
     assert "no machine of this plan has a failure rate" in replace(found, rates={}).text
 
@@ -169,7 +169,7 @@ def test_copies_spare_the_steps_since_the_checkpoint() -> None:
     found = fault_model(plan, topology, job, estimate(GRAPH, plan, topology, job), mtbf=600.0)
     assert found.spared == set(plan.devices)
     assert found.share > 1.01 * replace(found, spared=frozenset()).share
-    assert "for the case of several deaths at once" in found.text
+    assert "needed after several deaths at once only" in found.text
     mixed = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], replicas=())))
     assert fault_model(mixed, topology, job, estimate(GRAPH, mixed, topology, job)).spared == set(plan.stages[0].devices)
     apart = replace(plan, sync=SyncPlan(strategy="diloco"))

@@ -96,8 +96,8 @@ def test_what_a_server_keeps_for_its_helpers_by_hand():
     assert kept[1] == weight + slices * 2 * VALUE + (slices + 1) * weight
     more = [two.memory_bytes - one.memory_bytes for one, two in zip(alone.stages, helped.stages, strict=True)]
     assert more == pytest.approx(kept)
-    assert "are kept for its helpers" in explain(helped)
-    assert "helpers" not in explain(alone)
+    assert "memory for helpers: up to " in explain(helped)
+    assert "memory for helpers" not in explain(alone)
 
 
 def test_what_a_delayed_update_hides_by_hand():
@@ -113,9 +113,9 @@ def test_what_a_delayed_update_hides_by_hand():
     assert helped_lines(plan, graph, pieces, everybody, JOB, 1.0) == []
     exact, late = (helped_lines(plan, graph, pieces, everybody, job, 1.0)[0] for job in (HELPED, delayed))
     assert f"stage 0 {Bytes(weight)} ({Seconds(seconds)} to d3)" in exact
-    told = f"behind the step before, up to {Seconds(seconds)}"
-    assert exact.endswith(f"optimizer.delayed would hide this {told}, and change the result")
-    assert late.endswith(f"optimizer.delayed hides this {told}")
+    told = f"behind the previous step, up to {Seconds(seconds)}"
+    assert exact.endswith(f"optimizer.delayed would hide this transfer {told}, and change the result")
+    assert late.endswith(f"optimizer.delayed hides this transfer {told}")
 
 
 def test_a_hybrid_plan_that_would_not_fit_is_not_made():
@@ -175,12 +175,12 @@ def test_the_explanation_and_the_dictionary_say_the_same():
     graph = chain()
     found = estimate(graph, plan_of(graph, JOB), topology(), JOB)
     text = explain(found)
-    assert "predicted step: " in text
-    assert "bound by the link" in text
+    assert "predicted step with backwards and updates: " in text
+    assert "bottleneck: the link" in text
     assert "e+" not in text
     for equation in ("equation 2", "equation 3", "equation 4", "equation 8"):
         assert text.count(equation) == 1
-    assert "values on the way forward / gradients on the way back" in text
+    assert "activations forward / gradients backward" in text
     assert "d0 -> d1" in text
     body = json.loads(json.dumps(found.to_dict()))
     assert body["feasible"] is True
@@ -301,3 +301,10 @@ def test_a_relayed_link_is_estimated_shown_and_refused_without_a_relay():
         PlanError, match=r"devices 'd0' and 'd1' can't reach each other: neither can dial the other .* leave one out"
     ):
         check_plan(plan, graph, cut_off, JOB)
+
+
+def test_an_error_names_two_of_many_devices_that_lack_memory():
+    graph = chain(layers=8)
+    found = estimate(graph, plan_of(graph, JOB), topology(memory=100e3), JOB)
+    with pytest.raises(PlanError, match=r"^device 'd0' needs .*; device 'd1' needs [^;]*; and 1 more device; add a device"):
+        check_memory(found)

@@ -76,7 +76,7 @@ def test_the_explanation_names_the_micro_batches():
     assert "0 (0 to 2)" in text
     assert "0 (3 to 3)" in text
     assert "stage 0 (2 to 3): the replica of stage 0 that computes micro-batches 2 to 3" in text
-    assert "gradients of replicas" in text
+    assert "gradients exchanged between replicas" in text
 
 
 def test_without_replicas_nothing_changes():

@@ -56,7 +56,7 @@ def test_two_copies_tolerate_two_deaths_where_there_is_room() -> None:
     plan = plan_of(GRAPH, JOB)
     assert protected(plan, JOB.model_copy(update={"copies": 2})).tolerates(plan) == 2
     assert protected(plan, JOB.model_copy(update={"copies": 0})).tolerates(plan) == 0
-    assert str(protected(plan, JOB.model_copy(update={"on_loss": "stop"}))) == "copies: none (the job wants none)"
+    assert str(protected(plan, JOB.model_copy(update={"on_loss": "stop"}))) == "copies of the state: none (the job wants none)"
 
 
 def test_without_memory_there_are_no_copies() -> None:

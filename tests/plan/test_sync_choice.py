@@ -75,7 +75,7 @@ def test_never_slower_than_plain(phase: str, groups: list[Group]) -> None:
 def test_it_says_why() -> None:
     assert why_sync(job(), []) == ""
     tuned = job(phase="fine-tuning")
-    text = "replicas exchange by lowrank:rank=16,values=int4,ratio=100 with error_feedback:decay=0.9 in"
+    text = "replicas exchange with lowrank:rank=16,values=int4,ratio=100 with error_feedback:decay=0.9 in"
     assert text in why_sync(tuned, [group(1e5)])
     assert "without a codec in" in why_sync(job(), [group(1e12)])
     named = make_job({"plan": {"replicas": 2}, "sync": {"strategy": "ssgd", "settings": {"codec": "int8"}}})

@@ -50,9 +50,11 @@ def test_the_run_is_planned_again_for_all_once_they_have_let_go() -> None:
 
 def test_people_are_told_that_nothing_is_lost() -> None:
     better = RecoverRun(run="r", cause="there is a better plan", better=True)
-    assert better.told == "there is a better plan; all go on from the last step"
-    assert RecoverRun(run="r", cause="worker b leaves", handed=True).told == "worker b leaves; its part is handed over"
-    assert RecoverRun(run="r", cause="b died").told.startswith("lost: b died; it will go on from what the others hold")
+    assert better.told == "there is a better plan; the run continues with the new plan from the last step"
+    assert RecoverRun(run="r", cause="worker b leaves", handed=True).told == "worker b leaves; other workers take over its part"
+    assert RecoverRun(run="r", cause="b died").told.startswith(
+        "lost: b died; the run continues from the state on the other workers"
+    )
 
 
 def test_a_drift_counts_until_the_device_is_measured_again() -> None:

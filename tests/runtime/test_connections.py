@@ -71,7 +71,7 @@ def test_whatever_becomes_of_one_member_the_others_are_looked_after() -> None:
     sessions.look = look  # type: ignore[method-assign]
     sessions.watch(cast(Any, None))
     assert len(looks) == 3
-    assert said == ["warning: what came of a lost worker failed: OSError: the disk is full"] * 3
+    assert said == ["warning: the loss of a worker was not handled: OSError: the disk is full"] * 3
 
 
 def test_a_worker_that_obeys_for_long_does_not_take_the_broker_for_gone() -> None:
@@ -97,7 +97,7 @@ def test_a_worker_that_obeys_for_long_does_not_take_the_broker_for_gone() -> Non
     silent = Session()
     Worker._beat(cast(Any, worker), cast(Any, silent))
     assert silent.closed
-    assert said[0].startswith("nothing was heard of the broker for 1")
+    assert said[0].startswith("no message from the broker for 1")
 
 
 def test_runs_whose_files_are_being_written_do_not_hold_up_an_end() -> None:
@@ -247,6 +247,6 @@ def test_a_stop_ends_a_text_at_the_next_token(two: Loopback, monkeypatch: pytest
     end = two.run(text_job(steps=2, generate={"prompt": "def ", "tokens": 50}, data={"tokenizer": "bytes"}))
     assert end.result.status == "finished"
     notes = [frame.header["text"] for frame in end.frames if frame.kind == "note"]
-    assert [note for note in notes if "copies" not in note] == ["stopped: the text ends after 3 of its 50 tokens"]
+    assert [note for note in notes if "of the state" not in note] == ["stopped: the text ends after 3 of its 50 tokens"]
     assert end.result.sample.startswith("def ")
     assert len(asked) == 5

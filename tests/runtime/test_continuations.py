@@ -69,7 +69,7 @@ def submit(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[
 
 
 def folder_of(out: str) -> Path:
-    found = re.search(r"its folder at the broker is (\S+)", out)
+    found = re.search(r"folder on the broker: (\S+)", out)
     assert found is not None, out
     return Path(found[1])
 
@@ -120,7 +120,7 @@ def test_the_job_file_may_change_what_does_not_change_results(
     (tmp_path / "job.toml").write_text(JOB.format(steps=3, more='schedule = "gpipe"\nreplicas = 1'))
     code, out, err = submit(capsys, tmp_path / "job.toml", "--resume", first.run, "--steps", "5")
     assert code == 0, err
-    assert out.index(f"continues {first.run} after step 3, up to step 5") < out.index("capturing gpt")
+    assert out.index(f"continues {first.run} after step 3, up to step 5") < out.index("capturing the model gpt")
     continues(out, truth, 3)
 
 

@@ -61,7 +61,7 @@ def test_a_taken_port_and_a_silent_broker_are_bad() -> None:
     ("congestion", "allowed", "level", "text"),
     [
         ("bbr", "reno bbr", "good", "bbr"),
-        ("cubic", "reno bbr cubic", "good", "links ask for bbr, and may"),
+        ("cubic", "reno bbr cubic", "good", "links between workers use bbr"),
         ("cubic", "reno cubic", "hint", "cubic"),
     ],
 )

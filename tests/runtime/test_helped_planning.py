@@ -28,8 +28,8 @@ def test_unreliable_devices_get_no_stage() -> None:
 
 def test_the_explanation_tells_what_helpers_are_sent() -> None:
     planned = plan_run(small_bundle(plan={"helpers": True, "planner": "equal_number"}), topology(True, False, True))
-    assert "the predicted step counts neither their work nor their ways" in planned.explanation
-    assert "optimizer.delayed would hide this behind the step before" in planned.explanation
+    assert "helpers: not counted in the predicted step" in planned.explanation
+    assert "optimizer.delayed would hide this transfer behind the previous step" in planned.explanation
 
 
 def test_somebody_must_be_reliable() -> None:

@@ -291,7 +291,7 @@ def test_the_command_measures_saves_and_the_broker_plans_with_it(
     target = tmp_path / "measured.toml"
     told = CliRunner().invoke(app, ["profile", "--save", str(target)])
     assert told.exit_code == 0, told.output
-    assert "round 1 of 1: a and b" in told.output
+    assert "measuring, 1 of 1: a and b" in told.output
     assert "Mbit/s" in told.output
     topology = Topology.from_toml(target)
     assert topology.names == ("a", "b")

@@ -57,7 +57,7 @@ def test_workers_that_the_submitted_topology_does_not_have_are_left_out_and_name
         cluster = cluster_of(bundle, there, LinkTable(), reaching)
         assert cluster.names == two
     planned = replace(plan_run(bundle, cluster), strangers=tuple(strangers_of(bundle, there)))
-    assert "not used: stranger (not in the submitted topology; join under one of its names)" in planned.explanation
+    assert "unused: stranger (missing in the submitted topology; join under a name of the topology)" in planned.explanation
     says = "worker 'stranger' is not in the submitted topology, which has .*; join under one of these names"
     with pytest.raises(InputError, match=says):
         cluster_of(bundle, members_of("stranger"))
@@ -89,7 +89,7 @@ def test_what_a_job_leaves_open_is_decided_by_the_plan_and_told():
     assert planned.plan.micro_batch_sizes == planned.decided.micro_batch_sizes
     assert not planned.decided.open.anything
     check_decided(planned.decided)
-    assert f"instead of [open]: micro_batch_sizes = {list(planned.decided.micro_batch_sizes)}" in planned.explanation
+    assert f"to fix it): micro_batch_sizes = {list(planned.decided.micro_batch_sizes)}" in planned.explanation
 
 
 def test_a_job_that_leaves_something_open_does_not_run():

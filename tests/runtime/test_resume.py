@@ -151,7 +151,7 @@ def test_who_resumes_is_told_that_the_checkpoint_is_checked(three: Loopback) -> 
     bundle = captured(rest(text_job(steps=2), first.run, steps=2), three.home)
     said: list[str] = []
     three.client.submit(bundle, said.append)
-    assert said == [f"the broker checks every byte of the checkpoint to go on from ({first.run})"]
+    assert said == [f"the broker verifies the checkpoint to resume from ({first.run})"]
     assert [frame.kind for frame in three.client.watch(bundle.run)][-1] == "result"
     bundle = captured(rest(text_job(steps=2), "run-nowhere", steps=2), three.home)
     with pytest.raises(CheckpointError, match=r"checkpoint.resume = 'run-nowhere': there is no run of this name at the broker"):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -159,12 +158,13 @@ def test_copies_serve_where_the_only_holder_dies(
     assert recovery.step + recovery.replayed in (10, 11)
 
 
-def coding(found: Finished) -> list[tuple[int, int]]:
-    """Bytes of copies before and after coding, as workers told at the end of the run."""
-    told = [
-        re.search(r"copies: \d+ rounds?, (\d+) bytes, sent as (\d+)", str(frame.header.get("text"))) for frame in found.frames
-    ]
-    return [(int(match[1]), int(match[2])) for match in told if match is not None]
+def coding(found: Finished, copies: Sequence[Copies]) -> list[tuple[int, int]]:
+    """Bytes of copies before and after coding, for each worker that sent some; each reports them at the end of the run."""
+    reported = [f for f in found.frames if f.kind == "note" and "of the state" in str(f.header["text"])]
+    assert all(frame.header["detail"] for frame in reported)
+    sent = [(one._coder.raw, one._coder.sent) for one in copies if one._coder.raw]
+    assert len(reported) == len(sent)
+    return sent
 
 
 def test_copies_are_coded_by_those_before_and_whole_for_who_lacks_them(
@@ -181,15 +181,16 @@ def test_copies_are_coded_by_those_before_and_whole_for_who_lacks_them(
             until(lambda: not any(copies._open for copies in everybody))
 
     with Loopback(place, 3, folder=str(tmp_path / "kept")) as cluster, injecting(one_by_one):
-        kept = coding(cluster.run(pipeline()))
+        kept = coding(cluster.run(pipeline()), everybody)
     everybody.clear()
     monkeypatch.setattr(Copies, "_version", lambda *_: None)
     with Loopback(place, 3, folder=str(tmp_path / "lacking")) as cluster, injecting(one_by_one):
         lacking = cluster.run(pipeline())
     equal(alone, lacking)
-    assert len(kept) == len(coding(lacking)) == 3
+    whole = coding(lacking, everybody)
+    assert len(kept) == len(whole) == 3
     assert all(sent < 0.9 * raw for raw, sent in kept)
-    assert sum(raw for raw, _ in coding(lacking)) > 1.3 * sum(raw for raw, _ in kept), "all rounds but the first go twice"
+    assert sum(raw for raw, _ in whole) > 1.3 * sum(raw for raw, _ in kept), "all rounds but the first go twice"
 
 
 def test_without_copies_the_first_states_serve(place: Path, tmp_path: Path, alone: Finished) -> None:

@@ -89,7 +89,7 @@ def test_the_command_prints_and_writes(finished: Path, tmp_path: Path) -> None:
 def test_a_folder_without_trace_is_told(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["trace", str(tmp_path)])
     assert isinstance(told.exception, InputError)
-    assert "holds no trace" in str(told.exception)
+    assert "has no trace" in str(told.exception)
 
 
 def test_a_trace_on_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def bundle_job(
     recipe = load_recipe(job.model.recipe, job.model.args, base=base)
     files = find_model_files(job, base)
     sizes = sorted(set(job.micro_batch_sizes), reverse=True)
-    say(f"capturing {job.model.recipe} for micro-batches of {', '.join(map(str, sizes))}")
+    say(f"capturing the model {job.model.recipe} (micro-batches of {', '.join(map(str, sizes))} samples)")
     graphs = {size: freeze(recipe.graph("train", size), job) for size in sizes}
     _same_structure(graphs)
     evaluation = generation = None

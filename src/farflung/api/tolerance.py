@@ -43,13 +43,14 @@ class Tolerance:
     @property
     def text(self) -> str:
         """All of it as sentences, one on a line."""
-        lines = [f"survives: {self.survival.text}", f"under failures: {self.model.text}"]
+        lines = [f"machine deaths: {self.survival.text}", f"throughput with deaths: {self.model.text}"]
         if self.played is not None:
-            run = self.played
+            run, kept = self.played, self.played.samples_per_second / self.model.undisturbed
             lines.append(
-                f"injected: {counted(run.deaths, 'death')} in {Seconds(run.seconds)}: {run.samples_per_second:.4g} samples/s, "
-                f"{run.samples_per_second / self.model.undisturbed:.1%} of the undisturbed; {run.again:.0f} steps made again, "
-                f"{Seconds(run.paused)} of pauses, {Seconds(run.waited)} of waiting for machines"
+                f"simulated deaths: {counted(run.deaths, 'death')} in {Seconds(run.seconds)}: "
+                f"{run.samples_per_second:.4g} samples/s, {kept:.1%} of the throughput without deaths; "
+                f"{run.again:.0f} steps repeated, "
+                f"{Seconds(run.paused)} of pauses, {Seconds(run.waited)} waiting for machines"
             )
         return "\n".join(lines)
 

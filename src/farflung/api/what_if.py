@@ -15,8 +15,9 @@ __all__ = ["WHAT_IF", "changed_topology"]
 
 #: The changes that are understood, for help texts and errors.
 WHAT_IF = (
-    'A change to compare with: "add 2 like NAME" (a device or group), "double A B" (links between devices, groups or regions), '
-    '"double A" (the up- and down-link of a device), "lose NAME".'
+    'Compare with a changed topology: "add 2 like NAME" (a device or group), '
+    '"double A B" (bandwidth between devices, groups or regions), '
+    '"double A" (uplink and downlink of a device), "lose NAME".'
 )
 _ADD = re.compile(r"add ([1-9]\d{0,3}) like (\S+)")
 _DOUBLE = re.compile(r"double (\S+) (\S+)")

@@ -91,39 +91,45 @@ class Reasons:
         """All of it as sentences, one on a line."""
         return "\n".join(self._lines())
 
+    @property
+    def best(self) -> Gain | None:
+        """What would shorten the step most (None: nothing alone)."""
+        first = self.held[0] if self.held else None
+        return None if first is None or first.factor < 1 + _NOTHING else first
+
     def _lines(self) -> Iterator[str]:
-        best = self.held[0] if self.held else None
-        if best is None or best.factor < 1 + _NOTHING:
-            yield "what binds: nothing alone; no single device or link twice as fast would shorten the step of this plan"
+        best = self.best
+        if best is None:
+            yield "bottleneck: none alone; no single device or link at twice the speed would shorten the step of this plan"
         else:
-            yield f"what binds: {best.what} would shorten the step of this plan to {_told(best)}"
+            yield f"bottleneck: {best.what} would shorten the step of this plan to {_told(best)}"
             for gain in self.held[1:]:
                 if gain.factor >= 1 + _NOTHING:
-                    yield f"  then: {gain.what}: {_told(gain)}"
-        yield f"waiting: {self.waiting}"
+                    yield f"  next: {gain.what}: {_told(gain)}"
+        yield f"idle time: {self.waiting}"
         yield f"memory: {self.memory}"
         if self.alternatives:
             yield from self._others()
         for change in self.changes:
             what = f"{_told(change)}, {change.devices} devices" if change.factor >= 1 + _NOTHING else "no shorter step"
-            yield f'planned anew with "{change.what}" (as --what-if takes it): {what}'
+            yield f'a new plan with --what-if "{change.what}": {what}'
 
     def _others(self) -> Iterator[str]:
         best, rest = self.alternatives[0], self.alternatives[1:]
         plans = [one for one in self.alternatives if math.isfinite(one.seconds)]
         if not plans:
-            yield "next best: no other planner has a plan that fits"
+            yield "next best planner: none; no other planner finds a plan that fits"
         elif all(one.note == _SAME for one in plans):
             rest = tuple(one for one in self.alternatives if one not in plans)
-            yield f"next best: none; all other planners{' that have a plan' if rest else ''} make the same plan"
+            yield f"next best planner: none; all other planners{' that find a plan' if rest else ''} make the same plan"
         elif best.seconds < self.seconds * (1 - _NOTHING):
-            yield f"a better plan: {best.name} takes {Seconds(best.seconds)} ({self.seconds / best.seconds:.2f} x as fast)"
+            yield f"better planner: {best.name} takes {Seconds(best.seconds)} ({self.seconds / best.seconds:.2f} x as fast)"
         else:
-            yield f"next best: {best.name} takes {Seconds(best.seconds)} ({_longer(best.seconds / self.seconds)})"
+            yield f"next best planner: {best.name} takes {Seconds(best.seconds)} ({_longer(best.seconds / self.seconds)})"
         if rest:
-            yield f"  then: {', '.join(f'{one.name} {one.note or Seconds(one.seconds)}' for one in rest)}"
+            yield f"  next: {', '.join(f'{one.name} {one.note or Seconds(one.seconds)}' for one in rest)}"
         if self.skipped:
-            yield f"  not asked, for lack of time: {', '.join(self.skipped)}"
+            yield f"  not compared (time limit of {_PATIENCE:.0f} s): {', '.join(self.skipped)}"
 
 
 def reasons(case: Case, *, clock: Clock | None = None, changes: bool = True) -> Reasons:
@@ -198,28 +204,32 @@ def _memory(case: Case) -> str:
     fullest = max(case.estimate.devices, key=lambda device: device.memory_bytes / device.memory_limit)
     share = fullest.memory_bytes / fullest.memory_limit
     again = [stage for stage in case.estimate.stages if stage.recompute]
-    text = f"{fullest.device} is the fullest, {share:.0%} of its limit"
+    text = f"{fullest.device} is the fullest device, {share:.0%} of its limit"
     if not again:
         return text + (
-            "; memory does not bind" if share < 0.9 else "; little is left for other cuts or more micro-batches in flight"
+            "; memory does not limit the plan"
+            if share < 0.9
+            else "; little is free for other cuts or more micro-batches in flight"
         )
     if case.job.plan.recompute == "always":
-        return f"{text}; all stages recompute, as the job asks"
+        return f"{text}; all stages recompute activations, as the job sets"
     names = ", ".join(str(stage.index) for stage in again)
     cost = max(stage.forward_seconds for stage in again)
-    return f"{text}; it binds: stages {names} recompute, which costs up to {Seconds(cost)} per micro-batch"
+    return (
+        f"{text}; memory limits the plan: stages {names} recompute activations, which costs up to {Seconds(cost)} per micro-batch"
+    )
 
 
 def _waiting(simulated: Simulation) -> str:
     busiest = max(simulated.devices, key=lambda use: use.busy_seconds)
-    first = f"devices wait for {simulated.bubble:.0%} of their time"
+    first = f"devices are idle for {simulated.bubble:.0%} of the step"
     link = max(simulated.links, key=lambda use: use.share, default=None)
     top = max(1 - busiest.bubble, link.share if link else 0.0)
     if top >= 0.6:
         return first
     return (
-        f"{first}; nothing is busy in more than {top:.0%} of the step, the rest is filling and emptying the pipeline and waiting "
-        "for messages: more and smaller micro-batches, fewer stages, or another schedule may help"
+        f"{first}; no device or link is busy for more than {top:.0%} of the step, because the pipeline fills, drains and "
+        "waits for messages. Try more and smaller micro-batches, fewer stages, or another schedule"
     )
 
 
@@ -239,7 +249,7 @@ def _alternatives(case: Case, clock: Clock, until: float) -> tuple[tuple[Alterna
             plan = planner.plan(case.graph, case.topology, job=case.job)
             judged = evaluate(plan)
         except FarflungError:
-            found.append(Alternative(name=name, seconds=float("inf"), note="has no plan"))
+            found.append(Alternative(name=name, seconds=float("inf"), note="finds no plan"))
             continue
         if not judged.feasible:
             found.append(Alternative(name=name, seconds=float("inf"), note="does not fit"))

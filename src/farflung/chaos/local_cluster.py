@@ -148,14 +148,14 @@ class LocalCluster:
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         listen = ["--listen", "127.0.0.1:0"]
-        self._spawn("broker", ["-m", "farflung", "broker", *listen, "--home", str(self.folder / "broker")])
+        self._spawn("broker", ["-m", "farflung", "broker", "-v", *listen, "--home", str(self.folder / "broker")])
         self._join_ticket = self._tickets()
         for name in self.names:
             self._join(name, unreliable=name in self.unreliable)
 
     def _join(self, name: str, *, unreliable: bool) -> None:
         listen = ["--listen", "127.0.0.1:0"]
-        words = ["-m", "farflung", "join", self._join_ticket, "--name", name, *listen, "--data", str(self._data)]
+        words = ["-m", "farflung", "join", self._join_ticket, "--name", name, *listen, "--data", str(self._data), "-v"]
         self._spawn(name, [*words, "--unreliable"] if unreliable else words)
 
     def _spawn(self, name: str, arguments: list[str]) -> None:

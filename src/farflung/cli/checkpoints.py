@@ -24,16 +24,16 @@ from farflung.units import Bytes, counted
 
 __all__ = ["register"]
 
-checkpoints = typer.Typer(no_args_is_help=True, help="List, verify and export checkpoints.")
+checkpoints = typer.Typer(no_args_is_help=True, help="List, verify, copy and export checkpoints.")
 
 RunArgument = Annotated[
     str,
     typer.Argument(
-        help="A run's name (on the broker's machine), or the folder of a run or checkpoint.", autocompletion=complete_run
+        help="Name of a run (on the broker's machine), or a folder of a run or checkpoint.", autocompletion=complete_run
     ),
 ]
-HomeOption = Annotated[Path | None, typer.Option("--home", help="The broker's folder.")]
-StepOption = Annotated[int | None, typer.Option(help="Which checkpoint (default: the newest whole one).")]
+HomeOption = Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")]
+StepOption = Annotated[int | None, typer.Option(help="Step of the checkpoint (default: the newest complete one).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -59,9 +59,9 @@ def _size(manifest: Manifest) -> Bytes:
 def list_checkpoints(
     run: RunArgument,
     folder: HomeOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List a run's checkpoints: step, size, tensors, and by how many shards (workers) it was written."""
+    """List the checkpoints of a run: step, size, number of tensors and shards (one shard per worker)."""
     store, _ = _find(run, folder)
     found: list[dict[str, Any]] = []
     for step in store.steps():
@@ -89,74 +89,74 @@ def list_checkpoints(
 
 @checkpoints.command()
 def verify(run: RunArgument, step: StepOption = None, folder: HomeOption = None) -> None:
-    """Read every byte of all checkpoints (or of one) and compare it with the hashes; fails if one is damaged."""
+    """Verify the hashes of all checkpoints, or of one. Fails if a checkpoint is damaged."""
     store, chosen = _find(run, folder, step)
     steps = store.steps()
     if chosen is not None:
         store.manifest(chosen)
         steps = (chosen,)
     if not steps:
-        raise CheckpointError(f"{store.folder} holds no checkpoint: check the folder")
+        raise CheckpointError(f"{store.folder} has no checkpoint: check the folder")
     failed: list[FarflungError] = []
     for number in steps:
         try:
             manifest = store.verify(number)
         except FarflungError as error:
             if chosen is None and number not in store.steps():
-                typer.echo(f"step {number}: removed meanwhile, as the run keeps its newest only")
+                typer.echo(f"step {number}: the run has removed this checkpoint meanwhile")
                 continue
             failed.append(error)
             typer.echo(f"step {number}: {error}")
         else:
-            typer.echo(f"step {number}: whole, {_size(manifest)} in {counted(len(manifest.shards), 'shard')}")
+            typer.echo(f"step {number}: complete, {_size(manifest)} in {counted(len(manifest.shards), 'shard')}")
     if failed:
-        raise CheckpointError(f"damaged: {counted(len(failed), 'checkpoint')} of {len(steps)}; use one that is whole")
+        raise CheckpointError(f"damaged: {counted(len(failed), 'checkpoint')} of {len(steps)}; use a complete one")
 
 
 @checkpoints.command()
 def push(
     run: RunArgument,
-    url: Annotated[str, typer.Argument(help="Where to, e.g. s3://bucket/folder/run.")],
+    url: Annotated[str, typer.Argument(help="Destination, e.g. s3://bucket/folder/run.")],
     step: StepOption = None,
     folder: HomeOption = None,
 ) -> None:
-    """Copy a checkpoint to an object store: shards first, the manifest last; what is there already is not sent again."""
+    """Copy a checkpoint to an object store. Shards that are there already are not sent again."""
     store, chosen = _find(run, folder, step)
     manifest = store.latest() if chosen is None else store.verify(chosen)
     if manifest is None:
-        raise CheckpointError(f"{store.folder} holds no whole checkpoint: there is nothing to copy")
+        raise CheckpointError(f"{store.folder} has no complete checkpoint: there is nothing to copy")
     there = ObjectCheckpoints(url)
     sent = there.push(store, manifest.step)
-    typer.echo(f"step {manifest.step}: at {there.url} ({Bytes(sent)} sent)")
+    typer.echo(f"step {manifest.step}: copied to {there.url} ({Bytes(sent)} sent)")
 
 
 @checkpoints.command()
 def pull(
-    url: Annotated[str, typer.Argument(help="Where from, e.g. s3://bucket/folder/run.")],
-    out: Annotated[Path, typer.Argument(help="A folder; checkpoint.resume = its path goes on from there.")],
+    url: Annotated[str, typer.Argument(help="Source, e.g. s3://bucket/folder/run.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the copy; use it in checkpoint.resume.")],
     step: StepOption = None,
 ) -> None:
-    """Copy a checkpoint (the newest whole one) from an object store; every byte is compared with its hashes."""
+    """Copy a checkpoint from an object store, and verify its hashes."""
     manifest = ObjectCheckpoints(url).pull(CheckpointStore(out / "checkpoints"), step)
-    typer.echo(f"step {manifest.step}: whole, {_size(manifest)} in {out}")
+    typer.echo(f"step {manifest.step}: complete, {_size(manifest)} in {out}")
 
 
 @checkpoints.command()
 def export(
     run: RunArgument,
-    out: Annotated[Path, typer.Argument(help="The safetensors file to write; with --transformers or --adapters a folder.")],
-    transformers: Annotated[bool, typer.Option(help="A folder that from_pretrained loads (adapters are merged).")] = False,
-    adapters: Annotated[bool, typer.Option(help="The LoRA adapters alone, a folder for peft.")] = False,
+    out: Annotated[Path, typer.Argument(help="Output file (safetensors); a folder with --transformers or --adapters.")],
+    transformers: Annotated[bool, typer.Option(help="Write a folder for from_pretrained (adapters are merged).")] = False,
+    adapters: Annotated[bool, typer.Option(help="Write only the LoRA adapters, a folder for peft.")] = False,
     step: StepOption = None,
     folder: HomeOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Export weights: one safetensors file with the module's names, or a folder for the transformers library."""
+    """Export weights to one safetensors file, or to a folder for the transformers library."""
     if transformers and adapters:
-        raise InputError("--transformers merges the adapters, --adapters writes them alone: choose one")
+        raise InputError("--transformers merges the adapters, --adapters writes only them: choose one option")
     taken = any(out.iterdir()) if out.is_dir() else out.exists()
     if taken and not force:
-        raise InputError(f"{out} is there already: name another place, or pass --force to write over it")
+        raise InputError(f"{out} exists already: choose another path, or pass --force to overwrite it")
     store, chosen = _find(run, folder, step)
     reader = CheckpointReader.from_folder(store.folder, chosen)
     if adapters:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from farflung.api.activity import Activity
 from farflung.cli.broker_service import broker_service
 from farflung.cli.home import (
     broker_folder,
@@ -22,9 +24,10 @@ from farflung.cli.home import (
     own_key,
     worker_log,
 )
-from farflung.cli.options import host, quantity, readable_folder
+from farflung.cli.options import VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError, InputError
 from farflung.telemetry.log_file import LogWriter
+from farflung.telemetry.log_line import without_details
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ __all__ = ["register"]
 #: The variable of the environment that holds a ticket to join.
 TICKET = "FARFLUNG_TICKET"
 
-tickets = typer.Typer(no_args_is_help=True, help="Issue, list and revoke tickets (on the broker's machine).")
+tickets = typer.Typer(no_args_is_help=True, help="Issue, list and revoke tickets, on the machine of the broker.")
 
 
 def register(app: typer.Typer) -> None:
@@ -46,17 +49,18 @@ def register(app: typer.Typer) -> None:
 
 
 def broker(
-    listen: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0:7070",
-    advertise: Annotated[str | None, typer.Option(help="Host that the tickets name.")] = None,
-    folder: Annotated[Path | None, typer.Option("--home", help="Keys, tickets and runs.")] = None,
-    valid: Annotated[str, typer.Option(help="How long the printed tickets are valid.")] = "24 h",
-    run_limit: Annotated[str, typer.Option(help="Bytes that are kept of one run at most.")] = "256 GB",
-    ticket_limit: Annotated[str, typer.Option(help="Bytes that are kept of all runs of one ticket at most.")] = "1 TB",
+    listen: Annotated[str, typer.Option(help="Address to listen on (HOST:PORT).")] = "0.0.0.0:7070",
+    advertise: Annotated[str | None, typer.Option(help="Host name or IP address in the tickets (default: detected).")] = None,
+    folder: Annotated[Path | None, typer.Option("--home", help="Folder for keys, tickets and runs.")] = None,
+    valid: Annotated[str, typer.Option(help="Validity of the printed tickets.")] = "24 h",
+    run_limit: Annotated[str, typer.Option(help="Limit of the disk space of one run.")] = "256 GB",
+    ticket_limit: Annotated[str, typer.Option(help="Limit of the disk space of all runs that share a ticket.")] = "1 TB",
     mirror: Annotated[str | None, typer.Option(help="Copy checkpoints to an object store, e.g. s3://bucket/folder.")] = None,
-    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit that does this, and stop there.")] = False,
-    user: Annotated[bool, typer.Option("--user", help="With --service: a service of your own, without root.")] = False,
+    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit for this command, and exit.")] = False,
+    user: Annotated[bool, typer.Option("--user", help="With --service: a unit of your user, without root.")] = False,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Start a broker and print the tickets to join it and to submit jobs."""
+    """Start a broker. It prints the tickets for workers and for submitters."""
     from farflung.api.planning import judge
     from farflung.runtime.broker import Broker
     from farflung.runtime.network import congestion_control
@@ -72,9 +76,9 @@ def broker(
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
-    place = broker_folder(folder)
+    place, say = broker_folder(folder), _log(verbose=verbose)
     limits = UploadLimits(run=quantity(Bytes, run_limit, "--run-limit"), ticket=quantity(Bytes, ticket_limit, "--ticket-limit"))
-    served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=_log, judge=judge, limits=limits)
+    served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, limits=limits)
     own = None
     try:
         if mirror is not None:
@@ -83,12 +87,12 @@ def broker(
         own = served.ticket("owner", validity)
         keep_ticket(own, place)
         typer.echo(f"broker at {served.address} (members: port {served.member_port}), tickets valid for {valid}")
-        if congestion := congestion_control():
+        if verbose and (congestion := congestion_control()):
             typer.echo(congestion)
-        typer.echo(f"\non each machine that shall work:\n  farflung join {served.ticket('join', validity)}")
-        typer.echo(f"\nto hand in a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
+        typer.echo(f"\nTo add a worker, run on its machine:\n  farflung join {served.ticket('join', validity)}")
+        typer.echo(f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
         here = "" if folder is None else f" --home {folder}"
-        typer.echo(f"\n(on this machine: farflung submit JOB.toml{here})  Ctrl-C ends the broker.", nl=True)
+        typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}\n\nPress Ctrl-C to stop the broker.")
         over.wait()
     finally:
         typer.echo("broker: closing")
@@ -99,30 +103,29 @@ def broker(
 
 def join(
     ticket: Annotated[
-        str, typer.Argument(envvar=TICKET, help="The ticket that the broker printed, or a file that holds it (also @FILE).")
+        str, typer.Argument(envvar=TICKET, help="Ticket that the broker printed, or a file that contains it (also @FILE).")
     ],
-    name: Annotated[str | None, typer.Option(help="This worker's name (default: from the host name).")] = None,
-    device: Annotated[str, typer.Option(help="auto (an accelerator if there is one), cpu, cuda, cuda:N, mps or xpu.")] = "auto",
-    memory: Annotated[str | None, typer.Option(help='Memory to offer, e.g. "8 GB" (default: 80 % of what is free).')] = None,
-    peak: Annotated[str | None, typer.Option(help='Peak speed by the datasheet, e.g. "20 TFLOP/s" (default: measured).')] = None,
-    listen: Annotated[str, typer.Option(help="Address for other workers to reach this one.")] = "0.0.0.0:0",
-    advertise: Annotated[str | None, typer.Option(help="Host that this worker tells its peers.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder that jobs may read; relative data paths start from it.")] = None,
-    retry: Annotated[str, typer.Option(help="How long a broker that went away is called again.")] = "10 min",
-    any_path: Annotated[bool, typer.Option("--any-path", help="Let jobs read every file that you may read.")] = False,
-    hours: Annotated[str | None, typer.Option(help='When this machine may work, e.g. "22:00-07:00" (its own clock).')] = None,
-    bandwidth: Annotated[str | None, typer.Option(help='What it may send to other workers in all, e.g. "20 Mbit/s".')] = None,
-    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit that does this, and stop there.")] = False,
-    user: Annotated[bool, typer.Option("--user", help="With --service: a service of your own, without root.")] = False,
-    no_listen: Annotated[bool, typer.Option("--no-listen", help="Don't listen: dial the other workers only.")] = False,
+    name: Annotated[str | None, typer.Option(help="Name of this worker (default: from the host name).")] = None,
+    device: Annotated[str, typer.Option(help="auto (an accelerator, if there is one), cpu, cuda, cuda:N, mps or xpu.")] = "auto",
+    memory: Annotated[str | None, typer.Option(help='Memory for training, e.g. "8 GB" (default: 80 % of what is free).')] = None,
+    peak: Annotated[str | None, typer.Option(help='Peak speed, e.g. "20 TFLOP/s" (default: measured).')] = None,
+    listen: Annotated[str, typer.Option(help="Address to listen on for other workers.")] = "0.0.0.0:0",
+    advertise: Annotated[str | None, typer.Option(help="Host name or IP address for other workers (default: detected).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder that jobs may read; relative data paths start here.")] = None,
+    retry: Annotated[str, typer.Option(help="How long to retry when the broker is unreachable.")] = "10 min",
+    any_path: Annotated[bool, typer.Option("--any-path", help="Let jobs read every file that you can read.")] = False,
+    hours: Annotated[str | None, typer.Option(help='Working hours, e.g. "22:00-07:00" (local time).')] = None,
+    bandwidth: Annotated[str | None, typer.Option(help='Limit of the upload rate, e.g. "20 Mbit/s".')] = None,
+    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit for this command, and exit.")] = False,
+    user: Annotated[bool, typer.Option("--user", help="With --service: a unit of your user, without root.")] = False,
+    no_listen: Annotated[bool, typer.Option("--no-listen", help="Accept no connections from other workers.")] = False,
     unreliable: Annotated[
-        bool, typer.Option("--unreliable", help="This machine may go at any time: jobs with plan.helpers let it help, no more.")
+        bool, typer.Option("--unreliable", help="This machine may leave at any time; it only helps jobs with plan.helpers.")
     ] = False,
-    no_relay: Annotated[
-        bool, typer.Option("--no-relay", help="Carry nothing between workers that can't dial each other.")
-    ] = False,
+    no_relay: Annotated[bool, typer.Option("--no-relay", help="Do not relay traffic between other workers.")] = False,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Join a broker as a worker and serve until Ctrl-C, which hands over what is being done; a second Ctrl-C ends at once."""
+    """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
     from farflung.runtime import membership
     from farflung.runtime.owner import WishesFile
     from farflung.runtime.service import Service
@@ -155,14 +158,19 @@ def join(
     if str(held) != "no limits":
         typer.echo(f"{own}: {held} (farflung limit, farflung resume)")
     certificate = members_folder() / f"{own}.certificate"
-    writer = LogWriter()
+    writer, shown = LogWriter(), _log(verbose=verbose)
 
     def say(line: str) -> None:
         writer.write(worker_log(own), line)
-        _log(line)
+        shown(line)
 
+    activity = Activity(Console(), say)
     serving = Service(
-        lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate), options, say, wishes
+        lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
+        options,
+        say,
+        wishes,
+        activity.phase,
     )
 
     def leave(*_: object) -> None:
@@ -173,7 +181,8 @@ def join(
     signal.signal(signal.SIGINT, leave)
     threading.Thread(target=serving.watch, name="wishes", daemon=True).start()
     try:
-        serving.run(patience)
+        with activity:
+            serving.run(patience)
     except FarflungError as error:
         writer.write(worker_log(own), f"ended: {error}")
         raise
@@ -214,20 +223,25 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
         typer.echo(line)
 
 
-def _log(line: str) -> None:
-    typer.echo(f"{time.strftime('%H:%M:%S')} {line}")
+def _log(*, verbose: bool) -> Callable[[str], None]:
+    """Return what prints a line of the log with the time of day."""
+
+    def write(line: str) -> None:
+        typer.echo(f"{time.strftime('%H:%M:%S')} {line}")
+
+    return write if verbose else without_details(write)
 
 
 @tickets.command("issue")
 def issue(
     address: Annotated[
-        str | None, typer.Option(help="Where the broker is reached, host:port (default: what its own tickets name).")
+        str | None, typer.Option(help="Address of the broker, HOST:PORT (default: as in its own tickets).")
     ] = None,
-    scope: Annotated[str, typer.Option(help="join, submit, or owner (may stop and export every run).")] = "join",
-    valid: Annotated[str, typer.Option(help="How long it is valid.")] = "24 h",
-    folder: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
+    scope: Annotated[str, typer.Option(help="join, submit, or owner (can stop and export every run).")] = "join",
+    valid: Annotated[str, typer.Option(help="Validity of the ticket.")] = "24 h",
+    folder: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
 ) -> None:
-    """Print a fresh ticket."""
+    """Print a new ticket."""
     from farflung.security import CertificateAuthority, TicketBook, certificate_fingerprint
 
     if scope not in ("join", "submit", "owner"):
@@ -258,9 +272,9 @@ def _known_address(place: Path) -> str:
 
 @tickets.command("list")
 def list_tickets(
-    folder: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
+    folder: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
 ) -> None:
-    """List the tickets that were issued."""
+    """List all tickets with their state."""
     from farflung.security import TicketBook
     from farflung.security.tickets import describe_time
 
@@ -271,10 +285,10 @@ def list_tickets(
 
 @tickets.command("revoke")
 def revoke(
-    ticket_id: Annotated[str, typer.Argument(help="The id that `farflung ticket list` prints.")],
-    folder: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
+    ticket_id: Annotated[str, typer.Argument(help="Id of the ticket, from `farflung ticket list`.")],
+    folder: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
 ) -> None:
-    """Make a ticket useless from now on; members that joined with it stay."""
+    """Revoke a ticket. Members that have joined with it stay."""
     from farflung.security import TicketBook
 
     TicketBook(known_broker(folder) / "tickets.sqlite").revoke(ticket_id, time.time())
@@ -283,11 +297,11 @@ def revoke(
 
 @tickets.command("free")
 def free(
-    name: Annotated[str, typer.Argument(help="A worker's or client's name.")],
-    folder: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of a worker or client.")],
+    folder: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
 ) -> None:
-    """Let another key have a name (whose owner has lost the key that it was bound to)."""
+    """Release a name whose owner has lost the key, so that another key can use it."""
     from farflung.security import NameBook
 
     NameBook(known_broker(folder) / "names.sqlite").free(name)
-    typer.echo(f"{name}: free; whoever joins next under it has it")
+    typer.echo(f"{name}: released; the next member that joins with this name owns it")

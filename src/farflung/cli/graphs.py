@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from farflung.api.activity import Activity
 from farflung.cli.options import about, read_text, to_write, write_text
 from farflung.cli.planning import plan_text
 from farflung.errors import InputError
@@ -35,14 +36,14 @@ def register(app: typer.Typer) -> None:
 
 def graph(
     job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
-    form: Annotated[Form, typer.Option("--format", help="What to write.")] = Form.TEXT,
-    level: Annotated[str, typer.Option(help="What a box is: leaf, block, or a depth of module names.")] = "leaf",
+    form: Annotated[Form, typer.Option("--format", help="Output format.")] = Form.TEXT,
+    level: Annotated[str, typer.Option(help="One box per leaf, per block, or per module of this depth.")] = "leaf",
     plan: Annotated[
-        Path | None, typer.Option(help="A plan (of `farflung plan --json`, or plan.json of a run): its stages are marked.")
+        Path | None, typer.Option(help="Mark the stages of this plan (from `farflung plan --json`, or plan.json of a run).")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write (default: standard output).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file (default: standard output).")] = None,
 ) -> None:
-    """Draw a job's model: operators grouped by module, with parameters, shapes and bytes between them."""
+    """Draw the model of a job: operators by module, with parameters, shapes and bytes between them."""
     from farflung.api.submission import bundle_job
 
     depth = _level(level)
@@ -50,8 +51,9 @@ def graph(
     if out is not None:
         to_write(out)
     spec = spec.model_copy(update={"evaluate": type(spec.evaluate)(), "generate": type(spec.generate)()})
-    with about(job):
-        found = bundle_job(spec, base=job.parent, say=lambda text: typer.echo(text, err=True)).graph
+    with Activity() as activity, about(job):
+        activity.phase("loading the model", silent=True)
+        found = bundle_job(spec, base=job.parent, say=activity.phase).graph
     stages = None if plan is None else _stages(plan, found.hash)
     if form is Form.JSON:
         text = found.to_json()

@@ -6,19 +6,23 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+import typer
 
 from farflung.errors import InputError, SecurityError
 from farflung.security import split_address
 from farflung.units import Quantity
 
-__all__ = ["about", "host", "quantity", "read_text", "readable_folder", "to_write", "write_text"]
+__all__ = ["VerboseOption", "about", "host", "quantity", "read_text", "readable_folder", "to_write", "write_text"]
 
 Kind = TypeVar("Kind", bound=Quantity)
 
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Print details for experts.")]
+
 
 def quantity(kind: type[Kind], text: str, option: str) -> Kind:
-    """``text`` as a quantity; ``option`` is where it stands.
+    """Return ``text`` as a quantity; ``option`` names its origin in errors.
 
     Raises:
         InputError: it is none.

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.api.activity import Activity
 from farflung.api.what_if import WHAT_IF, changed_topology
-from farflung.cli.options import about, quantity, read_text, to_write
+from farflung.cli.options import VerboseOption, about, quantity, read_text, to_write
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
 from farflung.job import load_job, make_job
 from farflung.job.spec import JobSpec
-from farflung.plan import Plan
+from farflung.plan import Plan, plan_answer, stage_table
 from farflung.plan.chosen import chosen_lines
 from farflung.plan.synchronization import sync_lines
 from farflung.runtime.bundle import Bundle
 from farflung.runtime.planning import Planned, plan_run
-from farflung.units import Seconds
+from farflung.units import Seconds, counted
 
 if TYPE_CHECKING:
     from farflung.api.tolerance import Tolerance
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
     from farflung.planners.auto import AutoSettings
 
 __all__ = ["read_time", "read_topology", "register"]
+
+
+#: A device or link that speeds a step up by less, at twice its speed, is no bottleneck worth naming.
+_LITTLE = 1.05
+#: Printed below a plan.
+_MORE = "\nmore: -v prints all tables, --explain compares alternatives, --draw plan.html draws the plan, --json prints JSON"
 
 
 def register(app: typer.Typer) -> None:
@@ -82,26 +89,27 @@ def plan_text(text: str) -> str:
 
 def plan(
     job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
-    topology: Annotated[str, typer.Option(help="Topology file (TOML) or preset.")],
-    planner: Annotated[str | None, typer.Option(help="Planner (default: the job's).")] = None,
+    topology: Annotated[str, typer.Option(help="Topology: a TOML file or a preset.")],
+    planner: Annotated[str | None, typer.Option(help="Planner (default: as in the job).")] = None,
     explain: Annotated[
-        bool, typer.Option("--explain/--no-explain", help="Beside stages and links: why, the next best, what more would bring.")
+        bool, typer.Option("--explain/--no-explain", help="Also explain the bottleneck and compare alternatives.")
     ] = False,
-    draw: Annotated[Path | None, typer.Option(help="Draw the plan: map and time chart, as FILE.html or FILE.svg.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Plan and estimate as JSON.")] = False,
+    draw: Annotated[Path | None, typer.Option(help="Draw a map and a time chart to FILE.html or FILE.svg.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plan and estimate as JSON.")] = False,
     what_if: Annotated[list[str] | None, typer.Option("--what-if", help=WHAT_IF)] = None,
-    evaluations: Annotated[int, typer.Option(min=0, help="Planner auto: plans that it judges.")] = 64,
-    seconds: Annotated[float | None, typer.Option(min=0.0, help="Planner auto: stop after so long instead.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="A device or region that gets nothing.")] = None,
-    stages: Annotated[int | None, typer.Option(min=1, help="At most so many stages.")] = None,
-    unreliable: Annotated[str | None, typer.Option(help="Unreliable devices: any, avoid, or backed by a reliable copy.")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="A device or region where the data must stay.")] = None,
-    running: Annotated[Path | None, typer.Option(help="The plan that runs now: what moves must be worth it.")] = None,
+    evaluations: Annotated[int, typer.Option(min=0, help="Planner auto: number of plans to evaluate.")] = 64,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="Planner auto: stop after this many seconds instead.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Do not use this device or region.")] = None,
+    stages: Annotated[int | None, typer.Option(min=1, help="Maximum number of stages.")] = None,
+    unreliable: Annotated[str | None, typer.Option(help="Unreliable devices: any, avoid, or backed (by a reliable one).")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Device or region that the data must not leave.")] = None,
+    running: Annotated[Path | None, typer.Option(help="Plan that runs now; moving stages must pay off.")] = None,
     mtbf: Annotated[
-        str | None, typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: the file\'s).')
+        str | None, typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: as in the topology).')
     ] = None,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Plan a job for described machines and predict its step time by simulation."""
+    """Plan a job for the machines of a topology and predict its step time. Nothing is trained."""
     from farflung.api.submission import bundle_job, check_data
     from farflung.planners.auto import AutoSettings
     from farflung.planners.constraints import check_limits
@@ -118,7 +126,7 @@ def plan(
         raise InputError("--seconds is for the planner auto: add --planner auto")
     between = read_time(mtbf, "--mtbf")
     if between is not None and not explain:
-        raise InputError("--mtbf is for what deaths cost, which --explain tells: add --explain")
+        raise InputError("--mtbf needs --explain, which estimates the cost of machine deaths: add --explain")
     now = None if running is None else Plan.from_json(plan_text(read_text(running, "plan")))
     if draw is not None:
         from farflung.dashboard.drawing import check_drawing
@@ -127,26 +135,31 @@ def plan(
         to_write(draw)
     changed = {text: changed_topology(chosen, text) for text in what_if or ()}
     chosen, changed = with_relays(chosen), {text: with_relays(other) for text, other in changed.items()}
-    with about(job):
-        bundle = bundle_job(spec, base=job.parent, topology=chosen, say=lambda text: typer.echo(text, err=True))
-    check_data(bundle, job.parent)
-    planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=between, running=now)
-    planned = planning.plan(chosen)
-    others = {text: planning.plan(other, start=(planned.plan,)) for text, other in changed.items()}
-    why = planning.reasons(planned) if explain else None
-    faults = planning.tolerance(planned) if explain else None
+    with Activity() as activity:
+        activity.phase("loading the model", silent=True)
+        with about(job):
+            bundle = bundle_job(spec, base=job.parent, topology=chosen, say=activity.phase)
+        check_data(bundle, job.parent)
+        planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=between, running=now)
+        activity.phase(f"planning for {counted(len(chosen), 'device')} with the planner {spec.plan.planner}")
+        planned = planning.plan(chosen)
+        others = {text: planning.plan(other, start=(planned.plan,)) for text, other in changed.items()}
+        activity.phase("looking for the bottleneck by simulation", silent=True)
+        why = planning.reasons(planned) if explain else None
+        faults = planning.tolerance(planned) if explain else None
+        remedy = "" if as_json else planning.remedy(planned)
     if draw is not None:
         typer.echo(f"drawn: {planning.draw(planned, (why, faults), draw)}", err=True)
     if as_json:
         typer.echo(json.dumps(_body(planned, others, (why, faults)), indent=1))
     else:
-        typer.echo(planned.explanation)
+        typer.echo(_answer(planned, topology=chosen, remedy=remedy, verbose=verbose))
         if explain:
             lines = chosen_lines(planned.plan, bundle.graph, chosen, bundle.job) + sync_lines(
                 planned.plan, bundle.graph, bundle.job
             )
             typer.echo("".join(f"{line}\n" for line in lines), nl=False)
-        typer.echo(_told(why, faults) or "why, and what more would bring: --explain; as a picture: --draw plan.html")
+        typer.echo(_told(why, faults) or _MORE)
         if others:
             typer.echo("\n" + _comparison(planned, others))
 
@@ -172,8 +185,8 @@ class _Planning:
         planner = Auto(replace(self.auto, start=(*running, *start))) if name == "auto" else get_planner(name)
         return plan_run(self.bundle, topology, judge, Constrained(planner, running=self.running))
 
-    def reasons(self, planned: Planned) -> Reasons:
-        """Why the plan is as it is."""
+    def reasons(self, planned: Planned, *, changes: bool = True) -> Reasons:
+        """Why the plan is as it is. ``changes``: compare it with other planners and topologies."""
         from farflung.api.why import Case, reasons
 
         bundle = self.bundle
@@ -185,7 +198,15 @@ class _Planning:
             estimate=planned.estimate,
             replan=lambda topology: self.plan(topology, start=(planned.plan,)).plan,
         )
-        return reasons(case)
+        return reasons(case, changes=changes)
+
+    def remedy(self, planned: Planned) -> str:
+        """What would shorten the step most, by simulation (empty: nothing alone)."""
+        found = self.reasons(planned, changes=False)
+        best = found.best
+        if best is None or best.factor < _LITTLE:
+            return f"no single device or link helps much; {found.waiting}"
+        return f"{best.what}: {Seconds(best.seconds)} per step ({best.factor:.2f}x as fast)"
 
     def tolerance(self, planned: Planned) -> Tolerance:
         """What the plan survives."""
@@ -219,6 +240,15 @@ class _Planning:
         return write_drawing(drawing, target)
 
 
+def _answer(planned: Planned, *, topology: Topology, remedy: str, verbose: bool) -> str:
+    """The answer first, then a table; the tables of the whole estimate if ``verbose``."""
+    answer = plan_answer(planned.plan, planned.estimate, available=len(topology), remedy=remedy)
+    if verbose:
+        return f"{answer}\n\n{planned.explanation}"
+    notes = ["", *planned.notes] if planned.notes else []
+    return "\n".join([answer, "", stage_table(planned.estimate), *notes])
+
+
 def _told(*words: Reasons | Tolerance | None) -> str:
     return "".join("\n" + found.text for found in words if found)
 
@@ -246,8 +276,8 @@ def _brief(planned: Planned) -> dict[str, object]:
 def _comparison(base: Planned, others: Mapping[str, Planned]) -> str:
     """A row for each change: its step, how much faster, and what then holds it up."""
     width = max(8, *(len(text) for text in others))
-    lines = [f"{'what if':{width}}  {'step':>9}  faster  devices  bound by"]
-    for text, planned in {"as it is": base, **others}.items():
+    lines = [f"{'what if':{width}}  {'step':>9}  faster  devices  bottleneck"]
+    for text, planned in {"no change": base, **others}.items():
         found = planned.estimate
         gain = base.estimate.step_seconds / found.step_seconds if found.step_seconds > 0 else float("inf")
         count = len(planned.plan.devices)

@@ -1,4 +1,4 @@
-"""``farflung profile``: links between workers, measured; ``farflung doctor``: what stands in this machine's way."""
+"""``farflung profile``: links between workers, measured; ``farflung doctor``: a diagnosis of this machine."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def register(app: typer.Typer) -> None:
 
 def profile(
     ticket: TicketOption = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Write the topology as TOML, for `farflung plan`.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The topology as JSON.")] = False,
+    save: Annotated[Path | None, typer.Option("--save", help="Write the topology to a TOML file for `farflung plan`.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the topology as JSON.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Measure the links between all joined workers, in rounds of pairs; the broker plans with the result."""
+    """Measure the links between all joined workers. The broker plans with the results."""
     if save is not None:
         to_write(save)
     client = open_client(ticket, home)
@@ -45,9 +45,9 @@ def profile(
             line, header = "", frame.header
             if frame.kind == "round":
                 pairs = ", ".join(" and ".join(pair) for pair in header["pairs"])
-                line = f"round {header['number']} of {header['of']}: {pairs}"
+                line = f"measuring, {header['number']} of {header['of']}: {pairs}"
             elif frame.kind == "unreachable":
-                line = f"{header['from']} does not reach {header['to']}: {header['cause']}"
+                line = f"{header['from']} cannot reach {header['to']}: {header['cause']}"
             elif frame.kind == "link" and header.get("relay"):
                 line = f"{header['from']} reaches {header['to']} through {header['relay']}"
             elif frame.kind == "topology":
@@ -67,7 +67,7 @@ def profile(
 
 
 def _show(topology: Topology, caps: dict[str, float]) -> None:
-    table = Table("from \\ to", *topology.names, title="one way, and payload")
+    table = Table("from \\ to", *topology.names, title="one-way latency and payload bandwidth")
     for i, source in enumerate(topology.names):
         cells = []
         for j, target in enumerate(topology.names):
@@ -75,10 +75,10 @@ def _show(topology: Topology, caps: dict[str, float]) -> None:
         table.add_row(source, *cells)
     Console(width=max(Console().width, _WIDTH)).print(table)
     for (a, b), relays in topology.via.items():
-        through = f"through {relays[0]}" if relays else "in no way: a worker that both can dial could relay"
-        typer.echo(f"{a} and {b} can't dial each other: they reach each other {through}")
+        through = f"traffic goes through {relays[0]}" if relays else "add a worker that both can reach, as a relay"
+        typer.echo(f"{a} and {b} cannot connect directly: {through}")
     for name, rate in caps.items():
-        typer.echo(f"{name} sends {BytesPerSecond(rate).written()} in all: its links share an up-link")
+        typer.echo(f"{name} sends at most {BytesPerSecond(rate).written()} in total: its links share an uplink")
 
 
 def _cell(topology: Topology, source: str, target: str) -> Text:
@@ -89,10 +89,10 @@ def _cell(topology: Topology, source: str, target: str) -> Text:
 
 
 def doctor(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port that a broker or worker shall listen at (0: any).")] = 0,
-    broker: Annotated[str | None, typer.Option("--broker", help="host:port of the broker that this machine shall join.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for a broker or worker to listen on (0: any).")] = 0,
+    broker: Annotated[str | None, typer.Option("--broker", help="Address of the broker to join (HOST:PORT).")] = None,
 ) -> None:
-    """Say what stands in the way of training on this machine."""
+    """Diagnose this machine: versions, network, clock, memory and disk."""
     from farflung.runtime.diagnosis import diagnose
 
     findings = diagnose(port=port, broker=broker)

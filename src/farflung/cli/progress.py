@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from farflung.api.activity import pace
 from farflung.errors import TrainingError
+from farflung.plan.summary import listed
 from farflung.runtime.client import Client, PlannedRun
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.units import Bytes, Seconds, counted
@@ -31,9 +35,10 @@ def say(console: Console, text: str, style: str = "") -> None:
 class RunView:
     """What is known of a run from the broker's frames, and how it looks."""
 
-    def __init__(self, title: str = "", *, plan: bool = True) -> None:
-        """``plan``: whether the plan's explanation is worth telling."""
+    def __init__(self, title: str = "", *, plan: bool = True, verbose: bool = False) -> None:
+        """``plan``: whether to print the plan, in one line. ``verbose``: print its tables, and notes for experts."""
         self.title = title
+        self.verbose = verbose
         self.steps = 0
         self.planned: PlannedRun | None = None
         self.started = False
@@ -44,16 +49,18 @@ class RunView:
         #: (from, to) -> the error that was measured last
         self._errors: dict[tuple[int, int], float] = {}
         self._recent: list[float] = []
+        #: What the run is busy with while no step is made, since when, and the spinner before it.
+        self._phase, self._since = "waiting for workers", time.monotonic()
+        self._spinner = Spinner("dots")
+        #: Workers that are ready for the plan.
+        self._ready: set[str] = set()
 
     def take(self, frame: Frame) -> str | None:
         """Learn from a frame of the broker; a text is worth lines of its own."""
         if frame.kind == "job":
             self.steps = int(frame.header["steps"])
-        elif frame.kind == "planned":
-            self.planned = PlannedRun.from_frame(frame)
-            return self.planned.explanation if self._tell_plan else None
-        elif frame.kind == "started":
-            self.started = True
+        elif frame.kind in ("planning", "planned", "ready", "started"):
+            return self._prepared(frame)
         elif frame.kind == "record":
             return self._record(str(frame.header["line"]))
         elif frame.kind == "checkpoint":
@@ -61,10 +68,41 @@ class RunView:
         elif frame.kind == "text":
             return f"generated:\n{printable(str(frame.header['text']))}"
         elif frame.kind == "note":
-            return printable(str(frame.header["text"]))
+            return self._note_text(frame)
         elif frame.kind == "result":
             self.result = RunResult.from_json(str(frame.header["result"]))
         return None
+
+    def _prepared(self, frame: Frame) -> str | None:
+        """Take a frame about the time before the first step (of the run, or after a loss)."""
+        match frame.kind:
+            case "planning":
+                names = [str(name) for name in frame.header["members"]]
+                self._begin(f"planning for {listed(names)}")
+            case "planned":
+                self.planned = PlannedRun.from_frame(frame)
+                self._ready.clear()
+                self._begin("preparing the workers: weights and data")
+                return self._plan_text(self.planned)
+            case "ready" if self.planned is not None:
+                self._ready.add(str(frame.header["name"]))
+                self._phase = f"preparing the workers: {len(self._ready)} of {len(self.planned.plan.devices)} are ready"
+            case "started":
+                first, took = not self.started, Seconds(time.monotonic() - self._since)
+                self.started = True
+                self._begin("waiting for the first step" if first else "waiting for the next step")
+                return f"the workers are ready after {took}; training starts" if first else None
+        return None
+
+    def _begin(self, phase: str) -> None:
+        self._phase, self._since = phase, time.monotonic()
+
+    def _plan_text(self, planned: PlannedRun) -> str | None:
+        return printable(planned.explanation if self.verbose else planned.summary) if self._tell_plan else None
+
+    def _note_text(self, frame: Frame) -> str | None:
+        expert = frame.header.get("detail") and not self.verbose
+        return None if expert else printable(str(frame.header["text"]))
 
     def _record(self, line: str) -> str | None:
         record = read_record(line)
@@ -73,6 +111,7 @@ class RunView:
             self.total_bytes += record.total_bytes
             self._errors |= {link: use.error for link, use in record.codecs.items() if use.error is not None}
             self._recent = [*self._recent[1 - _RECENT :], record.seconds]
+            self._begin("" if record.step + 1 < self.steps else "finishing: last checkpoint and evaluation")
         elif isinstance(record, RecoveryRecord):
             return printable(f"the run {record}")
         elif isinstance(record, EvaluationRecord):
@@ -92,16 +131,7 @@ class RunView:
 
     def _pace(self) -> list[str]:
         """Where the run stands and how fast it goes."""
-        if self.last is None:
-            waiting = "the first step" if self.started else "workers to get ready" if self.planned else "workers"
-            return [f"waiting for {waiting}"]
-        last, usual = self.last, self.usual
-        expected = f" (predicted {Seconds(last.predicted_seconds)})" if last.predicted_seconds else ""
-        parts = [f"step {last.step + 1}/{self.steps}", f"loss {last.loss:.4f}", f"{Seconds(usual)}/step{expected}"]
-        left = self.steps - last.step - 1
-        if left:
-            parts.append(f"{Seconds(usual * left)} left")
-        return parts
+        return [self._phase] if self.last is None else pace(self.last, self.steps, self.usual)
 
     def _detail(self) -> list[str]:
         """What moves, and what takes longest."""
@@ -132,12 +162,16 @@ class RunView:
         """The live picture."""
         picture = Table.grid()
         title = [(f"{self.title}  ", "bold")] if self.title else []
-        picture.add_row(Text.assemble(*title, "  ".join(self._pace())))
         if self.last is not None:
+            picture.add_row(Text.assemble(*title, "  ".join(self._pace())))
             picture.add_row(Text("  ".join(self._detail()), style="dim"))
             picture.add_row(ProgressBar(total=max(self.steps, 1), completed=self.last.step + 1, width=60))
             if self.last.link_bytes:
                 picture.add_row(self._links(self.last))
+        if self._phase:
+            waited = f"{self._phase}  {time.monotonic() - self._since:.0f} s"
+            self._spinner.update(text=Text.assemble(*(title if self.last is None else []), waited))
+            picture.add_row(self._spinner)
         return picture
 
     def _links(self, record: StepRecord) -> Table:
@@ -195,16 +229,16 @@ def show_run(
     console = console or Console()
     view = view or RunView()
     if console.is_terminal:
-        with Live(view.render(), console=console, refresh_per_second=4, transient=True) as live:
+        with Live(get_renderable=view.render, console=console, refresh_per_second=8, transient=True):
             for _ in _changes(client, run, view, console, on_step):
-                live.update(view.render())
+                pass
         if view.last is not None:
             say(console, view.line())
     else:
         _plain(client, run, view, console, on_step)
     result = view.result
     if result is None:
-        raise TrainingError(f"{run}: the broker stopped telling about it; see farflung status")
+        raise TrainingError(f"{run}: the broker sends no more news of this run; see farflung status")
     if result.status == "failed":
         raise TrainingError(f"{run} failed after {counted(result.steps, 'step')}: {result.cause}")
     where = f"; checkpoint {result.checkpoint}" if result.checkpoint else ""

@@ -25,14 +25,14 @@ def register(app: typer.Typer) -> None:
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(help="A run of this machine's broker or a run's folder; several: compare.", autocompletion=complete_run),
+        typer.Argument(help="Names of runs or run folders. Several are compared.", autocompletion=complete_run),
     ],
     target: Annotated[
-        Path | None, typer.Option("--out", help="File to write, .html or .md (default: report.html in the first folder).")
+        Path | None, typer.Option("--out", help="Output file, .html or .md (default: report.html in the run folder).")
     ] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
+    home: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
 ) -> None:
-    """Write the report of a run, or one that compares several (the first is what the others are measured against)."""
+    """Write a report of one run. With several runs: compare them with the first."""
     from farflung.dashboard import compare_report, write_report
 
     folders = [run_folder(run, home) for run in runs]
@@ -58,7 +58,7 @@ def report_here(folder: Path) -> str:
     from farflung.dashboard import write_report
 
     if not RunFolder(folder).job.is_file():
-        return f"for the report, on the broker's machine: farflung report {folder}"
+        return f"report: run on the broker's machine: farflung report {folder}"
     if not RunFolder(folder).metrics.is_file():
         return ""  # it ended before its first step: its cause says all
     try:

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from farflung.api.activity import Activity
 from farflung.cli.completion import complete_run
 from farflung.cli.continuation import adapted, start_line
 from farflung.cli.home import open_client
-from farflung.cli.options import about, quantity
+from farflung.cli.options import VerboseOption, about, quantity
 from farflung.cli.planning import read_topology
-from farflung.cli.progress import show_run
+from farflung.cli.progress import RunView, show_run
 from farflung.cli.report import report_here
 from farflung.cluster import Topology
 from farflung.errors import ConnectionLost, FarflungError, InputError, Stopped, TrainingError
@@ -27,9 +29,9 @@ from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, count
 
 __all__ = ["EMULATED", "register"]
 
-TicketOption = Annotated[str | None, typer.Option("--ticket", help="A submit ticket (default: this machine's broker).")]
-RetryOption = Annotated[str, typer.Option("--retry", help="How long a broker that went away is called again.")]
-HomeOption = Annotated[Path | None, typer.Option("--home", help="The folder of this machine's broker, where its ticket is.")]
+TicketOption = Annotated[str | None, typer.Option("--ticket", help="Submit ticket (default: the broker on this machine).")]
+RetryOption = Annotated[str, typer.Option("--retry", help="How long to retry when the broker is unreachable.")]
+HomeOption = Annotated[Path | None, typer.Option("--home", help="Home folder of the broker on this machine.")]
 
 #: Environment of what runs in an emulated cluster: the topology that was named.
 EMULATED = "FARFLUNG_EMULATED"
@@ -53,15 +55,16 @@ def submit(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the job in all (default: those of the job).")] = None,
     ticket: TicketOption = None,
-    topology: Annotated[str | None, typer.Option(help="Links between the workers: TOML file or preset.")] = None,
-    emulate: Annotated[bool, typer.Option(help="Make the links as slow as the topology says.")] = False,
-    follow: Annotated[bool, typer.Option("--watch/--no-watch", help="Show the run until it is over.")] = True,
+    topology: Annotated[str | None, typer.Option(help="Links between the workers: a TOML file or a preset.")] = None,
+    emulate: Annotated[bool, typer.Option(help="Slow the links down to those of the topology.")] = False,
+    follow: Annotated[bool, typer.Option("--watch/--no-watch", help="Follow the run until it ends.")] = True,
     retry: RetryOption = "10 min",
     home: HomeOption = None,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Submit a job; it starts when enough workers have joined. With --resume: continue a run that is over."""
+    """Submit a job. It starts when enough workers have joined. With --resume: continue a run that is over."""
     if emulate and topology is None:
-        raise InputError("--emulate makes links as slow as a topology says: add --topology FILE")
+        raise InputError("--emulate needs the links of a topology: add --topology FILE")
     spec = None if job is None else adapted(load_job(job), resume, steps)
     if spec is not None:
         check_decided(spec)
@@ -71,21 +74,23 @@ def submit(
         )
     chosen = None if topology is None else read_topology(topology)
     if chosen is None and (emulated := os.environ.get(EMULATED)):
-        typer.echo(f"links are planned as they are known so far; --topology {emulated} plans with the emulated ones", err=True)
+        typer.echo(f"this plan uses measured links; add --topology {emulated} to plan with the emulated links", err=True)
     patience = quantity(Seconds, retry, "--retry")
-    client = open_client(ticket, home)
+    activity = Activity(Console())
+    client = _connect(activity, ticket, home)
     try:
-        if source := resume if spec is None else spec.checkpoint.resume:
-            typer.echo(start_line(client, source, steps if spec is None else spec.steps))  # before the capture, which takes long
-        if spec is None or job is None:
-            answer = client.resume(str(resume), steps, typer.echo)
-        else:
-            answer = _submit_job(client, spec, job, chosen, emulate=emulate)
+        with activity:
+            if source := resume if spec is None else spec.checkpoint.resume:
+                activity.say(start_line(client, source, steps if spec is None else spec.steps))  # before the slow capture
+            if spec is None or job is None:
+                answer = client.resume(str(resume), steps, activity.phase)
+            else:
+                answer = _submit_job(client, spec, job, (chosen, emulate), activity)
         client.patience = patience
-        typer.echo(f"{answer['run']}: {_state(answer)}; its folder at the broker is {answer['folder']}")
+        typer.echo(f"{answer['run']}: {_state(answer)}; folder on the broker: {answer['folder']}")
         if follow:
             try:
-                _follow(client, answer["run"])
+                _follow(client, answer["run"], verbose=verbose)
             except (Stopped, ConnectionLost):
                 raise  # it goes on, or nobody knows: there is nothing to report yet
             except FarflungError:
@@ -96,15 +101,26 @@ def submit(
         client.close()
 
 
-def _submit_job(client: Client, spec: JobSpec, job: Path, topology: Topology | None, *, emulate: bool) -> Mapping[str, str]:
-    """Capture the model of the job file ``job`` and submit it."""
+def _connect(activity: Activity, ticket: str | None, home: Path | None, *, reads: bool = False) -> Client:
+    with activity:
+        activity.phase("connecting to the broker", silent=True)
+        return open_client(ticket, home, reads=reads)
+
+
+def _submit_job(
+    client: Client, spec: JobSpec, job: Path, links: tuple[Topology | None, bool], activity: Activity
+) -> Mapping[str, str]:
+    """Capture the model of the job file ``job`` and submit it; ``links``: the topology, and whether to emulate it."""
     from farflung.api.submission import bundle_job, check_data, send_weights
 
+    topology, emulate = links
+    activity.phase("loading the model", silent=True)
     with about(job):
-        bundle = bundle_job(spec, base=job.parent, topology=topology, emulate=emulate, say=typer.echo)
+        bundle = bundle_job(spec, base=job.parent, topology=topology, emulate=emulate, say=activity.phase)
     check_data(bundle, job.parent)
+    activity.phase("sending the job to the broker", silent=True)
     send_weights(client, bundle)
-    return client.submit(bundle, typer.echo)
+    return client.submit(bundle, activity.phase)
 
 
 def _tell_report(folder: str) -> None:
@@ -114,12 +130,13 @@ def _tell_report(folder: str) -> None:
 
 
 def status(
-    run: Annotated[str | None, typer.Argument(help="A run, to see all that is known of it.", autocompletion=complete_run)] = None,
+    run: Annotated[str | None, typer.Argument(help="Show this run only, with all details.", autocompletion=complete_run)] = None,
     ticket: TicketOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Show workers and runs, or one run with the whole text of what ended it."""
+    """Show workers and runs, or the details of one run."""
     client = open_client(ticket, home, reads=True)
     try:
         header = client.status()
@@ -134,27 +151,33 @@ def status(
     if as_json:
         typer.echo(json.dumps(header, indent=1))
         return
-    _show_members(header, members)
+    _show_members(header, members, verbose=verbose)
     typer.echo(counted(len(runs), "run"))
     for one in runs:
         typer.echo(f"  {_line(one)}{_queue(one)}{_short(one['cause'])}")
 
 
-def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> None:
+def _measured(member: Mapping[str, Any]) -> str:
+    """What the cost model knows of a worker."""
+    return f"  (reaches {member['speed_factor']:.0%} of its peak speed, {Seconds(member['overhead'])} per operator)"
+
+
+def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]], *, verbose: bool) -> None:
     others = {MemberState.JOINING: len(header.get("joining", ())), MemberState.GONE: len(header.get("gone", ()))}
     typer.echo(", ".join([counted(len(members), "worker"), *(f"{count} {state}" for state, count in others.items() if count)]))
     for member in members:
         typer.echo(
             f"  {member['name']:24} {member['address']:22} {member['kind']:5} "
             f"{Bytes(member['memory'])!s:>9} {FlopsPerSecond(member['speed'])!s:>13}  "
-            f"lambda {member['speed_factor']:.2f}, {Seconds(member['overhead'])} per operator  {_state_of(member)}"
+            f"{_state_of(member)}{_measured(member) if verbose else ''}"
         )
         for warning in member.get("warnings", ()):
             typer.echo(f"    warning: {warning}")
     for name in header.get("joining", ()):
         typer.echo(f"  {name:24} {MemberState.JOINING}")
     for one in header.get("gone", ()):
-        typer.echo(f"  {one['name']:24} {MemberState.GONE}{_short(one['cause'])}")
+        cause = (one["cause"] or "").partition("\n")[0]
+        typer.echo(f"  {one['name']:24} {MemberState.GONE}  {cause}")
 
 
 def _state_of(member: Mapping[str, Any]) -> str:
@@ -191,7 +214,7 @@ def _short(cause: str | None) -> str:
     if not cause:
         return ""
     first = cause.splitlines()[0]
-    return f"  {first}" if first == cause and len(first) <= _SHORT else f"  {first[:_SHORT].rstrip()}... (all of it: status RUN)"
+    return f"  {first}" if first == cause and len(first) <= _SHORT else f"  {first[:_SHORT].rstrip()}... (see: status RUN)"
 
 
 def _show_run(name: str, runs: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
@@ -214,22 +237,23 @@ def _show_run(name: str, runs: Sequence[Mapping[str, Any]], *, as_json: bool) ->
 
 
 def watch(
-    run: Annotated[str, typer.Argument(help="The run's name.", autocompletion=complete_run)],
+    run: Annotated[str, typer.Argument(help="Name of the run.", autocompletion=complete_run)],
     ticket: TicketOption = None,
     retry: RetryOption = "10 min",
     home: HomeOption = None,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Show a run until it is over."""
+    """Follow a run until it ends."""
     patience = quantity(Seconds, retry, "--retry")
-    client = open_client(ticket, home, reads=True)
+    client = _connect(Activity(Console()), ticket, home, reads=True)
     client.patience = patience
     try:
-        _follow(client, run)
+        _follow(client, run, verbose=verbose)
     finally:
         client.close()
 
 
-def _follow(client: Client, run: str) -> None:
+def _follow(client: Client, run: str, *, verbose: bool = False) -> None:
     """Show ``run`` until it is over.
 
     Raises:
@@ -237,13 +261,13 @@ def _follow(client: Client, run: str) -> None:
         FarflungError: the run failed; the class is that of its cause.
     """
     try:
-        show_run(client, run)
+        show_run(client, run, view=RunView(verbose=verbose))
     except TrainingError as error:
         raise client.failure(run)(str(error)) from error
     except KeyboardInterrupt:
         if os.environ.get(EMULATED):
-            raise Stopped(f"{run} ends with the emulated cluster; checkpoint.resume takes up what its checkpoints hold") from None
-        raise Stopped(f"{run} goes on: farflung watch {run} shows it again, farflung stop {run} ends it") from None
+            raise Stopped(f"{run} ends with the emulated cluster; checkpoint.resume continues from its checkpoint") from None
+        raise Stopped(f"{run} continues without you: farflung watch {run} follows it, farflung stop {run} stops it") from None
 
 
 def _state(answer: Mapping[str, str]) -> str:
@@ -252,20 +276,20 @@ def _state(answer: Mapping[str, str]) -> str:
         return answer["state"]
     needs, idle = int(answer["needs"]), int(answer["idle"])
     helpers = int(answer.get("helpers") or 0)
-    others = f", and {helpers} that can only help: --unreliable" if helpers else ""
-    return f"waiting for {counted(needs, 'idle worker')}, {idle or 'none'} there{others} (farflung join brings more)"
+    others = f", {helpers} unreliable ones that only help" if helpers else ""
+    return f"waiting for {counted(needs, 'idle worker')}, now idle: {idle}{others} (add workers with farflung join)"
 
 
 def stop(
-    run: Annotated[str, typer.Argument(help="The run's name.", autocompletion=complete_run)],
+    run: Annotated[str, typer.Argument(help="Name of the run.", autocompletion=complete_run)],
     ticket: TicketOption = None,
-    now: Annotated[bool, typer.Option("--now", help="In the middle of whatever it does, without a checkpoint.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Stop immediately, without a checkpoint.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Ask a run to end after its current step; it leaves a checkpoint."""
+    """Stop a run after its current step, with a checkpoint."""
     client = open_client(ticket, home)
     try:
         over = client.stop(run, now=now)
     finally:
         client.close()
-    typer.echo(f"{run}: stopped" if over or now else f"{run}: stopping after the current step (--now: at once)")
+    typer.echo(f"{run}: stopped" if over or now else f"{run}: stopping after the current step (--now stops immediately)")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from farflung.api.activity import Activity
 from farflung.api.tolerance import FaultSettings, Tolerance, tolerance
 from farflung.cli.options import about, read_text, to_write, write_text
 from farflung.cli.planning import plan_text, read_time, read_topology
@@ -31,23 +32,23 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    plan: Annotated[Path, typer.Argument(help="A plan (JSON, as `farflung plan --json` writes it) or the folder of a run.")],
+    plan: Annotated[Path, typer.Argument(help="A plan file (from `farflung plan --json`) or the folder of a run.")],
     topology: Annotated[str | None, typer.Option(help="Topology file (TOML) or preset (default: the run's).")] = None,
-    job: Annotated[Path | None, typer.Option(help="The job file of the plan (not needed beside graph.json or in a run).")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps in a row.")] = 1,
+    job: Annotated[Path | None, typer.Option(help="Job file of the plan (default: graph.json beside the plan).")] = None,
+    steps: Annotated[int, typer.Option(help="Number of optimizer steps.")] = 1,
     jitter: Annotated[float, typer.Option(help="Spread of computing and transfer times, e.g. 0.1 for about 10 %.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
-    prices: Annotated[Path | None, typer.Option(help="Price table (TOML): watts, rent, price per GB.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write what happened when, for Perfetto or chrome://tracing.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
+    prices: Annotated[Path | None, typer.Option(help="Price table (TOML) with watts, rent and price per GB.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace file for Perfetto or chrome://tracing.")] = None,
     mtbf: Annotated[
-        str | None, typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: the file\'s).')
+        str | None, typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: as in the topology).')
     ] = None,
-    recovery: Annotated[str | None, typer.Option(help="Pause after a death (default: estimated).")] = None,
-    away: Annotated[str | None, typer.Option(help="How long a machine that died stays away (default: it is replaced).")] = None,
-    deaths: Annotated[int, typer.Option(min=0, help="Deaths to inject, to check the expected throughput.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole result as JSON.")] = False,
+    recovery: Annotated[str | None, typer.Option(help="Pause after a machine dies (default: estimated).")] = None,
+    away: Annotated[str | None, typer.Option(help="How long a dead machine is missing (default: replaced at once).")] = None,
+    deaths: Annotated[int, typer.Option(min=0, help="Number of machine deaths to simulate.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a plan in virtual time: step time, what devices and links do, memory, cost."""
+    """Run a plan in virtual time. Prints step time, load of devices and links, memory and cost."""
     folder = RunFolder(plan if plan.is_dir() else plan.parent)
     chosen = _plan(folder.plan if plan.is_dir() else plan)
     network = with_relays(read_topology(topology) if topology else _topology(folder))
@@ -66,10 +67,13 @@ def simulate(
         raise InputError(
             'no machine of this plan has a failure rate: --deaths needs --mtbf, e.g. --mtbf "6 h", or mtbf in the topology'
         )
-    graph, spec = _graph(folder, job, chosen)
-    simulator = Simulator(graph, network, spec, settings)
-    found = simulator.run(chosen, prices=table)
-    survives = _tolerance(simulator, chosen, faults)
+    with Activity() as activity:
+        graph, spec = _graph(folder, job, chosen, activity)
+        simulator = Simulator(graph, network, spec, settings)
+        activity.phase(f"simulating {counted(steps, 'step')}", silent=True)
+        found = simulator.run(chosen, prices=table)
+        activity.phase("estimating the throughput with deaths of machines", silent=True)
+        survives = _tolerance(simulator, chosen, faults)
     if trace is not None:
         write_text(trace, perfetto(found.traces))
     body = {**found.to_dict(), "faults": survives.to_dict()}
@@ -89,7 +93,7 @@ def _tolerance(simulator: Simulator, plan: Plan, settings: FaultSettings) -> Tol
 
 def describe(found: Simulation) -> str:
     """A simulation as text for people."""
-    lines = ["device            busy    bubble  memory (peak / limit)"]
+    lines = ["device            busy    idle    memory (peak / limit)"]
     for use in found.devices:
         memory = f"{Bytes(use.memory_bytes)} / {Bytes(use.memory_limit)}"
         lines.append(f"{use.device:16}  {Seconds(use.busy_seconds)!s:>8}  {use.bubble:5.0%}  {memory}")
@@ -99,8 +103,8 @@ def describe(found: Simulation) -> str:
         lines.append(f"{ends:32}  {Seconds(link.busy_seconds)!s:>8}  {link.share:5.0%}  {Bytes(link.sent_bytes)}")
     lines.append("")
     lines.append(
-        f"simulated step: {Seconds(found.step_seconds)}, {found.samples_per_second:.3g} samples/s, bound by {found.bound_by}; "
-        f"{found.bubble:.0%} of the devices' time is waiting ({counted(found.steps, 'step')} in {Seconds(found.seconds)})"
+        f"simulated step: {Seconds(found.step_seconds)}, {found.samples_per_second:.3g} samples/s, bottleneck: {found.bound_by}; "
+        f"devices are idle for {found.bubble:.0%} of the time ({counted(found.steps, 'step')} in {Seconds(found.seconds)})"
     )
     if found.bill is not None:
         bill = found.bill
@@ -122,7 +126,7 @@ def _topology(folder: RunFolder) -> Topology:
     return Topology.from_json(read_text(folder.topology, "topology"))
 
 
-def _graph(folder: RunFolder, job: Path | None, plan: Plan) -> tuple[Graph, JobSpec]:
+def _graph(folder: RunFolder, job: Path | None, plan: Plan, activity: Activity) -> tuple[Graph, JobSpec]:
     """The graph beside the plan, or captured from the job."""
     if job is not None:
         from farflung.api.submission import bundle_job
@@ -130,7 +134,7 @@ def _graph(folder: RunFolder, job: Path | None, plan: Plan) -> tuple[Graph, JobS
         spec = load_job(job)
         spec = spec.model_copy(update={"evaluate": type(spec.evaluate)(), "generate": type(spec.generate)()})
         with about(job):
-            graph = bundle_job(spec, base=job.parent, say=lambda text: typer.echo(text, err=True)).graph
+            graph = bundle_job(spec, base=job.parent, say=activity.phase).graph
     elif folder.graph.exists():
         spec = JobSpec(micro_batch_sizes=plan.micro_batch_sizes)
         if folder.job.exists():

@@ -28,17 +28,15 @@ def register(app: typer.Typer) -> None:
 
 
 def trace(
-    run: Annotated[str, typer.Argument(help="A run of this machine's broker, or a run's folder.", autocompletion=complete_run)],
-    target: Annotated[
-        Path | None, typer.Option("--perfetto", help="Write the trace as JSON, to be opened at ui.perfetto.dev.")
-    ] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
+    run: Annotated[str, typer.Argument(help="Name of a run, or a run folder.", autocompletion=complete_run)],
+    target: Annotated[Path | None, typer.Option("--perfetto", help="Write a trace file for ui.perfetto.dev.")] = None,
+    home: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
 ) -> None:
-    """Show where the time of a run went: computing, transfers, waiting, and how much of the transfers computing hid."""
+    """Show where the time of a run went: computing, transfers, waiting, and the share of hidden transfers."""
     folder = run_folder(run, home)
     traces = read_traces(RunFolder(folder).events)
     if not traces:
-        raise InputError(f"{folder} holds no trace: the run made no step, or was made by an older farflung")
+        raise InputError(f"{folder} has no trace: the run made no step, or farflung was older")
     Console(width=max(Console().width, _WIDTH)).print(_table(traces, time_shares(traces)))
     for one in traces:
         if one.lost:

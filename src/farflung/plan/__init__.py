@@ -6,6 +6,7 @@ from farflung.plan.estimate import CostTables, DeviceEstimate, Estimate, LinkEst
 from farflung.plan.explain import device_rows, explain, link_rows, stage_rows
 from farflung.plan.links import make_links
 from farflung.plan.model import PLAN_VERSION, CodecChoice, LinkPlan, Plan, Replica, Stage
+from farflung.plan.summary import plan_answer, plan_line, stage_table
 
 __all__ = [
     "PLAN_VERSION",
@@ -30,6 +31,9 @@ __all__ = [
     "explain",
     "link_rows",
     "make_links",
+    "plan_answer",
+    "plan_line",
     "stage_rows",
+    "stage_table",
     "wire_factor_of",
 ]

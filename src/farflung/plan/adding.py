@@ -45,7 +45,7 @@ def adding_lines(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology:
         beside = ", ".join(f"{_NAMES[kind]} {value}" for kind, value in others.items())
         lines.append(
             f"stage {stage.index}: {len(stage.devices)} replicas sum {Bytes(nbytes)} by {_NAMES[stage.adds.by]}"
-            f"{_order(stage)} in {took} (by the links alone; {beside}); order = any: sums differ by rounding from plan to plan"
+            f"{_order(stage)} in {took} (alternatives: {beside}); order = any: sums differ by rounding from plan to plan"
         )
     return lines
 

@@ -135,9 +135,9 @@ def why(flow: Flow, error: float, choice: CodecChoice) -> str:
     most = flow.bearable(error)
     plain, seconds = (Seconds(flow.seconds(one)) for one in (CANDIDATES[0], found))
     if found is CANDIDATES[0]:
-        return f"plain in {plain}; no codec with an error of at most {most:.2g} is sooner there, encoding and decoding included"
+        return f"no codec, {plain}; no codec with an error of at most {most:.2g} is faster, including encoding and decoding"
     typical = typical_error(found.choice)
-    return f"{choice} in {seconds} (plain {plain}), with an error of typically {typical:.2g} where {most:.2g} is borne"
+    return f"{choice} in {seconds} (without codec {plain}); typical error {typical:.2g}, at most {most:.2g} allowed"
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from farflung.plan.estimate import Estimate
 from farflung.plan.links import pairs_of
 from farflung.plan.model import Plan, Stage
 from farflung.schedules import check_schedule, get_schedule
-from farflung.units import Bytes
+from farflung.units import Bytes, counted
 
 __all__ = ["check_memory", "check_plan", "check_reach", "check_replicas"]
 
@@ -162,7 +162,7 @@ def check_memory(estimate: Estimate, job: JobSpec | None = None) -> None:
     if not short:
         return
     lacks = []
-    for device in short[:8]:
+    for device in short[:_NAMED]:
         stages = [stage for stage in estimate.replicas if stage.device == device.device]
         parts: dict[str, float] = {}
         for stage in stages:
@@ -173,12 +173,16 @@ def check_memory(estimate: Estimate, job: JobSpec | None = None) -> None:
             f"device {device.device!r} needs {Bytes(device.memory_bytes)} and has {Bytes(device.memory_limit)}: "
             f"it lacks {Bytes(device.lack)} (most is {most}: {Bytes(parts[most])})"
         )
-    more = f"; and {len(short) - 8} more" if len(short) > 8 else ""
+    more = f"; and {counted(len(short) - _NAMED, 'more device')}" if len(short) > _NAMED else ""
     remembers = any("samples" in stage.memory for stage in estimate.replicas)
     remedy = f"{_remedy(job)}, or lower codec.memory_bytes" if remembers else _remedy(job)
     if any(stage.memory.get("serving") for stage in estimate.replicas):
         remedy += "; serving helpers takes memory for each micro-batch: make fewer of them, or set plan.helpers = false"
     raise PlanError(f"{'; '.join(lacks)}{more}; {remedy}")
+
+
+#: Devices that lack memory which an error names.
+_NAMED = 2
 
 
 def _remedy(job: JobSpec | None) -> str:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from farflung.plan.estimate import Estimate
 from farflung.units import Bytes, Flops, Seconds
 
-__all__ = ["device_rows", "explain", "link_rows", "stage_rows"]
+__all__ = ["count", "device_rows", "explain", "link_rows", "rate", "stage_rows", "table"]
 
 Rows = list[tuple[str, ...]]
 
-_STAGES = "forward, backward: work and seconds of one micro-batch; in flight: micro-batches whose values are kept at once"
-_DEVICES = "used: of the memory limit; busy: the share of the step in which the device computes"
-_LINKS = "dense, sent, seconds: of one micro-batch, values on the way forward / gradients on the way back; sent: after the codec"
+_STAGES = "forward, backward: work and time per micro-batch. in flight: micro-batches whose activations are stored at once."
+_DEVICES = "used: share of the memory limit. busy: share of the step in which the device computes."
+_LINKS = "dense, sent, time: per micro-batch, activations forward / gradients backward. sent: bytes after the codec."
 
-_COPIES = "stage 0 (2 to 3): the replica of stage 0 that computes micro-batches 2 to 3"
-_FIRST = "devices and seconds are those of the stages' first replicas, the others' links carry the same for their micro-batches"
+_COPIES = "stage 0 (2 to 3): the replica of stage 0 that computes micro-batches 2 to 3."
+_FIRST = "Devices and times are those of the first replica of each stage. The links of other replicas carry the same values."
 
 
 def stage_rows(estimate: Estimate) -> Rows:
@@ -34,7 +34,7 @@ def stage_rows(estimate: Estimate) -> Rows:
                 stage.device,
                 str(stage.operators),
                 stage.modules,
-                _count(stage.parameters),
+                count(stage.parameters),
                 f"{Flops(stage.forward_flops)}, {Seconds(stage.forward_seconds)}",
                 f"{Flops(stage.backward_flops)}, {Seconds(stage.backward_seconds)}",
                 f"{stage.in_flight}{' (recomputes)' if stage.recompute else ''}",
@@ -56,7 +56,7 @@ def device_rows(estimate: Estimate) -> Rows:
 
 def link_rows(estimate: Estimate) -> Rows:
     """Head and one row per link: bytes and seconds per micro-batch after the codec, forward / backward."""
-    rows: Rows = [("link", "devices", "codec", "dense", "sent", "seconds")]
+    rows: Rows = [("link", "devices", "codec", "dense", "sent", "time")]
     for link in estimate.links:
         same = link.activations == link.gradients
         rows.append(
@@ -75,45 +75,48 @@ def link_rows(estimate: Estimate) -> Rows:
 def explain(estimate: Estimate) -> str:
     """The whole estimate as plain text."""
     several = len(estimate.replicas) > len(estimate.stages)
-    stages = f"{_STAGES}; {_COPIES}" if several else _STAGES
-    lines = [_table(stage_rows(estimate)), stages, "", _table(device_rows(estimate)), _DEVICES, ""]
+    stages = f"{_STAGES} {_COPIES}" if several else _STAGES
+    lines = [table(stage_rows(estimate)), stages, "", table(device_rows(estimate)), _DEVICES, ""]
     if estimate.links:
-        lines += [_table(link_rows(estimate)), f"{_LINKS}; {_FIRST}" if several else _LINKS, ""]
+        lines += [table(link_rows(estimate)), f"{_LINKS} {_FIRST}" if several else _LINKS, ""]
     served = max((stage.memory.get("serving", 0.0) for stage in estimate.replicas), default=0.0)
     if served:
-        lines.append(f"memory: up to {Bytes(served)} of a stage's are kept for its helpers (inputs, states, waiting gradients)")
+        lines.append(f"memory for helpers: up to {Bytes(served)} per stage (inputs, states and waiting gradients)")
     tied = estimate.exchange_bytes - estimate.replica_bytes
     if estimate.replica_bytes:
         usual = "" if estimate.exchanged == "gradients" else " on average"
-        lines.append(f"{estimate.exchanged} of replicas between devices: {Bytes(estimate.replica_bytes)} per step{usual}")
+        lines.append(f"{estimate.exchanged} exchanged between replicas: {Bytes(estimate.replica_bytes)} per step{usual}")
     if tied > 0:
-        lines.append(f"gradients of tied parameters between devices: {Bytes(tied)} per step")
+        lines.append(f"gradients of tied parameters exchanged between devices: {Bytes(tied)} per step")
     lines += [
-        f"forward of one micro-batch through all stages: {Seconds(estimate.latency_seconds)} (equation 2)",
+        f"forward of one micro-batch through all stages: {Seconds(estimate.latency_seconds)} (FusionLLM, equation 2)",
         (
-            f"forwards of a step's micro-batches, pipelined: {Seconds(estimate.pipeline_seconds)} dense (equation 3), "
-            f"{Seconds(estimate.compressed_seconds)} after the codecs (equation 8); "
-            f"{_rate(estimate.throughput)} dense (equation 4)"
+            f"forwards of all micro-batches of a step: {Seconds(estimate.pipeline_seconds)} without codecs (equation 3), "
+            f"{Seconds(estimate.compressed_seconds)} with codecs (equation 8)"
         ),
-        f"predicted step: {Seconds(estimate.step_seconds)}, {_rate(estimate.step_throughput)} (with backwards and updates)",
-        f"bound by {estimate.bound_by}, which is busy in {estimate.bound_share:.0%} of the step and nothing else is in more",
+        f"throughput of the forwards without codecs: {rate(estimate.throughput)} (equation 4)",
+        f"predicted step with backwards and updates: {Seconds(estimate.step_seconds)}, {rate(estimate.step_throughput)}",
+        f"bottleneck: {estimate.bound_by}, busy for {estimate.bound_share:.0%} of the step",
     ]
     return "\n".join(lines)
 
 
-def _rate(samples_per_second: float) -> str:
+def rate(samples_per_second: float) -> str:
+    """Return a throughput for people."""
     digits = f"{samples_per_second:,.0f}" if samples_per_second >= 99.95 else f"{samples_per_second:.3g}"
     return f"{digits} samples/s"
 
 
-def _count(number: float) -> str:
+def count(number: float) -> str:
+    """Return a number of parameters for people, e.g. ``1.3 G``."""
     for scale, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= scale:
             return f"{number / scale:.3g} {letter}"
     return f"{number:g}"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows in aligned columns; the first row is the head."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

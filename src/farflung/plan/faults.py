@@ -82,21 +82,21 @@ class Survival:
         if not self.in_memory:
             single = f"stage{'s' if many else ''} {stages} {'have' if many else 'has'} one copy"
             if self.copies > 1:
-                single = "copies differ under the sync strategy"
-            memory = f"a death may take the newest states of a stage with it ({single})"
+                single = "the copies differ under the sync strategy"
+            memory = f"a single death can lose the newest state of a stage ({single})"
         else:
-            memory = f"{_any(self.in_memory, 'leave')} a copy of every stage's newest states"
+            memory = f"{_any(self.in_memory, 'leave')} a copy of the newest state of each stage"
         if self.guarded > self.in_memory:
             age = Seconds(2 * self.round_seconds)
-            memory += f"; {_any(self.guarded, 'leave')} copies of it that are at most {age} old"
+            memory += f"; {_any(self.guarded, 'leave')} copies that are at most {age} old"
         if self.on_loss == "stop":
-            return f'{memory}; the run ends on the first (on_loss = "stop")'
-        state = "the newest checkpoint, on the broker's disk, outlives all"
+            return f'{memory}; the run ends on the first death (on_loss = "stop")'
+        state = "the newest checkpoint is on the disk of the broker"
         if not self.checkpointed:
-            state = "there are no checkpoints: it begins anew"
-        goes = "after the death of the largest machine it waits for another"
+            state = "without checkpoints, the run starts again"
+        goes = "after the death of the largest machine, the run waits for another machine"
         if self.goes_on:
-            goes = f"after {_any(self.goes_on)} the others have memory to go on"
+            goes = f"after {_any(self.goes_on)}, the remaining machines have enough memory to continue"
         return f"{memory}; {state}; {goes}"
 
 
@@ -202,16 +202,17 @@ class FaultModel:
     def text(self) -> str:
         """It in a sentence."""
         if not self.rates or self.rate == 0:
-            return "no machine of this plan has a failure rate (mtbf in the topology, or --mtbf): the throughput is undisturbed"
+            return "unknown; no machine of this plan has a failure rate (set mtbf in the topology, or --mtbf)"
         heavy = sum(rate for device, rate in self.rates.items() if device not in self.spared)
         wish = (
-            f"best after {Seconds(best_interval(self.checkpoint, heavy))}" if heavy else "for the case of several deaths at once"
+            f"the best interval is {Seconds(best_interval(self.checkpoint, heavy))}"
+            if heavy
+            else "needed after several deaths at once only"
         )
         return (
-            f"a death every {Seconds(1 / self.rate)} on average, a checkpoint every {self.interval} steps "
-            f"({Seconds(self.interval * self.step_seconds)}; {Seconds(self.checkpoint)} each; {wish}), "
-            f"a pause of {Seconds(self.recovery)} after a death: {self.samples_per_second:.4g} samples/s expected, "
-            f"{self.share:.1%} of the undisturbed"
+            f"{self.samples_per_second:.4g} samples/s expected, {self.share:.1%} of the throughput without deaths, with a death "
+            f"every {Seconds(1 / self.rate)} on average, a pause of {Seconds(self.recovery)} per death, and a checkpoint every "
+            f"{self.interval} steps ({Seconds(self.interval * self.step_seconds)}; {Seconds(self.checkpoint)} each; {wish})"
         )
 
 

@@ -53,12 +53,12 @@ def helped_lines(
         hidden = max(hidden, 0.0 if way is None else hidden_seconds(way[0], step))
     said = f", up to {Seconds(hidden)}" if hidden else ""
     if job.optimizer.delayed:
-        end = f"optimizer.delayed hides this behind the step before{said}"
+        end = f"optimizer.delayed hides this transfer behind the previous step{said}"
     else:
-        end = f"optimizer.delayed would hide this behind the step before{said}, and change the result"
+        end = f"optimizer.delayed would hide this transfer behind the previous step{said}, and change the result"
     return [
         (
-            "helpers: the predicted step counts neither their work nor their ways; before its first slice of a step each is sent "
-            f"its stage's trained parameters: {', '.join(parts)}; {end}"
+            "helpers: not counted in the predicted step; in each step, a helper first receives the trained parameters of its "
+            f"stage: {', '.join(parts)}; {end}"
         )
     ]

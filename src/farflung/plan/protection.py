@@ -16,6 +16,7 @@ from farflung.cluster import Topology
 from farflung.job.spec import JobSpec
 from farflung.plan.estimate import Estimate
 from farflung.plan.model import Plan
+from farflung.units import Seconds
 
 __all__ = ["Protection", "protect"]
 
@@ -61,9 +62,10 @@ class Protection:
 
     def __str__(self) -> str:
         if not self.guards:
-            return f"copies: none ({self.why_not})"
-        kept = ", ".join(f"{device} at {' and '.join(guards)}" for device, guards in self.guards.items())
-        return f"copies: {kept}; every {self.every} steps ({self.seconds:.3g} s), {self.byte_share:.1%} of the bytes on links"
+            return f"copies of the state: none ({self.why_not})"
+        kept = ", ".join(f"{device} on {' and '.join(guards)}" for device, guards in self.guards.items())
+        every = f"every {self.every} steps ({Seconds(self.seconds)})"
+        return f"copies of the state: {kept}; {every}, {self.byte_share:.1%} of the traffic on links"
 
 
 def protect(plan: Plan, topology: Topology, job: JobSpec, found: Estimate) -> Protection:

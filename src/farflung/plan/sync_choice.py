@@ -95,8 +95,8 @@ def why_sync(job: JobSpec, groups: Sequence[Group]) -> str:
     plain, seconds = (Seconds(_slowest(one, groups, job)) for one in (_OFFERS[0], chosen))
     memory = f" with {chosen.memory}" if chosen.memory != "none" else ""
     if chosen is _OFFERS[0]:
-        return f"replicas exchange without a codec in {plain}: none is sooner within error {job.codec.error:g}"
-    return f"replicas exchange by {chosen.codec}{memory} in {seconds} (plain {plain}), within error {job.codec.error:g}"
+        return f"replicas exchange without a codec in {plain}: no codec is faster within error {job.codec.error:g}"
+    return f"replicas exchange with {chosen.codec}{memory} in {seconds} (without codec {plain}), within error {job.codec.error:g}"
 
 
 def _best(job: JobSpec, groups: Sequence[Group]) -> _Offer:

@@ -384,8 +384,12 @@ class RecoverRun:
     def then(self) -> str:
         """How it goes on, for people."""
         if self.better:
-            return "all go on from the last step"
-        return "its part is handed over" if self.handed else "it will go on from what the others hold, or its newest checkpoint"
+            return "the run continues with the new plan from the last step"
+        return (
+            "other workers take over its part"
+            if self.handed
+            else "the run continues from the state on the other workers, or from its newest checkpoint"
+        )
 
     @property
     def told(self) -> str:

@@ -164,12 +164,12 @@ class Rhythm:
             return ""
         usual, now = found
         if series.slow:
-            times = f"{now / usual:.1f} times as long as before"
-            text = f"worker {name} is slow: it computes for {Seconds(now)} a step, {times}; it is alive"
+            times = f"{now / usual:.1f} times its usual {Seconds(usual)}"
+            text = f"worker {name} is slow but alive: it computes for {Seconds(now)} per step, {times}"
         elif known:
-            text = f"worker {name} computes as fast as before again ({Seconds(now)} a step)"
+            text = f"worker {name} is back at its usual speed ({Seconds(now)} of computing per step)"
         else:
-            text = f"worker {name} computes faster than before: for {Seconds(now)} a step instead of {Seconds(usual)}"
+            text = f"worker {name} is faster than before: it computes for {Seconds(now)} per step instead of {Seconds(usual)}"
         self._drifts.append(Drift(device=name, times=series.times, before=series.told, text=text))
         if not (series.slow or known):
             series.times = 1.0  # from here it is compared with its new pace
@@ -200,11 +200,11 @@ class Rhythm:
         if found is None:
             return ""
         usual, now = found
-        text = f"the link from {source} to {target} is as fast as before again"
+        text = f"the link from {source} to {target} is back at its usual speed"
         if series.slow:
             text = (
-                f"the link from {source} to {target} is slow: {Seconds(now)} for what took {Seconds(usual)} before "
-                f"({now / usual:.1f} times as long)"
+                f"the link from {source} to {target} is slow: a transfer takes {Seconds(now)}, "
+                f"{now / usual:.1f} times its usual {Seconds(usual)}"
             )
         what = kind if kind in ("fills", "small") else ""
         self._drifts.append(Drift(link=(source, target), kind=what, times=series.times, before=series.told, text=text))
@@ -216,12 +216,12 @@ class Rhythm:
         if seconds > _SILENT * lease:
             self._silent[name] = max(seconds, before)
             if not before:
-                end = f"it is given up after {Seconds(lease)}"
-                return f"nothing was heard of worker {name} for {Seconds(seconds)}: slow, or dead; {end}"
+                end = f"the broker removes it after {Seconds(lease)} of silence"
+                return f"worker {name} has been silent for {Seconds(seconds)}, it is slow or dead; {end}"
             return ""
         if before:
             del self._silent[name]
-            return f"worker {name} is heard again after {Seconds(before)} or more: it was slow, not dead"
+            return f"worker {name} responds again after at least {Seconds(before)} of silence"
         return ""
 
     def gone(self, name: str) -> None:

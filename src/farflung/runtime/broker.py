@@ -245,7 +245,7 @@ def _dialler(credentials: Credentials, say: Callable[[str], None]) -> Dial:
         try:
             dial(name, address, contexts, DIAL_SECONDS).close()
         except FarflungError as error:
-            say(f"worker {name} can't be dialled from here, and will dial its peers: {error}")
+            say(f"worker {name} cannot be reached from the broker, so it connects to the other workers itself: {error}")
             raise
 
     return dial_worker

@@ -36,6 +36,8 @@ class PlannedRun:
     addresses: Mapping[str, str]
     first_step: int
     predicted_seconds: float
+    #: One line, and the tables.
+    summary: str
     explanation: str
     attempt: int = 1
     relays: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class PlannedRun:
             addresses={str(name): str(address) for name, address in header["addresses"].items()},
             first_step=int(header["first_step"]),
             predicted_seconds=float(header["predicted"]),
+            summary=str(header.get("summary", header["explanation"])),
             explanation=str(header["explanation"]),
             attempt=int(header.get("attempt", 1)),
             relays=read_relays(header),
@@ -104,7 +107,7 @@ class Client:
         answer: Mapping[str, object] = {}
         for frame in self._rpc.stream(method, request):
             if frame.kind == "checking":
-                say(f"the broker checks every byte of the checkpoint to go on from ({frame.header['source']})")
+                say(f"the broker verifies the checkpoint to resume from ({frame.header['source']})")
             answer = frame.header
         return {key: str(value) for key, value in answer.items()}
 
@@ -158,7 +161,7 @@ class Client:
                 if time.monotonic() >= until:
                     raise
                 if not away:
-                    yield Frame("note", {"text": f"{error}; it is called again, for at most {patience}"})
+                    yield Frame("note", {"text": f"{error}; trying again for at most {patience}"})
                 away = True
             else:
                 if time.monotonic() >= until:

@@ -22,7 +22,7 @@ from farflung.runtime.copying import Coder, Incoming, Version
 from farflung.runtime.fields import number, table, whole
 from farflung.runtime.links import Parcel
 from farflung.transports.base import Urgency
-from farflung.units import counted
+from farflung.units import Bytes, counted
 from farflung.wire.frames import Frame
 
 if TYPE_CHECKING:
@@ -110,11 +110,11 @@ class Copies:
 
     @property
     def cost(self) -> str:
-        """What this worker's copies took on its links so far (empty: it sent none)."""
+        """What this worker's copies have sent so far (empty: nothing)."""
         coder = self._coder
         if not coder.raw:
             return ""
-        return f"copies: {counted(self._count, 'round')}, {coder.raw} bytes, sent as {coder.sent} ({coder.sent / coder.raw:.1%})"
+        return f"{counted(self._count, 'copy', 'copies')} of the state: {Bytes(coder.raw)}, sent as {Bytes(coder.sent)}"
 
     def due(self, step: int) -> bool:
         """Asked on the leader: whether a round begins after ``step``."""

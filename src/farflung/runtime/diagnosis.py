@@ -110,7 +110,7 @@ def _port(port: int) -> Finding:
         with socket.create_server(("0.0.0.0", port)) as server:  # noqa: S104 - as a worker listens
             return Finding(what=what, found=f"can listen (at {server.getsockname()[1]})")
     except OSError as error:
-        remedy = "end what uses it, or choose another with --listen"
+        remedy = "stop the program that uses it, or choose another port with --listen"
         return Finding(what=what, found=f"cannot listen: {error.strerror}", level="bad", remedy=remedy)
 
 
@@ -121,7 +121,7 @@ def _address() -> Finding:
         return Finding(what="address", found="no network", level="bad", remedy="connect this machine")
     if place.is_private:
         remedy = (
-            "others outside can't dial it: it dials them, and reaches its like through a worker that both can dial; "
+            "machines outside cannot connect to it: it connects to them, or uses a relay; "
             "a forwarded port (--advertise HOST) is faster"
         )
         return Finding(what="address", found=f"{host}, private: behind NAT, or a local network", level="hint", remedy=remedy)
@@ -135,8 +135,8 @@ def _congestion(root: Path) -> Finding:
         return Finding(what="congestion control", found="not known on this system", level="hint", remedy="BBR is best")
     name = told.removeprefix("TCP congestion control: ").split(" ")[0]
     if name == "bbr" or "bbr" in allowed:
-        return Finding(what="congestion control", found="bbr" if name == "bbr" else f"{name}; links ask for bbr, and may")
-    remedy = "with loss on the way links are much slower: modprobe tcp_bbr; sysctl net.ipv4.tcp_congestion_control=bbr"
+        return Finding(what="congestion control", found="bbr" if name == "bbr" else f"{name}; links between workers use bbr")
+    remedy = "lossy links are much slower without bbr: modprobe tcp_bbr; sysctl net.ipv4.tcp_congestion_control=bbr"
     return Finding(what="congestion control", found=name, level="hint", remedy=remedy)
 
 
@@ -144,7 +144,7 @@ def _buffers(root: Path) -> Finding:
     sizes = {name: _words(root / "ipv4" / name) for name in ("tcp_wmem", "tcp_rmem")}
     largest = {name: int(words[-1]) for name, words in sizes.items() if words and words[-1].isdecimal()}
     if not largest:
-        return Finding(what="buffers", found="not known on this system", level="hint", remedy="links open more connections")
+        return Finding(what="buffers", found="not known on this system", level="hint", remedy="links use more connections")
     found = ", ".join(f"{name} {Bytes(size)}" for name, size in largest.items())
     if min(largest.values()) < _BUFFER:
         remedy = "long fast links need more connections: sysctl net.ipv4.tcp_wmem and tcp_rmem with 4 MB or more"
@@ -163,21 +163,21 @@ def _clock() -> Finding:
     now = time.time()
     text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < _YEAR_2025:
-        return Finding(what="clock", found=text, level="bad", remedy="certificates are not valid yet by it: set the clock (NTP)")
+        return Finding(what="clock", found=text, level="bad", remedy="certificates are not yet valid: set the clock (NTP)")
     return Finding(what="clock", found=text)
 
 
 def _memory() -> Finding:
     free = psutil.virtual_memory().available
     level: Literal["good", "hint"] = "good" if free >= _MEMORY else "hint"
-    remedy = "" if level == "good" else "little fits into it: end other programs"
+    remedy = "" if level == "good" else "stop other programs to train larger parts"
     return Finding(what="memory", found=f"{Bytes(free)} free", level=level, remedy=remedy)
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
     level: Literal["good", "hint"] = "good" if free >= _DISK else "hint"
-    remedy = "" if level == "good" else "checkpoints may not fit: free space"
+    remedy = "" if level == "good" else "checkpoints may not fit: free some space"
     return Finding(what="disk", found=f"{Bytes(free)} free in {Path.cwd()}", level=level, remedy=remedy)
 
 

@@ -152,9 +152,9 @@ class Executor:
         self.links.flush()
         self._tell_trace()
         if self.serving is not None and self.serving.cost:
-            self._note(f"{self.setup.device}: {self.serving.cost}")
+            self._note(f"{self.setup.device}: {self.serving.cost}", detail=True)
         if self.copies.cost:
-            self._note(f"{self.setup.device}: {self.copies.cost}")
+            self._note(f"{self.setup.device}: {self.copies.cost}", detail=True)
 
     def abort(self, error: BaseException) -> None:
         """End the run from any thread; ``run`` raises ``error``, wherever it waits: for a value, for a link, for a flush."""
@@ -191,8 +191,8 @@ class Executor:
         """Forward-only micro-batches of the evaluation graph, through the same stages; whether the run shall end here."""
         return evaluate(self) or ends_here(self, Phase.EVAL)
 
-    def _note(self, text: str) -> None:
-        self.hooks.event("note", text=text)
+    def _note(self, text: str, *, detail: bool = False) -> None:
+        self.hooks.event("note", text=text, detail=detail)
 
     # -- states -------------------------------------------------------------------------------------------------------
 

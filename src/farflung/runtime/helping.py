@@ -23,6 +23,7 @@ from farflung.runtime.opening import open_stage
 from farflung.runtime.setup import RunSetup, StepReport, attempt_name
 from farflung.runtime.slices import AHEAD, HELD, Order, StageSlices, compute
 from farflung.telemetry.faults import fault_point
+from farflung.telemetry.log_line import Detail
 from farflung.transports.base import Arrival, Urgency
 from farflung.wire.frames import Frame
 
@@ -225,9 +226,8 @@ class Helping:
         answer = replace(answer, seconds=time.monotonic() - begin)
         if not self._helped:
             self._helped = True
-            self._host.say(
-                f"run {self.run}: computed its first slice, {time.monotonic() - self._asked:.2f} s after it was asked to help"
-            )
+            took = f"{time.monotonic() - self._asked:.2f} s after it was asked to help"
+            self._host.say(Detail(f"run {self.run}: computed its first slice, {took}"))
         fault_point("helper.before_answer", step=task.step, device=self._device)
         self._host.endpoint.post(server, slices.answer_frame(task, answer), Urgency.VALUES).add_done_callback(
             lambda done: None if (error := done.exception()) is None else self.on_lost(server, ConnectionLost.of(error))

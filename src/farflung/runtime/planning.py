@@ -20,6 +20,7 @@ from farflung.plan.allowed import allowed_devices
 from farflung.plan.document import plan_to_json
 from farflung.plan.helped import helped_lines
 from farflung.plan.protection import Protection, protect
+from farflung.plan.summary import listed, plan_line
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
 from farflung.planners.finish import Problem
 from farflung.protocol.broker import Member
@@ -62,10 +63,8 @@ class RelayUse:
         """For people, in one line."""
         a, b = self.pair
         ways = [f"{rate}, {late} {way}" for rate, late, way in zip(self.bandwidth, self.latency, ("there", "back"), strict=True)]
-        standing = f"; {', '.join(self.relays[1:])} standing by" if self.relays[1:] else ""
-        return (
-            f"{a} and {b} can't dial each other: what they exchange goes through {self.relays[0]} ({'; '.join(ways)}{standing})"
-        )
+        backup = f"; backup: {', '.join(self.relays[1:])}" if self.relays[1:] else ""
+        return f"{a} and {b} cannot connect directly: their traffic goes through {self.relays[0]} ({'; '.join(ways)}{backup})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +99,36 @@ class Planned:
         return protect(self.plan, self.topology, job, self.estimate)
 
     @property
+    def summary(self) -> str:
+        """Stages, devices, predicted step and bottleneck in one line; unused devices are named."""
+        unused = [name for name in (*self.topology.names, *self.strangers) if name not in self.plan.devices]
+        return plan_line(self.plan, self.estimate) + (f"; unused: {listed(unused)}" if unused else "")
+
+    @property
     def explanation(self) -> str:
-        """Stages, devices, links and the predicted step, as text; devices that the planner left out are named."""
-        text = explain(self.estimate) + self._decisions() + self._dense_links()
-        text += "".join(f"\n{line}" for line in (*self.sums, *self.helped, *self.relays, *self._shared_hosts()))
+        """The whole estimate as tables, and the notes."""
+        return "\n".join([explain(self.estimate), *self.notes])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know beside the estimate, as lines: decisions, dense links, helpers, relays, hosts, devices."""
+        lines = [
+            *self._decisions(),
+            *self._dense_links(),
+            *self.sums,
+            *self.helped,
+            *map(str, self.relays),
+            *self._shared_hosts(),
+        ]
         allowed = {device.name for device in allowed_devices(self.topology, self.limits)}
         idle = [name for name in self.topology.names if name not in self.plan.devices]
         for names, why in (
             ([name for name in idle if name in allowed], self._why_idle()),
-            ([name for name in idle if name not in allowed], "the job's limits leave them out"),
-            (self.strangers, "not in the submitted topology; join under one of its names"),
+            ([name for name in idle if name not in allowed], "excluded by the limits of the job"),
+            (self.strangers, "missing in the submitted topology; join under a name of the topology"),
         ):
-            text += f"\nnot used: {', '.join(names)} ({why})" if names else ""
-        return text
+            lines += [f"unused: {listed(names)} ({why})"] if names else []
+        return tuple(lines)
 
     @property
     def relays(self) -> tuple[RelayUse, ...]:
@@ -129,39 +145,39 @@ class Planned:
             if len(names) > capacity:
                 yield f"{', '.join(names)} share the cores of one host; {capacity:.1f} of them reach full speed at the same time"
 
-    def _decisions(self) -> str:
-        """What the planner decided of what the job left open, as lines for the job file."""
+    def _decisions(self) -> list[str]:
+        """What the planner decided of what the job left open, as a line for the job file."""
         job = self.decided
         if job is None:
-            return ""
+            return []
         lines = [f"micro_batch_sizes = {list(job.micro_batch_sizes)}"]
         if job.sync.strategy != "exact":
             lines.append(f'[sync] strategy = "{job.sync.strategy}", [plan] replicas = {len(self.plan.stages[0].devices)}')
-        return "\ndecided, to be put into the job instead of [open]: " + "; ".join(lines)
+        return ["decided by the planner (write it into the job in place of [open] to fix it): " + "; ".join(lines)]
 
     def _why_idle(self) -> str:
         planner, used = self.plan.planner, len(self.plan.devices)
         if self.workers is not None and used >= self.workers:
-            return f"the job asks for workers = {self.workers}"
+            return f"the job sets workers = {self.workers}"
         fewest = min(len(stage.devices) for stage in self.plan.stages)
         if fewest > 1 and len(self.topology) - used < fewest:
-            return "they do not make up another stage with as many replicas"
+            return f"{fewest} idle devices are needed for one more stage with {fewest} replicas"
         stages = len(self.plan.stages)
         if stages >= self.parts:
-            return "the model has no more parts to give"
+            return "the model cannot be cut into more stages"
         if stages == self.limits.stages:
-            return f"limits.stages = {stages}"
-        return f'{planner} expects no shorter step with them; set plan.planner = "equal_number" to use all'
+            return f"the job sets limits.stages = {stages}"
+        return f'{planner} predicts no shorter step with more devices; plan.planner = "equal_number" uses all'
 
-    def _dense_links(self) -> str:
+    def _dense_links(self) -> list[str]:
         """The links that stay dense because the job wants its codec on slow links only."""
         if self.codec.where == "all" or self.codec.name == "identity":
-            return ""
+            return []
         links = [link for link in self.estimate.links if link.source_device != link.target_device]
         dense = [f"{link.source} -> {link.target}" for link in links if link.activations == link.gradients == "identity"]
         if not dense:
-            return "\nno link is fast enough to stay dense"
-        return f"\ndense, because transfers there are hidden behind what bounds the step (codec.where = slow): {', '.join(dense)}"
+            return ["codec.where = slow: every link is slow enough to use the codec"]
+        return [f"codec.where = slow: without codec, because the transfers do not delay the step: {listed(dense)}"]
 
 
 #: Makes the judge of the plans of one graph on one topology under one job; ``api`` has the simulator's.

@@ -51,7 +51,7 @@ def restore(journal: Journal, folder: Path, runs: Runs, say: Callable[[str], Non
         try:
             _restore(kept, root, runs, say)
         except FarflungError as error:
-            say(f"run {kept.run}: what was kept of it can't be used, so it does not go on: {error}")
+            say(f"run {kept.run}: its files cannot be used, so the run does not resume: {error}")
 
 
 def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) -> None:
@@ -78,7 +78,7 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
     if hoped:
         runs.take_up(live, hoped)
     needed = counted(hoped or live.job.workers or 1, "worker")
-    say(f"run {kept.run}: goes on from what its workers hold, or its newest checkpoint, with {needed}, when so many are here")
+    say(f"run {kept.run}: waiting for {needed} to resume from the state of the workers, or from its newest checkpoint")
     event = RunRestored(
         run=kept.run,
         workers=live.job.workers,

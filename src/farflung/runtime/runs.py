@@ -62,6 +62,7 @@ from farflung.runtime.versions import mixed_engines
 from farflung.runtime.watching import Watching
 from farflung.runtime.ways import Ways
 from farflung.telemetry.faults import fault_point
+from farflung.telemetry.log_line import Detail
 from farflung.telemetry.records import Record, RecoveryRecord, RelayedRecord, RunResult, StepRecord
 from farflung.telemetry.trace import Span
 from farflung.units import Bytes, BytesPerSecond, Seconds, counted
@@ -241,6 +242,7 @@ class Runs:
         with self.changed:
             live.fingerprints[name] = fingerprints
             held = dict(live.fingerprints)
+        self.tell(live, Frame("ready", {"name": name}))
         compare_fingerprints(held)
 
     def measured(self, event: MemberMeasured) -> None:
@@ -328,7 +330,9 @@ class Runs:
             told()
 
     def _begin_planning(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
-        self._say(f"run {live.run}: planning for {', '.join(member.name for member in members)}")
+        names = [member.name for member in members]
+        self._say(f"run {live.run}: planning for {', '.join(names)}")
+        self.tell(live, Frame("planning", {"members": names}))
         thread = threading.Thread(target=self._plan, args=(live, members, attempt), name=f"plan-{live.run}", daemon=True)
         thread.start()
 
@@ -353,7 +357,7 @@ class Runs:
                 self._told_of(live.run, warning)
             protection = planned.protection(live.job)
             if protection.guards:
-                self._say(f"run {live.run}: {protection}")
+                self._say(Detail(f"run {live.run}: {protection}"))
             preparation = preparation_of(bundle, live, planned, start)
         except FarflungError as error:
             self.handle(PlanMade(run=live.run, attempt=attempt, error=str(error), kind=type(error).__name__))
@@ -380,6 +384,7 @@ class Runs:
                 served = [*planned.plan.devices, *start.lenders]
                 self.relays.assign(live.run, planned.topology, served, self.ways.relays_of_submitter(live, planned))
                 self.tell(live, self._planned_frame(live, planned))
+        self._say(f"run {live.run}: {planned.summary}")
         self.handle(PlanMade(run=live.run, attempt=attempt, devices=planned.plan.devices))
 
     def _take_over(self, live: LiveRun, attempt: int, planned: Planned, bundle: Bundle) -> Start:
@@ -401,6 +406,7 @@ class Runs:
             "plan": planned.plan_json,
             "addresses": self.ways.addresses(planned.plan.devices),
             "predicted": planned.estimate.step_seconds,
+            "summary": planned.summary,
             "explanation": planned.explanation,
             "first_step": live.first_step,
             "attempt": live.attempt,
@@ -486,7 +492,7 @@ class Runs:
                 except FarflungError as error:
                     self.fail(live.run, error)
                     return
-            self._say(f"run {live.run}: {f'it {recovery}' if recovery else 'training begins'}")
+            self._say(f"run {live.run}: {recovery or 'training begins'}")
             self._send(name, frame)
 
         return begin
@@ -531,7 +537,7 @@ class Runs:
         if live is None:
             return  # links were measured, for no run
         live.unwritten.put(record)
-        self._say(f"run {run}: {record.relay} relayed {Bytes(record.nbytes)} from {record.source} to {record.target}")
+        self._say(Detail(f"run {run}: {record.relay} relayed {Bytes(record.nbytes)} from {record.source} to {record.target}"))
 
     def _finish(self, live: LiveRun, command: FinishRun) -> None:
         with live.files:
@@ -548,7 +554,7 @@ class Runs:
             with live.files:
                 live.store.write_result(result)
         except FarflungError as error:
-            self._say(f"run {live.run}: its result is not on disk: {error}")
+            self._say(f"run {live.run}: warning: its result cannot be written: {error}")
         self.relays.assign(live.run, None, ())
         with self.changed:
             self._assisting.over(live.run)

@@ -23,6 +23,10 @@ _FIRST, _LONGEST = 0.1, 0.5
 _LOOK = 1.0
 
 
+def _ignore(text: str) -> None:
+    del text
+
+
 class Service:
     """Serves a broker until ``stop``, through as many sessions as it takes."""
 
@@ -32,9 +36,13 @@ class Service:
         options: WorkerOptions,
         say: Callable[[str], None],
         wishes: WishesFile | None = None,
+        phase: Callable[[str], None] = _ignore,
     ) -> None:
-        """``enter`` joins with the ticket; ``say`` tells a person what goes on; ``wishes`` are looked at every second."""
-        self._enter, self._options, self._say = enter, options, say
+        """``enter`` joins with the ticket; ``say`` tells a person what goes on; ``wishes`` are looked at every second.
+
+        ``phase`` is called with each slow part of the start, and with an empty text when the start is over.
+        """
+        self._enter, self._options, self._say, self._phase = enter, options, say, phase
         self._wishes, self._told = wishes, dict[str, Any]()
         self._lock = threading.Lock()
         self._leaving = threading.Event()
@@ -48,7 +56,11 @@ class Service:
             ConnectionLost: it said goodbye, or did not come back in time.
             FarflungError: it refuses this worker.
         """
-        worker = self._begin(Worker(self._enter(), self._options, self._say))
+        self._phase("connecting to the broker")
+        member = self._enter()
+        self._phase(f"loading PyTorch and measuring {self._options.device}")
+        worker = self._begin(Worker(member, self._options, self._say))
+        self._phase("")
         until = 0.0
         while True:
             try:
@@ -64,15 +76,15 @@ class Service:
                 if worker.welcomed or not until:
                     until = now + patience
                     if patience:
-                        self._say(f"{error}; it is called again, for at most {patience}")
+                        self._say(f"{error}; trying again for at most {patience}")
                 if now >= until:
                     raise
-                member = self._again(worker, until, error)
+                again = self._again(worker, until, error)
             finally:
                 worker.close()
-            if member is None:
+            if again is None:
                 return
-            worker = self._begin(Worker(member, self._options, self._say, worker))
+            worker = self._begin(Worker(again, self._options, self._say, worker))
 
     def watch(self) -> None:
         """Look at the owner's wishes until the end, on the calling thread."""

@@ -140,7 +140,7 @@ class Sessions:
             try:
                 self.look(runs, time.monotonic())
             except Exception as error:  # noqa: BLE001 - whatever became of one member, the others must be looked after
-                self._say(f"warning: what came of a lost worker failed: {type(error).__name__}: {error}")
+                self._say(f"warning: the loss of a worker was not handled: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End all sessions, and refuse new ones."""
@@ -178,7 +178,7 @@ class Sessions:
         except BaseException as error:  # whatever it is: no member may stay behind whose session did not begin
             self._over(runs, session, f"its session did not begin: {error}")
             raise
-        self._say(f"worker {name} joined from {address or 'where nobody can dial'}: {_describe(offer)}")
+        self._say(f"worker {name} joined from {address or 'an address that nobody can reach'}: {_describe(offer)}")
         reader = threading.Thread(target=self._read, args=(runs, session, frames), name=f"session-{name}", daemon=True)
         reader.start()
         call.on_end(lambda: session.outgoing.put(None))
@@ -232,7 +232,7 @@ class Sessions:
                 if frame.kind != "beat":
                     _take(runs, session.name, frame)
         except ConnectionLost as error:
-            cause = "this broker was ended" if self._closed else f"{error}; is its machine up?"
+            cause = "this broker was ended" if self._closed else f"{error} (check that its machine is up)"
         except FarflungError as error:
             cause = str(error)
         except Exception as error:  # noqa: BLE001 - a defect here must end this session only, and be told
@@ -310,7 +310,9 @@ def _report(runs: Runs, live: LiveRun, name: str, frame: Frame) -> None:
             live.sample = text(header, "text", limit=_MAX_SAMPLE)
             runs.tell(live, Frame("text", {"text": live.sample}))
         case "note":
-            runs.tell(live, Frame("note", {"text": text(header, "text", limit=_MAX_NOTE)}))
+            runs.tell(
+                live, Frame("note", {"text": text(header, "text", limit=_MAX_NOTE), "detail": header.get("detail") is True})
+            )
         case _:
             raise WireError(f"unknown report {frame.kind!r:.40}: known are {', '.join(_REPORTS)}")
 

@@ -35,6 +35,7 @@ from farflung.runtime.run_store import RunStore
 from farflung.runtime.setup import Committed, Phase, RunSetup, StepReport, attempt_name, data_key
 from farflung.runtime.shaping import shape_links
 from farflung.telemetry.faults import fault_point
+from farflung.telemetry.log_line import Detail
 from farflung.telemetry.trace import ClockOffset, Span, pack_spans
 from farflung.transports.base import Arrival, Endpoint, Urgency
 from farflung.units import Bytes, BytesPerSecond, Seconds, counted
@@ -279,7 +280,7 @@ class Work:
                 return
             executor.run()
             self._tell_links(executor.setup.peers)
-            self._host.say(f"run {self.run}: finished here")
+            self._host.say(f"run {self.run}: finished on this worker")
             self._report("ended", whole=executor.step >= executor.setup.job.steps)
         except Exception as error:  # noqa: BLE001 - whatever ends this worker's part, the broker must hear of it
             self._failed(error)
@@ -298,7 +299,7 @@ class Work:
                 sent = f"{Bytes(link.bytes_sent)} sent in {Seconds(link.busy_seconds)}, {Bytes(link.bytes_received)} received"
                 sent += " since this worker began"
                 through = f" through {link.relay}" if link.relay else ""
-                self._host.say(f"link to {peer}{through}: {sent}{rate}{kind}{broken}")
+                self._host.say(Detail(f"link to {peer}{through}: {sent}{rate}{kind}{broken}"))
 
     def _failed(self, error: Exception) -> None:
         if self._told:
@@ -487,8 +488,8 @@ class Work:
                     raise
                 last = place["step"] >= job.steps
                 if not until:
-                    then = "it is tried again until there is" if last else "training goes on"
-                    text = f"warning: the checkpoint after step {place['step']} is not kept: {error}; {then}"
+                    then = "the worker tries again until there is space" if last else "training continues without it"
+                    text = f"warning: the checkpoint after step {place['step']} cannot be written: {error}; {then}"
                     self.event("note", text=text)
                 if not last:
                     return False
@@ -517,10 +518,12 @@ class Work:
         if kind == "trace":
             self._tell_trace(fields["spans"], fields["lost"])
         elif kind == "note":
-            self._host.say(f"run {self.run}: {fields['text']}")
-            self._report("note", text=fields["text"])
+            detail = bool(fields.get("detail"))
+            line = f"run {self.run}: {fields['text']}"
+            self._host.say(Detail(line) if detail else line)
+            self._report("note", text=fields["text"], detail=detail)
         elif kind == "helper":
-            self._host.say(f"run {self.run}: {fields['text']}")
+            self._host.say(Detail(f"run {self.run}: {fields['text']}"))
 
     def _tell_trace(self, spans: Sequence[Span], lost: int) -> None:
         names, packed = pack_spans(spans)

@@ -31,6 +31,7 @@ from farflung.runtime.tensors import pieces_of, read_arrays
 from farflung.runtime.versions import own_versions
 from farflung.runtime.work import Work
 from farflung.telemetry.faults import fault_point
+from farflung.telemetry.log_line import Detail
 from farflung.telemetry.trace import ClockOffset, estimate_offset
 from farflung.transports import TransportConfig
 from farflung.transports.base import Arrival, Endpoint
@@ -193,7 +194,7 @@ class Worker:
             if self._obeying:
                 self._heard = now
             if now - self._heard > self._lease:
-                self._say(f"nothing was heard of the broker for {Seconds(now - self._heard)}")
+                self._say(f"no message from the broker for {Seconds(now - self._heard)}")
                 session.close()
                 return
             with suppress(ConnectionLost):
@@ -322,7 +323,7 @@ class Worker:
         work = self._current
         if work is not None and work.run == run:
             cause = str(frame.header.get("cause"))
-            self._say(f"run {run} ended: {cause}")
+            self._say(f"run {run}: this attempt has ended: {cause}")
             work.abort(TrainingError(cause), told=True, keep=keep)
         if keep:
             threading.Thread(target=self._dropped, args=(run, attempt), name=f"drop-{run}", daemon=True).start()
@@ -394,7 +395,7 @@ class Worker:
         self._endpoint.relay_for(run, pairs)
         known |= set(pairs)
         if pairs:
-            self._say(f"run {run}: relays between {', '.join(' and '.join(pair) for pair in pairs)}")
+            self._say(Detail(f"run {run}: relays between {', '.join(' and '.join(pair) for pair in pairs)}"))
             return
         del self._relays[run]
         now = {way: count - before.get(way, 0) for way, count in self._endpoint.relayed().items()}
@@ -402,7 +403,7 @@ class Worker:
         carried = [[*way, count] for way, count in mine.items()]
         if carried:
             told = ", ".join(f"{Bytes(count)} from {a} to {b}" for (a, b), count in mine.items())
-            self._say(f"run {run}: relayed {told}")
+            self._say(Detail(f"run {run}: relayed {told}"))
         with suppress(ConnectionLost):
             self.report("relayed", run=run, carried=carried)
 
@@ -414,9 +415,11 @@ class Worker:
             f"{self._membership.name}: joined the broker at {self._membership.client.address} with {self._offer['kind']} "
             f"({offered}); {f'peers reach it at {at}' if (at := self._endpoint.address) else 'it dials its peers'}"
         )
-        warnings = [f"warning: {text}" for text in texts(frame.header, "warnings")] if "warnings" in frame.header else []
-        for line in filter(None, (congestion_control(), *warnings)):
-            self._say(f"{self._membership.name}: {line}")
+        congestion = congestion_control()
+        if congestion:
+            self._say(Detail(f"{self._membership.name}: {congestion}"))
+        for warning in texts(frame.header, "warnings") if "warnings" in frame.header else ():
+            self._say(f"{self._membership.name}: warning: {warning}")
 
     def _take_up(self, frame: Frame) -> None:
         self._end_work(TrainingError("replaced by another run"))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from farflung.errors import DataError
 from farflung.telemetry.events import Value, encode_line
+from farflung.units import counted
 
 __all__ = [
     "CodecUse",
@@ -178,19 +179,19 @@ class RecoveryRecord:
 
     @property
     def _source(self) -> str:
-        return {"memory": "what they hold", "copies": "copies that they hold", "start": "its first weights"}.get(
-            self.source, "its newest checkpoint"
+        return {"memory": "the state in memory", "copies": "copies of the state", "start": "the initial weights"}.get(
+            self.source, "the newest checkpoint"
         )
 
     def __str__(self) -> str:
         """For people, in one line."""
         again = (
-            f"replays {self.replayed} steps from step {self.step} on"
+            f"{counted(self.replayed, 'step')} repeated, from step {self.step}"
             if self.replayed
-            else f"nothing is replayed (step {self.step})"
+            else f"no step repeated (step {self.step})"
         )
         who = ", ".join(self.devices)
-        return f"goes on with {who} from {self._source} after {self.pause:.1f} s: {again}; cause: {self.cause}"
+        return f"resumed after {self.pause:.1f} s on {who}, from {self._source}; {again}"
 
 
 Record = StepRecord | EvaluationRecord | RecoveryRecord

@@ -19,6 +19,7 @@ from dataclasses import replace
 from farflung.clock import MonotonicClock
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, VersionError, WireError
 from farflung.security import Credentials
+from farflung.telemetry.log_line import Detail
 from farflung.transports.base import Arrival, FrameHandler, LinkStatistics, LossHandler, TransferHandler, Urgency, lost
 from farflung.transports.config import Insecure, TransportConfig
 from farflung.transports.meter import Meter
@@ -210,7 +211,7 @@ class TcpEndpoint:
     def log(self, text: str) -> None:
         """See ``LinkHost``."""
         if not self._closing.is_set():
-            self.say(text)
+            self.say(Detail(text))
 
     def link_over(self, link: TcpLink, error: FarflungError, *, told: bool) -> None:
         """See ``LinkHost``."""
