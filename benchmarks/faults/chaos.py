@@ -28,8 +28,8 @@ from farflung.checkpoint import CheckpointReader, CheckpointStore, pack
 from farflung.errors import InputError
 from farflung.ids import new_id
 from farflung.job import JobSpec, make_job
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.copying import Coder, Version
+from farflung.messages.submission import Bundle
+from farflung.step.copy_coding import Coder, Version
 from farflung.telemetry import RunFolder, StepRecord
 
 __all__ = ["Chaos", "ChaosSettings"]

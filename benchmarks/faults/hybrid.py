@@ -38,12 +38,12 @@ from benchmarks.harness.priority import favoured
 from benchmarks.harness.stand_in import SPEEDS, STAGES
 from benchmarks.network.pipeline import network
 from farflung.chaos.local_cluster import LocalCluster
+from farflung.client.connection import Client
 from farflung.engines.base import EngineSettings
 from farflung.errors import TrainingError
 from farflung.graph.cut import cut
 from farflung.job.spec import CheckpointSpec, OptimizerSpec
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client
+from farflung.messages.submission import Bundle
 from farflung.telemetry import StepRecord, read_record
 
 __all__ = ["WAYS", "Hybrid", "HybridSettings", "draw_losses", "timelines"]

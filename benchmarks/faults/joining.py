@@ -21,10 +21,10 @@ from typing import Any
 from benchmarks.harness.base import Check, Report, Say, Settings
 from farflung.api.submission import bundle_job
 from farflung.chaos.local_cluster import LocalCluster
+from farflung.client.connection import Client
 from farflung.errors import InputError
 from farflung.job import make_job
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client
+from farflung.messages.submission import Bundle
 from farflung.telemetry import StepRecord, read_record
 
 __all__ = ["WAYS", "Joining", "JoiningSettings"]

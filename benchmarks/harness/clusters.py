@@ -8,7 +8,7 @@ from farflung.api.submission import bundle_job
 from farflung.chaos.local_cluster import LocalCluster
 from farflung.cluster import Topology
 from farflung.job import JobSpec
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 
 __all__ = ["PacedCluster", "ProbedCluster", "bundle_of"]
 

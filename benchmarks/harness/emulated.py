@@ -19,7 +19,7 @@ from farflung.cluster import Topology
 from farflung.emulation import Emulation
 from farflung.emulation.programs import start_cluster
 from farflung.errors import TrainingError
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 from farflung.wire.frames import encode_frame
 
 __all__ = ["EmulatedCluster", "Placed"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from farflung import __version__
+from farflung.version import __version__
 
 __all__ = ["environment"]
 

@@ -16,7 +16,7 @@ from farflung.errors import InputError
 from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, CodecSpec, DataSpec, JobSpec, ModelSpec, OptimizerSpec, PlanSpec
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 
 __all__ = ["GptSize", "place_blocks", "small_gpt", "variant"]
 

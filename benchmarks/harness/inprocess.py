@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from farflung.broker.progress import Progress
+from farflung.client.in_process import LocalHooks, LocalRun
+from farflung.client.shared_batches import SharedBatches
 from farflung.clock import MonotonicClock
 from farflung.engines import get_engine
 from farflung.engines.base import Array
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
+from farflung.messages.step_reports import StepReport
 from farflung.plan.model import Plan
-from farflung.runtime.batches import SharedBatches
-from farflung.runtime.local import LocalHooks, LocalRun
-from farflung.runtime.progress import Progress
-from farflung.runtime.setup import Phase, RunSetup, StepReport
+from farflung.step.run_setup import Phase, RunSetup
 from farflung.telemetry.records import EvaluationRecord, StepRecord
 from farflung.transports.memory import MemoryHub
 

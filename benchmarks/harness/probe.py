@@ -75,7 +75,7 @@ class _Curve(threading.Thread):
 
 def _import_all() -> None:
     """What a worker imports in a run, with what PyTorch itself loads when operators first run without data (80 MB)."""
-    for name in ("farflung.runtime.worker", "farflung.checkpoint", "farflung.data", "torch._dynamo"):
+    for name in ("farflung.worker.process", "farflung.checkpoint", "farflung.data", "torch._dynamo"):
         importlib.import_module(name)
     import torch
 

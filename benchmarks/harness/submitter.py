@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from farflung.client.connection import Client
 from farflung.errors import FarflungError
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client
-from farflung.runtime.membership import join
+from farflung.messages.submission import Bundle
 from farflung.security import Ticket
 from farflung.wire.frames import decode_frame
+from farflung.worker.membership import join
 
 __all__ = ["main"]
 

@@ -26,7 +26,7 @@ from farflung.engines.base import EngineSettings
 from farflung.errors import InputError
 from farflung.graph.cut import SubGraph, cut
 from farflung.job.spec import OptimizerSpec
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 from farflung.units import FlopsPerSecond, Seconds
 
 __all__ = ["Bound", "Chain", "Overlap", "OverlapSettings", "lower_bound"]

@@ -25,7 +25,7 @@ from farflung.cluster import Topology
 from farflung.emulation.kernel import require_root
 from farflung.errors import InputError, TrainingError
 from farflung.job.spec import CodecSpec
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 
 __all__ = ["Pipeline", "PipelineSettings", "network", "step_seconds"]
 

@@ -22,11 +22,12 @@ from typing import Any
 from benchmarks.harness.base import Check, Report, Say, Settings, bounded
 from benchmarks.network.profile_training import TrainingPart, train
 from benchmarks.network.transport_node import make_members
+from farflung.broker.links.probes import Probing
+from farflung.broker.links.table import LinkTable
 from farflung.cluster import Network
 from farflung.emulation import Emulation
 from farflung.errors import TrainingError
-from farflung.runtime.link_table import LinkTable
-from farflung.runtime.probing import Probing, read_probe
+from farflung.messages.probes import read_probe
 from farflung.wire.frames import Frame
 
 __all__ = ["Profile", "ProfileSettings"]

@@ -14,10 +14,10 @@ from typing import Any
 
 from benchmarks.harness.priority import go_first
 from farflung.errors import FarflungError
-from farflung.runtime.probing import probe_link
 from farflung.security import Credentials
 from farflung.transports import TransportConfig
 from farflung.transports.tcp.endpoint import TcpEndpoint
+from farflung.worker.link_probe import probe_link
 
 __all__ = ["main"]
 

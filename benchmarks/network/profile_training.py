@@ -17,9 +17,9 @@ from typing import Any
 
 from benchmarks.harness.emulated import EmulatedCluster
 from benchmarks.harness.gpt_stages import GptSize, place_blocks, small_gpt, variant
+from farflung.broker.links.table import LinkTable
 from farflung.cluster import Network, Topology
 from farflung.errors import TrainingError
-from farflung.runtime.link_table import LinkTable
 
 __all__ = ["Compare", "TrainingPart", "changed", "counts", "train"]
 

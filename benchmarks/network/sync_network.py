@@ -32,8 +32,8 @@ from farflung.errors import InputError
 from farflung.graph.cut import cut
 from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, OptimizerSpec, PlanSpec, SyncSpec
+from farflung.messages.submission import Bundle
 from farflung.plan.synchronization import strategy_of, world_of
-from farflung.runtime.bundle import Bundle
 from farflung.sync import Costs, link_share, mean_step_seconds
 from farflung.sync.base import World
 from farflung.units import FlopsPerSecond, Seconds

@@ -30,7 +30,7 @@ from farflung.cost import op_costs
 from farflung.emulation.kernel import require_root
 from farflung.errors import InputError
 from farflung.job.spec import CodecSpec
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 from farflung.units import FlopsPerSecond, Seconds
 
 __all__ = ["Prediction", "PredictionSettings", "Trial", "draw"]

@@ -25,9 +25,9 @@ from benchmarks.harness.base import Check, Report, Say, Settings, bounded
 from benchmarks.harness.clusters import bundle_of
 from benchmarks.harness.priority import favoured
 from farflung.chaos.local_cluster import Finished, LocalCluster, finished
+from farflung.client.connection import Client
 from farflung.errors import InputError
 from farflung.job import make_job
-from farflung.runtime.client import Client
 from farflung.telemetry import StepRecord, read_record
 
 __all__ = ["MODELS", "SharedCores", "SharedCoresSettings", "other_load"]

@@ -19,7 +19,7 @@ from farflung.chaos.local_cluster import Finished, LocalCluster
 from farflung.cluster import Topology
 from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, CodecSpec, DataSpec, JobSpec, ModelSpec, OptimizerSpec, PlanSpec
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 
 __all__ = ["Compression", "CompressionSettings", "gpt_job", "with_codec"]
 

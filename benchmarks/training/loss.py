@@ -36,8 +36,8 @@ from farflung.engines.base import Array
 from farflung.errors import InputError
 from farflung.graph.ir import Graph, StateKind
 from farflung.job.spec import CodecSpec, DataSpec, EvaluateSpec, JobSpec, PlanSpec
+from farflung.messages.submission import Bundle
 from farflung.planners import get_planner
-from farflung.runtime.bundle import Bundle
 from farflung.units import BytesPerSecond
 
 __all__ = ["Loss", "LossSettings", "codec_of", "time_to"]

@@ -19,8 +19,8 @@ from farflung.api import capture
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.job.spec import CheckpointSpec, JobSpec, OptimizerSpec
+from farflung.messages.step_reports import StepReport
 from farflung.planners import get_planner
-from farflung.runtime.setup import StepReport
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from farflung.engines import get_engine
 from farflung.engines.base import Array
 from farflung.graph.ir import StateKind
 from farflung.job.spec import JobSpec, ModelSpec, OptimizerSpec, PlanSpec
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 
 if TYPE_CHECKING:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from farflung.version import __version__
+
 if TYPE_CHECKING:
     from farflung.api import Evaluation, StopTraining, TrainResult, capture, simulate, train
     from farflung.job.spec import (
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
         ScheduleSpec,
         SyncSpec,
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CheckpointSpec",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from farflung.broker.process import Broker
 from farflung.errors import ConnectionLost
-from farflung.runtime.broker import Broker
-from farflung.runtime.membership import join
-from farflung.runtime.worker import Worker, WorkerOptions
+from farflung.worker.membership import join
+from farflung.worker.process import Worker, WorkerOptions
 
 
 @pytest.fixture(scope="module")

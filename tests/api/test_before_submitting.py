@@ -11,13 +11,13 @@ import pytest
 
 from farflung import train
 from farflung.api.submission import bundle_job, check_data, check_names
+from farflung.broker.planning import plan_run
 from farflung.cli.main import main
 from farflung.cluster import Topology
 from farflung.errors import DataError, FarflungError, InputError
 from farflung.job import make_job
 from farflung.job.spec import LimitSpec, SyncSpec
 from farflung.planners.auto import Auto
-from farflung.runtime.planning import plan_run
 
 MODEL = {"recipe": "gpt", "args": {"vocab": 32, "sequence": 8, "layers": 1, "width": 16, "heads": 2}}
 

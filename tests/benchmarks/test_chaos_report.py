@@ -14,7 +14,7 @@ from farflung.chaos.kills import BROKER
 from farflung.checkpoint import CheckpointStore, Manifest, pack
 from farflung.errors import InputError
 from farflung.job import to_json
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 
 SETTINGS = ChaosSettings(kills=4, cases=("replicas", "copies"))
 

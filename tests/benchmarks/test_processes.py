@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.harness.base import override
 from benchmarks.harness.catalog import BENCHMARKS
+from farflung.broker.process import Broker
 from farflung.chaos.local_cluster import LocalCluster
 from farflung.errors import ConnectionLost
-from farflung.runtime.broker import Broker
 
 
 def run(name: str, *pairs: str) -> Any:

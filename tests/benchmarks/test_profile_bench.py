@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.network.profile import Profile, ProfileSettings, compare, describe
 from benchmarks.network.profile_training import changed, counts
+from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.cluster import Network
-from farflung.runtime.link_table import LinkFigures, LinkTable
 
 
 def test_errors_are_against_payload_and_tolerance() -> None:

@@ -16,7 +16,7 @@ from farflung.chaos.trial import Trial, TrialSettings, _Watched, plan_faults, ru
 from farflung.chaos.wild_cluster import WildCluster
 from farflung.errors import InputError, TrainingError
 from farflung.job import make_job
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 from farflung.telemetry import FAULT_POINTS, RecoveryRecord, RunFolder, StepRecord
 from farflung.telemetry.records import RunResult
 from farflung.wire.frames import Frame

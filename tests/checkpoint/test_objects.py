@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from farflung.broker.records.mirror import Mirror
 from farflung.checkpoint import CheckpointReader, CheckpointStore, Manifest, ObjectCheckpoints
 from farflung.errors import CheckpointError, InputError
 from farflung.job import make_job, to_json
 from farflung.job.spec import CheckpointSpec
-from farflung.runtime.mirroring import Mirror
 
 pytest.importorskip("obstore")
 JOB = make_job({"steps": 10})

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from farflung import __version__
+from farflung.broker.process import Broker
 from farflung.cli.home import drop_ticket, keep_ticket
 from farflung.cli.main import main
 from farflung.engines.registry import ENGINES
-from farflung.runtime.broker import Broker
 from farflung.security import Ticket
 
 JOB = 'name = "x"\n[model]\nrecipe = "gpt"\nargs = { vocab = 256, sequence = 8, layers = 1, width = 8, heads = 1 }\n'

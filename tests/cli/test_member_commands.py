@@ -12,8 +12,8 @@ import pytest
 from farflung.cli import members
 from farflung.cli.main import main
 from farflung.cli.units import unit_text
-from farflung.runtime.owner import WishesFile
 from farflung.security import Ticket
+from farflung.worker.owner_limits import WishesFile
 
 TICKET = Ticket(scope="join", addresses=("192.0.2.1:7070",), fingerprint=bytes(32), ticket_id="t1", secret=bytes(16), expires=4e9)
 

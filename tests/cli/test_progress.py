@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from farflung.cli.progress import RunView, printable, say, show_run
+from farflung.client.connection import Client
 from farflung.errors import TrainingError
 from farflung.plan import LinkPlan, Plan, Replica, Stage
 from farflung.plan.document import plan_to_json
 from farflung.plan.model import SyncPlan
-from farflung.runtime.client import Client
 from farflung.telemetry import CodecUse, EvaluationRecord, RunResult, StepRecord
 from farflung.wire.frames import Frame
 

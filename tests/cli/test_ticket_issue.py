@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from farflung.broker.process import Broker
 from farflung.cli.main import main
-from farflung.runtime.broker import Broker
 from farflung.security import Ticket
 
 

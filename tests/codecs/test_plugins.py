@@ -20,7 +20,7 @@ from farflung.graph.ir import TensorSpec
 from farflung.job.spec import CodecSpec, JobSpec, SyncSpec
 from farflung.plan.model import CodecChoice
 from farflung.plan.traffic import wire_bytes
-from farflung.runtime.brought import check_brought
+from farflung.step.plugin_check import check_brought
 
 Install = Callable[..., None]
 

@@ -9,17 +9,17 @@ import pytest
 from test_plan_estimate import chain, topology
 from test_plan_replicas import GRAPH, alone
 
+from farflung.broker.planning import plan_run
 from farflung.cluster import Topology
 from farflung.graph.cut import cut
 from farflung.job import JobSpec, make_job
+from farflung.messages.submission import Bundle
 from farflung.plan import estimate
 from farflung.plan.adding import with_adding
 from farflung.plan.estimate import sync_copies
 from farflung.plan.synchronization import sync_lines
 from farflung.plan.traffic import gradient_bytes
 from farflung.planners import get_planner
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.planning import plan_run
 from farflung.sync import get_strategy
 from farflung.sync.reductions import Reduction
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from loopback import Loopback, text_folder
 
+from farflung.broker import process as broker
+from farflung.broker.links import reachability as reaching
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
-from farflung.runtime import broker, reaching
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,10 @@ from torch.nn import functional
 
 from farflung.api import capture
 from farflung.api.submission import freeze
+from farflung.broker.records.run_store import RunStore
 from farflung.checkpoint import CheckpointReader, pack
+from farflung.client.in_process import LocalRun
+from farflung.client.shared_batches import SharedBatches
 from farflung.cluster import Topology
 from farflung.engines import get_engine
 from farflung.engines.base import Array
@@ -25,16 +28,14 @@ from farflung.graph.ir import Graph
 from farflung.job import JobSpec
 from farflung.job.load import make_job
 from farflung.job.rates import rates
+from farflung.messages.step_reports import StepReport
+from farflung.messages.submission import Bundle
 from farflung.plan import CostTables
 from farflung.plan.model import LinkPlan, Plan, Replica, Stage
 from farflung.plan.synchronization import with_sync
 from farflung.planners.finish import Problem
-from farflung.runtime.batches import SharedBatches
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.local import LocalRun
-from farflung.runtime.replica_states import wanted_by
-from farflung.runtime.run_store import RunStore
-from farflung.runtime.setup import Committed, Phase, RunSetup, StepReport
+from farflung.step.run_setup import Committed, Phase, RunSetup
+from farflung.step.sync.replica_slots import wanted_by
 from farflung.sync.reductions import Reduction
 from farflung.telemetry import Span, SpanKind
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop

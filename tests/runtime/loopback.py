@@ -15,7 +15,9 @@ from typing import Any, Self
 import numpy as np
 
 from farflung.api.submission import bundle_job, send_weights
+from farflung.broker.process import Broker
 from farflung.checkpoint import CheckpointReader
+from farflung.client.connection import Client
 from farflung.data import Loader, open_source
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost
@@ -23,17 +25,15 @@ from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.job.load import make_job
 from farflung.job.rates import rates
-from farflung.runtime.broker import Broker
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client
-from farflung.runtime.membership import join
-from farflung.runtime.worker import Worker, WorkerOptions
+from farflung.messages.submission import Bundle
 from farflung.security import Ticket, kept_key
 from farflung.telemetry import Injector, injecting
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord, read_record
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
+from farflung.worker.membership import join
+from farflung.worker.process import Worker, WorkerOptions
 
 PATIENCE = 60.0
 LINES = ("def answer(question):", "    return len(question) % 7", "", "class Thing:", "    size = 3  # of them", "")

@@ -9,9 +9,9 @@ from farflung.graph import Graph
 from farflung.graph.builder import GraphBuilder
 from farflung.job import JobSpec
 from farflung.job.load import make_job
+from farflung.messages.submission import Bundle
 from farflung.plan.model import CodecChoice, LinkPlan, Plan, Stage
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.setup import RunSetup
+from farflung.step.run_setup import RunSetup
 
 ROWS = 4
 

@@ -10,7 +10,7 @@ import pytest
 from inthreads import EVERY_STEP, Case, assert_goes_on, differing, run_threads
 from test_synchronizer import case_of
 
-from farflung.runtime.layer_times import LayerTimes
+from farflung.step.sync.layer_times import LayerTimes
 from farflung.sync import LayerInfo, World
 from farflung.units import Bytes, Seconds
 

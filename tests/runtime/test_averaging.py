@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from farflung.clock import VirtualClock
 from farflung.engines.base import Array
 from farflung.errors import WireError
-from farflung.runtime.averaging import Averager, Averaging, Outcome, first_servers, pieces_of
-from farflung.runtime.links import Parcel
-from farflung.runtime.mailbox import Mailbox
+from farflung.step.inbox import Mailbox
+from farflung.step.outbox import Parcel
+from farflung.step.reduction.averaging import Averager, Averaging, Outcome, first_servers, pieces_of
 from farflung.wire.frames import Frame
 
 NAMES = "abcd"

@@ -10,12 +10,12 @@ from loopback import Finished, Loopback, text_folder, text_job, until
 
 from farflung.cli import logs
 from farflung.cli.main import main
+from farflung.client.connection import Client
 from farflung.errors import InputError, SecurityError
-from farflung.runtime.client import Client
-from farflung.runtime.membership import join
 from farflung.security import kept_key
 from farflung.telemetry.log_file import LogWriter
 from farflung.telemetry.records import StepRecord
+from farflung.worker.membership import join
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_names_without_a_log(
 
 
 def test_a_log_says_now_and_then_how_far_the_run_is(tmp_path: Path) -> None:
-    from farflung.runtime.broker_log import BrokerLog
+    from farflung.broker.records.broker_log import BrokerLog
     from farflung.wire.frames import Frame
 
     (tmp_path / "runs" / "run-1").mkdir(parents=True)

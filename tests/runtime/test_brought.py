@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from loopback import Loopback, text_job
 
+from farflung.broker import run_manager as runs
 from farflung.errors import FarflungError
 from farflung.registry import Registry
-from farflung.runtime import brought, runs
+from farflung.step import plugin_check as brought
 
 
 def refusal(home: Path) -> str:

@@ -15,8 +15,8 @@ from small_runs import small_bundle, small_graph
 
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, GraphError, VersionError, WireError
-from farflung.runtime import bundle as bundle_module
-from farflung.runtime.bundle import Bundle, squeeze, unsqueeze
+from farflung.messages import submission as bundle_module
+from farflung.messages.submission import Bundle, squeeze, unsqueeze
 from farflung.wire.frames import Frame, decode_frame, encode_frame
 
 

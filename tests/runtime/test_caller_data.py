@@ -14,6 +14,10 @@ import pytest
 from loopback import Loopback, until
 from small_runs import ROWS, small_job
 
+from farflung.broker import planning
+from farflung.client import batch_feeder as feeding
+from farflung.client.batch_feeder import Feeder
+from farflung.client.connection import PlannedRun
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.errors import TrainingError
@@ -21,13 +25,10 @@ from farflung.graph import Graph
 from farflung.graph.builder import GraphBuilder
 from farflung.ids import new_id
 from farflung.job import JobSpec
+from farflung.messages.submission import Bundle
 from farflung.plan.model import LinkPlan, Plan, Stage
-from farflung.runtime import feeding, planning
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import PlannedRun
-from farflung.runtime.feeding import Feeder
-from farflung.runtime.work import Work
 from farflung.telemetry.records import RunResult
+from farflung.worker.training_run import Work
 
 
 def looping_graph() -> Graph:

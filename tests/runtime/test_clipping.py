@@ -14,10 +14,10 @@ from test_synchronizer import SETTINGS, SGD, assert_agreed, case_of, close, stra
 from farflung.engines.base import Array
 from farflung.errors import InputError, PlanError, WireError
 from farflung.job.load import make_job
-from farflung.runtime.clipping import PreviousNorm
-from farflung.runtime.links import Links
-from farflung.runtime.mailbox import Mailbox
-from farflung.runtime.setup import RunSetup
+from farflung.step.inbox import Mailbox
+from farflung.step.outbox import Links
+from farflung.step.reduction.clipping import PreviousNorm
+from farflung.step.run_setup import RunSetup
 from farflung.wire.frames import Frame
 
 CLIPPED = SGD | {"clip_norm": 0.3, "clip_by": "previous"}

@@ -15,7 +15,10 @@ from loopback import Loopback, text_folder, text_job
 from small_runs import small_bundle
 
 from farflung.api.submission import bundle_job, freeze
+from farflung.broker.process import Broker
+from farflung.broker.records.run_store import RunStore
 from farflung.checkpoint import CheckpointReader
+from farflung.client.connection import Client
 from farflung.cluster import Topology
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
@@ -29,19 +32,16 @@ from farflung.errors import (
     WireError,
 )
 from farflung.ids import new_id
-from farflung.runtime import membership
-from farflung.runtime.arrays import encode_array
-from farflung.runtime.broker import Broker
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client
-from farflung.runtime.membership import join
-from farflung.runtime.run_store import RunStore
-from farflung.runtime.work import Work
-from farflung.runtime.worker import Worker, WorkerOptions
+from farflung.messages.arrays import encode_array
+from farflung.messages.submission import Bundle
 from farflung.telemetry.records import RunResult
 from farflung.transports.base import Urgency
 from farflung.transports.tcp.link import _Pending
 from farflung.wire.frames import Frame
+from farflung.worker import membership
+from farflung.worker.membership import join
+from farflung.worker.process import Worker, WorkerOptions
+from farflung.worker.training_run import Work
 
 PATIENCE = 60.0
 
@@ -356,7 +356,7 @@ def test_names_are_safe_in_paths(cluster: Loopback, captured: Bundle, run: str) 
 
 
 def test_a_corrupt_graph_is_refused_by_the_broker(cluster: Loopback, captured: Bundle) -> None:
-    from farflung.runtime.bundle import squeeze
+    from farflung.messages.submission import squeeze
 
     frame = small_bundle(new_id("run")).to_frame("submit")
     for text, kind in (("{}", GraphError), (captured.graph.to_json().replace("aten.", "evil.", 1), GraphError)):

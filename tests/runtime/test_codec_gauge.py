@@ -12,7 +12,7 @@ from test_sample_memory import CODEC, SIZES, again, case_of
 from farflung.clock import VirtualClock
 from farflung.engines.base import Array
 from farflung.plan.model import CodecChoice, LinkPlan
-from farflung.runtime.codec_gauge import CodecGauge
+from farflung.step.codec_gauge import CodecGauge
 from farflung.telemetry import CodecUse
 
 ARRAY = np.array([3.0, 4.0], np.float32)

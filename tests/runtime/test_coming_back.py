@@ -10,10 +10,10 @@ from loopback import Loopback
 
 from farflung import __version__
 from farflung.errors import SecurityError
-from farflung.runtime.broker import PROTOCOL_VERSION
-from farflung.runtime.membership import join
+from farflung.messages.versions import PROTOCOL_VERSION
 from farflung.security import Credentials, make_request, new_key
 from farflung.wire.frames import Frame
+from farflung.worker.membership import join
 
 
 def test_a_kept_certificate_is_as_good_as_a_ticket(tmp_path: Path) -> None:

@@ -12,17 +12,17 @@ from typing import Any, cast
 import pytest
 from loopback import Finished, Loopback, text_job
 
+from farflung.broker.process import Broker
+from farflung.broker.run_manager import Runs
+from farflung.broker.sessions import Sessions
 from farflung.errors import ConnectionLost, WireError
 from farflung.protocol.events import Event, MemberJoined
-from farflung.runtime.broker import Broker
-from farflung.runtime.membership import join
-from farflung.runtime.runs import Runs
-from farflung.runtime.sessions import Sessions
-from farflung.runtime.work import Work
-from farflung.runtime.worker import Worker, WorkerOptions
 from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
+from farflung.worker.membership import join
+from farflung.worker.process import Worker, WorkerOptions
+from farflung.worker.training_run import Work
 
 PATIENCE = 60.0
 

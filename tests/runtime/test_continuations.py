@@ -156,9 +156,9 @@ def test_what_can_not_be_resumed(cluster: Loopback, capsys: pytest.CaptureFixtur
 
 
 def test_a_run_of_somebody_else(cluster: Loopback, tmp_path: Path) -> None:
-    from farflung.runtime.client import Client
-    from farflung.runtime.membership import join
+    from farflung.client.connection import Client
     from farflung.security import kept_key
+    from farflung.worker.membership import join
 
     mine = cluster.run(text_job(steps=1))
     other = Client(join(cluster.ticket("submit"), name="other", role="client", key=kept_key(tmp_path / "other.pem")))

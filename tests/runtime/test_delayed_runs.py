@@ -14,8 +14,8 @@ from test_resume import continues, rest
 from farflung.errors import CheckpointError, ConnectionLost
 from farflung.job import JobSpec
 from farflung.protocol.task_pool import Patience
-from farflung.runtime import serving
-from farflung.runtime.slices import AHEAD, HELD, NOW, StageSlices
+from farflung.step.hybrid import stage_server as serving
+from farflung.step.hybrid.slices import AHEAD, HELD, NOW, StageSlices
 from farflung.telemetry import RunFolder, StepRecord, injecting
 
 CLIPPED = {"name": "adamw", "lr": 1e-2, "delayed": True, "clip_norm": 0.5}

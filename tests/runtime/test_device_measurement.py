@@ -8,7 +8,7 @@ import pytest
 
 from farflung.engines import ComputeDevice, DeviceReport
 from farflung.errors import InputError
-from farflung.runtime.device_measurement import measure_device
+from farflung.worker.device_measurement import measure_device
 
 CPU = ComputeDevice(name="cpu", cores=8)
 GPU = ComputeDevice(name="cuda:0", model="NVIDIA RTX 4090", memory=24_000_000_000)

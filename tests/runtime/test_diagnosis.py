@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from farflung.cli.main import app
 from farflung.engines import ComputeDevice
 from farflung.errors import SecurityError
-from farflung.runtime import diagnosis
-from farflung.runtime.diagnosis import Finding, diagnose
+from farflung.worker import doctor as diagnosis
+from farflung.worker.doctor import Finding, diagnose
 
 
 def _found(findings: list[Finding], what: str) -> Finding:

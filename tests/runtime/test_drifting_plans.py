@@ -12,6 +12,10 @@ from typing import Any
 
 from loopback import captured, text_job
 
+from farflung.broker.links.reachability import Reaching
+from farflung.broker.links.table import LinkFigures, LinkTable
+from farflung.broker.planning import cluster_of, plan_run
+from farflung.broker.replanning import Replanning, World
 from farflung.clock import VirtualClock
 from farflung.protocol.broker import BrokerMachine, Member
 from farflung.protocol.events import (
@@ -27,10 +31,6 @@ from farflung.protocol.events import (
 )
 from farflung.protocol.looks import REST
 from farflung.protocol.rhythm import Drift
-from farflung.runtime.link_table import LinkFigures, LinkTable
-from farflung.runtime.planning import cluster_of, plan_run
-from farflung.runtime.reaching import Reaching
-from farflung.runtime.replanning import Replanning, World
 
 #: So slow that steps take seconds.
 SPEED = 4e6

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from farflung.broker.links.freshness import Freshness
+from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.errors import WireError
-from farflung.runtime.freshness import Freshness, Told, read_links, write_links
-from farflung.runtime.link_table import LinkFigures, LinkTable
+from farflung.messages.link_reports import Told, read_links, write_links
 from farflung.transports.base import LinkStatistics
 from farflung.units import Seconds
 

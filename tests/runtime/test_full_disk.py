@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from loopback import Finished, Loopback, same, text_folder, text_job
 
+from farflung.broker.records.backlog import Backlog
+from farflung.broker.records.journal import Journal
 from farflung.errors import DataError, DiskFull, FarflungError
 from farflung.job import JobSpec
-from farflung.runtime.backlog import Backlog
-from farflung.runtime.journal import Journal
-from farflung.runtime.work import Work
 from farflung.telemetry import RunFolder, StepRecord, injecting
+from farflung.worker.training_run import Work
 
 STEPS = 8
 
@@ -124,7 +124,7 @@ def truth(place: Path) -> Finished:
 
 
 def test_a_run_outlives_a_full_disk(place: Path, tmp_path: Path, truth: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farflung.runtime.work._FULL_AGAIN", 0.0)
+    monkeypatch.setattr("farflung.worker.training_run._FULL_AGAIN", 0.0)
     disk = Disk(0, "metrics", "a.safetensors", "journal")
 
     def act(run: str, record: StepRecord) -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from small_runs import small_bundle, small_graph
 
+from farflung.broker.planning import plan_run
 from farflung.cluster import Topology
 from farflung.errors import PlanError
 from farflung.graph.ir import ValueRef
-from farflung.runtime.planning import plan_run
 
 
 def topology(*reliable: bool) -> Topology:

@@ -13,10 +13,12 @@ from farflung.errors import ConnectionLost
 from farflung.job import JobSpec
 from farflung.protocol.pool_events import Task
 from farflung.protocol.task_pool import Patience, TaskPool
-from farflung.runtime import fellows, helping, serving
+from farflung.step.hybrid import peer_servers as fellows
+from farflung.step.hybrid import stage_server as serving
 from farflung.telemetry import injecting
 from farflung.telemetry.records import RecoveryRecord, read_record
 from farflung.wire.frames import Frame
+from farflung.worker import helper as helping
 
 JOB = text_job(steps=6, micro_batch_sizes=[2, 1, 2, 1], plan={"helpers": True})
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from farflung.broker.idle_reasons import RunFacts, idle_reason
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member, Parting
-from farflung.runtime.idle_reasons import RunFacts, idle_reason
 
 
 def member(**changes: Any) -> Member:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from farflung.broker.records.journal import Journal, KeptRun
+from farflung.broker.records.restore import _whole_lines
 from farflung.errors import DataError
-from farflung.runtime.journal import Journal, KeptRun
-from farflung.runtime.restoring import _whole_lines
 
 
 def test_events_are_replayed_in_order_and_become_a_snapshot(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from test_remembered_runs import job
 from farflung.chaos.faults import Fault
 from farflung.chaos.kills import differing_tensors, play
 from farflung.job import JobSpec
-from farflung.runtime.sample_memory import SampleMemory
+from farflung.step.sample_cache import SampleMemory
 from farflung.telemetry import RecoveryRecord, RunFolder
 
 LONG = 1_000_000

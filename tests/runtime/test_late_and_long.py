@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from loopback import Loopback, plainly, same, states_of, text_job, until
 
+from farflung.broker import run_manager as runs
+from farflung.broker.records.run_store import RunStore
 from farflung.errors import InputError
-from farflung.runtime import runs
-from farflung.runtime.run_store import RunStore
 from farflung.telemetry import StepRecord
 
 

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from loopback import Finished, Loopback, same, text_folder, text_job, until
 
+from farflung.broker.sessions import Sessions
+from farflung.client.connection import Client
 from farflung.errors import InputError, SecurityError
 from farflung.job import JobSpec
 from farflung.protocol.leases import Leases
-from farflung.runtime.client import Client
-from farflung.runtime.membership import join
-from farflung.runtime.owner import Wishes, WishesFile, known_workers
-from farflung.runtime.service import Service
-from farflung.runtime.sessions import Sessions
-from farflung.runtime.worker import WorkerOptions
 from farflung.security import new_key
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
 from farflung.transports.tcp.adaptation import Cap
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
+from farflung.worker.membership import join
+from farflung.worker.owner_limits import Wishes, WishesFile, known_workers
+from farflung.worker.process import WorkerOptions
+from farflung.worker.reconnect import Service
 
 STEPS = 10
 

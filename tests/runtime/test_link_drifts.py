@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from farflung.broker.links.slowdowns import KEEP, LinkDrifts
 from farflung.clock import VirtualClock
 from farflung.cluster import Topology
 from farflung.protocol.rhythm import Drift
-from farflung.runtime.link_drifts import KEEP, LinkDrifts
 
 PLANNED = Topology.preset("local4-two-regions")
 A, B = PLANNED.names[0], PLANNED.names[-1]

@@ -10,18 +10,20 @@ import pytest
 from loopback import Loopback, text_folder, text_job, until
 from typer.testing import CliRunner
 
+from farflung.broker.links.probes import Probing
+from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.cli import profiling
 from farflung.cli.main import app
 from farflung.cluster import Device, Topology
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import ConnectionLost, FarflungError, InputError
-from farflung.runtime import probing
-from farflung.runtime.link_table import LinkFigures, LinkTable
-from farflung.runtime.probing import Probe, Probing, _usual_rate, probe_link
+from farflung.messages.probes import Probe
 from farflung.transports.base import LinkStatistics, Urgency
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame
+from farflung.worker import link_probe
+from farflung.worker.link_probe import _usual_rate, probe_link
 
 
 def _devices(*names: str) -> list[Device]:
@@ -273,7 +275,7 @@ def test_a_table_that_cannot_be_written_is_told_once_and_goes_on(tmp_path: Path)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     patch = pytest.MonkeyPatch()
-    patch.setattr(probing, "_SECONDS", 0.05)
+    patch.setattr(link_probe, "_SECONDS", 0.05)
     report = DeviceReport(name="test", flops_per_second=1e9, launch_seconds=0.0, total_bytes=8 * 10**9, free_bytes=8 * 10**9)
     patch.setattr(TorchEngine, "measure", lambda self, device, peak=None: report)
     place = tmp_path_factory.mktemp("probed")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from loopback import Loopback, text_job
 
+from farflung.broker.measuring import Measuring
 from farflung.cluster import Topology
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.protocol.broker import Member
 from farflung.protocol.events import HostMeasured, MemberMeasured, Offer
-from farflung.runtime.measuring import Measuring
-from farflung.runtime.network import host_id
+from farflung.transports.addresses import host_id
 from farflung.wire.frames import Frame
 
 PATIENCE = 30.0

@@ -9,10 +9,10 @@ import pytest
 from loopback import Loopback, text_job, until
 
 from farflung.protocol.members import MemberState
-from farflung.runtime.membership import join
-from farflung.runtime.worker import Worker
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
+from farflung.worker.membership import join
+from farflung.worker.process import Worker
 
 
 def state(cluster: Loopback, name: str) -> str:

@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import small_graph, small_plan, small_setup
 
+from farflung.broker.progress import Progress
 from farflung.clock import VirtualClock
 from farflung.codecs import CODECS, get_codec
 from farflung.errors import CodecError, FarflungError, WireError
 from farflung.job.load import make_job
+from farflung.messages.array_stream import pieces_of, read_arrays, write_arrays
+from farflung.messages.arrays import decode_array, encode_array
+from farflung.messages.step_reports import StepReport, read_report, write_report
 from farflung.plan.model import CodecChoice
-from farflung.runtime.arrays import decode_array, encode_array
-from farflung.runtime.links import Links
-from farflung.runtime.mailbox import Mailbox
-from farflung.runtime.progress import Progress
-from farflung.runtime.reports import read_report, write_report
-from farflung.runtime.setup import Phase, StepReport
-from farflung.runtime.tensors import pieces_of, read_arrays, write_arrays
-from farflung.runtime.values import Courier
+from farflung.step.inbox import Mailbox
+from farflung.step.outbox import Links
+from farflung.step.run_setup import Phase
+from farflung.step.value_transfer import Courier
 from farflung.telemetry.records import CodecUse, EvaluationRecord, StepRecord
 from farflung.transports.memory import MemoryHub
 from farflung.wire.frames import Frame, decode_frame, encode_frame

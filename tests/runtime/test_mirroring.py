@@ -8,8 +8,8 @@ import pytest
 from loopback import Loopback, text_folder, text_job
 
 from farflung.checkpoint import CheckpointReader, CheckpointStore, ObjectCheckpoints
-from farflung.runtime.client import Client
-from farflung.runtime.membership import join
+from farflung.client.connection import Client
+from farflung.worker.membership import join
 
 pytest.importorskip("obstore")
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from farflung.errors import CheckpointError, TrainingError
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.setup import Committed
+from farflung.messages.submission import Bundle
+from farflung.step.run_setup import Committed
 
 SIZES = [4, 2, 3]
 OPTIMIZERS = {
@@ -62,7 +62,7 @@ def test_stop_names_step_and_remedy_and_leaves_the_checkpoint(tmp_path: Path) ->
     with pytest.raises(TrainingError, match=r"step 3: the loss of micro-batches \[0, 1, 2\] is not a finite number; lower the"):
         run_threads(case)
     kept = Ran(plan=None, store=None)  # type: ignore[arg-type]
-    from farflung.runtime.run_store import RunStore
+    from farflung.broker.records.run_store import RunStore
 
     assert case.root is not None
     kept.store = RunStore(case.root)
@@ -85,7 +85,7 @@ def test_stop_at_gradients_that_are_not_numbers_without_clipping(tmp_path: Path,
     text = rf"step {spoilt}: the gradient of '(first|second)\.weight'( \(and of 1 more parameters of stage 0\))? is not a finite"
     with pytest.raises(TrainingError, match=text):
         run_threads(case)
-    from farflung.runtime.run_store import RunStore
+    from farflung.broker.records.run_store import RunStore
 
     assert case.root is not None
     assert max(RunStore(case.root).checkpoints.steps()) == spoilt, "made by the steps before"
@@ -111,7 +111,7 @@ def test_no_checkpoint_of_a_step_that_only_one_worker_refuses(tmp_path: Path) ->
     case = other(case, job=case.job.model_copy(update={"checkpoint": case.job.checkpoint.model_copy(update={"every": 1})}))
     with pytest.raises(TrainingError, match=r"step 2: the gradient of 'first\.weight' is not a finite number; lower the"):
         run_threads(case)
-    from farflung.runtime.run_store import RunStore
+    from farflung.broker.records.run_store import RunStore
 
     assert case.root is not None
     assert max(RunStore(case.root).checkpoints.steps()) == 2
@@ -162,7 +162,7 @@ def test_the_ledger_goes_on_from_that_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_workers_that_disagree_on_the_ledger_make_no_checkpoint(tmp_path: Path) -> None:
-    from farflung.runtime.run_store import RunStore
+    from farflung.broker.records.run_store import RunStore
 
     case = case_of(tmp_path, "skip", 2, OPTIMIZERS["momentum"], devices=("a", "b"))
     ran = run_threads(case)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from loopback import Loopback, captured, text_job
 
+from farflung.broker.records.run_folders import RunFolders, UploadLimits
+from farflung.client.connection import Client
 from farflung.errors import InputError, SecurityError
-from farflung.runtime.client import Client
-from farflung.runtime.membership import join
-from farflung.runtime.run_folders import RunFolders, UploadLimits
 from farflung.security import Caller
 from farflung.units import Bytes
 from farflung.wire.frames import Frame
+from farflung.worker.membership import join
 
 ANN, BEN = (Caller(name=f"client-{name}", role="client", key=name) for name in ("ann", "ben"))
 OWNER = Caller(name="client-owner", role="owner", key="owner")

@@ -12,10 +12,10 @@ from inthreads import EVERY_STEP, Case, assert_goes_on, hand_plan, other, run_th
 from test_synchronizer import assert_agreed, case_of
 
 from farflung.errors import WireError
-from farflung.runtime.links import Links
-from farflung.runtime.mailbox import Mailbox
-from farflung.runtime.paces import Paces
-from farflung.runtime.setup import RunSetup
+from farflung.step.inbox import Mailbox
+from farflung.step.outbox import Links
+from farflung.step.run_setup import RunSetup
+from farflung.step.sync.local_step_counts import Paces
 from farflung.sync import get_strategy
 from farflung.wire.frames import Frame
 

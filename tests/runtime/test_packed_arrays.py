@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farflung.codecs import get_codec
 from farflung.errors import WireError
-from farflung.runtime.arrays import decode_array, pack_arrays, packed_arrays
+from farflung.messages.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.wire.frames import Frame, decode_frame, encode_frame
 
 

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 from loopback import Loopback, plainly, same, states_of, text_job, until
 
+from farflung.broker import replanning
+from farflung.broker.links.reachability import Reaching
+from farflung.broker.links.table import LinkTable
+from farflung.broker.stragglers import Watching
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import StopRequested
-from farflung.runtime import replanning
-from farflung.runtime.link_table import LinkTable
-from farflung.runtime.reaching import Reaching
-from farflung.runtime.watching import Watching
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
 
 WORLD = replanning.World(

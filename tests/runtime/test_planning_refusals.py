@@ -4,19 +4,20 @@ from dataclasses import replace
 
 import pytest
 
+from farflung.broker.links.reachability import Reaching
+from farflung.broker.links.table import LinkTable
+from farflung.broker.planning import cluster_of, plan_run, strangers_of
 from farflung.cluster import Topology
 from farflung.errors import InputError, PlanError
 from farflung.graph.builder import GraphBuilder
 from farflung.job.check import check_decided, check_job
 from farflung.job.spec import JobSpec, OpenSpec, PlanSpec
+from farflung.messages.submission import Bundle
+from farflung.plan.check import check_runnable
 from farflung.planners import get_planner
 from farflung.planners.auto import Auto, AutoSettings
 from farflung.protocol.broker import Member
 from farflung.protocol.events import Offer
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.link_table import LinkTable
-from farflung.runtime.planning import check_runnable, cluster_of, plan_run, strangers_of
-from farflung.runtime.reaching import Reaching
 from farflung.units import FlopsPerSecond
 
 

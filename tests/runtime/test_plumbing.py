@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farflung.broker.records.run_log import LogPosition, RunLog
 from farflung.errors import ConnectionLost, TrainingError, WireError
-from farflung.runtime import fields
-from farflung.runtime import links as runtime_links
-from farflung.runtime.links import Links, LinkUse, Parcel
-from farflung.runtime.mailbox import Mailbox
-from farflung.runtime.network import congestion_control, host_and_port, reachable_host
-from farflung.runtime.run_log import LogPosition, RunLog
+from farflung.messages import fields
+from farflung.step import outbox as runtime_links
+from farflung.step.inbox import Mailbox
+from farflung.step.outbox import Links, LinkUse, Parcel
+from farflung.transports.addresses import congestion_control, host_and_port, reachable_host
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 

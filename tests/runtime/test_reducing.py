@@ -17,12 +17,12 @@ from farflung.errors import InputError, PlanError, WireError
 from farflung.graph.cut import cut
 from farflung.graph.ir import TensorSpec, Use
 from farflung.job.load import make_job
+from farflung.messages.arrays import pack_arrays
 from farflung.plan.check import check_plan, check_replicas
 from farflung.plan.model import Plan, Replica
-from farflung.runtime.arrays import pack_arrays
-from farflung.runtime.links import Parcel
-from farflung.runtime.mailbox import Mailbox
-from farflung.runtime.reducing import Part, Reducing
+from farflung.step.inbox import Mailbox
+from farflung.step.outbox import Parcel
+from farflung.step.reduction.any_order import Part, Reducing
 from farflung.sync.reductions import Reduction, runs_of
 
 

@@ -8,22 +8,23 @@ from pathlib import Path
 import pytest
 from loopback import Loopback, plainly, same, states_of, text_folder, text_job
 
+from farflung.broker.links.reachability import Reaching, read_reached
+from farflung.broker.links.relays import Relays
+from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.cluster import Topology
 from farflung.dashboard.run import load_run
 from farflung.dashboard.tables import links, relays
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import ConnectionLost, WireError
+from farflung.messages.relays import read_pairs, read_relays
 from farflung.protocol.broker import Member
 from farflung.protocol.events import Offer
-from farflung.runtime import probing
-from farflung.runtime.link_table import LinkFigures, LinkTable
-from farflung.runtime.reaching import Reaching, read_reached
-from farflung.runtime.relays import Relays, read_pairs, read_relays
 from farflung.telemetry import RunFolder
 from farflung.telemetry.records import RelayedRecord
 from farflung.units import BytesPerSecond, Seconds
 from farflung.wire.frames import Frame
+from farflung.worker import link_probe
 
 PATIENCE = 60.0
 
@@ -32,7 +33,7 @@ PATIENCE = 60.0
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     report = DeviceReport(name="test", flops_per_second=1e9, launch_seconds=0.0, total_bytes=8 * 10**9, free_bytes=8 * 10**9)
     monkeypatch.setattr(TorchEngine, "measure", lambda self, device, peak=None: report)
-    monkeypatch.setattr(probing, "_SECONDS", 0.05)
+    monkeypatch.setattr(link_probe, "_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from loopback import Finished, Loopback, same, text_job
 from test_recovery import at, cut
 
 from farflung.job import JobSpec
-from farflung.runtime.sample_memory import SampleMemory
+from farflung.step.sample_cache import SampleMemory
 from farflung.telemetry import injecting
 
 STEPS = 10

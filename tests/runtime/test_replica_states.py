@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inthreads import assert_goes_on, other, run_threads
 from test_synchronizer import ELSEWHERE, SETTINGS, case_of
 
-from farflung.runtime.replica_states import Kept, kept_of, slots_of, wanted_by
+from farflung.step.sync.replica_slots import Kept, kept_of, slots_of, wanted_by
 from farflung.sync import STRATEGIES
 
 #: Periods of three steps, and checkpoints after two: always in the middle.

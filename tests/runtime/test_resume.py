@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from loopback import Finished, Loopback, captured, same, text_job
 
+from farflung.broker.records.run_store import RunStore
 from farflung.errors import CheckpointError, InputError
 from farflung.job import JobSpec
-from farflung.runtime.run_store import RunStore
 from farflung.telemetry.records import StepRecord
 
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "clip_norm": 0.5}
@@ -175,7 +175,7 @@ def test_what_can_not_be_resumed(three: Loopback) -> None:
 
 
 def test_a_folder_on_another_file_system_is_copied(three: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from farflung.runtime import run_store
+    from farflung.broker.records import run_store
 
     def refuse(*paths: object) -> None:
         raise OSError(18, "Invalid cross-device link")
@@ -192,7 +192,7 @@ def test_a_folder_on_another_file_system_is_copied(three: Loopback, tmp_path: Pa
 def bundle_of(bundle: object, steps: int) -> object:
     from dataclasses import replace
 
-    from farflung.runtime.bundle import Bundle
+    from farflung.messages.submission import Bundle
 
     assert isinstance(bundle, Bundle)
     return replace(bundle, job=bundle.job.model_copy(update={"steps": steps}))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from loopback import Loopback, text_folder, text_job, until
 
+from farflung.broker.records.latest_records import LatestRecords
 from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import FinishRun, RunRestored
-from farflung.runtime.latest_records import LatestRecords
 from farflung.telemetry import EvaluationRecord, RecoveryRecord, StepRecord
 
 KINDS = ("done", "failed", "stopped", "resumed", "queued")

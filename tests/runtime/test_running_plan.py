@@ -13,15 +13,15 @@ from typing import Any, cast
 import pytest
 from loopback import Finished, Loopback, captured, text_folder, text_job
 
+from farflung.broker import run_manager as running
+from farflung.broker.live_run import LiveRun
+from farflung.broker.planning import Planned, plan_run
+from farflung.broker.records import restore as restoring
+from farflung.broker.records.journal import Journal, KeptRun
+from farflung.broker.records.restore import keep_bundle, restore
+from farflung.broker.run_manager import Runs
 from farflung.plan import Plan
 from farflung.protocol.events import RunRestored
-from farflung.runtime import restoring
-from farflung.runtime import runs as running
-from farflung.runtime.journal import Journal, KeptRun
-from farflung.runtime.live_run import LiveRun
-from farflung.runtime.planning import Planned, plan_run
-from farflung.runtime.restoring import keep_bundle, restore
-from farflung.runtime.runs import Runs
 from farflung.telemetry import RunFolder, injecting
 
 

@@ -16,11 +16,11 @@ from loopback import Finished, Loopback, _serve, plainly, same, states_of, text_
 
 from farflung import __version__
 from farflung.cli.units import unit_text
-from farflung.runtime import membership
-from farflung.runtime.worker import Worker, WorkerOptions
 from farflung.security import Ticket, new_key
 from farflung.telemetry import RecoveryRecord, RunFolder
 from farflung.telemetry.records import StepRecord
+from farflung.worker import membership
+from farflung.worker.process import Worker, WorkerOptions
 
 
 def goes_on(cluster: Loopback, act: Callable[[], None], *, after: int = 3, more: int = 3) -> Finished:

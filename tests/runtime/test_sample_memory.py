@@ -17,9 +17,9 @@ from farflung.engines.base import Array
 from farflung.errors import CheckpointError, InputError, WireError
 from farflung.plan.link_memory import check_samples, limit_of
 from farflung.plan.model import CodecChoice, LinkPlan, Plan, Replica
-from farflung.runtime.sample_memory import SampleMemory
-from farflung.runtime.setup import Phase, RunSetup
-from farflung.runtime.values import Courier
+from farflung.step.run_setup import Phase, RunSetup
+from farflung.step.sample_cache import SampleMemory
+from farflung.step.value_transfer import Courier
 from farflung.wire.frames import Frame
 
 SIZES = [4, 2, 3]

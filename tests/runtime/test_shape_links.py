@@ -8,11 +8,11 @@ from typing import cast
 from loopback import until
 
 from farflung.cluster import Topology
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.setup import RunSetup
-from farflung.runtime.shaping import shape_links
+from farflung.messages.submission import Bundle
+from farflung.step.run_setup import RunSetup
 from farflung.transports.memory import MemoryHub
 from farflung.wire.frames import Frame
+from farflung.worker.link_shaping import shape_links
 
 
 class _Bundle:

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
+from farflung.broker.run_manager import Runs
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.protocol.events import MemberJoined, Offer
 from farflung.protocol.holdings import Decision, Holding
-from farflung.runtime.holding import Shelf
-from farflung.runtime.runs import Runs
 from farflung.wire.frames import Frame
+from farflung.worker.retained_states import Shelf
 
 
 class Held:

@@ -10,7 +10,7 @@ from farflung.engines import get_engine
 from farflung.engines.base import EngineSettings
 from farflung.errors import WireError
 from farflung.protocol.pool_events import Task, TaskKind
-from farflung.runtime.slices import Answer, SliceWork, StageSlices, compute
+from farflung.step.hybrid.slices import Answer, SliceWork, StageSlices, compute
 from farflung.wire.frames import Frame, decode_frame, encode_frame
 
 FORWARD = Task(step=2, kind=TaskKind.FORWARD, index=1)

@@ -10,8 +10,8 @@ from loopback import Finished, Loopback, text_folder, text_job, until
 from test_recovery import at, equal, recoveries_of, vanish
 
 from farflung.job import JobSpec
-from farflung.runtime.copies import Copies
-from farflung.runtime.links import Links
+from farflung.step.outbox import Links
+from farflung.step.state_copies import Copies
 from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
 
 STEPS = 12

@@ -20,9 +20,9 @@ from farflung.errors import PlanError
 from farflung.job.spec import EvaluateSpec
 from farflung.plan.model import Plan
 from farflung.plan.synchronization import check_sync, strategy_of, world_of
-from farflung.runtime.averaging import Averager, Outcome
-from farflung.runtime.executor import Executor
 from farflung.schedules.base import Action
+from farflung.step.executor import Executor
+from farflung.step.reduction.averaging import Averager, Outcome
 from farflung.sync import STRATEGIES, Sent, get_strategy
 from farflung.sync.commands import Exchange
 from farflung.testing.replicas import Group, Task

@@ -12,12 +12,12 @@ import pytest
 from loopback import Loopback, text_folder, text_job
 from typer.testing import CliRunner
 
+from farflung.broker.records.run_store import RunStore
 from farflung.cli.main import app
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import InputError, WireError
-from farflung.runtime.reports import read_trace
-from farflung.runtime.run_store import RunStore
+from farflung.messages.step_reports import read_trace
 from farflung.telemetry import ClockOffset, ProcessTrace, Span, SpanKind, read_traces, time_shares
 
 
@@ -93,7 +93,7 @@ def test_a_folder_without_trace_is_told(tmp_path: Path) -> None:
 
 
 def test_a_trace_on_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farflung.runtime.run_store._MAX_SPANS", 3)
+    monkeypatch.setattr("farflung.broker.records.run_store._MAX_SPANS", 3)
     store = RunStore(tmp_path)
     spans = tuple(Span(what=SpanKind.WAIT, name="x", start=float(i), seconds=0.5) for i in range(2))
     for _ in range(3):

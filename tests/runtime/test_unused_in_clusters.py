@@ -16,7 +16,7 @@ from test_resume import continues, rest
 from farflung.checkpoint import export_file
 from farflung.job import JobSpec
 from farflung.protocol.task_pool import Patience
-from farflung.runtime import serving
+from farflung.step.hybrid import stage_server as serving
 from farflung.telemetry import injecting
 
 MODEL = """

@@ -11,11 +11,11 @@ from loopback import Loopback, text_job, until
 from farflung import __version__
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import VersionError, WireError
+from farflung.messages.versions import check_versions, mixed_engines, read_versions, version_warnings
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
-from farflung.runtime import membership
-from farflung.runtime.membership import join
-from farflung.runtime.versions import check_versions, mixed_engines, read_versions, version_warnings
+from farflung.worker import membership
+from farflung.worker.membership import join
 
 MAJOR, MINOR, PATCH = (int(part) for part in __version__.split("."))
 

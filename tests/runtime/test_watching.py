@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from loopback import Loopback, text_job
 
-from farflung.runtime.link_table import LinkFigures, LinkTable
-from farflung.runtime.watching import Watching
+from farflung.broker.links.table import LinkFigures, LinkTable
+from farflung.broker.stragglers import Watching
 from farflung.telemetry import StepRecord
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import Span

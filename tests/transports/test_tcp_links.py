@@ -19,8 +19,8 @@ import pytest
 from quiet import PATIENCE, until
 
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, TrainingError
-from farflung.runtime.links import Links, Parcel
 from farflung.security import Credentials
+from farflung.step.outbox import Links, Parcel
 from farflung.transports import Insecure, TransportConfig, Urgency
 from farflung.transports.tcp import endpoint as tcp_endpoint
 from farflung.transports.tcp.connection import MessageKind, build_message

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from farflung.broker.records.run_store import RunStore, resumable
 from farflung.checkpoint import CheckpointReader, encode_shard, locate, pack
 from farflung.checkpoint.store import write_file
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.errors import CheckpointError, FarflungError, InputError
+from farflung.messages.submission import Bundle
 from farflung.plan.model import Plan
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.replica_states import wanted_by
-from farflung.runtime.run_store import RunStore, resumable
-from farflung.runtime.setup import Committed
+from farflung.step.run_setup import Committed
+from farflung.step.sync.replica_slots import wanted_by
 from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
 

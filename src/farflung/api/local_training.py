@@ -12,15 +12,16 @@ from farflung.api.callbacks import Callbacks
 from farflung.api.local_folder import LocalFolder
 from farflung.api.outcome import Outcome
 from farflung.api.planning import plan as make_plan
+from farflung.broker.progress import Progress
+from farflung.client.in_process import LocalHooks, LocalRun
+from farflung.client.shared_batches import SharedBatches
 from farflung.clock import MonotonicClock
 from farflung.cluster import Topology
 from farflung.engines import get_engine
 from farflung.engines.base import Array
-from farflung.runtime.batches import SharedBatches
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.local import LocalHooks, LocalRun
-from farflung.runtime.progress import Progress
-from farflung.runtime.setup import Committed, Phase, RunSetup, StepReport
+from farflung.messages.step_reports import StepReport
+from farflung.messages.submission import Bundle
+from farflung.step.run_setup import Committed, Phase, RunSetup
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
 from farflung.transports.memory import MemoryHub
 

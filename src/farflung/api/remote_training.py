@@ -10,17 +10,17 @@ from farflung.api.batches import Batches, EvaluationBatches
 from farflung.api.callbacks import Callbacks
 from farflung.api.outcome import Outcome
 from farflung.checkpoint.safetensors import encode, spec_of
+from farflung.client.batch_feeder import Feeder
+from farflung.client.connection import Client, PlannedRun
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.graph.ir import StateKind
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client, PlannedRun
-from farflung.runtime.feeding import Feeder
-from farflung.runtime.membership import join
+from farflung.messages.submission import Bundle
 from farflung.security import Ticket
 from farflung.security.user_home import own_key
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.units import Seconds
+from farflung.worker.membership import join
 
 __all__ = ["train_there"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from farflung.checkpoint import Weights, find_model_files, match_states
 from farflung.checkpoint.safetensors import encode
+from farflung.client.connection import Client
 from farflung.cluster import Topology
 from farflung.codecs import CODECS
 from farflung.data import check_fit
@@ -16,12 +17,11 @@ from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.job.groups import is_frozen
+from farflung.messages.submission import Bundle
 from farflung.plan.compression import PLANNED, choice_of
 from farflung.plan.sync_choice import job_strategy
 from farflung.plan.synchronization import check_fits
 from farflung.planners import get_planner
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client
 from farflung.sync import get_strategy
 
 __all__ = ["bundle_job", "check_data", "check_names", "freeze", "send_weights"]

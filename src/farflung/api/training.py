@@ -20,7 +20,7 @@ from farflung.errors import FarflungError, GraphError
 from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
-from farflung.runtime.bundle import Bundle
+from farflung.messages.submission import Bundle
 from farflung.telemetry.records import StepRecord
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 from farflung.chaos.faults import Fault, Recovery
 from farflung.chaos.local_cluster import LocalCluster
 from farflung.checkpoint import CheckpointReader
+from farflung.client.connection import Client
 from farflung.errors import TrainingError
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client
+from farflung.messages.submission import Bundle
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord, read_record
 from farflung.units import Seconds
 

@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from farflung.broker.records.run_store import RunStore
 from farflung.child_processes import end_all
+from farflung.client.connection import Client
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, TrainingError
 from farflung.graph.ir import Graph, StateKind
+from farflung.messages.submission import Bundle
 from farflung.plan.document import plan_from_json
 from farflung.plan.model import Plan
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client
-from farflung.runtime.membership import join
-from farflung.runtime.run_store import RunStore
 from farflung.security import Ticket, new_key
 from farflung.telemetry import RunFolder
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
+from farflung.worker.membership import join
 
 __all__ = ["Finished", "LocalCluster", "finished"]
 

@@ -15,9 +15,9 @@ from farflung.chaos.kills import BROKER, Say, differing_tensors, may_die, play
 from farflung.chaos.local_cluster import LocalCluster
 from farflung.chaos.saboteur import ORDERS
 from farflung.chaos.wild_cluster import WildCluster
+from farflung.client.connection import Client
 from farflung.errors import InputError, TrainingError
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client
+from farflung.messages.submission import Bundle
 from farflung.telemetry import FAULT_POINTS, RecoveryRecord, RunFolder, StepRecord, read_record
 from farflung.telemetry.records import Record
 from farflung.units import Seconds

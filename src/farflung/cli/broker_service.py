@@ -8,9 +8,9 @@ from pathlib import Path
 from farflung.cli.options import host
 from farflung.cli.units import broker_unit_text, write_unit
 from farflung.errors import InputError
-from farflung.runtime.network import reachable_host
 from farflung.security import split_address
 from farflung.security.files import make_private_folder
+from farflung.transports.addresses import reachable_host
 
 __all__ = ["broker_service"]
 

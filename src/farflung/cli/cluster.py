@@ -31,7 +31,7 @@ from farflung.telemetry.log_line import without_details
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 if TYPE_CHECKING:
-    from farflung.runtime.worker import WorkerOptions
+    from farflung.worker.process import WorkerOptions
 
 __all__ = ["register"]
 
@@ -62,9 +62,9 @@ def broker(
 ) -> None:
     """Start a broker. It prints the tickets for workers and for submitters."""
     from farflung.api.planning import judge
-    from farflung.runtime.broker import Broker
-    from farflung.runtime.network import congestion_control
-    from farflung.runtime.run_folders import UploadLimits
+    from farflung.broker.process import Broker
+    from farflung.broker.records.run_folders import UploadLimits
+    from farflung.transports.addresses import congestion_control
 
     validity = quantity(Seconds, valid, "--valid")
     if service:
@@ -126,12 +126,12 @@ def join(
     verbose: VerboseOption = False,
 ) -> None:
     """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
-    from farflung.runtime import membership
-    from farflung.runtime.owner import WishesFile
-    from farflung.runtime.service import Service
-    from farflung.runtime.worker import WorkerOptions
     from farflung.security import Ticket
     from farflung.security.files import read_private
+    from farflung.worker import membership
+    from farflung.worker.owner_limits import WishesFile
+    from farflung.worker.process import WorkerOptions
+    from farflung.worker.reconnect import Service
 
     kept = _ticket_file(ticket)
     invitation = Ticket.parse(ticket if kept is None else read_private(kept).decode("ascii", "replace").strip())
@@ -260,7 +260,7 @@ def _known_address(place: Path) -> str:
     Raises:
         InputError: it has never been started.
     """
-    from farflung.runtime.broker import ADDRESS
+    from farflung.broker.process import ADDRESS
 
     try:
         return (place / ADDRESS).read_text(encoding="ascii").strip()

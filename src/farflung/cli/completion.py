@@ -24,7 +24,7 @@ def complete_run(context: typer.Context, incomplete: str) -> list[str]:
 
 def complete_worker(incomplete: str) -> list[str]:
     """Workers that have ever run on this machine."""
-    from farflung.runtime.owner import known_workers
+    from farflung.worker.owner_limits import known_workers
 
     return [worker.name for worker in known_workers(members_folder()) if worker.name.startswith(incomplete)]
 

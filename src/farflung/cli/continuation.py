@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from farflung.client.connection import Client
 from farflung.errors import InputError
 from farflung.job import JobSpec, check_job
-from farflung.runtime.client import Client
 
 __all__ = ["adapted", "start_line"]
 

@@ -18,11 +18,11 @@ from farflung.cli.children import Children
 from farflung.cli.demo_runs import PRESET, VICTIM, DemoRun, demo_job, demo_runs, share_of_time
 from farflung.cli.home import own_key
 from farflung.cli.progress import RunView, printable, say, show_run
+from farflung.client.connection import Client
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, InputError, Stopped, TrainingError
 from farflung.ids import new_id
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.client import Client
+from farflung.messages.submission import Bundle
 from farflung.telemetry.records import RunResult, StepRecord
 from farflung.units import Seconds
 
@@ -130,8 +130,8 @@ class _Demo:
     # -- the cluster --------------------------------------------------------------------------------------------------
 
     def _start(self) -> Client:
-        from farflung.runtime.membership import join
         from farflung.security import Ticket
+        from farflung.worker.membership import join
 
         children, names = self._children, self._topology.names
         say(self._console, f"starting a broker and {len(names)} workers ({', '.join(names)}) as processes of this machine")

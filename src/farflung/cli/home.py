@@ -7,12 +7,12 @@ import re
 import socket
 from pathlib import Path
 
+from farflung.client.connection import Client
 from farflung.errors import DiskFull, FarflungError, InputError
-from farflung.runtime.client import Client
-from farflung.runtime.membership import join
 from farflung.security import Ticket, new_key
 from farflung.security.files import make_private_folder, write_private
 from farflung.security.user_home import home, own_key
+from farflung.worker.membership import join
 
 __all__ = [
     "broker_folder",

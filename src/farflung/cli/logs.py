@@ -9,12 +9,12 @@ from typing import Annotated, Protocol
 
 import typer
 
+from farflung.broker.records.broker_log import Log, find_log, run_log
 from farflung.cli.completion import complete_run_or_worker
 from farflung.cli.home import broker_folder, members_folder, open_client, worker_log
 from farflung.cli.progress import printable
+from farflung.client.connection import Client
 from farflung.errors import InputError
-from farflung.runtime.broker_log import Log, find_log, run_log
-from farflung.runtime.client import Client
 from farflung.telemetry.log_file import LogPart
 
 __all__ = ["register"]

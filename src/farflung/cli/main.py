@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from farflung import __version__
 from farflung.cli.commands import LazyCommands
 from farflung.errors import FarflungError
+from farflung.version import __version__
 
 __all__ = ["app", "main"]
 

@@ -58,7 +58,7 @@ def limit(
     bandwidth: Annotated[str | None, typer.Option(help='What it may send to other workers, e.g. "20 Mbit/s" ("": all).')] = None,
 ) -> None:
     """Say what a worker of this machine may use; running or not, it is kept."""
-    from farflung.runtime.owner import WishesFile
+    from farflung.worker.owner_limits import WishesFile
 
     changes: dict[str, object] = {} if hours is None else {"hours": hours}
     if memory is not None:
@@ -75,7 +75,7 @@ def _wish(command: str, name: str | None, ticket: str | None, home: Path | None,
     Raises:
         InputError: no worker of that name is anywhere.
     """
-    from farflung.runtime.owner import WishesFile
+    from farflung.worker.owner_limits import WishesFile
 
     if ticket is None:
         chosen = name or _only(command)
@@ -99,7 +99,7 @@ def _only(command: str) -> str:
     Raises:
         InputError: there is none, or more than one.
     """
-    from farflung.runtime.owner import known_workers
+    from farflung.worker.owner_limits import known_workers
 
     running = [one.name for one in known_workers(members_folder()) if one.runs]
     if not running:

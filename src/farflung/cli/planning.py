@@ -12,16 +12,16 @@ import typer
 
 from farflung.api.activity import Activity
 from farflung.api.what_if import WHAT_IF, changed_topology
+from farflung.broker.planning import Planned, plan_run
 from farflung.cli.options import VerboseOption, about, quantity, read_text, to_write
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
 from farflung.job import load_job, make_job
 from farflung.job.spec import JobSpec
+from farflung.messages.submission import Bundle
 from farflung.plan import Plan, plan_answer, stage_table
 from farflung.plan.chosen import chosen_lines
 from farflung.plan.synchronization import sync_lines
-from farflung.runtime.bundle import Bundle
-from farflung.runtime.planning import Planned, plan_run
 from farflung.units import Seconds, counted
 
 if TYPE_CHECKING:

@@ -93,7 +93,7 @@ def doctor(
     broker: Annotated[str | None, typer.Option("--broker", help="Address of the broker to join (HOST:PORT).")] = None,
 ) -> None:
     """Diagnose this machine: versions, network, clock, memory and disk."""
-    from farflung.runtime.diagnosis import diagnose
+    from farflung.worker.doctor import diagnose
 
     findings = diagnose(port=port, broker=broker)
     width = max(len(finding.what) for finding in findings)

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.api.activity import pace
+from farflung.client.connection import Client, PlannedRun
 from farflung.errors import TrainingError
 from farflung.plan.summary import listed
-from farflung.runtime.client import Client, PlannedRun
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.units import Bytes, Seconds, counted
 from farflung.wire.frames import Frame

@@ -19,12 +19,12 @@ from farflung.cli.options import VerboseOption, about, quantity
 from farflung.cli.planning import read_topology
 from farflung.cli.progress import RunView, show_run
 from farflung.cli.report import report_here
+from farflung.client.connection import Client
 from farflung.cluster import Topology
 from farflung.errors import ConnectionLost, FarflungError, InputError, Stopped, TrainingError
 from farflung.job import JobSpec, load_job
 from farflung.job.check import check_decided
 from farflung.protocol.members import MemberState
-from farflung.runtime.client import Client
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, counted
 
 __all__ = ["EMULATED", "register"]

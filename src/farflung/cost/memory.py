@@ -55,7 +55,7 @@ def optimizer_factor(name: str, momentum: float = 0.0) -> float:
 
 
 def serving_bytes(slices: int, states: Amount, gradients: Amount, received: Amount, sent: Amount) -> Amount:
-    """What a stage's server keeps while others help it (``runtime.serving``), with ``slices`` micro-batches of its own in a step.
+    """What a stage's server keeps while others help it (``stage_server``), with ``slices`` micro-batches of its own in a step.
 
     A copy of the ``states`` that helpers are sent; the inputs and the returned gradients of all slices until the step is over
     (``received`` and ``sent``: of one slice), because a task may be taken over; the ``gradients`` of all slices but one, which

@@ -46,7 +46,7 @@ __all__ = [
 
 #: After so much silence a worker is given up (``protocol.leases``), and so long a new plan takes.
 NOTICE_SECONDS, _PLAN_SECONDS = 5.0, 1.0
-#: A checkpoint to recover from comes after so many times what the last one took, at the earliest (``runtime.work``).
+#: A checkpoint to recover from comes after so many times what the last one took, at the earliest (``worker.training_run``).
 _SHARE = 33.0
 #: Bytes per second at which states reach the broker and come back, where nothing else is known.
 _STORE_RATE = 125e6

@@ -2,16 +2,16 @@
 
 Source: two-phase commit. A worker is *ready* with a step when its gradients are complete and held; it applies the step only once
 all are ready. So workers are at most one step apart, and whoever is behind one that has applied can apply, too: nobody keeps a
-second copy of anything to undo a step. What differs: nobody coordinates the commit (``runtime.committing`` says who tells
+second copy of anything to undo a step. What differs: nobody coordinates the commit (``step.two_phase_commit`` says who tells
 whom); and the choice after a loss is made from what is left, whoever died. Cost of a choice: O(holdings x states).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-__all__ = ["Decision", "Holding", "Resume", "choose", "moves"]
+__all__ = ["Decision", "Holding", "Resume", "ahead", "choose", "moves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,3 +97,9 @@ def moves(resume: Resume, wants: Mapping[str, Iterable[str]], sizes: Mapping[str
                 parts.setdefault(holder, []).append(state)
         found[device] = {holder: tuple(names) for holder, names in parts.items()}
     return found
+
+
+def ahead(holding: Holding, decision: Decision) -> Holding:
+    """``holding`` after the step that it was ready with."""
+    committed = holding.committed + decision.applied
+    return replace(holding, step=holding.step + 1, committed=committed, ready=False, decision=decision)

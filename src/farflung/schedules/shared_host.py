@@ -1,7 +1,7 @@
 """Processor sharing: devices whose workers run on the same cores compute slower when several of them compute at once.
 
 Model: a host has a capacity, in devices that reach their full speed at the same time. While k of its devices compute, each runs
-at ``min(1, capacity / k)`` of the speed that it reaches alone. The capacity is measured (``runtime.measuring``): cores divided by
+at ``min(1, capacity / k)`` of the speed that it reaches alone. The capacity is measured (``broker.measuring``): cores divided by
 threads where cores are all that is shared, less where memory bandwidth is. Source: the egalitarian processor-sharing queue
 (Kleinrock, Queueing Systems, volume 2, section 4.4). Cost: O(k) for each start and each end.
 """

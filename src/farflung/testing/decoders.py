@@ -18,7 +18,7 @@ from farflung.codecs.indices import CodedIndices, decode_indices, encode_indices
 from farflung.codecs.planes import expand, shrink
 from farflung.codecs.samples import Ids, SampleCoder, SampleTable
 from farflung.errors import CodecError, VersionError, WireError
-from farflung.runtime.arrays import decode_array, encode_array, pack_arrays, packed_arrays
+from farflung.messages.arrays import decode_array, encode_array, pack_arrays, packed_arrays
 from farflung.testing.damage import INTEGERS, bent, damaged, hurt, resealed, some_array, some_payload
 from farflung.wire.arrays import DTYPES, ArrayMeta, pack, unpack
 from farflung.wire.frames import Frame, FrameDecoder, FrameLimits, decode_frame, encode_frame

@@ -8,7 +8,7 @@ stretch, nothing but the link (or its relay) decides how many bytes came. A stre
 congestion control may still have been finding the rate.
 
 Such segments are put together to windows of ``WINDOW`` seconds, and the rate that a fifth of the last windows passes is the
-link's (``Goodput``), as in a probe (``runtime.probing``): what disturbs hardly ever makes a window too fast. Segments in company
+link's (``Goodput``), as in a probe (``link_probe``): what disturbs hardly ever makes a window too fast. Segments in company
 (the sender sent to others, or others sent to the receiver) may have shared a line: they say only what the link carries at least.
 
 The idea of pairing counts with times taken where they were counted is that of delivery-rate samples (Cheng et al., "Delivery Rate

@@ -1,0 +1,72 @@
+"""Which members relay for which runs, and what they carried."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from farflung.cluster import Topology, pair_of
+from farflung.messages.relays import read_carried
+from farflung.telemetry.records import RelayedRecord
+from farflung.wire.frames import Frame
+
+__all__ = ["Relays"]
+
+
+class Relays:
+    """Which members relay for which runs. ``record`` keeps what a relay carried of a run. Thread-safe."""
+
+    def __init__(self, send: Callable[[str, Frame], None], record: Callable[[str, RelayedRecord], None]) -> None:
+        self._send, self._record = send, record
+        self._lock = threading.Lock()
+        #: run -> relay -> pairs
+        self._runs: dict[str, dict[str, list[tuple[str, str]]]] = {}
+        #: (run, relay): who was told that it is over, and has not yet said what it carried
+        self._ended: set[tuple[str, str]] = set()
+
+    def assign(
+        self, run: str, topology: Topology | None, devices: Sequence[str], more: Sequence[tuple[str, str, str]] = ()
+    ) -> None:
+        """Let the relays of ``topology`` carry what ``devices`` exchange (None: the run needs none any more).
+
+        ``more``: further relays, each with the two members that it serves.
+        """
+        wanted: dict[str, list[tuple[str, str]]] = {}
+        if topology is not None:
+            for pair, relays in topology.via.items():
+                if set(pair) <= set(devices):
+                    for relay in relays:
+                        wanted.setdefault(relay, []).append(pair)
+        for relay, one, other in more:
+            wanted.setdefault(relay, []).append(pair_of(one, other))
+        with self._lock:
+            before = self._runs.pop(run, {})
+            if wanted:
+                self._runs[run] = wanted
+            over = [relay for relay in before if relay not in wanted]
+            self._ended |= {(run, relay) for relay in over}
+        for relay in over:
+            self._send(relay, Frame("relay", {"run": run, "pairs": []}))
+        for relay, pairs in wanted.items():
+            self._send(relay, Frame("relay", {"run": run, "pairs": [list(pair) for pair in pairs]}))
+
+    def gone(self, name: str) -> None:
+        """``name`` relays nothing any more, and tells nothing."""
+        with self._lock:
+            for relays in self._runs.values():
+                relays.pop(name, None)
+            self._ended = {one for one in self._ended if one[1] != name}
+
+    def told(self, name: str, run: str, header: Mapping[str, Any]) -> None:
+        """``name`` says what it carried.
+
+        Raises:
+            WireError: it is malformed.
+        """
+        with self._lock:
+            if (run, name) not in self._ended:
+                return
+            self._ended.discard((run, name))
+        for source, target, count in read_carried(header):
+            self._record(run, RelayedRecord(relay=name, source=source, target=target, nbytes=count))

@@ -1,0 +1,182 @@
+"""What is known of the links between workers: from probes (``probing``), and from training itself (``freshness``)."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from farflung.broker.links.slowdowns import LinkDrifts
+from farflung.checkpoint.store import write_file
+from farflung.cluster import Device, Topology, pair_of
+from farflung.errors import FarflungError
+from farflung.units import BytesPerSecond
+
+__all__ = ["LinkFigures", "LinkTable"]
+
+#: What nobody measured: 1 ms and 1 Gbit/s.
+_ALPHA, _BETA = 1e-3, 125e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigures:
+    """One direction: seconds one way, payload bytes per second, and where they come from (``probe`` or ``training``).
+
+    ``relay``: through whom it was measured (empty: directly).
+    """
+
+    alpha: float
+    beta: float
+    source: str = "probe"
+    relay: str = ""
+
+
+class LinkTable:
+    """Measured links by (from, to), and caps of devices; kept in a file. Thread-safe.
+
+    The file is a cache, so it is not synced, and where it can't be written ``say`` is told once and nobody fails. Figures from
+    training come with every step of every worker: they are written a moment later, all at once, by a thread of its own.
+    """
+
+    #: How much later: seconds.
+    LATER = 1.0
+
+    def __init__(self, path: Path | None = None, say: Callable[[str], None] = lambda text: None) -> None:
+        self._path, self._say = path, say
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._troubled = self._closed = False
+        self._links: dict[tuple[str, str], LinkFigures] = {}
+        self._uplinks: dict[str, float] = {}
+        #: What owners let their machines send, beside what links can carry; not kept.
+        self._owners: dict[str, float] = {}
+        #: What is slow at present.
+        self.drifts = LinkDrifts()
+        if path is not None and path.exists():
+            self._read(path)
+
+    def put(self, source: str, target: str, figures: LinkFigures) -> None:
+        """Keep the figures of one direction."""
+        with self._lock:
+            self._links[source, target] = figures
+            if figures.source == "training":
+                self._write_later()
+            else:
+                self._write()
+
+    def put_uplink(self, name: str, rate: float | None) -> None:
+        """Keep what ``name`` can send in all (None: no cap was seen)."""
+        with self._lock:
+            self._uplinks.pop(name, None)
+            if rate is not None:
+                self._uplinks[name] = rate
+            self._write()
+
+    def put_owner_cap(self, name: str, rate: float | None) -> None:
+        """What its owner lets ``name`` send in all (None: no cap)."""
+        with self._lock:
+            self._owners.pop(name, None)
+            if rate is not None:
+                self._owners[name] = rate
+
+    def owner_cap(self, name: str) -> float | None:
+        """See ``put_owner_cap``."""
+        with self._lock:
+            return self._owners.get(name)
+
+    def get(self, source: str, target: str) -> LinkFigures | None:
+        """What is known of one direction."""
+        with self._lock:
+            return self._links.get((source, target))
+
+    def topology(
+        self, devices: Sequence[Device], name: str = "measured", apart: Collection[tuple[str, str]] = ()
+    ) -> Topology | None:
+        """The devices with what is known of their links and up-links; None if nothing is. Unmeasured ways count as 1 Gbit/s with
+        1 ms; no way is faster than its sender's up-link. What was measured through a relay counts for pairs ``apart`` only."""
+        count = len(devices)
+        alpha, beta = np.full((count, count), _ALPHA), np.full((count, count), _BETA)
+        with self._lock:
+            caps = [self._cap(device.name) for device in devices]
+            found = any(device.name in self._owners for device in devices)
+            for i, a in enumerate(devices):
+                for j, b in enumerate(devices):
+                    figures = self._links.get((a.name, b.name))
+                    if figures is not None and (not figures.relay or pair_of(a.name, b.name) in apart):
+                        alpha[i, j], beta[i, j], found = figures.alpha, figures.beta, True
+        if not found:
+            return None
+        for i, cap in enumerate(caps):
+            beta[i] = beta[i] if cap is None else np.minimum(beta[i], cap)
+        ends = [d if cap is None else replace(d, uplink=BytesPerSecond(cap)) for d, cap in zip(devices, caps, strict=True)]
+        return Topology(devices=tuple(ends), alpha=alpha, beta=beta, name=name)
+
+    def relays(self, pairs: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
+        """Those of ``pairs`` whose both directions were measured through one relay, and which it was."""
+        with self._lock:
+            found = {
+                pair: {ways.relay if ways is not None else "" for ways in (self._links.get(pair), self._links.get(pair[::-1]))}
+                for pair in pairs
+            }
+        return {pair: relays.pop() for pair, relays in found.items() if len(relays) == 1 and "" not in relays}
+
+    def uplink(self, name: str) -> float | None:
+        """What ``name`` can send in all, if a cap was seen."""
+        with self._lock:
+            return self._cap(name)
+
+    def _cap(self, name: str) -> float | None:
+        known = [caps[name] for caps in (self._uplinks, self._owners) if name in caps]
+        return min(known) if known else None
+
+    def _read(self, path: Path) -> None:
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+            for entry in body["links"]:
+                self._links[entry["from"], entry["to"]] = LinkFigures(
+                    alpha=float(entry["alpha"]),
+                    beta=float(entry["beta"]),
+                    source=str(entry["source"]),
+                    relay=str(entry.get("relay", "")),
+                )
+            self._uplinks = {str(name): float(rate) for name, rate in body["uplinks"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            self._links, self._uplinks = {}, {}  # a cache: it is measured again
+
+    def close(self) -> None:
+        """Write what waits; nothing is written later."""
+        with self._lock:
+            self._closed = True
+            timer, self._timer = self._timer, None
+            if timer is not None:
+                timer.cancel()
+                self._write()
+
+    def _write_later(self) -> None:
+        if self._path is not None and self._timer is None and not self._closed:
+            self._timer = threading.Timer(self.LATER, self._time_over)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _time_over(self) -> None:
+        with self._lock:
+            if self._timer is not None:
+                self._timer = None
+                self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        links = [{"from": a, "to": b, **asdict(figures)} for (a, b), figures in self._links.items()]
+        try:
+            write_file(self._path, [json.dumps({"links": links, "uplinks": self._uplinks}).encode()], durable=False)
+        except FarflungError as error:
+            if not self._troubled:
+                self._say(f"warning: {error}; what is measured of links is kept in memory only")
+            self._troubled = True
+        else:
+            self._troubled = False

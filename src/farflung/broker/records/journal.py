@@ -1,0 +1,124 @@
+"""The broker's journal: which runs there are and how far each is, in SQLite (WAL), so that a broker may be killed at any instant.
+
+Documents, metrics and checkpoints lie in the runs' folders; the journal holds what no folder says. Each note is an event, durable
+when ``note`` returns. Opening the journal replays the events on the last snapshot, and makes a new snapshot of the outcome.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from farflung.broker.records.backlog import Backlog
+from farflung.errors import DataError, DiskFull
+from farflung.telemetry.faults import fault_point
+
+__all__ = ["Journal", "KeptRun"]
+
+#: Runs that are over and still shown after a restart.
+MOST_OVER = 50
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, run TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshot (place INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, body TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRun:
+    """What is known of a run: who handed it in, how many plans it has had, on how many workers the last one was, how it ended.
+
+    ``outcome`` is empty while it is not over; ``kind``: the class of the error that ended it. ``stopping``: somebody has asked
+    for its end.
+    """
+
+    run: str
+    submitter: str = ""
+    attempts: int = 0
+    devices: int = 0
+    outcome: str = ""
+    kind: str = ""
+    stopping: bool = False
+
+
+class Journal:
+    """Notes events; ``runs`` are those that were there when it was opened, the oldest first. Any thread may call."""
+
+    def __init__(self, path: Path, warn: Callable[[str], None] = lambda line: None) -> None:
+        """Open or begin the journal at ``path``; ``warn`` is told when the disk is full.
+
+        Raises:
+            DataError: it can't be read or written.
+            DiskFull: there is no space to write.
+        """
+        self._path = path
+        self._lock = threading.Lock()
+        self._backlog: Backlog[tuple[str, str, str]] = Backlog(self._insert, warn)
+        try:
+            self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._base.execute("PRAGMA journal_mode = WAL")
+            self._base.execute("PRAGMA synchronous = FULL")
+            self._base.executescript(_SCHEMA)
+            self.runs = self._replay()
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+                raise DiskFull(f"cannot write {path}: {error}; free space on the disk, then start the broker again") from None
+            raise DataError(f"{path} is no journal of a broker: {error}; move it away to begin a new one") from None
+
+    def note(self, run: str, what: str, /, **body: Any) -> None:
+        """Keep an event of ``run`` (``submitted``, ``planned``, ``stopping``, ``over``). Fields are those of ``KeptRun``.
+
+        While the disk is full, notes wait in memory.
+
+        Raises:
+            DataError: the journal is damaged or closed.
+        """
+        self._backlog.put((run, what, json.dumps(body)))
+
+    def _insert(self, event: tuple[str, str, str]) -> None:
+        try:
+            fault_point("disk.before_write", file=self._path.name)
+            with self._lock:
+                self._base.execute("INSERT INTO events (run, kind, body) VALUES (?, ?, ?)", event)
+        except (sqlite3.Error, OSError) as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_FULL if isinstance(error, OSError) else 0)
+            kind = DiskFull if code & 0xFF == sqlite3.SQLITE_FULL else DataError
+            told = error.strerror if isinstance(error, OSError) else error
+            raise kind(f"cannot write {self._path}: {told}; free space or choose another folder") from None
+
+    def close(self) -> None:
+        """Write nothing more."""
+        with self._lock:
+            self._base.close()
+
+    def _replay(self) -> tuple[KeptRun, ...]:
+        runs: dict[str, KeptRun] = {}
+        for run, body in self._base.execute("SELECT run, body FROM snapshot ORDER BY place"):
+            runs[run] = KeptRun(run=run, **_fields(body))
+        for run, body in self._base.execute("SELECT run, body FROM events ORDER BY id"):
+            runs[run] = replace(runs.get(run, KeptRun(run=run)), **_fields(body))
+        over = [run for run, kept in runs.items() if kept.outcome]
+        for run in over[:-MOST_OVER]:
+            del runs[run]
+        self._base.execute("BEGIN")
+        self._base.execute("DELETE FROM snapshot")
+        rows = [(run, json.dumps(_body(kept))) for run, kept in runs.items()]
+        self._base.executemany("INSERT INTO snapshot (run, body) VALUES (?, ?)", rows)
+        self._base.execute("DELETE FROM events")
+        self._base.execute("COMMIT")
+        return tuple(runs.values())
+
+
+def _body(kept: KeptRun) -> dict[str, Any]:
+    return {name: getattr(kept, name) for name in KeptRun.__dataclass_fields__ if name != "run"}
+
+
+def _fields(body: str) -> Mapping[str, Any]:
+    found = json.loads(body)
+    if not isinstance(found, dict):
+        raise TypeError(f"an event must be an object, got {body[:60]!r}")
+    return found

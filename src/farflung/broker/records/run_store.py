@@ -1,0 +1,266 @@
+"""What the broker keeps of a run on disk: documents, metrics, checkpoints (see ``telemetry.folder`` for the file names)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from farflung.checkpoint import (
+    CheckpointReader,
+    CheckpointStore,
+    Manifest,
+    ModelFiles,
+    ShardRecord,
+    Weights,
+    check_resume,
+    locate,
+)
+from farflung.checkpoint.manifest import OPTIMIZER
+from farflung.checkpoint.store import write_file
+from farflung.engines.base import Array
+from farflung.errors import CheckpointError, DataError, DiskFull, InputError
+from farflung.graph.ir import StateKind
+from farflung.job import to_json as job_to_json
+from farflung.messages.submission import Bundle
+from farflung.plan.document import plan_to_json
+from farflung.plan.model import Plan
+from farflung.step.run_setup import Committed
+from farflung.telemetry.faults import fault_point
+from farflung.telemetry.folder import RunFolder
+from farflung.telemetry.records import RunResult
+from farflung.telemetry.trace import ProcessTrace, write_spans
+
+__all__ = ["RunStore", "resumable"]
+
+#: Of one worker and run, about 30 MB on disk.
+_MAX_SPANS = 200_000
+
+
+@dataclass(slots=True)
+class RunStore:
+    """The folder of one run."""
+
+    root: Path
+    #: The number of the plan whose shares are taken now.
+    attempt: int = 1
+    #: (attempt, step) -> device -> its share
+    _shards: dict[tuple[int, int], dict[str, tuple[ShardRecord, Committed]]] = field(default_factory=dict)
+    #: The ledger of the checkpoint that the attempt began with.
+    _before: Mapping[str, int] = field(default_factory=dict)
+    #: The newest checkpoint that was written or read whole by this very object, so that its bytes are not read again.
+    _newest: int | None = None
+    #: Spans by worker: written, and lost to the disk since some were written; whether the latter was told.
+    _traced: dict[str, int] = field(default_factory=dict)
+    _untraced: dict[str, int] = field(default_factory=dict)
+    _troubled: bool = False
+
+    @property
+    def folder(self) -> RunFolder:
+        """Names of the files."""
+        return RunFolder(self.root)
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """The run's checkpoints."""
+        return CheckpointStore(self.root / "checkpoints")
+
+    @property
+    def weights(self) -> Path:
+        """Weights that the submitter sent (may not exist)."""
+        return self.root / "weights.safetensors"
+
+    def write_bundle(self, bundle: Bundle) -> None:
+        """Keep the job and its graphs."""
+        self._write(self.folder.job, job_to_json(bundle.job))
+        self._write(self.folder.graph, bundle.graph.to_json())
+        if bundle.notes:
+            self._write(self.root / "notes.json", json.dumps(dict(bundle.notes), indent=1))
+        ModelFiles(self.root).write(bundle.files)
+
+    def write_plan(self, plan: Plan, topology: str) -> None:
+        """Keep the plan and the topology that it was made for."""
+        self._write(self.folder.plan, plan_to_json(plan))
+        self._write(self.folder.topology, topology)
+
+    def add_trace(self, name: str, told: tuple[ProcessTrace, bool]) -> str:
+        """Keep spans of the worker ``name``: the first ``_MAX_SPANS`` of them, the rest is only counted.
+
+        So are spans that can't be written: no run ends for them. The first time the text of the trouble is returned.
+        """
+        trace, clock_known = told
+        kept = trace.spans[: max(_MAX_SPANS - self._traced.get(name, 0), 0)]
+        lost = self._untraced.pop(name, 0) + trace.lost + len(trace.spans) - len(kept)
+        try:
+            write_spans(self.folder.events, name, kept, offset=trace.offset if clock_known else None, lost=lost)
+        except (DataError, DiskFull) as error:
+            self._untraced[name] = lost + len(kept)
+            told_before, self._troubled = self._troubled, True
+            return "" if told_before else f"{error}; the run goes on, and its trace lacks what can't be written"
+        self._traced[name] = self._traced.get(name, 0) + len(kept)
+        return ""
+
+    def newest_checkpoint(self) -> str:
+        """Return the path of the newest complete checkpoint ("": there is none)."""
+        steps = self.checkpoints.steps()
+        return str(self.checkpoints.path(steps[-1])) if steps else ""
+
+    def write_result(self, result: RunResult) -> None:
+        """Keep how the run ended."""
+        self._write(self.folder.result, result.to_json())
+
+    def write_weights(self, pieces: Iterable[bytes | memoryview]) -> None:
+        """Keep weights that arrive in pieces (a safetensors file)."""
+        write_file(self.weights, pieces)
+
+    def adopt(self, source: Path, bundle: Bundle) -> Manifest:
+        """Take over the checkpoint at ``source`` (the newest whole one of a run's folder, or a single one) as this run's first.
+
+        Returns its manifest: ``bundle`` goes on at its step.
+
+        Raises:
+            CheckpointError: there is none, or it belongs to another model or to a job that computes other numbers.
+            InputError: it stands at or behind the job's last step.
+        """
+        store, manifest = resumable(source, bundle)
+        place = self.checkpoints.path(manifest.step)
+        place.mkdir(parents=True, exist_ok=True)
+        for file in store.path(manifest.step).iterdir():
+            _copy(file, place / file.name)
+        sent = store.folder.parent / self.weights.name
+        if sent.is_file() and not self.weights.exists():
+            _copy(sent, self.weights)  # it may hold buffers that checkpoints leave out
+        self._newest, self._before = manifest.step, manifest.ledger
+        return manifest
+
+    def begin(self, attempt: int) -> Manifest | None:
+        """From now on the shares of plan number ``attempt`` are taken, and no others; returns what it goes on from.
+
+        That is the newest whole checkpoint (None: there is none).
+        """
+        self.attempt = attempt
+        self._shards.clear()
+        if self._newest is None:
+            found = self.checkpoints.latest()
+            self._newest = None if found is None else found.step
+        newest = None if self._newest is None else self.checkpoints.manifest(self._newest)
+        self._before = {} if newest is None else newest.ledger
+        return newest
+
+    def add_shard(
+        self, step: int, name: str, pieces: Iterable[bytes | memoryview], committed: Committed, attempt: int | None = None
+    ) -> None:
+        """Keep one worker's share of the checkpoint after ``step`` steps."""
+        record = self.checkpoints.store_shard(step, name, pieces)
+        self._shards.setdefault((attempt or self.attempt, step), {})[name] = record, committed
+
+    def complete(self, step: int, bundle: Bundle, plan: Plan) -> bool:
+        """Make the checkpoint of ``step`` exist once all devices of the plan have given their share.
+
+        The ledger counts the steps that the states are made of, not those that were skipped or rolled back, and their samples,
+        not those of replicas that rested.
+
+        Raises:
+            CheckpointError: the workers disagree on how many those are, or a share is missing or torn.
+        """
+        shards = self._shards.get((self.attempt, step), {})
+        if not set(plan.devices) <= set(shards):
+            return False
+        counts = {shards[device][1] for device in plan.devices}
+        if len(counts) > 1:
+            said = ", ".join(_described(device, shards[device][1]) for device in plan.devices)
+            raise CheckpointError(
+                f"the workers disagree on how many of the first {step} steps count ({said}): the checkpoint is not kept"
+            )
+        (committed,) = counts
+        graph = bundle.graph
+        expected = [s.name for s in graph.states if s.persistent and s.kind is not StateKind.CONSTANT]
+        manifest = Manifest(
+            step=step,
+            job=job_to_json(bundle.job),
+            graph_hash=graph.hash,
+            plan=plan_to_json(plan),
+            shards=tuple(shards[device][0] for device in plan.devices),
+            ledger=self._ledger(committed, sum(bundle.job.micro_batch_sizes)),
+            aliases={state.name: state.aliases for state in graph.states if state.aliases},
+            notes=bundle.notes,
+        )
+        fault_point("checkpoint.before_manifest", step=step)
+        self.checkpoints.write_manifest(manifest, expected)
+        fault_point("checkpoint.after_manifest", step=step)
+        wanted = bundle.job.checkpoint
+        self.checkpoints.prune(wanted.keep, wanted.every, wanted.keep_every)
+        del self._shards[self.attempt, step]
+        self._newest = step
+        return True
+
+    def _ledger(self, committed: Committed, whole: int) -> Mapping[str, int]:
+        """``whole``: samples of a step in which nobody rests."""
+        rested = whole * self._before["steps"] - self._before["samples"] if {"steps", "samples"} <= set(self._before) else 0
+        return {"steps": committed.steps, "samples": committed.steps * whole - rested - committed.rested}
+
+    def checkpoint_states(
+        self, names: Iterable[str], *, optimizer: bool, wanted: Callable[[str], bool] = lambda slot: True
+    ) -> Iterator[tuple[str, Array]]:
+        """Tensors of the newest whole checkpoint: states by name, or ``wanted`` optimizer slots of the parameters ``names``."""
+        reader = CheckpointReader.from_folder(self.root / "checkpoints", self._newest)
+        if optimizer:
+            for slot in filter(wanted, reader.optimizer_names(list(names))):
+                yield slot, reader.read([OPTIMIZER + slot])[OPTIMIZER + slot]
+            return
+        held = set(reader.manifest.states)
+        sent = Weights.open(self.weights) if self.weights.exists() else None
+        for name in names:
+            if name in held:
+                yield from reader.read([name]).items()
+            elif sent is not None and name in sent.tensors:  # a buffer that checkpoints leave out
+                yield name, sent.read(name)
+
+    def sent_states(self, names: Iterable[str]) -> Iterator[tuple[str, Array]]:
+        """States ``names`` as the submitter sent them, under these very names (missing ones are left out)."""
+        weights = Weights.open(self.weights)
+        for name in names:
+            if name in weights.tensors:
+                yield name, weights.read(name)
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            write_file(path, [text.encode("utf-8")])
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error}") from None
+
+
+def resumable(source: Path, bundle: Bundle) -> tuple[CheckpointStore, Manifest]:
+    """The checkpoint at ``source`` (the newest whole one of a run's folder, or a single one) from which ``bundle`` can go on.
+
+    Raises:
+        CheckpointError, InputError: as ``RunStore.adopt``.
+    """
+    if not source.is_dir():
+        raise CheckpointError("there is no run of this name at the broker, and no such folder: check the name")
+    store, step = locate(source)
+    manifest = store.latest() if step is None else store.verify(step)
+    if manifest is None:
+        raise CheckpointError(f"{source} holds no whole checkpoint: check the name, or start without checkpoint.resume")
+    check_resume(manifest, bundle.graph.hash, bundle.job)
+    if manifest.step >= bundle.job.steps:
+        raise InputError(f"the checkpoint at {source} stands at step {manifest.step}: set steps above it")
+    return store, manifest
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A hard link where the file system can, which takes no space; else a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        try:
+            shutil.copyfile(source, target)
+        except OSError as error:
+            raise CheckpointError(f"{target} can't be written: {error.strerror}; free space or choose another folder") from None
+
+
+def _described(device: str, committed: Committed) -> str:
+    return f"{device}: {committed.steps}" + (f" without {committed.rested} samples" if committed.rested else "")

@@ -1,0 +1,178 @@
+"""Workers as threads of this process: the same executors, schedules and frames, with the in-memory transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from farflung.engines.base import Array, Engine
+from farflung.errors import TrainingError
+from farflung.step.executor import Executor
+from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
+from farflung.transports.base import Endpoint
+from farflung.wire.frames import Frame
+
+__all__ = ["LocalHooks", "LocalRun"]
+
+_END_SECONDS = 10.0
+
+#: Makes a device's endpoint; the handler it is given takes each frame that arrives.
+MakeEndpoint = Callable[[str, Callable[[str, Frame], None]], Endpoint]
+
+
+class LocalRun:
+    """All workers of a run inside this process.
+
+    ``setups``, ``hooks``: by device name. ``run`` returns when every worker has finished; the first failure ends all.
+    """
+
+    def __init__(
+        self,
+        setups: Mapping[str, RunSetup],
+        hooks: Mapping[str, RunHooks],
+        engine: Engine,
+        make_endpoint: MakeEndpoint,
+        threads: int,
+    ) -> None:
+        self._threads = threads
+        self._engine = engine
+        self._endpoints: list[Endpoint] = []
+        self.executors: dict[str, Executor] = {}
+        self._failed: BaseException | None = None
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._working = len(setups)
+        for device, setup in setups.items():
+            endpoint = make_endpoint(device, self._receiver(device))
+            self._endpoints.append(endpoint)
+            self.executors[device] = Executor(setup, endpoint, hooks[device], engine)
+        for endpoint in self._endpoints:
+            for device, other in zip(setups, self._endpoints, strict=True):
+                endpoint.connect(device, other.address)
+
+    def run(self, on_interrupt: Callable[[], None] | None = None) -> None:
+        """Prepare and run all workers.
+
+        ``on_interrupt`` is called at the first Ctrl-C and must make the run end soon; a second Ctrl-C ends it at once. Without it
+        the first one does.
+
+        Raises:
+            FarflungError: the first error of any worker.
+            KeyboardInterrupt: the run was ended at once.
+        """
+        barrier = threading.Barrier(len(self.executors))
+        threads = [
+            threading.Thread(target=self._work, args=(executor, barrier), name=f"compute-{device}", daemon=True)
+            for device, executor in self.executors.items()
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._wait(on_interrupt)
+        except KeyboardInterrupt:
+            self._fail(TrainingError("interrupted"))
+            self._over.wait(_END_SECONDS)
+            raise
+        finally:
+            self._close()
+        for thread in threads:
+            thread.join()
+        if self._failed is not None:
+            raise self._failed
+
+    def _wait(self, on_interrupt: Callable[[], None] | None) -> None:
+        try:
+            self._over.wait()  # not Thread.join: up to Python 3.12 an interrupted join takes a running thread for a stopped one
+        except KeyboardInterrupt:
+            if on_interrupt is None:
+                raise
+            on_interrupt()
+            self._over.wait()
+
+    def wake(self) -> None:
+        """Make executors that wait ask again what they wait for."""
+        for executor in self.executors.values():
+            executor.mailbox.poke()
+
+    def states(self) -> dict[str, Array]:
+        """Parameters and persistent buffers of the whole model, by name."""
+        merged: dict[str, Array] = {}
+        for executor in self.executors.values():
+            for stage in executor.setup.own_stages:
+                for name, value in executor.base(stage).states().items():
+                    merged.setdefault(name, value)
+        return merged
+
+    def _receiver(self, device: str) -> Callable[[str, Frame], None]:
+        def receive(peer: str, frame: Frame) -> None:
+            self.executors[device].on_frame(peer, frame)  # looked up late: endpoints exist before executors
+
+        return receive
+
+    def _work(self, executor: Executor, barrier: threading.Barrier) -> None:
+        try:
+            self._train(executor, barrier)
+        finally:
+            with self._lock:
+                self._working -= 1
+                if not self._working:
+                    self._over.set()
+
+    def _train(self, executor: Executor, barrier: threading.Barrier) -> None:
+        try:
+            self._engine.set_threads(self._threads)
+            executor.prepare()
+            barrier.wait()
+            executor.run()
+        except threading.BrokenBarrierError:
+            return
+        except BaseException as error:  # noqa: BLE001 - the first failure of any worker, whatever it is, ends all of them
+            barrier.abort()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failed = self._failed or error
+        for executor in self.executors.values():
+            executor.abort(self._failed)
+
+    def _close(self) -> None:
+        for executor in self.executors.values():
+            executor.close()
+        for endpoint in self._endpoints:
+            endpoint.close()
+
+
+class LocalHooks:
+    """What hooks of workers of this process have in common: they begin anew, nobody interferes, and nothing is written, since
+    states are read from the executors."""
+
+    def first_optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
+        """None."""
+        return {}
+
+    def stop_requested(self) -> bool:
+        """Nobody asks."""
+        return False
+
+    def ends_after(self, phase: Phase, step: int) -> bool | None:
+        """It does not."""
+        return False
+
+    def leave_requested(self) -> bool:
+        """Nobody leaves."""
+        return False
+
+    def save_requested(self) -> bool:
+        """Nobody can be lost here."""
+        return False
+
+    def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        """Nothing is kept."""
+
+    def on_text(self, tokens: Sequence[int]) -> None:
+        """Nobody reads it."""
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Nobody is told."""

@@ -1,0 +1,179 @@
+"""A submitted job as one frame: the job, its graphs as documents, and what belongs to it. No code, nothing unpickled."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from farflung.checkpoint import MODEL_FILES
+from farflung.cluster import Topology
+from farflung.errors import GraphError, VersionError, WireError
+from farflung.graph.ir import Graph
+from farflung.job import JobSpec
+from farflung.job import from_json as job_from_json
+from farflung.job import to_json as job_to_json
+from farflung.messages.fields import table, text
+from farflung.wire.frames import Frame
+
+__all__ = ["BUNDLE_VERSION", "Bundle", "squeeze", "unsqueeze"]
+
+BUNDLE_VERSION = 1
+_MAX_DOCUMENT = 256 << 20
+#: The names of documents that are files of the model begin with this.
+_FILE = "file-"
+
+
+def squeeze(text: str) -> bytes:
+    """A document, compressed for the wire."""
+    return zlib.compress(text.encode("utf-8"), 6)
+
+
+def unsqueeze(data: bytes | memoryview, limit: int = _MAX_DOCUMENT) -> str:
+    """What ``squeeze`` made.
+
+    Raises:
+        WireError: it is damaged, or larger than ``limit`` bytes when unpacked.
+    """
+    return _as_text(_unpack(data, limit))
+
+
+def _unpack(data: bytes | memoryview, limit: int) -> bytes:
+    if limit <= 0:  # zlib takes 0 for no limit at all
+        raise WireError(f"the documents of a job are together larger than {_MAX_DOCUMENT} bytes")
+    unpacker = zlib.decompressobj()
+    try:
+        body = unpacker.decompress(bytes(data), limit)
+    except zlib.error as error:
+        raise WireError(f"a compressed document is damaged: {error}") from None
+    if unpacker.unconsumed_tail or not unpacker.eof:
+        raise WireError(f"a compressed document is cut, or larger than {limit} bytes")
+    return body
+
+
+def _as_text(body: bytes) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise WireError(f"a compressed document is no text: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """Everything that decides what a run computes, and the topology it was submitted with.
+
+    ``graphs``: training graphs by number of samples in the micro-batch. ``emulate``: shape the links as ``topology`` says (for
+    demonstrations and tests on one machine). ``notes``: what an export needs later (JSON texts by name). ``files``: tokenizer and
+    generation settings of the model, by file name; the broker keeps them, workers do not get them.
+    """
+
+    run: str
+    job: JobSpec
+    graphs: Mapping[int, Graph]
+    eval_graph: Graph | None = None
+    generate_graph: Graph | None = None
+    topology: Topology | None = None
+    emulate: bool = False
+    notes: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        """The training graph of the largest micro-batch."""
+        return self.graphs[max(self.graphs)]
+
+    def to_frame(self, kind: str) -> Frame:
+        """The bundle as a frame of ``kind``."""
+        documents = {"job": job_to_json(self.job)}
+        documents |= {f"graph-{rows}": graph.to_json() for rows, graph in self.graphs.items()}
+        for name, graph in (("eval", self.eval_graph), ("generate", self.generate_graph)):
+            if graph is not None:
+                documents[name] = graph.to_json()
+        if self.topology is not None:
+            documents["topology"] = self.topology.to_json()
+        packed = {name: squeeze(text) for name, text in documents.items()}
+        packed |= {f"{_FILE}{name}": zlib.compress(data, 6) for name, data in self.files.items()}
+        header = {
+            "bundle": BUNDLE_VERSION,
+            "run": self.run,
+            "documents": list(packed),
+            "emulate": self.emulate,
+            "notes": dict(self.notes),
+        }
+        return Frame(kind, header, tuple(packed.values()))
+
+    @classmethod
+    def from_frame(cls, frame: Frame) -> Bundle:
+        """Read and check a bundle that nobody vouches for.
+
+        Raises:
+            VersionError: another version wrote it.
+            GraphError, InputError, WireError: a document is corrupt or not allowed.
+        """
+        header = frame.header
+        if header.get("bundle") != BUNDLE_VERSION:
+            raise VersionError(
+                f"this job was packed by version {header.get('bundle')!r} of the format, this side speaks {BUNDLE_VERSION}; "
+                "install the same farflung on both machines"
+            )
+        names = header.get("documents")
+        if not isinstance(names, list) or len(names) != len(frame.sections):
+            raise WireError("a job's documents and their names do not agree")
+        packed = _unpack_all([str(name) for name in names], frame.sections)
+        files = {name.removeprefix(_FILE): body for name, body in packed.items() if name.startswith(_FILE)}
+        _check_files(files)
+        texts = {name: _as_text(body) for name, body in packed.items() if not name.startswith(_FILE)}
+        graphs = {_rows(name): Graph.from_json(body) for name, body in texts.items() if name.startswith("graph-")}
+        if "job" not in texts or not graphs:
+            raise GraphError("a submitted job needs a job document and at least one training graph")
+        job = job_from_json(texts["job"])
+        _check_graphs(graphs, job)
+        return cls(
+            run=text(header, "run", limit=200),
+            job=job,
+            graphs=graphs,
+            eval_graph=Graph.from_json(texts["eval"]) if "eval" in texts else None,
+            generate_graph=Graph.from_json(texts["generate"]) if "generate" in texts else None,
+            topology=Topology.from_json(texts["topology"]) if "topology" in texts else None,
+            emulate=header.get("emulate") is True,
+            notes={str(key): str(value) for key, value in table(header, "notes").items()},
+            files=files,
+        )
+
+
+def _unpack_all(names: Sequence[str], sections: Sequence[memoryview | bytes]) -> dict[str, bytes]:
+    """The documents by name; together they have the limit that one alone has."""
+    bodies: dict[str, bytes] = {}
+    left = _MAX_DOCUMENT
+    for name, section in zip(names, sections, strict=True):
+        if name in bodies:
+            raise WireError(f"a job's document {name!r:.60} stands twice")
+        bodies[name] = _unpack(section, left)
+        left -= len(bodies[name])
+    return bodies
+
+
+def _check_files(names: Iterable[str]) -> None:
+    """Files are written under these names, so only those of a model are accepted."""
+    strange = sorted(name for name in names if name not in MODEL_FILES)
+    if strange:
+        raise WireError(f"a job can't bring a file called {strange[0]!r:.60}: known are {', '.join(sorted(MODEL_FILES))}")
+
+
+def _rows(name: str) -> int:
+    rows = name.removeprefix("graph-")
+    if not (rows.isascii() and rows.isdecimal() and len(rows) < 10 and int(rows) > 0):
+        raise WireError(f"a job's document {name!r:.60} must say its number of samples, e.g. graph-4")
+    return int(rows)
+
+
+def _check_graphs(graphs: Mapping[int, Graph], job: JobSpec) -> None:
+    """There is a graph for each size of micro-batch that the job has.
+
+    Raises:
+        GraphError: one is missing.
+    """
+    missing = [rows for rows in job.micro_batch_sizes if rows not in graphs]
+    if missing:
+        known = ", ".join(map(str, sorted(graphs)))
+        raise GraphError(f"the job has micro-batches of {missing[0]} samples, but its graphs are for {known}")

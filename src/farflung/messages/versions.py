@@ -1,0 +1,110 @@
+"""The versions in the handshake: which differences keep a member out, and which only cost bit-equality.
+
+| difference                       | consequence                                                                 |
+| -------------------------------- | --------------------------------------------------------------------------- |
+| protocol, farflung major.minor   | the broker refuses the member; the error names the version to install       |
+| farflung patch                   | the member joins, with a warning in ``farflung status``                     |
+| engine or its version            | the member joins, with a warning in ``status`` and in each run that mixes   |
+| Python, platform                 | none: they change no result; ``farflung status --json`` shows them          |
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farflung.errors import VersionError, WireError
+from farflung.messages.fields import table
+from farflung.protocol.members import Member
+from farflung.version import __version__
+
+__all__ = ["PROTOCOL_VERSION", "check_versions", "mixed_engines", "own_versions", "read_versions", "version_warnings"]
+
+#: The version of the messages between members and broker. Raise it when a message changes its meaning.
+PROTOCOL_VERSION = 6
+_MOST_ENTRIES, _LONGEST = 16, 100
+
+
+def own_versions(engine: str) -> dict[str, str]:
+    """Return the versions of this process; ``engine`` is the engine's name and version, e.g. ``torch 2.13.0``."""
+    system = f"{platform.system()} {platform.machine()}"
+    return {"farflung": __version__, "engine": engine, "python": platform.python_version(), "platform": system}
+
+
+def read_versions(header: Mapping[str, Any]) -> dict[str, str]:
+    """Read the versions of an offer (none in an offer of an older member).
+
+    Raises:
+        WireError: they are not a short table of short texts.
+    """
+    found = table(header, "versions") if "versions" in header else {}
+    short = all(isinstance(value, str) and len(key) <= _LONGEST and len(value) <= _LONGEST for key, value in found.items())
+    if len(found) > _MOST_ENTRIES or not short:
+        raise WireError(f"bad message: 'versions' must be at most {_MOST_ENTRIES} texts of at most {_LONGEST} characters")
+    return dict(found)
+
+
+def check_versions(header: Mapping[str, Any], protocol: int) -> None:
+    """See that a member that asks to join speaks this broker's ``protocol`` and has the same major and minor version.
+
+    Raises:
+        VersionError: it does not; the text says what to install where.
+    """
+    version, other = str(header.get("version"))[:40], header.get("protocol")
+    if other == protocol and _minor(version) == _minor(__version__):
+        return
+    older_broker = isinstance(other, int) and (other, _minor(version)) > (protocol, _minor(__version__))
+    where = (
+        f"the broker's machine: pip install farflung=={version}"
+        if older_broker
+        else (f"the other machine: pip install farflung=={__version__}")
+    )
+    raise VersionError(
+        f"this broker is farflung {__version__} (protocol {protocol}), the other side is farflung {version} "
+        f"(protocol {other!s:.40}): major and minor version must be equal; run on {where}"
+    )
+
+
+def version_warnings(members: Sequence[Member]) -> dict[str, list[str]]:
+    """Return the warnings for ``status`` by member: its engine is not that of most members, its farflung not the broker's."""
+    engines = [_public(member.offer.versions.get("engine", "")) for member in members]
+    usual = next((engine for engine, _ in Counter(filter(None, engines)).most_common(1)), "")
+    found: dict[str, list[str]] = {}
+    for member, engine in zip(members, engines, strict=True):
+        version = member.offer.versions.get("farflung", "")
+        if engine and engine != usual:
+            found.setdefault(member.name, []).append(
+                f"{engine}, most workers have {usual}: runs that use both are not bit-equal to a plain loop; "
+                f"install {usual.replace(' ', '==')} there"
+            )
+        if version and version != __version__:
+            found.setdefault(member.name, []).append(
+                f"farflung {version}, the broker has {__version__}; install farflung=={__version__} there"
+            )
+    return found
+
+
+def mixed_engines(members: Sequence[Member]) -> str:
+    """Return a warning for a run on ``members`` whose engine versions differ ("": they are equal)."""
+    by_engine: dict[str, list[str]] = {}
+    for member in members:
+        if engine := _public(member.offer.versions.get("engine", "")):
+            by_engine.setdefault(engine, []).append(member.name)
+    if len(by_engine) < 2:
+        return ""
+    told = "; ".join(f"{engine} on {', '.join(names)}" for engine, names in by_engine.items())
+    return f"warning: engine versions differ ({told}): the result is not bit-equal to that of a plain loop; install one version"
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """Major and minor number (empty: ``version`` has none)."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return () if match is None else (int(match[1]), int(match[2]))
+
+
+def _public(engine: str) -> str:
+    """Without the build, e.g. ``+cu128``: the same release for other devices computes the same."""
+    return engine.partition("+")[0]

@@ -1,0 +1,163 @@
+"""How copies of states go over a link: piece by piece, coded by the version that both ends hold (``codecs.planes``).
+
+A piece is sent plainly where coding saves nothing, or where the link is faster than the coder, so that coding never is what a
+copy waits for. Who gets them puts each piece in its place as it comes, so that no more than one copy is held while it comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from farflung.codecs.planes import MAX_PIECE, expand, shrink
+from farflung.engines.base import Array
+from farflung.errors import CodecError, WireError
+from farflung.messages.fields import text, whole
+from farflung.wire.arrays import DTYPES, ArrayMeta, pack, unpack
+from farflung.wire.frames import Frame
+
+__all__ = ["Coder", "Incoming", "Version"]
+
+#: Bytes of a piece: while one is decoded, nothing else is taken from its link.
+_PIECE = 1 << 20
+#: Bytes per second that the coder is taken to pass before it has been timed, and how much a piece's time weighs among the last.
+_RATE, _WEIGHT = 2e8, 0.2
+#: Below so many bytes a time says nothing.
+_TIMED = 1 << 16
+assert _PIECE <= MAX_PIECE
+
+
+#: The step and the arrays that both ends hold.
+Version = tuple[int, Mapping[str, Array]]
+
+
+class Coder:
+    """Codes what one worker sends. ``raw`` and ``sent``: bytes before and after (several threads at once may miss a piece)."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.rate, self.raw, self.sent = _RATE, 0, 0
+
+    def pieces(self, arrays: Mapping[str, Array], base: Version | None) -> Iterator[Callable[[float], Frame]]:
+        """What makes a frame for each piece, told the bytes per second of the link (0: not known)."""
+        for name, array in arrays.items():
+            meta, buffer = pack(np.ascontiguousarray(array).reshape(array.shape))
+            older = _older(name, meta, base)
+            for start in range(0, max(1, buffer.nbytes), _PIECE):
+                stop = start + _PIECE
+                header = {"name": name, "array": meta.to_header(), "last": stop >= buffer.nbytes}
+                known = None if older is None else older[start:stop]
+                step = None if base is None or older is None else base[0]
+                yield self._maker(header, buffer[start:stop], known, step)
+
+    def _maker(
+        self, header: Mapping[str, object], piece: memoryview, known: memoryview | None, step: int | None
+    ) -> Callable[[float], Frame]:
+        def make(link: float) -> Frame:
+            coded = None if link > self.rate else self._coded(header, piece, known)
+            self.raw += piece.nbytes
+            self.sent += piece.nbytes if coded is None else len(coded)
+            if coded is None:
+                return Frame("copy", dict(header), (piece,))
+            return Frame("copy", {**header, "coded": piece.nbytes, "base": step}, (coded,))
+
+        return make
+
+    def _coded(self, header: Mapping[str, object], piece: memoryview, known: memoryview | None) -> bytes | None:
+        begin = self._clock()
+        coded = shrink(piece, DTYPES[ArrayMeta.from_header(header["array"]).dtype].itemsize, known)
+        seconds = self._clock() - begin
+        if piece.nbytes >= _TIMED and seconds > 0.0:
+            self.rate += _WEIGHT * (piece.nbytes / seconds - self.rate)
+        return coded
+
+
+class Incoming:
+    """A copy that comes: ``limit`` bounds its bytes, ``version`` gives what is held of a step (None: nothing is).
+
+    ``lacks``: the first piece was coded by a version that is not held here, so what comes is of no use. ``nbytes``: on the link.
+    """
+
+    def __init__(self, limit: int, version: Callable[[int], Mapping[str, Array] | None]) -> None:
+        self._limit, self._version = limit, version
+        self._arrays: dict[str, Array] = {}
+        self._open: tuple[str, ArrayMeta, bytearray] | None = None
+        self._filled = 0
+        self.lacks = False
+        self.nbytes = 0
+
+    def add(self, frame: Frame) -> None:
+        """The next piece.
+
+        Raises:
+            WireError: it does not fit to those before, is damaged, or all together are larger than the limit.
+        """
+        header = frame.header
+        if len(frame.sections) != 1:
+            raise WireError(f"a piece of a copy has one section, not {len(frame.sections)}")
+        section = memoryview(frame.sections[0]).cast("B")
+        self.nbytes += section.nbytes
+        if self.lacks:
+            return
+        name, meta = text(header, "name"), ArrayMeta.from_header(header.get("array"))
+        if self._open is None:
+            self._begin(name, meta)
+        assert self._open is not None
+        if self._open[:2] != (name, meta):
+            raise WireError(f"copied tensor {name!r} begins before the one before it has ended")
+        size = whole(header, "coded") if "coded" in header else section.nbytes
+        if self._filled + size > meta.packed_nbytes:
+            raise WireError(f"copied tensor {name!r} is larger than it says")
+        known = None
+        if header.get("base") is not None:
+            known = self._known(name, meta, whole(header, "base"), size)
+            if known is None:
+                self.lacks, self._open, self._arrays = True, None, {}
+                return
+        try:
+            piece = expand(section, size, known) if "coded" in header else section
+        except CodecError as error:
+            raise WireError(f"copied tensor {name!r}: {error}") from None
+        self._open[2][self._filled : self._filled + size] = piece
+        self._filled += size
+        if header.get("last") is True:
+            self._end(name, meta)
+
+    def arrays(self) -> dict[str, Array]:
+        """All that has come.
+
+        Raises:
+            WireError: the last tensor is not whole.
+        """
+        if self._open is not None:
+            raise WireError(f"copied tensor {self._open[0]!r} was cut in transfer")
+        return self._arrays
+
+    def _begin(self, name: str, meta: ArrayMeta) -> None:
+        self._limit -= meta.packed_nbytes
+        if self._limit < 0 or name in self._arrays:
+            raise WireError(f"the copy that holds tensor {name!r} is larger than the states of its sender's stages")
+        self._open, self._filled = (name, meta, bytearray(meta.packed_nbytes)), 0
+
+    def _end(self, name: str, meta: ArrayMeta) -> None:
+        assert self._open is not None
+        if self._filled != meta.packed_nbytes:
+            raise WireError(f"copied tensor {name!r} has {self._filled} bytes of {meta.packed_nbytes}")
+        self._arrays[name] = unpack(meta, self._open[2], meta.memory_nbytes)
+        self._open = None
+
+    def _known(self, name: str, meta: ArrayMeta, step: int, size: int) -> memoryview | None:
+        arrays = self._version(step)
+        older = None if arrays is None else _older(name, meta, (step, arrays))
+        return None if older is None else older[self._filled : self._filled + size]
+
+
+def _older(name: str, meta: ArrayMeta, base: Version | None) -> memoryview | None:
+    """The bytes of tensor ``name`` in ``base`` (None: it has none of that form)."""
+    if base is None or name not in base[1]:
+        return None
+    array = base[1][name]
+    there, buffer = pack(np.ascontiguousarray(array).reshape(array.shape))
+    return buffer if there == meta else None

@@ -1,0 +1,105 @@
+"""Clipping by the norm of the step before (``optimizer.clip_by = "previous"``), for layers that are updated before all gradients
+are known, and for gradients that are averaged layer by layer.
+
+The norm is that of the gradients as they are applied, before they are scaled, over all stages of a pipeline: of means where
+replicas average gradients, so all scale alike; of the replica's own where it trains alone. A step without one before it is not
+clipped. Source: our own; the factor is that of ``torch.nn.utils.clip_grad_norm_``, one step stale. Cost: a pass over the
+gradients, and with several stages a small message to each other one in each step, which nobody waits for before its next update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+
+from farflung.engines.base import Array
+from farflung.errors import WireError
+from farflung.messages.fields import number, table, whole
+from farflung.step.inbox import Mailbox
+from farflung.step.outbox import Links, Parcel
+from farflung.step.run_setup import RunSetup
+from farflung.transports.base import Urgency
+from farflung.wire.frames import Frame
+
+__all__ = ["PreviousNorm"]
+
+
+class PreviousNorm:
+    """One worker's part; ``receive`` is called on any thread, all else on the compute thread. ``wanted``: the job asks."""
+
+    def __init__(self, setup: RunSetup, mailbox: Mailbox, links: Links) -> None:
+        optimizer = setup.job.optimizer
+        self._limit = optimizer.clip_norm if optimizer.clip_by == "previous" else None
+        self.wanted = self._limit is not None
+        self._setup, self._mailbox, self._links = setup, mailbox, links
+        #: Norms by parameter: of the step under way, and of the one that others have been told of.
+        self._norms: dict[str, float] = {}
+        self._told: tuple[int, dict[str, float]] | None = None
+        self._known: float | None = None
+
+    @cached_property
+    def _owners(self) -> dict[str, int]:
+        """Which stage counts a state's norm: the first that has it."""
+        return {name: piece.stage for piece in reversed(self._setup.subgraphs) for name in piece.states}
+
+    def go_on(self, kept: Array) -> None:
+        """Take up what a checkpoint holds."""
+        self._known = float(kept.reshape(-1)[0])
+
+    @property
+    def kept(self) -> Array | None:
+        """What a checkpoint must hold; waits for what other stages tell."""
+        self._settle()
+        return None if self._known is None else np.array([self._known])
+
+    def note(self, stage: int, gradients: Mapping[str, Array]) -> None:
+        """Gradients of ``stage`` that are about to be applied, finished and not scaled."""
+        for name, gradient in gradients.items():
+            if stage == self._owners[name]:
+                self._norms[name] = float(np.linalg.norm(gradient.reshape(-1).astype(np.float32, copy=False)))
+
+    def scale(self) -> Array | None:
+        """What to multiply the step's gradients by (None: nothing).
+
+        Raises:
+            BaseException: what ended the run meanwhile.
+        """
+        self._settle()
+        if self._limit is None or self._known is None:
+            return None
+        return np.asarray(min(1.0, self._limit / (self._known + 1e-6)), np.float32)
+
+    def step_over(self, step: int) -> None:
+        """All updates of ``step`` are done."""
+        if not self.wanted:
+            return
+        self._settle()  # of a step without any update
+        self._told, self._norms = (step, self._norms), {}
+        frame = Frame("norm", {"run": self._setup.run, "step": step, "norms": self._told[1]})
+        for peer in self._setup.mates:
+            self._links.post(peer, Parcel(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
+
+    def receive(self, peer: str, frame: Frame) -> None:
+        """Norms of another stage came from ``peer``.
+
+        Raises:
+            WireError: it is of another pipeline, or these are no norms.
+        """
+        if peer not in self._setup.mates or not self.wanted:
+            raise WireError(f"{peer} has no norms to tell in this run")
+        norms = table(frame.header, "norms")
+        self._mailbox.put(("norm", whole(frame.header, "step"), peer), {name: number(norms, name) for name in norms})
+
+    def _settle(self) -> None:
+        if self._told is None:
+            return
+        step, norms = self._told
+        for peer in self._setup.mates:
+            norms = norms | self._mailbox.take(("norm", step, peer))
+        self._told = None
+        ordered = [norms[state.name] for state in self._setup.graph.parameters if state.name in norms]
+        if ordered:
+            self._known = math.sqrt(sum(norm * norm for norm in ordered))

@@ -1,0 +1,247 @@
+"""What a worker is told about a run, and what it asks of its surroundings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Protocol
+
+from farflung.engines.base import Array
+from farflung.graph.cut import SubGraph, cut
+from farflung.graph.ir import Graph
+from farflung.job.spec import JobSpec
+from farflung.messages.copy_rounds import Rounds
+from farflung.messages.step_reports import StepReport
+from farflung.plan.derive import derive_bounds
+from farflung.plan.link_memory import Way, ways_of
+from farflung.plan.model import Plan
+
+__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key"]
+
+
+def attempt_name(run: str, attempt: int) -> str:
+    """What the peers of ``run``'s plan number ``attempt`` call it: frames of an older plan are not heard."""
+    return run if attempt == 1 else f"{run}~{attempt}"
+
+
+class Phase(StrEnum):
+    """What a forward is for."""
+
+    TRAIN = "train"
+    #: The second forward of a step without a backward (``step.zeroth_order``).
+    PROBE = "probe"
+    EVAL = "eval"
+    GENERATE = "generate"
+
+
+def data_key(phase: Phase) -> str:
+    """What the key of a batch that the submitter sends begins with: training and evaluation batches have keys of their own."""
+    return "eval" if phase is Phase.EVAL else "data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What a checkpoint's states are made of: ``steps`` that count (not those that were skipped or rolled back).
+
+    ``rested``: samples of such steps, since the attempt's first, that nobody computed because replicas rested (``sync.pacing``).
+    """
+
+    steps: int
+    rested: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSetup:
+    """A run as every worker sees it; ``device`` is this worker's name in the plan, ``run`` the run's ``attempt_name``.
+
+    ``graphs``: training graphs by number of samples in the micro-batch (they differ in shapes only). ``eval_graph`` and
+    ``generate_graph`` read the same states by the same names. ``first_step`` is where a resumed run goes on, ``committed`` how
+    many of the steps before it count in the states that it begins with. ``recovered``: the run goes on after a loss.
+    ``survives``: what it holds when its part ends may be gone on from. ``kept_step`` and ``kept_committed``: where the newest
+    checkpoint stands, if the run does not begin with that one. ``rounds``: who keeps copies of whose states.
+    """
+
+    run: str
+    device: str
+    job: JobSpec
+    plan: Plan
+    graphs: Mapping[int, Graph]
+    eval_graph: Graph | None = None
+    generate_graph: Graph | None = None
+    first_step: int = 0
+    committed: int = 0
+    recovered: bool = False
+    survives: bool = False
+    kept_step: int | None = None
+    kept_committed: int | None = None
+    rounds: Rounds = field(default_factory=Rounds)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The training graph of the largest micro-batch, on which the plan stands."""
+        return self.graphs[max(self.graphs)]
+
+    @cached_property
+    def subgraphs(self) -> tuple[SubGraph, ...]:
+        """The plan's stages as sub-graphs of ``graph``."""
+        return cut(self.graph, self.plan.bounds)
+
+    @cached_property
+    def ways(self) -> Mapping[Way, int]:
+        """Which values have a table of what was sent of each sample, and what it takes for one."""
+        return ways_of(self.plan, self.subgraphs)
+
+    @cached_property
+    def own_stages(self) -> tuple[int, ...]:
+        """Indices of the stages of which this device holds a replica."""
+        return tuple(stage.index for stage in self.plan.stages if self.device in stage.devices)
+
+    @cached_property
+    def places(self) -> tuple[tuple[str, ...], ...]:
+        """``places[stage][micro_batch]``: the device that computes it."""
+        replicas = (self.plan.replicas_of(stage.index) for stage in self.plan.stages)
+        return tuple(tuple(replica.device for replica in held for _ in replica.micro_batches) for held in replicas)
+
+    @cached_property
+    def speaks_for(self) -> frozenset[int]:
+        """The own stages whose home this device is: it keeps their checkpoints, gives their norms, and evaluates."""
+        return frozenset(index for index in self.own_stages if self.home(index) == self.device)
+
+    @cached_property
+    def loss_stage(self) -> int:
+        """The stage that makes the loss; its device leads the run."""
+        position = self.graph.position[self.graph.loss.op]
+        return next(stage.index for stage in self.plan.stages if stage.start <= position < stage.stop)
+
+    @property
+    def leader(self) -> str:
+        """The device that knows the loss and decides whether a step is applied."""
+        return self.plan.stages[self.loss_stage].device
+
+    @cached_property
+    def peers(self) -> tuple[str, ...]:
+        """The other devices of the plan."""
+        return tuple(device for device in self.plan.devices if device != self.device)
+
+    @cached_property
+    def number(self) -> int:
+        """With a sync strategy: which pipeline this device belongs to."""
+        return next((stage.devices.index(self.device) for stage in self.plan.stages if self.device in stage.devices), 0)
+
+    @cached_property
+    def mates(self) -> tuple[str, ...]:
+        """The other devices whose gradients belong to the same updates: with a sync strategy those of the pipeline, else all."""
+        if self.plan.sync is None:
+            return self.peers
+        own = {stage.devices[self.number] for stage in self.plan.stages}
+        return tuple(device for device in self.peers if device in own)
+
+    @cached_property
+    def part(self) -> float:
+        """The share of the step's loss that this device's updates stand for: 1, or with a sync strategy the pipeline's."""
+        if self.plan.sync is None:
+            return 1.0
+        replica = self.plan.replicas_of(0)[self.number]
+        return sum(self.job.weight(index) for index in replica.micro_batches)
+
+    def keeps(self, step: int) -> bool:
+        """Whether the job wants a checkpoint after ``step`` steps, that of the end left aside."""
+        every = self.job.checkpoint.every
+        return bool(every and step and step % every == 0)
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the job wants an evaluation after ``step`` steps, that of the end left aside."""
+        every = self.job.evaluate.every
+        return bool(every and step and step % every == 0) and step < self.job.steps
+
+    def home(self, stage: int) -> str:
+        """The device that speaks for ``stage``: that of its first replica."""
+        return self.plan.stages[stage].device
+
+    @property
+    def most_keys(self) -> int:
+        """More than what can ever wait in a worker's mailbox: a bound for what a peer gone wrong may put there.
+
+        A worker is at most a step behind, so values of two steps wait (counted twice over, for other graphs than training's),
+        the uses of parameters that come from other stages and replicas, and a few messages of each peer.
+        """
+        pieces = self.subgraphs
+        values = sum(len(p.requires_activations) + len(p.requires_gradients) + len(p.placeholders) for p in pieces)
+        uses = sum(map(len, self.graph.uses.values())) * (len(pieces) + len(self.job.virtual_ends) + len(self.peers))
+        messages = 16 * (len(self.peers) + 1) + self.job.evaluate.batches + self._most_parts
+        messages += 0 if self.plan.sync is None else 4 * max(self.plan.sync.local_steps, default=0)  # who rests is behind
+        return 1000 + 4 * ((self.job.micro_batches + 8) * values + uses) + messages
+
+    @property
+    def _most_parts(self) -> int:
+        """Pieces of sums that may wait, of two steps, where replicas sum in any order."""
+        most = 0
+        for index in self.own_stages:
+            stage, trained = self.plan.stages[index], self.subgraphs[index].states
+            if stage.adds is not None:
+                uses = sum(len(self.graph.uses.get(name, ())) * self.graph.state[name].spec.nbytes for name in trained)
+                most += 2 * len(stage.devices) * stage.adds.count(len(stage.devices), uses)
+        return most
+
+    def side_cut(self, graph: Graph) -> tuple[tuple[int, SubGraph], ...]:
+        """Evaluation or generation ``graph`` cut so that every state is read where training keeps it: (stage, sub-graph).
+
+        A state that training does not read may be read anywhere: ``lent`` says where.
+        """
+        homes = {stage.stage: frozenset(stage.states) - self.graph.unread for stage in self.subgraphs}
+        parts = derive_bounds(graph, [homes[index] for index in range(len(self.subgraphs))])
+        pieces = cut(graph, [(start, stop) for _, start, stop in parts])
+        return tuple((stage, piece) for (stage, _, _), piece in zip(parts, pieces, strict=True))
+
+    def lent(self, stage: int, piece: SubGraph) -> tuple[str, ...]:
+        """The states that ``piece`` of a ``side_cut`` reads in ``stage`` and that stage 0 has: training reads them nowhere."""
+        if stage == 0:
+            return ()
+        return tuple(name for name in piece.states if name in self.graph.unread and name in piece.graph.uses)
+
+
+class RunHooks(Protocol):
+    """A worker's surroundings, as the executor sees them. Called from the compute thread."""
+
+    def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
+        """The data of placeholders ``names`` for one micro-batch."""
+
+    def first_states(self, names: Sequence[str]) -> Mapping[str, Array] | None:
+        """Values of the states to begin with; None: replay the recorded initializers. Missing names are initialized."""
+
+    def first_optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
+        """Optimizer state to go on from (empty: none)."""
+
+    def stop_requested(self) -> bool:
+        """Asked on the leader after each step's losses, and after each micro-batch of an evaluation and each generated token:
+        whether the run shall end there."""
+
+    def save_requested(self) -> bool:
+        """Asked on the leader after each step's losses: whether a checkpoint to recover from shall be written after the step."""
+
+    def leave_requested(self) -> bool:
+        """Asked on the leader after each step's losses but the last one's: whether the attempt shall end after the step, with a
+        checkpoint that another one goes on from."""
+
+    def ends_after(self, phase: Phase, step: int) -> bool | None:
+        """Asked on every worker after training step ``step`` (``TRAIN``) and after an evaluation when ``step`` steps are done
+        (``EVAL``): whether the run ends here. All workers must get the same answer. None: not known yet; the executor asks
+        again when its mailbox is poked (under the mailbox's lock)."""
+
+    def on_step(self, report: StepReport) -> None:
+        """A step was applied (or skipped)."""
+
+    def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        """Keep this worker's share of the checkpoint after ``step`` steps; the arrays are good until this returns."""
+
+    def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
+        """Means over the evaluation's micro-batches (on the worker that makes the outputs)."""
+
+    def on_text(self, tokens: Sequence[int]) -> None:
+        """Generated tokens, the prompt included (on the worker that makes the logits)."""
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Something to tell, from any thread: ``trace`` with ``spans`` (a list of ``Span``) and ``lost`` (how many were dropped),
+        ``note`` with ``text`` (a line that people should read; told by one worker), ``helper`` with ``text`` (one has gone)."""

@@ -1,0 +1,129 @@
+"""How many local steps of a period each pipeline takes, where a strategy goes ``by_speed``: as planned, then as measured.
+
+The device with a pipeline's first stage takes the time of each local step here, from its begin to the end of its last backward,
+and tells everybody the median at a period's end. All follow it at the end of the next period: they decide from the same numbers
+(``sync.pacing.repaced``), and nobody waits for them. Cost: a small message to every worker in a period.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+
+from farflung.engines.base import Array
+from farflung.errors import WireError
+from farflung.messages.fields import number, whole
+from farflung.step.inbox import Mailbox
+from farflung.step.outbox import Links, Parcel
+from farflung.step.run_setup import RunSetup
+from farflung.sync import Strategy
+from farflung.sync.pacing import repaced, takes
+from farflung.transports.base import Urgency
+from farflung.wire.frames import Frame
+
+__all__ = ["Paces"]
+
+
+class Paces:
+    """One worker's part; ``receive`` is called on any thread, all else by the compute thread.
+
+    ``steps``: the local steps of each pipeline that are in force (empty: all take all).
+    """
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        strategy: Strategy,
+        mailbox: Mailbox,
+        links: Links,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        assert setup.plan.sync is not None
+        self._setup, self._mailbox, self._links, self._clock = setup, mailbox, links, clock
+        self.steps = setup.plan.sync.local_steps
+        self._period = int(getattr(strategy, "sync_every", 1))
+        self._adapt = float(getattr(strategy, "adapt", 0.0)) if self.steps else 0.0
+        #: The devices that measure, by pipeline.
+        self._tellers = setup.plan.stages[0].devices
+        self._begin, self._end = 0.0, 0.0
+        self._seconds: list[float] = []
+        #: The steps after which was told what has not been followed yet.
+        self._told: list[int] = []
+
+    def go_on(self, kept: Array) -> None:
+        """Take up what a checkpoint holds, if it is of such a group and period."""
+        steps = tuple(int(value) for value in kept.reshape(-1).tolist())
+        if self._adapt and len(steps) == len(self.steps) and min(steps) >= 1 and max(steps) == self._period:
+            self.steps = steps
+
+    @property
+    def kept(self) -> Array | None:
+        """What a checkpoint must hold."""
+        return np.array(self.steps, np.float32) if self._adapt else None
+
+    def taking(self, place: int) -> frozenset[int]:
+        """The pipelines that take a local step at ``place``, counted from where the strategy began."""
+        if not self.steps:
+            return frozenset(range(len(self._tellers)))
+        return frozenset(rank for rank, steps in enumerate(self.steps) if takes(place, steps, self._period))
+
+    def begins(self, place: int) -> str | None:
+        """A step begins; where local steps change with it, what to tell people."""
+        told = None
+        if self._told and place % self._period == 0 and place - self._told[0] > self._period:
+            told = self._follow(self._told.pop(0))
+        self._begin = self._end = self._clock()
+        return told
+
+    def backward_ends(self) -> None:
+        """The last backward of a stage here is over."""
+        self._end = self._clock()
+
+    def step_over(self, place: int, step: int) -> None:
+        """All is done; at a period's end tell the others what a local step took."""
+        if not self._adapt:
+            return
+        if self._end > self._begin:
+            self._seconds.append(self._end - self._begin)
+        if (place + 1) % self._period:
+            return
+        self._told.append(place)
+        if self._setup.device in self._tellers:
+            self._tell(place, step)
+
+    def receive(self, peer: str, frame: Frame) -> None:
+        """What a local step takes a pipeline came from ``peer``.
+
+        Raises:
+            WireError: it has no first stage, or that is no time.
+        """
+        if peer not in self._tellers or not self._adapt:
+            raise WireError(f"{peer} has no pace to tell in this run")
+        seconds = number(frame.header, "seconds", low=0.0)
+        self._mailbox.put(("pace", whole(frame.header, "place"), peer), seconds)
+
+    def take(self) -> float:
+        """The median of the local steps since the last call, seconds (0: there were none)."""
+        found, self._seconds = median(self._seconds) if self._seconds else 0.0, []
+        return found
+
+    def _tell(self, place: int, step: int) -> None:
+        seconds = self.take()
+        self._mailbox.put(("pace", place, self._setup.device), seconds)
+        frame = Frame("pace", {"run": self._setup.run, "place": place, "seconds": seconds})
+        for peer in self._setup.peers:
+            self._links.post(peer, Parcel(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
+
+    def _follow(self, place: int) -> str | None:
+        told = [self._mailbox.take(("pace", place, device)) for device in self._tellers]
+        job = self._setup.job
+        shares = [sum(job.weight(index) for index in replica.micro_batches) for replica in self._setup.plan.replicas_of(0)]
+        found = repaced(self.steps, told, shares, self._period, self._adapt)
+        if found == self.steps:
+            return None
+        self.steps = found
+        seconds, steps = ", ".join(f"{value:.3g}" for value in told), ", ".join(map(str, found))
+        return f"local steps took {seconds} s: replicas take {steps} of {self._period} from here on"

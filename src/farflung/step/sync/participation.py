@@ -1,0 +1,43 @@
+"""Which replicas take part in a step: all, or with a strategy ``by_speed`` those that do not rest in it (``sync.pacing``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farflung.step.run_setup import RunSetup
+from farflung.step.sync.interpreter import Synchronizer
+
+__all__ = ["Taking"]
+
+
+class Taking:
+    """For one worker; ``sync``: how replicas agree (None: gradients are summed, and nobody rests)."""
+
+    def __init__(self, setup: RunSetup, sync: Synchronizer | None) -> None:
+        self._setup, self._sync = setup, sync
+
+    def part(self, step: int, device: str) -> bool:
+        """Whether ``device`` computes in ``step``."""
+        if self._sync is None:
+            return True
+        number = next(stage.devices.index(device) for stage in self._setup.plan.stages if device in stage.devices)
+        return number in self._sync.taking(step)
+
+    def mean(self, step: int, losses: Sequence[float]) -> float:
+        """``losses``: of the micro-batches of those who take part in ``step``, in order."""
+        if self._setup.job.weighting == "equal":
+            return sum(losses) / len(losses)
+        sizes = self._sizes(step)
+        return sum(size * loss for size, loss in zip(sizes, losses, strict=True)) / sum(sizes)
+
+    def samples(self, step: int) -> int:
+        """How many samples ``step`` counts."""
+        return sum(self._sizes(step))
+
+    def rested(self, step: int) -> int:
+        """How many samples of ``step`` nobody computes."""
+        return sum(self._setup.job.micro_batch_sizes) - self.samples(step)
+
+    def _sizes(self, step: int) -> list[int]:
+        sizes, places = self._setup.job.micro_batch_sizes, self._setup.places[self._setup.loss_stage]
+        return [size for size, place in zip(sizes, places, strict=True) if self.part(step, place)]

@@ -1,0 +1,253 @@
+"""The courier: gives every value that moves its key, its codec and its way (SPEC 1.2, "OP data").
+
+Values between stages of one device go straight to the mailbox, as they are. Between devices they are encoded by the link's
+codec on the sender's thread and decoded on the receiver's transport thread. Everything that must be exact (losses' verdicts,
+uses of tied parameters, norms, evaluation) always travels uncompressed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from farflung.codecs import CODECS, get_codec, keyed
+from farflung.codecs.base import Codec
+from farflung.engines.base import Array, gradient_parts
+from farflung.errors import CodecError, WireError
+from farflung.graph.cut import Edge
+from farflung.graph.ir import Use
+from farflung.messages.arrays import FLOATING, decode_array, encode_array
+from farflung.messages.fields import number, table, whole
+from farflung.plan.link_memory import way_of
+from farflung.plan.model import CodecChoice
+from farflung.step.codec_gauge import CodecGauge
+from farflung.step.inbox import Mailbox
+from farflung.step.outbox import Links, Parcel
+from farflung.step.run_setup import Phase, RunSetup
+from farflung.step.sample_cache import SampleMemory
+from farflung.transports.base import Urgency
+from farflung.wire.arrays import DTYPES, ArrayMeta
+from farflung.wire.frames import Frame
+
+__all__ = ["Courier"]
+
+_MAX_KEY = 12
+_DENSE = CodecChoice()
+#: Kinds of frames that workers (and, with ``data``, the submitting process) send each other in a run.
+_KINDS = re.compile(r"value|data|norms|losses|verdict|prepared|(?:eval-done|token)-[0-9]{1,10}")
+#: What the keys of a frame with an array begin with.
+_PLACES = {"value": ("value", "use", "side"), "data": ("data", "eval")}
+
+
+class Courier:
+    """Moves the values of one run for one worker."""
+
+    def __init__(self, setup: RunSetup, mailbox: Mailbox, links: Links) -> None:
+        self._setup = setup
+        self._mailbox = mailbox
+        self._links = links
+        self._codecs: dict[CodecChoice, Codec | None] = {}
+        self._edges = _edge_bytes(setup)
+        self._largest = max(_largest(setup), *self._edges.values(), 0)
+        #: What the links remember of samples that come again.
+        self.memory = SampleMemory(setup, mailbox.poke)
+        #: What codecs cost and lose.
+        self.gauge = CodecGauge()
+
+    def key(self, phase: Phase, step: int, micro_batch: int, edge: Edge, *, gradient: bool) -> tuple[str | int, ...]:
+        """Under which key the value (or its gradient) of ``edge`` waits in the mailbox."""
+        return ("value", phase.value, step, micro_batch, str(edge.value), edge.source, edge.target, gradient)
+
+    def send(self, phase: Phase, step: int, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
+        """Send the value of ``edge`` to its reading stage, or its gradient back to the stage that made it."""
+        key = self.key(phase, step, micro_batch, edge, gradient=gradient)
+        source, target = (edge.target, edge.source) if gradient else (edge.source, edge.target)
+        peer = self._setup.places[target][micro_batch] if phase in (Phase.TRAIN, Phase.PROBE) else self._setup.home(target)
+        remembers = self.memory.on and phase is Phase.TRAIN
+        if peer == self._setup.device:
+            if remembers and not gradient:
+                self.memory.carry(source, target, step, micro_batch)
+            self._mailbox.put(key, array)
+            return
+        choice = self._choice(phase, edge, gradient=gradient)
+        codec = self._codec(choice)
+        if codec is not None:
+            codec = keyed(codec, self._setup.job.seed, step, micro_batch, str(edge.value), int(gradient))
+        head = {"run": self._setup.run, "key": list(key), "from": source}
+        ids = self.memory.ids(source, step, micro_batch) if remembers else None
+        ends = self._setup.device, peer
+        way = way_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
+        encode = self.memory.announce(way, array, codec, ids) if remembers else partial(encode_array, array, codec)
+        link = source, target
+
+        def make() -> Frame:
+            if codec is None or array.dtype.name not in FLOATING or not array.size:
+                header, sections = encode()
+            else:
+                with CODECS.blame(
+                    choice.name, f"can't encode value {edge.value} for the link from {ends[0]} to {peer}", CodecError
+                ):
+                    header, sections = made = self.gauge.encode(step, link, encode)
+                self.gauge.compare(step, link, [array], lambda: [self.memory.arrived(way, ids, made)])
+            return Frame("value", head | header, sections)
+
+        self._links.post(peer, Parcel(make=make, step=step, pair=(source, target), dense=array.nbytes))
+
+    def send_use(self, step: int, pair: tuple[int, int], peer: str, use: Use, array: Array) -> None:
+        """Send the gradient of one use of a tied parameter in the first stage of ``pair`` to the replica at ``peer`` of the
+        second one, which holds the parameter, too.
+
+        It is never compressed.
+        """
+        key = ("use", step, pair[1], use.state, use.op)
+        if peer == self._setup.device:
+            self._mailbox.put(key, array)
+            return
+
+        def make() -> Frame:  # the array stays as it is: the engine adds the uses up in new memory
+            header, sections = encode_array(array, None)
+            return Frame("value", {"run": self._setup.run, "key": list(key)} | header, sections)
+
+        self._links.post(peer, Parcel(make=make, step=step, pair=pair, dense=array.nbytes))
+
+    def post(self, peer: str, kind: str, step: int, fields: Mapping[str, Any]) -> None:
+        """Send a small message; it waits at the peer under (kind, step), norms, losses
+        and prepared under (kind, step, sender)."""
+        head = {"run": self._setup.run, "step": step, "from": self._setup.device, "fields": dict(fields)}
+        self._links.post(peer, Parcel(make=lambda: Frame(kind, head), urgency=Urgency.CONTROL))
+
+    def send_array(self, peer: str, key: tuple[str | int, ...], array: Array) -> None:
+        """Send an array under a key of the caller's, uncompressed."""
+
+        def make() -> Frame:
+            header, sections = encode_array(array, None)
+            return Frame("value", {"run": self._setup.run, "key": list(key)} | header, sections)
+
+        self._links.post(peer, Parcel(make=make))
+
+    def receive(self, peer: str, frame: Frame) -> None:
+        """Decode a frame and put it where it is waited for (transport thread).
+
+        Raises:
+            WireError: its header is malformed, or the value is larger than what the plan sends there.
+            CodecError: its payload is malformed.
+        """
+        if _KINDS.fullmatch(frame.kind) is None:
+            raise WireError(
+                f"unknown frame {frame.kind!r:.40}: known are value, data, part, total, norms, losses, "
+                "verdict, prepared, slope, pace, norm, copy, copied, eval-done-N, token-N"
+            )
+        if frame.kind in ("value", "data"):
+            key = _key(frame)
+            self._check_size(key, frame.header)
+            self._mailbox.put(key, self._array(peer, key, frame))
+            return
+        step, fields = whole(frame.header, "step"), table(frame.header, "fields")
+        if frame.kind in ("norms", "losses"):
+            numbers = table(fields, frame.kind)
+            self._mailbox.put((frame.kind, step, peer), {frame.kind: {name: number(numbers, name) for name in numbers}})
+            return
+        if frame.kind == "prepared":
+            self._mailbox.put((frame.kind, step, peer), {})
+            return
+        if frame.kind == "verdict":
+            _check_verdict(fields)
+            if peer != self._setup.leader:
+                raise WireError(f"only {self._setup.leader} decides on a step, not {peer}")
+        else:
+            _check_side(frame.kind, fields)
+        self._mailbox.put((frame.kind, step), fields)
+
+    def _array(self, peer: str, key: tuple[str | int, ...], frame: Frame) -> Array:
+        if key[0] != "value":
+            return decode_array(frame.header, frame.sections, self._largest)
+        _, phase, step, micro_batch, value, source, target, gradient = key
+        if not (isinstance(step, int) and isinstance(micro_batch, int)):
+            raise WireError(f"a value's step and micro-batch are whole numbers, got {step!r:.40} and {micro_batch!r:.40}")
+        edge = str(value), int(source), int(target)  # one of the plan's, see ``_check_size``
+
+        def decode() -> Array:
+            if not self.memory.on or phase != Phase.TRAIN.value:
+                return decode_array(frame.header, frame.sections, self._largest)
+            way = way_of(self._setup.plan, edge, (peer, self._setup.device), gradient=bool(gradient))
+            sections, array = self.memory.receive(way, (step, micro_batch), frame, self._largest)
+            return decode_array(frame.header, sections, self._largest) if array is None else array
+
+        if "payload" in frame.header or "difference" in frame.header:
+            return self.gauge.decode(step, (edge[2], edge[1]) if gradient else (edge[1], edge[2]), decode)
+        return decode()
+
+    def _check_size(self, key: tuple[str | int, ...], header: Mapping[str, Any]) -> None:
+        """Before memory is taken: a value has at most the elements that the plan's edge has."""
+        if key[0] != "value":
+            return  # ``decode_array`` checks against the largest array of the run
+        limit = self._edges.get(key[4:])
+        meta = ArrayMeta.from_header(header.get("array"))
+        if limit is None:
+            raise WireError(f"the plan sends nothing under the key {list(key)!r:.160}")
+        if meta.numel * DTYPES[meta.dtype].itemsize > limit:
+            raise WireError(
+                f"oversized value {key[4]!r:.80}: {meta.dtype} {list(meta.shape)} has more than the {limit} bytes of the plan"
+            )
+
+    def _choice(self, phase: Phase, edge: Edge, *, gradient: bool) -> CodecChoice:
+        link = self._setup.plan.link.get((edge.source, edge.target)) if phase is Phase.TRAIN else None
+        if link is None:
+            return _DENSE
+        return link.gradients if gradient else link.activations
+
+    def _codec(self, choice: CodecChoice) -> Codec | None:
+        if choice not in self._codecs:
+            lossless = choice.name == "identity"
+            self._codecs[choice] = None if lossless else get_codec(choice.name, **dict(choice.params))
+        return self._codecs[choice]
+
+
+def _edge_bytes(setup: RunSetup) -> dict[tuple[str | int, ...], int]:
+    """(value, source, target, whether it is the gradient) -> the most dense bytes that the plan sends there."""
+    found: dict[tuple[str | int, ...], int] = {}
+    for piece in setup.subgraphs:
+        for edge in piece.requires_activations:
+            place = (str(edge.value), edge.source, edge.target)
+            found[*place, False] = edge.spec.nbytes
+            if edge.gradient:
+                found[*place, True] = edge.spec.nbytes * gradient_parts(piece, edge.value)
+    return found
+
+
+def _largest(setup: RunSetup) -> int:
+    """Bytes of the largest tensor of the run's graphs: what a value (or a view with gaps into its storage) can need."""
+    graphs = [*setup.graphs.values(), *(graph for graph in (setup.eval_graph, setup.generate_graph) if graph is not None)]
+    values = (spec.nbytes for graph in graphs for op in graph.ops for spec in op.outputs)
+    states = (state.spec.nbytes for graph in graphs for state in graph.states)
+    return max(0, *values, *states)
+
+
+def _key(frame: Frame) -> tuple[str | int, ...]:
+    """The key of a frame with an array; its first part must be one that the frame's kind may fill."""
+    key = frame.header.get("key")
+    if not isinstance(key, list) or not 0 < len(key) <= _MAX_KEY or not all(isinstance(part, (str, int)) for part in key):
+        raise WireError(f"a value's key must be a list of texts and whole numbers, got {key!r:.80}")
+    known = _PLACES[frame.kind]
+    if key[0] not in known:
+        raise WireError(f"a {frame.kind} has no place under the key {key!r:.80}: it begins with {', '.join(known)}")
+    if frame.kind == "data" and (len(key) != 4 or key[1] != whole(frame.header, "step")):
+        raise WireError(f"data have the key data (or eval), step, micro-batch and placeholder, got {key!r:.80}")
+    return tuple(key)
+
+
+def _check_side(kind: str, fields: Mapping[str, Any]) -> None:
+    good = isinstance(fields.get("stop"), bool) and (not kind.startswith("token") or isinstance(fields.get("token"), int))
+    if not good:
+        raise WireError(f"{kind} says stop (and a token its number), got {dict(fields)!r:.80}")
+
+
+def _check_verdict(fields: Mapping[str, Any]) -> None:
+    flags = all(isinstance(fields.get(name, False), bool) for name in ("finite", "stop", "save", "copy"))
+    losses = fields.get("losses")
+    told = isinstance(losses, list) and all(isinstance(loss, float) for loss in losses)
+    good = flags and told and {"finite", "stop"} <= set(fields) and isinstance(fields.get("bad"), list)
+    if not good:
+        raise WireError(f"a verdict says finite, bad, losses and stop, got {dict(fields)!r:.80}")

@@ -1,0 +1,113 @@
+"""Data from this machine's files, for the placeholders of this machine's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from farflung.data import Loader, check_vocabulary, open_source, placeholders_of
+from farflung.data.base import Source
+from farflung.data.text import TextSource
+from farflung.engines.base import Array
+from farflung.errors import InputError
+from farflung.graph.ir import Graph
+from farflung.ids import derive_seed
+from farflung.job import JobSpec
+from farflung.messages.submission import Bundle
+from farflung.step.run_setup import Phase, RunSetup
+
+__all__ = ["FileFeed"]
+
+
+class FileFeed:
+    """Opens the job's data for the placeholders that this worker's stages read; raw data never leaves the machine."""
+
+    def __init__(self, bundle: Bundle, setup: RunSetup, base: Path, *, confined: bool = True) -> None:
+        """Opens nothing that this machine's stages do not read: a stage in the middle needs no data.
+
+        ``confined``: a job may read below ``base`` and the standard library only.
+
+        Raises:
+            DataError: something is missing; the text says what and what to do.
+            InputError: the data do not fit the model's inputs.
+        """
+        job = self._job = bundle.job
+        self._setup = setup
+        self._source = open_source(job.data, base, confined=confined)
+        wanted = {name for index in setup.own_stages for name in setup.subgraphs[index].placeholders}
+        self._train = _loader(job, bundle.graph, self._source, wanted)
+        self._eval: Loader | None = None
+        if bundle.eval_graph is not None and job.evaluate.batches:
+            wanted = _own(bundle.eval_graph, setup)
+            whole = job.model_copy(update={"micro_batch_sizes": (max(bundle.graphs),), "seed": derive_seed("evaluate", job.seed)})
+            held_out = open_source(job.data, base, split="eval", confined=confined) if wanted else None
+            self._eval = _loader(whole, bundle.eval_graph, held_out, wanted)
+        self._prompt = bundle.generate_graph is not None and job.generate.tokens > 0 and _writes(bundle.generate_graph, setup)
+
+    def check(self) -> None:
+        """See that what is needed here is here, before the run starts.
+
+        Raises:
+            DataError: something is missing; the text says what and what to do.
+        """
+        for loader in (self._train, self._eval):
+            if loader is not None:
+                self._check_vocabulary(loader)
+                loader.source.check(tuple(dict.fromkeys(loader.fields.values())))
+                loader.fingerprint()
+        if self._prompt:
+            self._text().tokenizer.encode(self._job.generate.prompt)
+
+    def _check_vocabulary(self, loader: Loader) -> None:
+        graph = self._setup.graph
+        source = getattr(loader.source, "source", loader.source)
+        if not isinstance(source, TextSource):
+            return
+        check_vocabulary(self._job.data, graph, loader.fields, source.tokenizer.size)
+
+    @property
+    def samples(self) -> int | None:
+        """How many there are to train on (None: nothing is read here)."""
+        return None if self._train is None else self._train.sampler.size
+
+    def fingerprint(self) -> dict[str, str]:
+        """Content hashes of what this machine reads for the training."""
+        return {} if self._train is None else self._train.fingerprint()
+
+    def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
+        """The arrays of placeholders ``names``."""
+        if phase is Phase.GENERATE:
+            return {names[0]: np.asarray(self._text().tokenizer.encode(self._job.generate.prompt), dtype=np.int64)}
+        loader = self._train if phase is Phase.TRAIN else self._eval
+        assert loader is not None  # a stage that reads something has a loader
+        return loader.batch(step, micro_batch, names) if phase is Phase.TRAIN else loader.batch(micro_batch, 0, names)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens as text."""
+        return self._text().tokenizer.decode(tokens)
+
+    def _text(self) -> TextSource:
+        source: Source = getattr(self._source, "source", self._source)
+        if not isinstance(source, TextSource):
+            raise InputError('text can only be generated from data.kind = "text": remove [generate] from the job')
+        return source
+
+
+def _loader(job: JobSpec, graph: Graph, source: Source | None, wanted: set[str]) -> Loader | None:
+    if source is None or not wanted:
+        return None
+    return Loader(job.data, source, placeholders_of(graph), job.micro_batch_sizes, job.seed, wanted)
+
+
+def _own(graph: Graph, setup: RunSetup) -> set[str]:
+    pieces = setup.side_cut(graph)
+    return {name for stage, piece in pieces if setup.home(stage) == setup.device for name in piece.placeholders}
+
+
+def _writes(graph: Graph, setup: RunSetup) -> bool:
+    """Whether this worker reads tokens or chooses them."""
+    pieces = [(setup.home(stage), piece) for stage, piece in setup.side_cut(graph)]
+    made = graph.position[dict(graph.outputs)["logits"].op]
+    return any(device == setup.device and (piece.placeholders or piece.start <= made < piece.stop) for device, piece in pieces)

@@ -1,0 +1,192 @@
+"""What stands in the way of training on a machine: ports and NAT, clock, congestion control, buffers, disk, memory, versions."""
+
+from __future__ import annotations
+
+import ipaddress
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from farflung.engines import ComputeDevice, get_engine
+from farflung.security import split_address
+from farflung.transports.addresses import congestion_control, reachable_host
+from farflung.units import Bytes, counted
+from farflung.version import __version__
+
+__all__ = ["Finding", "diagnose"]
+
+_TIMEOUT = 5.0
+_BUFFER = 4 << 20
+_DISK, _MEMORY = 5e9, 2e9
+_YEAR_2025 = 1735689600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at. ``level``: ``good``, ``hint`` (slower or less than could be), ``bad`` (it will not work)."""
+
+    what: str
+    found: str
+    level: Literal["good", "hint", "bad"] = "good"
+    remedy: str = ""
+
+    @property
+    def mark(self) -> str:
+        """How the line begins."""
+        return {"good": "ok", "hint": "hint", "bad": "BAD"}[self.level]
+
+
+def diagnose(
+    *,
+    port: int = 0,
+    broker: str | None = None,
+    root: Path = Path("/proc/sys/net"),
+    devices: Callable[[], Sequence[ComputeDevice]] | None = None,
+    nvidia: Path = Path("/proc/driver/nvidia/gpus"),
+) -> list[Finding]:
+    """Look at this machine; nothing is changed and nothing is sent but a connection to ``broker``.
+
+    ``devices`` lists what can compute here (None: the engine does); ``nvidia`` is where Linux lists NVIDIA's GPUs.
+
+    Raises:
+        SecurityError: ``broker`` is not ``host:port``.
+    """
+    looks: list[Callable[[], Finding]] = [
+        _versions,
+        lambda: _accelerators(devices or _engine_devices, nvidia),
+        lambda: _port(port),
+        _address,
+        lambda: _congestion(root),
+        lambda: _buffers(root),
+        _clock,
+        _memory,
+        _disk,
+    ]
+    findings = [look() for look in looks]
+    if broker is not None:
+        findings.append(_broker(broker))
+    return findings
+
+
+def _versions() -> Finding:
+    found = f"farflung {__version__}, Python {platform.python_version()}"
+    try:
+        return Finding(what="versions", found=f"{found}, torch {version('torch')}")
+    except PackageNotFoundError:
+        return Finding(what="versions", found=f"{found}, no torch", level="bad", remedy="a worker needs it: pip install torch")
+
+
+def _engine_devices() -> Sequence[ComputeDevice]:
+    return get_engine("torch").devices()
+
+
+def _accelerators(devices: Callable[[], Sequence[ComputeDevice]], nvidia: Path) -> Finding:
+    what = "accelerators"
+    try:
+        found = devices()
+    except ImportError:
+        return Finding(what=what, found="not known without torch", level="hint", remedy="install torch")
+    accelerators = [str(device) for device in found if device.kind != "cpu"]
+    if accelerators:
+        return Finding(what=what, found=", ".join(accelerators))
+    there = f"none; workers use the CPU ({counted(found[-1].cores, 'core')})"
+    if nvidia.is_dir() and any(nvidia.iterdir()):
+        remedy = "this machine has an NVIDIA GPU that PyTorch does not see: install PyTorch's CUDA build and a matching driver"
+        return Finding(what=what, found=there, level="hint", remedy=remedy)
+    return Finding(what=what, found=there)
+
+
+def _port(port: int) -> Finding:
+    what = f"port {port}" if port else "ports"
+    try:
+        with socket.create_server(("0.0.0.0", port)) as server:  # noqa: S104 - as a worker listens
+            return Finding(what=what, found=f"can listen (at {server.getsockname()[1]})")
+    except OSError as error:
+        remedy = "stop the program that uses it, or choose another port with --listen"
+        return Finding(what=what, found=f"cannot listen: {error.strerror}", level="bad", remedy=remedy)
+
+
+def _address() -> Finding:
+    host = reachable_host("0.0.0.0")  # noqa: S104 - compared, not bound
+    place = ipaddress.ip_address(host)
+    if place.is_loopback:
+        return Finding(what="address", found="no network", level="bad", remedy="connect this machine")
+    if place.is_private:
+        remedy = (
+            "machines outside cannot connect to it: it connects to them, or uses a relay; "
+            "a forwarded port (--advertise HOST) is faster"
+        )
+        return Finding(what="address", found=f"{host}, private: behind NAT, or a local network", level="hint", remedy=remedy)
+    return Finding(what="address", found=host)
+
+
+def _congestion(root: Path) -> Finding:
+    told = congestion_control(root / "ipv4" / "tcp_congestion_control")
+    allowed = _words(root / "ipv4" / "tcp_allowed_congestion_control")
+    if not told:
+        return Finding(what="congestion control", found="not known on this system", level="hint", remedy="BBR is best")
+    name = told.removeprefix("TCP congestion control: ").split(" ")[0]
+    if name == "bbr" or "bbr" in allowed:
+        return Finding(what="congestion control", found="bbr" if name == "bbr" else f"{name}; links between workers use bbr")
+    remedy = "lossy links are much slower without bbr: modprobe tcp_bbr; sysctl net.ipv4.tcp_congestion_control=bbr"
+    return Finding(what="congestion control", found=name, level="hint", remedy=remedy)
+
+
+def _buffers(root: Path) -> Finding:
+    sizes = {name: _words(root / "ipv4" / name) for name in ("tcp_wmem", "tcp_rmem")}
+    largest = {name: int(words[-1]) for name, words in sizes.items() if words and words[-1].isdecimal()}
+    if not largest:
+        return Finding(what="buffers", found="not known on this system", level="hint", remedy="links use more connections")
+    found = ", ".join(f"{name} {Bytes(size)}" for name, size in largest.items())
+    if min(largest.values()) < _BUFFER:
+        remedy = "long fast links need more connections: sysctl net.ipv4.tcp_wmem and tcp_rmem with 4 MB or more"
+        return Finding(what="buffers", found=found, level="hint", remedy=remedy)
+    return Finding(what="buffers", found=found)
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _clock() -> Finding:
+    now = time.time()
+    text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    if now < _YEAR_2025:
+        return Finding(what="clock", found=text, level="bad", remedy="certificates are not yet valid: set the clock (NTP)")
+    return Finding(what="clock", found=text)
+
+
+def _memory() -> Finding:
+    free = psutil.virtual_memory().available
+    level: Literal["good", "hint"] = "good" if free >= _MEMORY else "hint"
+    remedy = "" if level == "good" else "stop other programs to train larger parts"
+    return Finding(what="memory", found=f"{Bytes(free)} free", level=level, remedy=remedy)
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    level: Literal["good", "hint"] = "good" if free >= _DISK else "hint"
+    remedy = "" if level == "good" else "checkpoints may not fit: free some space"
+    return Finding(what="disk", found=f"{Bytes(free)} free in {Path.cwd()}", level=level, remedy=remedy)
+
+
+def _broker(address: str) -> Finding:
+    try:
+        begin = time.monotonic()
+        with socket.create_connection(split_address(address), timeout=_TIMEOUT):
+            return Finding(what="broker", found=f"{address} answers after {1e3 * (time.monotonic() - begin):.1f} ms")
+    except OSError as error:
+        cause = error.strerror or str(error)
+        remedy = "check address, port and firewall on the broker's machine"
+        return Finding(what="broker", found=f"cannot reach {address}: {cause}", level="bad", remedy=remedy)

@@ -1,0 +1,144 @@
+"""Becoming a member: a ticket is exchanged for a certificate, once; then every connection proves its name.
+
+A certificate that is kept on disk lets its owner come back without a ticket, after a reboot or an upgrade, from another address:
+it is exchanged for a fresh one for as long as it is good, and the ticket that it came from was not revoked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farflung.errors import ConnectionLost, DiskFull, SecurityError, WireError
+from farflung.messages.fields import text, whole
+from farflung.messages.versions import PROTOCOL_VERSION
+from farflung.security import Credentials, Ticket, fetch_server_certificate, make_request, new_key, split_address
+from farflung.security.files import write_private
+from farflung.transports import Pinned
+from farflung.transports.addresses import host_and_port, own_host
+from farflung.transports.rpc import RpcClient
+from farflung.version import __version__
+from farflung.wire.frames import Frame
+
+__all__ = ["Membership", "join"]
+
+_BROKER = "broker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """What joining gave: ``name`` as the certificate says it, ``own_host`` by what address this machine reaches it.
+
+    The certificate is good for seven days: who stays longer joins again for new connections.
+    """
+
+    name: str
+    credentials: Credentials
+    client: RpcClient
+    own_host: str
+
+
+def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None, kept: Path | None = None) -> Membership:
+    """Exchange ``ticket`` for a certificate as ``role`` ("worker" or "client") and connect as a member.
+
+    ``key``: a private key (PEM) to be known by (None: a fresh one). Names and runs belong to keys. ``kept``: a folder to keep the
+    certificate in; one that is there serves where the ticket does not any more.
+
+    Raises:
+        SecurityError: the ticket is wrong, expired or revoked, or the server is not the ticket's broker.
+        VersionError: broker and member speak different versions.
+        ConnectionLost: no address of the ticket answers.
+    """
+    who = (name, role, key or new_key())
+    try:
+        ticket.require_current(time.time())
+        found = _join_somewhere(ticket, who)
+    except SecurityError:
+        again = None if kept is None else _renew(kept, ticket, who)
+        if again is None:
+            raise
+        found = again
+    if kept is not None:
+        with suppress(DiskFull):  # it is only needed to come back without a ticket
+            found.credentials.save(kept)
+            write_private(kept / _BROKER, f"{found.client.address} {ticket.fingerprint.hex()}".encode())
+    return found
+
+
+def _join_somewhere(ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:
+    failure: ConnectionLost | None = None
+    for address in ticket.addresses:
+        try:
+            certificate = fetch_server_certificate(address, ticket.fingerprint)
+        except ConnectionLost as error:
+            failure = error
+            continue
+        return _join_at(address, certificate, ticket, who)
+    assert failure is not None  # a ticket has at least one address
+    raise failure
+
+
+def _renew(kept: Path, ticket: Ticket, who: tuple[str, str, bytes]) -> Membership | None:
+    """Come back with the certificate in ``kept`` (None: there is none for this broker, name and key, or it is too old).
+
+    Raises:
+        SecurityError: the broker refuses.
+        ConnectionLost: it does not answer.
+    """
+    name, _, key = who
+    try:
+        address, fingerprint = (kept / _BROKER).read_text(encoding="ascii").split()
+        credentials = Credentials.load(kept)
+    except (OSError, ValueError, SecurityError):
+        return None
+    same = fingerprint == ticket.fingerprint.hex() and credentials.name == name and credentials.key == key
+    if not same or credentials.expires() <= time.time():
+        return None
+    old = RpcClient(address, credentials)
+    try:
+        request = {"request": make_request(name, key), "protocol": PROTOCOL_VERSION, "version": __version__}
+        answer = old.call("renew", Frame("renew", request)).header
+    finally:
+        old.close()
+    return _member(address, answer, key)
+
+
+def _join_at(address: str, pinned: bytes, ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:
+    name, role, key = who
+    door = RpcClient(address, Pinned(certificate=pinned))
+    request = {
+        "ticket": ticket.ticket_id,
+        "secret": ticket.secret,
+        "scope": ticket.scope,
+        "name": name,
+        "role": role,
+        "request": make_request(name, key),
+        "protocol": PROTOCOL_VERSION,
+        "version": __version__,
+    }
+    try:
+        answer = door.call("join", Frame("join", request)).header
+    finally:
+        door.close()
+    return _member(address, answer, key)
+
+
+def _member(address: str, answer: Mapping[str, Any], key: bytes) -> Membership:
+    """What the broker at ``address`` granted."""
+    certificate, authority = answer.get("certificate"), answer.get("authority")
+    if not isinstance(certificate, bytes) or not isinstance(authority, bytes):
+        raise WireError(f"the broker at {address} answered without a certificate; install the same farflung on both machines")
+    granted = text(answer, "name")
+    credentials = Credentials(name=granted, key=key, certificate=certificate, authority=authority)
+    host, port = split_address(address)
+    client = RpcClient(host_and_port(host, whole(answer, "port", low=1, high=65535)), credentials)
+    try:
+        own = own_host(host, port)
+    except OSError as error:
+        client.close()
+        raise ConnectionLost(f"cannot reach the broker at {address}: {error.strerror or error}") from error
+    return Membership(name=granted, credentials=credentials, client=client, own_host=own)

@@ -1,0 +1,162 @@
+"""A worker that comes back: when its broker is away, it joins again for as long as it is told to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from farflung.errors import ConnectionLost, FarflungError, InputError, SecurityError
+from farflung.protocol.members import Parting
+from farflung.transports.rpc import RpcClient
+from farflung.units import Seconds
+from farflung.worker.membership import Membership
+from farflung.worker.owner_limits import WishesFile, minute_of_day
+from farflung.worker.process import Worker, WorkerOptions
+
+__all__ = ["Service"]
+
+#: Seconds between two calls of a broker that is away: a refused connection costs nothing, a broker's return should be noticed.
+_FIRST, _LONGEST = 0.1, 0.5
+_LOOK = 1.0
+
+
+def _ignore(text: str) -> None:
+    del text
+
+
+class Service:
+    """Serves a broker until ``stop``, through as many sessions as it takes."""
+
+    def __init__(
+        self,
+        enter: Callable[[], Membership],
+        options: WorkerOptions,
+        say: Callable[[str], None],
+        wishes: WishesFile | None = None,
+        phase: Callable[[str], None] = _ignore,
+    ) -> None:
+        """``enter`` joins with the ticket; ``say`` tells a person what goes on; ``wishes`` are looked at every second.
+
+        ``phase`` is called with each slow part of the start, and with an empty text when the start is over.
+        """
+        self._enter, self._options, self._say, self._phase = enter, options, say, phase
+        self._wishes, self._told = wishes, dict[str, Any]()
+        self._lock = threading.Lock()
+        self._leaving = threading.Event()
+        self._parting = False
+        self._worker: Worker | None = None
+
+    def run(self, patience: Seconds) -> None:
+        """Serve; a broker that went away without a goodbye is called again for at most ``patience``.
+
+        Raises:
+            ConnectionLost: it said goodbye, or did not come back in time.
+            FarflungError: it refuses this worker.
+        """
+        self._phase("connecting to the broker")
+        member = self._enter()
+        self._phase(f"loading PyTorch and measuring {self._options.device}")
+        worker = self._begin(Worker(member, self._options, self._say))
+        self._phase("")
+        until = 0.0
+        while True:
+            try:
+                worker.serve()
+                return
+            except (ConnectionLost, InputError) as error:
+                taken = isinstance(error, InputError)  # the broker has not yet noticed that the old session is over
+                if self._parting:
+                    return  # the broker is away: there is nobody to hand over to
+                if worker.dismissed or (taken and not until):
+                    raise
+                now = time.monotonic()
+                if worker.welcomed or not until:
+                    until = now + patience
+                    if patience:
+                        self._say(f"{error}; trying again for at most {patience}")
+                if now >= until:
+                    raise
+                again = self._again(worker, until, error)
+            finally:
+                worker.close()
+            if again is None:
+                return
+            worker = self._begin(Worker(again, self._options, self._say, worker))
+
+    def watch(self) -> None:
+        """Look at the owner's wishes until the end, on the calling thread."""
+        assert self._wishes is not None
+        while not self._leaving.wait(_LOOK):
+            try:
+                wanted = self._wishes.read().told(minute_of_day())
+            except FarflungError:
+                continue  # it is being written, or was deleted
+            with self._lock:
+                worker, changed = self._worker, wanted != self._told
+                self._told = wanted
+            if changed and worker is not None:
+                worker.want(wanted)
+
+    def part(self) -> None:
+        """Leave after what is at hand was handed over, from any thread; at once if that was asked for before."""
+        with self._lock:
+            worker, again = self._worker, self._parting
+            self._parting = True
+        if again or worker is None or not worker.welcomed:
+            self.stop()
+            return
+        self._say("leaving as soon as others can go on (Ctrl-C again: at once)")
+        worker.want({**self._told, "parting": Parting.LEAVE.value})
+
+    def _owner_said(self, header: Mapping[str, Any]) -> None:
+        """Somebody with the right to it has changed the wishes, through the broker."""
+        changes = {key: header[key] for key in ("paused", "parting") if isinstance(header.get(key), (bool, str))}
+        if self._wishes is not None:
+            self._wishes.change(**changes)
+        with self._lock:
+            worker = self._worker
+            self._told |= changes
+        if worker is not None:
+            worker.want(self._told)
+
+    def stop(self) -> None:
+        """Leave, from any thread."""
+        self._leaving.set()
+        with self._lock:
+            worker = self._worker
+        if worker is not None:
+            worker.stop()
+
+    def _begin(self, worker: Worker) -> Worker:
+        worker.on_owner = self._owner_said
+        if self._wishes is not None:
+            self._told = self._wishes.read().told(minute_of_day())
+            worker.want(self._told)
+        with self._lock:
+            self._worker = worker
+        if self._leaving.is_set():
+            worker.stop()
+        return worker
+
+    def _again(self, worker: Worker, until: float, error: FarflungError) -> Membership | None:
+        """Join again, with longer and longer pauses (None: it shall leave).
+
+        Raises:
+            FarflungError: the last reason why it did not work.
+        """
+        pause = _FIRST
+        while not self._leaving.wait(min(pause, max(until - time.monotonic(), 0.0))):
+            try:
+                return self._enter()
+            except SecurityError:  # a ticket ages, a certificate is good for seven days
+                old = worker.membership
+                return replace(old, client=RpcClient(old.client.address, old.credentials))
+            except ConnectionLost as failure:
+                error = failure
+            if time.monotonic() >= until:
+                raise error
+            pause = min(2 * pause, _LONGEST)
+        return None
