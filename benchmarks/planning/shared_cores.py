@@ -24,6 +24,7 @@ import psutil
 from benchmarks.harness.base import Check, Report, Say, Settings, bounded
 from benchmarks.harness.clusters import bundle_of
 from benchmarks.harness.priority import favoured
+from benchmarks.planning.transfer_cost import measure_transfers
 from farflung.chaos.local_cluster import Finished, LocalCluster, finished
 from farflung.client.connection import Client
 from farflung.errors import InputError
@@ -153,7 +154,10 @@ class SharedCores:
                             f"{model} {turn + 1}: predicted {last['predicted']:.3f} s, measured {last['measured']:.3f} s, "
                             f"ratio {last['ratio']:.2f}, other programs used {last['other_cores']:.2f} cores"
                         )
-        return _report(settings, found)
+            transfer = measure_transfers()
+            per_frame, per_byte = transfer["frame_seconds"] * 1e3, transfer["byte_seconds"] * 1e9
+            say(f"CPU time of a transfer: {per_frame:.2f} ms per frame and {per_byte:.2f} ns per byte")
+        return _report(settings, found, transfer)
 
 
 @contextmanager
@@ -263,7 +267,9 @@ def _figures(settings: SharedCoresSettings, run: Finished, cores: tuple[float, f
     }
 
 
-def _report(settings: SharedCoresSettings, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Report:
+def _report(
+    settings: SharedCoresSettings, found: Mapping[str, Sequence[Mapping[str, Any]]], transfer: Mapping[str, float]
+) -> Report:
     rows, checks, table = [], [], {}
     for model, runs in found.items():
         ratios, other = [run["ratio"] for run in runs], max(run["other_cores"] for run in runs)
@@ -283,4 +289,4 @@ def _report(settings: SharedCoresSettings, found: Mapping[str, Sequence[Mapping[
         )
         checks.append(check)
     columns = ("model", "predicted s", "measured s", "ratio", "least", "most", "other cores")
-    return Report(figures={"models": table}, columns=columns, rows=rows, checks=tuple(checks))
+    return Report(figures={"models": table, "transfer": dict(transfer)}, columns=columns, rows=rows, checks=tuple(checks))

@@ -10,19 +10,21 @@ from benchmarks.harness.base import override
 from benchmarks.planning.shared_cores import MODELS, SharedCores, SharedCoresSettings, _report, other_load
 from farflung.errors import InputError
 
+COST = {"frame_seconds": 0.001, "byte_seconds": 3e-9}
+
 
 def run(ratio: float, other: float = 0.0) -> dict[str, Any]:
     return {"predicted": ratio, "measured": 1.0, "ratio": ratio, "other_cores": other}
 
 
 def test_the_median_of_the_runs_counts() -> None:
-    report = _report(SharedCoresSettings(), {"gpt": [run(0.9), run(0.5), run(1.3)], "mlp": [run(0.7), run(0.9), run(0.7)]})
+    report = _report(SharedCoresSettings(), {"gpt": [run(0.9), run(0.5), run(1.3)], "mlp": [run(0.7), run(0.9), run(0.7)]}, COST)
     assert [check.passed for check in report.checks] == [True, False]
     assert report.rows[0] == ("gpt", 0.9, 1.0, 0.9, 0.5, 1.3, 0.0)
 
 
 def test_other_load_is_told_and_nothing_is_judged() -> None:
-    report = _report(SharedCoresSettings(), {"gpt": [run(0.9), run(0.9, other=0.7)]})
+    report = _report(SharedCoresSettings(), {"gpt": [run(0.9), run(0.9, other=0.7)]}, COST)
     assert report.passed is None
     assert report.checks[0].note == "other programs used 0.70 cores; measure again on a quiet machine"
     assert other_load((100.0, 10.0), (104.0, 13.0), 2.0) == (0.5, 1.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farflung.schedules import Exchange, PipelineTimes, SharedHost, TimedEdge, Transfer, get_schedule, time_schedule
-from farflung.schedules.shared_host import shared_ends
+from farflung.schedules.shared_host import shared_ends, transfer_work
 
 Hosts = tuple[tuple[float, tuple[int, ...]], ...]
 
@@ -88,3 +88,26 @@ def test_exchanges_of_gradients_follow() -> None:
 
     assert replicas(()) == pytest.approx(7.0)
     assert replicas(((1.0, (0, 1)),)) == pytest.approx(13.0)
+
+
+def test_transfers_are_work_on_shared_cores_only() -> None:
+    """Both ends of both transfers of a micro-batch, forward and backward; nothing where cores are not shared."""
+
+    def timed(hosts: Hosts, nbytes: float) -> float:
+        transfer = Transfer(0.0, 0.0, nbytes)
+        edges = [TimedEdge(source=0, target=1, forward=transfer, backward=transfer)]
+        times = PipelineTimes(forward=[1.0, 1.0], backward=[2.0, 2.0], device=[0, 1], edges=edges, hosts=hosts)
+        return seconds(times, 1)
+
+    shared = ((1.0, (0, 1)),)
+    assert timed((), 1e6) == timed(shared, 0.0) == pytest.approx(6.0)
+    assert timed(shared, 1e6) == pytest.approx(6.0 + 4 * transfer_work(1e6))
+
+
+def test_a_transfer_between_stages_of_one_device_is_no_work() -> None:
+    def timed(nbytes: float) -> float:
+        edges = [TimedEdge(source=0, target=1, forward=Transfer(0.0, 0.0, nbytes), backward=None)]
+        times = PipelineTimes(forward=[1.0, 1.0], backward=[2.0, 2.0], device=[0, 0], edges=edges, hosts=((0.5, (0, 1)),))
+        return seconds(times, 1)
+
+    assert timed(1e6) == timed(0.0)

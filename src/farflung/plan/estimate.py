@@ -474,7 +474,7 @@ def sync_copies(strategy: Strategy, members: int) -> float:
 
 def _transfer(topology: Topology, source: str, target: str, nbytes: float) -> Transfer:
     i, j = topology.index(source), topology.index(target)
-    return Transfer(float(topology.alpha[i, j]), float(nbytes / topology.beta[i, j]) if i != j else 0.0)
+    return Transfer(float(topology.alpha[i, j]), float(nbytes / topology.beta[i, j]) if i != j else 0.0, float(nbytes))
 
 
 def _times(plan: Plan, topology: Topology, lowered: _Lowered) -> PipelineTimes:

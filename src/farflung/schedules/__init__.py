@@ -5,7 +5,7 @@ from farflung.schedules.dry_run import check_schedule, in_flight, splits
 from farflung.schedules.orders import Part, orders_of, part_of
 from farflung.schedules.pipelines import EAGER, get_schedule, schedule_names
 from farflung.schedules.progress import Progress, Track, as_ready, tracks_of
-from farflung.schedules.shared_host import SharedHost
+from farflung.schedules.shared_host import SharedHost, transfer_work
 from farflung.schedules.timing import (
     Exchange,
     PipelineTimes,
@@ -43,4 +43,5 @@ __all__ = [
     "splits",
     "time_schedule",
     "tracks_of",
+    "transfer_work",
 ]

@@ -4,6 +4,9 @@ Model: a host has a capacity, in devices that reach their full speed at the same
 at ``min(1, capacity / k)`` of the speed that it reaches alone. The capacity is measured (``broker.measuring``): cores divided by
 threads where cores are all that is shared, less where memory bandwidth is. Source: the egalitarian processor-sharing queue
 (Kleinrock, Queueing Systems, volume 2, section 4.4). Cost: O(k) for each start and each end.
+
+Sending and receiving take CPU time on other threads. A device with a host to itself does this beside its computing. On shared
+cores that time is missing elsewhere, so it counts as work of the actions at both ends (``transfer_work``).
 """
 
 from __future__ import annotations
@@ -11,7 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["SharedHost", "shared_ends"]
+__all__ = ["SharedHost", "shared_ends", "transfer_work"]
+
+#: CPU seconds that both ends of a transfer take together, per frame and per byte: encoding, TLS, checksums, thread switches.
+#: Measured by ``benchmarks shared-cores`` (docs/benchmarks.md).
+_FRAME_SECONDS, _BYTE_SECONDS = 1.5e-3, 3.5e-9
 
 #: Actions whose remaining work differs by less than this share end together.
 _ROUNDING = 1e-12
@@ -59,6 +66,11 @@ class SharedHost:
             spent = (now - self._now) * self._rate
             self._left = {device: max(0.0, left - spent) for device, left in self._left.items()}
         self._now = now
+
+
+def transfer_work(nbytes: float) -> float:
+    """Return the CPU seconds that each end of a transfer of ``nbytes`` bytes takes."""
+    return 0.5 * (_FRAME_SECONDS + _BYTE_SECONDS * nbytes)
 
 
 def shared_ends(capacity: float, starts: Sequence[float], work: Sequence[float]) -> list[float]:

@@ -19,7 +19,7 @@ from farflung.errors import PlanError
 from farflung.schedules.base import Action, ActionKind
 from farflung.schedules.dry_run import splits
 from farflung.schedules.progress import tracks_of
-from farflung.schedules.shared_host import SharedHost, shared_ends
+from farflung.schedules.shared_host import SharedHost, shared_ends, transfer_work
 
 __all__ = [
     "Exchange",
@@ -41,10 +41,11 @@ _SLACK = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A message: ``latency`` seconds on the way, ``wire`` seconds during which the link is taken."""
+    """A message of ``nbytes`` (0: not known): ``latency`` seconds on the way, ``wire`` seconds during which the link is taken."""
 
     latency: float
     wire: float
+    nbytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +198,13 @@ class _Clock:
         #: of each device: what its actions take that have not begun
         self.left = [sum(self.seconds[n] for q in queues for n in self.queues[q]) for queues in self.queues_of]
         self.busy = list(self.left)
+        #: devices on hosts whose cores they share
+        self.sharing = {
+            member
+            for capacity, devices in times.hosts
+            for member in self._members(devices)
+            if len(self._members(devices)) > capacity
+        }
         self.missing = [0] * (len(orders) * 3 * width)
         self.arrived = [0.0] * len(self.missing)
         self.links: dict[Link, int] = {}
@@ -243,8 +251,21 @@ class _Clock:
             base = (target * 3 + rank) * width
             for number in range(base + both.start, base + both.stop):
                 self.missing[number] += 1
+            if link >= 0 and transfer.nbytes:
+                self._transfer_work((source, target), rank, both, transfer.nbytes)
             shift = (target - source) * 3 * width
             self.outs[source * 3 + rank].append((shift, both, transfer.wire, transfer.latency, link))
+
+    def _transfer_work(self, ends: tuple[int, int], rank: int, both: range, nbytes: float) -> None:
+        """On shared cores, sending and receiving count as work of the actions at both ends."""
+        for stage in ends:
+            if self.device_of[stage] in self.sharing:
+                device = self.device_of[stage]
+                for micro_batch in both:
+                    work = transfer_work(nbytes * self.scale[micro_batch])
+                    self.seconds[(stage * 3 + rank) * self.width + micro_batch] += work
+                    self.left[device] += work
+                    self.busy[device] += work
 
     def _parts(self, exchange: Exchange) -> None:
         """The parts of an exchange leave after the actions that make gradients of parameters."""

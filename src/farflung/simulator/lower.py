@@ -12,7 +12,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CodecChoice, Estimate, Plan
 from farflung.plan.traffic import wire_bytes
-from farflung.schedules import as_ready, get_schedule, part_of, splits, tracks_of
+from farflung.schedules import as_ready, get_schedule, part_of, splits, tracks_of, transfer_work
 from farflung.simulator.program import Gate, Message, Program, ProgramAction, ProgramLink
 from farflung.simulator.settings import SimulationSettings
 
@@ -62,6 +62,8 @@ class _Lowering:
         #: (stage, kind, micro-batch) -> action
         self.number: dict[tuple[int, str, int], int] = {}
         self.links: dict[tuple[int, int], int] = {}
+        #: devices on hosts whose cores they share
+        self.sharing = {device for _, own in self._hosts() for device in own}
 
     def program(self) -> Program:
         """Actions first, then what flows between them, then the tail."""
@@ -204,6 +206,13 @@ class _Lowering:
                 action.local.append(reader)
             else:
                 action.sends.append(self._message(pair, reader, (edge.spec.nbytes * scale, size * scale), choice))
+                self._transfer_work((action, self.actions[reader]), size * scale)
+
+    def _transfer_work(self, ends: tuple[ProgramAction, ProgramAction], nbytes: float) -> None:
+        """On shared cores, sending and receiving count as work of the actions at both ends (``schedules.shared_host``)."""
+        for action in ends:
+            if action.device in self.sharing:
+                action.seconds += transfer_work(nbytes)
 
     def _message(self, pair: tuple[int, int], reader: int, size: tuple[float, float], choice: CodecChoice) -> Message:
         """``size``: bytes before and after the codec."""

@@ -256,8 +256,12 @@ class Quick:
         for a, b, late, forth, late_back, home in found:
             # equation (7): links that take longer send in as long as the slowest
             near = min(1.0, limit / (forth + max(home, 0.0) + 1e-30))
-            backward = None if home < 0 else Transfer(late_back, home * near)
-            edges.append(TimedEdge(source=a, target=b, forward=Transfer(late, forth * near), backward=backward))
+            i, j = units[a].device, units[b].device
+            size, size_back = (
+                (0.0, 0.0) if i == j else (forth * near * float(beta[i, j]), max(home, 0.0) * near * float(beta[j, i]))
+            )
+            backward = None if home < 0 else Transfer(late_back, home * near, size_back)
+            edges.append(TimedEdge(source=a, target=b, forward=Transfer(late, forth * near, size), backward=backward))
         return edges
 
     def _factor(self, job: JobSpec) -> float:
