@@ -72,11 +72,10 @@ def test_a_phase_without_a_text_ends_the_live_line() -> None:
 
 def test_steps_are_logged_ten_times_and_printed_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     place = console(terminal=False)
-    with caplog.at_level(logging.INFO, logger="farflung"):
-        progress = TrainingProgress(40, Activity(place))
+    with caplog.at_level(logging.INFO, logger="farflung"), TrainingProgress(40, Activity(place)) as progress:
+        progress.captured()
         for step in range(40):
             progress(record(step))
-        progress.end()
     assert len(caplog.messages) == 10
     assert caplog.messages[0] == "step 4/40  loss 2.5000  500 ms/step (predicted 400 ms)  18.00 s left"
     assert caplog.messages[-1] == "step 40/40  loss 2.5000  500 ms/step (predicted 400 ms)"
@@ -85,9 +84,10 @@ def test_steps_are_logged_ten_times_and_printed_nowhere(caplog: pytest.LogCaptur
 
 def test_steps_have_a_live_line_on_a_terminal() -> None:
     place = console(terminal=True)
-    progress = TrainingProgress(2, Activity(place))
-    assert "waiting for the first step" in printed(place)
-    progress(record(0))
-    progress(record(1))
-    progress.end()
+    with TrainingProgress(2, Activity(place)) as progress:
+        assert "capturing the model" in printed(place)
+        progress.captured()
+        assert "waiting for the first step" in printed(place)
+        progress(record(0))
+        progress(record(1))
     assert printed(place).endswith("\x1b[2K")

@@ -1,7 +1,6 @@
 """Progress of slow work: one live line with a spinner and the elapsed time on a terminal, plain lines elsewhere.
 
-Commands show their phases with an ``Activity``. A program that trains in its own process shows its steps with a
-``TrainingProgress``, which is a function of a step record, as ``on_step`` is.
+Commands show their phases with an ``Activity``. ``farflung.train`` shows its steps with a ``TrainingProgress``.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Activity:
 class TrainingProgress:
     """Show the steps of a training: on a terminal as a live line, else in the log ``farflung`` (level INFO), ten times.
 
-    It is called with each step record, before or after the caller's own ``on_step``.
+    A context manager; the live line disappears at the end.
     """
 
     def __init__(self, steps: int, activity: Activity | None = None) -> None:
@@ -99,6 +98,16 @@ class TrainingProgress:
         self._activity = activity or Activity(write=_LOG.info)
         self._recent: list[float] = []
         self._tenth = 0
+        self._activity.phase("capturing the model", silent=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._activity.end()
+
+    def captured(self) -> None:
+        """The model is a graph now, and the run begins."""
         self._activity.phase("waiting for the first step", silent=True)
 
     def __call__(self, record: StepRecord) -> None:
@@ -110,10 +119,6 @@ class TrainingProgress:
         if tenth > self._tenth:
             self._tenth = tenth
             _LOG.info("%s", line)
-
-    def end(self) -> None:
-        """Remove the live line."""
-        self._activity.end()
 
 
 def pace(record: StepRecord, steps: int, usual: float) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from farflung.api.activity import TrainingProgress
 from farflung.telemetry.records import EvaluationRecord, StepRecord
 
 __all__ = ["Callbacks", "StopTraining"]
@@ -20,9 +21,14 @@ class Callbacks:
     """
 
     def __init__(
-        self, on_step: Callable[[StepRecord], None] | None, on_evaluation: Callable[[EvaluationRecord], None] | None = None
+        self,
+        on_step: Callable[[StepRecord], None] | None,
+        on_evaluation: Callable[[EvaluationRecord], None] | None,
+        progress: TrainingProgress,
     ) -> None:
         self._on_step, self._on_evaluation = on_step, on_evaluation
+        #: Shows each step before the caller's function is called.
+        self.progress = progress
         #: Steps that were reported.
         self.steps = 0
         self.error: BaseException | None = None
@@ -39,6 +45,7 @@ class Callbacks:
             return
         try:
             if isinstance(record, StepRecord):
+                self.progress(record)
                 if self._on_step is not None:
                     self._on_step(record)
             elif self._on_evaluation is not None:

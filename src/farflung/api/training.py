@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from farflung.api.activity import TrainingProgress
 from farflung.api.argument_names import in_arguments
 from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, TrainArguments, job_of
 from farflung.api.batches import batch_rows, call_order, evaluation_order
@@ -122,9 +123,10 @@ def train(
         resume=resume,
         job=job,
     )
-    callbacks = Callbacks(on_step, None if evaluation is None else evaluation.on_result)
     try:
-        bundle, outcome = _train(module, batch_fn, given, callbacks)
+        with TrainingProgress(steps) as progress:
+            callbacks = Callbacks(on_step, None if evaluation is None else evaluation.on_result, progress)
+            bundle, outcome = _train(module, batch_fn, given, callbacks)
     except FarflungError as error:
         error.args = (in_arguments(str(error)), *error.args[1:])
         raise
@@ -155,6 +157,7 @@ def _train(
     evaluation = given.evaluation
     first = batch_fn(0, 0)
     trainee = capture_trainee(module, first, None if evaluation is None else evaluation.batch_fn(0))
+    callbacks.progress.captured()
     graph = freeze(trainee.graph, job)
     job = _with_samples(job, graph, evaluation)
     bundle = Bundle(run=new_id("run"), job=job, graphs={job.micro_batch_sizes[0]: graph}, eval_graph=trainee.evaluation)
