@@ -25,12 +25,25 @@ def test_the_blocks_run(ticket: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         exec(compile(block, f"docs/python.md block {number}", "exec"), names)
         results.append(names["result"])
     same = [value.tobytes() for value in results[0].state_dict().values()]
-    assert [value.tobytes() for value in results[2].state_dict().values()] == same, "with the ticket as without it"
+    assert [value.tobytes() for value in results[4].state_dict().values()] == same, "with the ticket as without it"
     assert set(torch.load("weights.pt", weights_only=True)) == set(results[0].state_dict())
-    assert len(results[4].evaluations) == 2
-    assert results[5].stopped == (results[5].steps < 200)
+    assert (tmp_path / "trained" / "config.json").exists()
+    assert len(results[6].evaluations) == 2
+    assert results[7].stopped == (results[7].steps < 200)
     assert names["second"].steps == 20
     assert len(names["second"].losses) == 10
+
+
+def test_the_loader_of_the_page_gives_the_same_batch_twice() -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    (loader,) = [block for block in blocks if "def loaded(" in block]
+    for block in (blocks[0], loader):
+        exec(block.partition("\nmodel = Model()")[0].partition("\nresult = ")[0], names)
+    batches = [names["loaded"](step, index) for step in range(8) for index in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(names["loaded"](3, 1), batches[7], strict=True))
+    epoch = torch.cat([batch[0] for batch in batches])
+    assert sorted(epoch.tolist()) == sorted(names["inputs"].tolist()), "one epoch has each sample once"
 
 
 def rows(title: str) -> list[list[str]]:
