@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +37,9 @@ def test_kinds_are_exceptions_of_the_base_that_keep_their_text(kind: type[Farflu
 def test_the_tree_in_the_head_names_every_kind() -> None:
     head = errors.__doc__ or ""
     assert [kind.__name__ for kind in KINDS if kind.__name__ not in head] == []
+
+
+def test_the_page_lists_every_exit_code() -> None:
+    page = (Path(__file__).parent.parent / "docs/machines.md").read_text(encoding="utf-8").partition("\n## Exit codes\n")[2]
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE)}
+    assert listed == {0, 143} | {kind.exit_code for kind in KINDS}

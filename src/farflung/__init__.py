@@ -1,4 +1,4 @@
-"""Train any PyTorch model on machines that are far apart, unequal and unreliable."""
+"""Train PyTorch models on machines that are far apart, unequal and unreliable."""
 
 from __future__ import annotations
 

@@ -58,6 +58,7 @@ def test_help_imports_no_command() -> None:
         "farflung.cli.commands",
         "farflung.cli.main",
         "farflung.errors",
+        "farflung.version",
     }
     assert not loaded & {"numpy", "torch", "pydantic", "grpc", "rich.console"}
 

@@ -54,7 +54,7 @@ def known(line: str) -> tuple[Any, list[str]]:
         if found is None:
             break
         command, words = found, words[1:]
-    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
     assert not hasattr(command, "get_command") or set(words) <= options, f"{line}: {words[:1]} is no command"
     own = words[: words.index("--")] if "--" in words else words
     for word in own:

@@ -22,18 +22,26 @@ def register(app: typer.Typer) -> None:
 
 def chaos(
     job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
-    workers: Annotated[int, typer.Option(help="Workers, as processes of this machine.")] = 3,
-    faults: Annotated[int, typer.Option(min=0, help="How many faults.")] = 6,
+    workers: Annotated[int, typer.Option(help="Number of worker processes on this machine.")] = 3,
+    faults: Annotated[int, typer.Option(min=0, help="Number of faults.")] = 6,
     kinds: Annotated[
-        str, typer.Option(help="Of kill, stop, partition, one_way, corrupt, full_disk, clock_jump, or all of them: all.")
+        str,
+        typer.Option(
+            help="Kinds of faults, separated by commas: kill, stop, partition, one_way, corrupt, full_disk, clock_jump; or all."
+        ),
     ] = "kill",
-    seed: Annotated[int, typer.Option(help="What decides when what happens to whom.")] = 0,
-    moment: Annotated[str, typer.Option("--at", help="A named moment (docs/chaos.md), instead of any.")] = "",
-    broker: Annotated[bool, typer.Option("--broker/--no-broker", help="Whether the broker is hit, too.")] = True,
-    hold: Annotated[str, typer.Option(help="How long stops, cuts and full disks last.")] = "8 s",
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of times, kinds and victims.")] = 0,
+    moment: Annotated[
+        str, typer.Option("--at", help="Inject faults at this named moment (see docs/chaos.md; default: any time).")
+    ] = "",
+    broker: Annotated[bool, typer.Option("--broker/--no-broker", help="Inject faults into the broker, too.")] = True,
+    hold: Annotated[str, typer.Option(help="Duration of stops, network cuts and full disks.")] = "8 s",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a job twice here, in peace and under faults: recovery times, throughput kept, samples lost, weights compared."""
+    """Run a job twice on this machine, without and with injected faults.
+
+    Print recovery times, throughput, lost samples and weight differences.
+    """
     from farflung.api.submission import bundle_job, check_data
     from farflung.chaos.faults import KINDS
     from farflung.chaos.trial import TrialSettings, plan_faults, run_trial

@@ -19,6 +19,7 @@ from farflung.checkpoint import (
 )
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
+from farflung.cli.options import HomeOption
 from farflung.errors import CheckpointError, FarflungError, InputError
 from farflung.units import Bytes, counted
 
@@ -32,7 +33,6 @@ RunArgument = Annotated[
         help="Name of a run (on the broker's machine), or a folder of a run or checkpoint.", autocompletion=complete_run
     ),
 ]
-HomeOption = Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")]
 StepOption = Annotated[int | None, typer.Option(help="Step of the checkpoint (default: the newest complete one).")]
 
 
@@ -88,8 +88,12 @@ def list_checkpoints(
 
 
 @checkpoints.command()
-def verify(run: RunArgument, step: StepOption = None, folder: HomeOption = None) -> None:
-    """Verify the hashes of all checkpoints, or of one. Fails if a checkpoint is damaged."""
+def verify(
+    run: RunArgument,
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint (default: all checkpoints).")] = None,
+    folder: HomeOption = None,
+) -> None:
+    """Verify the hashes of all checkpoints, or of the one of --step. Fails if a checkpoint is damaged."""
     store, chosen = _find(run, folder, step)
     steps = store.steps()
     if chosen is not None:

@@ -24,7 +24,7 @@ from farflung.cli.home import (
     own_key,
     worker_log,
 )
-from farflung.cli.options import VerboseOption, host, quantity, readable_folder
+from farflung.cli.options import HomeOption, VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError, InputError
 from farflung.telemetry.log_file import LogWriter
 from farflung.telemetry.log_line import without_details
@@ -51,7 +51,7 @@ def register(app: typer.Typer) -> None:
 def broker(
     listen: Annotated[str, typer.Option(help="Address to listen on (HOST:PORT).")] = "0.0.0.0:7070",
     advertise: Annotated[str | None, typer.Option(help="Host name or IP address in the tickets (default: detected).")] = None,
-    folder: Annotated[Path | None, typer.Option("--home", help="Folder for keys, tickets and runs.")] = None,
+    folder: HomeOption = None,
     valid: Annotated[str, typer.Option(help="Validity of the printed tickets.")] = "24 h",
     run_limit: Annotated[str, typer.Option(help="Limit of the disk space of one run.")] = "256 GB",
     ticket_limit: Annotated[str, typer.Option(help="Limit of the disk space of all runs that share a ticket.")] = "1 TB",
@@ -120,7 +120,10 @@ def join(
     user: Annotated[bool, typer.Option("--user", help="With --service: a unit of your user, without root.")] = False,
     no_listen: Annotated[bool, typer.Option("--no-listen", help="Accept no connections from other workers.")] = False,
     unreliable: Annotated[
-        bool, typer.Option("--unreliable", help="This machine may leave at any time; it only helps jobs with plan.helpers.")
+        bool,
+        typer.Option(
+            "--unreliable", help="This machine may leave at any time: jobs with plan.helpers give it no stage, it only helps."
+        ),
     ] = False,
     no_relay: Annotated[bool, typer.Option("--no-relay", help="Do not relay traffic between other workers.")] = False,
     verbose: VerboseOption = False,
@@ -239,7 +242,7 @@ def issue(
     ] = None,
     scope: Annotated[str, typer.Option(help="join, submit, or owner (can stop and export every run).")] = "join",
     valid: Annotated[str, typer.Option(help="Validity of the ticket.")] = "24 h",
-    folder: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
+    folder: HomeOption = None,
 ) -> None:
     """Print a new ticket."""
     from farflung.security import CertificateAuthority, TicketBook, certificate_fingerprint
@@ -272,7 +275,7 @@ def _known_address(place: Path) -> str:
 
 @tickets.command("list")
 def list_tickets(
-    folder: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
+    folder: HomeOption = None,
 ) -> None:
     """List all tickets with their state."""
     from farflung.security import TicketBook
@@ -286,7 +289,7 @@ def list_tickets(
 @tickets.command("revoke")
 def revoke(
     ticket_id: Annotated[str, typer.Argument(help="Id of the ticket, from `farflung ticket list`.")],
-    folder: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
+    folder: HomeOption = None,
 ) -> None:
     """Revoke a ticket. Members that have joined with it stay."""
     from farflung.security import TicketBook
@@ -298,7 +301,7 @@ def revoke(
 @tickets.command("free")
 def free(
     name: Annotated[str, typer.Argument(help="Name of a worker or client.")],
-    folder: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
+    folder: HomeOption = None,
 ) -> None:
     """Release a name whose owner has lost the key, so that another key can use it."""
     from farflung.security import NameBook

@@ -34,24 +34,30 @@ def register(app: typer.Typer) -> None:
 
 
 def emulate(
-    topology: Annotated[str | None, typer.Argument(help="TOML file or preset.")] = None,
-    command: Annotated[list[str] | None, typer.Argument(help="After --: what to run (default: wait for Ctrl-C).")] = None,
-    node: Annotated[str | None, typer.Option(help="Where the command runs (default: in the first node).")] = None,
+    topology: Annotated[str | None, typer.Argument(help="Topology: a TOML file or a preset.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="Command to run, after -- (default: wait for Ctrl-C).")] = None,
+    node: Annotated[str | None, typer.Option(help="Node that runs the command (default: the first node).")] = None,
     each: Annotated[bool, typer.Option("--each", help="Run the command in every node at once.")] = False,
-    beside: Annotated[list[str] | None, typer.Option("--with", help='"NODE: COMMAND" to run meanwhile (repeatable).')] = None,
+    beside: Annotated[
+        list[str] | None, typer.Option("--with", help='"NODE: COMMAND" to run at the same time (repeatable).')
+    ] = None,
     cluster: Annotated[bool, typer.Option("--cluster", help="Start a broker and a worker in every node first.")] = False,
-    broker: Annotated[str | None, typer.Option(help="With --cluster: the broker's node (default: the first).")] = None,
-    folder: Annotated[Path | None, typer.Option("--home", help="With --cluster: runs and logs (default: a new one).")] = None,
-    counters: Annotated[bool, typer.Option("--counters", help="Show what passed between each two nodes, at the end.")] = False,
-    every: Annotated[str | None, typer.Option(help='With --counters: also so often, e.g. "2 s".')] = None,
-    seed: Annotated[int, typer.Option(help="Of loss and jitter.")] = 0,
-    show: Annotated[bool, typer.Option("--list", help="List the emulations of this machine.")] = False,
-    clean: Annotated[bool, typer.Option("--clean", help="Remove what killed emulations have left.")] = False,
+    broker: Annotated[str | None, typer.Option(help="With --cluster: node of the broker (default: the first node).")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--home", help="With --cluster: folder of the broker (default: a new one).")
+    ] = None,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Print the traffic between each pair of nodes at the end.")
+    ] = False,
+    every: Annotated[str | None, typer.Option(help='With --counters: also print at this interval, e.g. "2 s".')] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of packet loss and jitter.")] = 0,
+    show: Annotated[bool, typer.Option("--list", help="List the emulations on this machine.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove the remains of killed emulations.")] = False,
 ) -> None:
     """Run a command on an emulated network (Linux, root): real programs, slow links.
 
-    Each device of the topology is a network namespace. In the command, {node}, {index} and {address} are those of the node that
-    runs it, {address:NAME} is another's. Everything is removed at the end. docs/emulation.md has the whole.
+    Each device of the topology becomes a network namespace. In the command, {node}, {index} and {address} stand for the node that
+    runs it, and {address:NAME} for the address of another node. The network is removed at the end. See docs/emulation.md.
     """
     from farflung.cluster import Network
     from farflung.emulation import Emulation, EmulationOptions

@@ -9,6 +9,7 @@ import typer
 
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
+from farflung.cli.options import HomeOption
 from farflung.cli.progress import printable
 from farflung.errors import InputError
 
@@ -37,7 +38,7 @@ def generate(
     data: Annotated[
         Path | None, typer.Option(help="Where the job's data paths start, for its tokenizer (default: here).")
     ] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="The broker's folder.")] = None,
+    home: HomeOption = None,
 ) -> None:
     """Continue a text with the model of a run, from its newest checkpoint; the run may still train."""
     from farflung.api.generation import Sampling, open_writer

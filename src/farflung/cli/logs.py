@@ -12,6 +12,7 @@ import typer
 from farflung.broker.records.broker_log import Log, find_log, run_log
 from farflung.cli.completion import complete_run_or_worker
 from farflung.cli.home import broker_folder, members_folder, open_client, worker_log
+from farflung.cli.options import HomeOption
 from farflung.cli.progress import printable
 from farflung.client.connection import Client
 from farflung.errors import InputError
@@ -46,17 +47,19 @@ def logs(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A run (its name or folder) or a worker (default: all that the broker logs).",
+            help="A run (its name or folder) or a worker (default: the log of the broker).",
             autocompletion=complete_run_or_worker,
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines as they come, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=10_000, help="How many of the last lines.")] = 50,
-    broker: Annotated[bool, typer.Option("--broker", help="Of a worker of this machine: what the broker logs of it.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=10_000, help="Number of lines from the end.")] = 50,
+    broker: Annotated[
+        bool, typer.Option("--broker", help="Show the broker's log about a worker on this machine, not the worker's own log.")
+    ] = False,
     ticket: Annotated[str | None, typer.Option("--ticket", help="Ask a broker elsewhere, with a submit or owner ticket.")] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="The folder of this machine's broker.")] = None,
+    home: HomeOption = None,
 ) -> None:
-    """Show the log of a run or of a worker, or that of the broker."""
+    """Show the log of a run, a worker or the broker."""
     if ticket is None:
         _show(_here(name or "", broker_folder(home), broker=broker), lines, follow=follow, pause=_HERE)
         return

@@ -16,7 +16,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="farflung",
     cls=LazyCommands,
-    help="Train any PyTorch model on machines that are far apart, unequal and unreliable.",
+    help="Train PyTorch models on machines that are far apart, unequal and unreliable.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -32,7 +32,7 @@ def _tell_version(wanted: bool) -> None:
 def _root(
     version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Train any PyTorch model on machines that are far apart, unequal and unreliable."""
+    """Train PyTorch models on machines that are far apart, unequal and unreliable."""
 
 
 @app.command(hidden=True)

@@ -9,7 +9,7 @@ import typer
 
 from farflung.cli.completion import complete_worker
 from farflung.cli.home import members_folder, open_client
-from farflung.cli.options import quantity
+from farflung.cli.options import HomeOption, quantity
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond
 
@@ -18,8 +18,9 @@ __all__ = ["register"]
 NameArgument = Annotated[
     str | None, typer.Argument(help="The worker's name (default: the one that runs here).", autocompletion=complete_worker)
 ]
-TicketOption = Annotated[str | None, typer.Option("--ticket", help="For a worker elsewhere: an owner's ticket, or yours.")]
-HomeOption = Annotated[Path | None, typer.Option("--home", help="The folder of this machine's broker, where its ticket is.")]
+TicketOption = Annotated[
+    str | None, typer.Option("--ticket", help="For a worker on another machine: an owner's ticket, or yours.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def pause(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
-    """Leave a worker out until `farflung resume`; what it does is handed over after the current step."""
+    """Pause a worker until `farflung resume`. Its run continues without it after the current step."""
     found = _wish("pause", name, ticket, home, paused=True)
     typer.echo(f"{found}: paused, and hands over a run that it works on; farflung resume ends the pause")
 
@@ -40,24 +41,26 @@ def resume(name: NameArgument = None, ticket: TicketOption = None, home: HomeOpt
 
 
 def drain(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
-    """Let a worker serve its run to the end, take no other one, and leave."""
+    """Let a worker finish its run, take no other run, and leave."""
     found = _wish("drain", name, ticket, home, parting="drain")
     typer.echo(f"{found}: leaves after the run that it works on, at once if there is none")
 
 
 def leave(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
-    """Let a worker leave: its run is handed over after the current step and goes on without it."""
+    """Let a worker leave. Its run continues without it after the current step."""
     found = _wish("leave", name, ticket, home, parting="leave")
     typer.echo(f"{found}: leaves, after the current step if it works on a run")
 
 
 def limit(
     name: NameArgument = None,
-    hours: Annotated[str | None, typer.Option(help='When it may work, e.g. "22:00-07:00" ("": always).')] = None,
+    hours: Annotated[str | None, typer.Option(help='Working hours, e.g. "22:00-07:00" ("" removes the limit).')] = None,
     memory: Annotated[str | None, typer.Option(help='Memory for training, e.g. "4 GB".')] = None,
-    bandwidth: Annotated[str | None, typer.Option(help='What it may send to other workers, e.g. "20 Mbit/s" ("": all).')] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help='Limit of the upload rate, e.g. "20 Mbit/s" ("" removes the limit).')
+    ] = None,
 ) -> None:
-    """Say what a worker of this machine may use; running or not, it is kept."""
+    """Limit what a worker on this machine may use. The limits survive a restart of the worker."""
     from farflung.worker.owner_limits import WishesFile
 
     changes: dict[str, object] = {} if hours is None else {"hours": hours}

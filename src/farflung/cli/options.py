@@ -14,10 +14,23 @@ from farflung.errors import InputError, SecurityError
 from farflung.security import split_address
 from farflung.units import Quantity
 
-__all__ = ["VerboseOption", "about", "host", "quantity", "read_text", "readable_folder", "to_write", "write_text"]
+__all__ = [
+    "HOME_HELP",
+    "HomeOption",
+    "VerboseOption",
+    "about",
+    "host",
+    "quantity",
+    "read_text",
+    "readable_folder",
+    "to_write",
+    "write_text",
+]
 
 Kind = TypeVar("Kind", bound=Quantity)
 
+HOME_HELP = "Folder of the broker (default: ~/.farflung/broker)."
+HomeOption = Annotated[Path | None, typer.Option("--home", help=HOME_HELP)]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Print details for experts.")]
 
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.cli.home import open_client
-from farflung.cli.options import to_write, write_text
-from farflung.cli.runs import HomeOption, TicketOption
+from farflung.cli.options import HomeOption, to_write, write_text
+from farflung.cli.runs import TicketOption
 from farflung.cluster import Topology
 from farflung.units import BytesPerSecond, Seconds
 

@@ -10,7 +10,7 @@ import typer
 
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
-from farflung.cli.options import to_write
+from farflung.cli.options import HomeOption, to_write
 from farflung.errors import FarflungError
 from farflung.telemetry import RunFolder
 
@@ -30,7 +30,7 @@ def report(
     target: Annotated[
         Path | None, typer.Option("--out", help="Output file, .html or .md (default: report.html in the run folder).")
     ] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
+    home: HomeOption = None,
 ) -> None:
     """Write a report of one run. With several runs: compare them with the first."""
     from farflung.dashboard import compare_report, write_report

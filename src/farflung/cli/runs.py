@@ -15,7 +15,7 @@ from farflung.api.activity import Activity
 from farflung.cli.completion import complete_run
 from farflung.cli.continuation import adapted, start_line
 from farflung.cli.home import open_client
-from farflung.cli.options import VerboseOption, about, quantity
+from farflung.cli.options import HomeOption, VerboseOption, about, quantity
 from farflung.cli.planning import read_topology
 from farflung.cli.progress import RunView, show_run
 from farflung.cli.report import report_here
@@ -31,7 +31,6 @@ __all__ = ["EMULATED", "register"]
 
 TicketOption = Annotated[str | None, typer.Option("--ticket", help="Submit ticket (default: the broker on this machine).")]
 RetryOption = Annotated[str, typer.Option("--retry", help="How long to retry when the broker is unreachable.")]
-HomeOption = Annotated[Path | None, typer.Option("--home", help="Home folder of the broker on this machine.")]
 
 #: Environment of what runs in an emulated cluster: the topology that was named.
 EMULATED = "FARFLUNG_EMULATED"

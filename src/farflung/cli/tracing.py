@@ -12,7 +12,7 @@ from rich.table import Table
 
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
-from farflung.cli.options import write_text
+from farflung.cli.options import HomeOption, write_text
 from farflung.errors import InputError
 from farflung.telemetry import ProcessTrace, RunFolder, TimeShares, perfetto, read_traces, time_shares
 from farflung.units import Seconds, counted
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def trace(
     run: Annotated[str, typer.Argument(help="Name of a run, or a run folder.", autocompletion=complete_run)],
     target: Annotated[Path | None, typer.Option("--perfetto", help="Write a trace file for ui.perfetto.dev.")] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
+    home: HomeOption = None,
 ) -> None:
     """Show where the time of a run went: computing, transfers, waiting, and the share of hidden transfers."""
     folder = run_folder(run, home)
