@@ -85,6 +85,8 @@ ELSEWHERE = {
     "farflung checkpoint export RUN out.safetensors": "cli/test_checkpoint_commands.py",
     "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/test_checkpoint_commands.py",
     "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/test_checkpoint_commands.py",
+    "python -m benchmarks loss --set timed_steps=0 --set variants=dense,int8,int4,topk-10,adatopk-10,auto "
+    "--set data=DATA.txt --set tune=TUNE.txt --set plot=loss-bytes.svg": "benchmarks/test_benchmarks.py",
     "farflung broker --mirror s3://bucket/runs": "cli/test_cli_processes.py",
     "farflung chaos job.toml --workers 3 --faults 6 --kinds kill,stop,full_disk --seed 1": "chaos/test_trial.py",
     "farflung chaos job.toml --at worker.prepared --kinds kill --no-broker --json": "chaos/test_trial.py",
@@ -127,6 +129,7 @@ def test_every_command_is_run_somewhere() -> None:
             '"generate"',
             "--install-completion",
             '"--resume"',
+            '"variants=dense,topk-10", f"plot=',
         )
         assert any(word in text for word in known), name
 
