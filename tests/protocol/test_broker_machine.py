@@ -505,6 +505,51 @@ def test_a_restored_run_waits_for_nobody_for_ever() -> None:
     assert made.handle(WaitedEnough(run="r")) == [MakePlan(run="r", members=("b",), attempt=5)]
 
 
+def plans(commands: list[Command]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(command.run, command.members) for command in commands if isinstance(command, MakePlan)]
+
+
+def restarted(*named: str) -> BrokerMachine:
+    """A broker after its restart: ``old`` had two workers, ``queued`` had none yet."""
+    made = BrokerMachine()
+    made.handle(RunRestored(run="queued", workers=None))
+    made.handle(RunRestored(run="old", workers=None, recoveries=2, attempts=4, hoped=2, named=named))
+    return made
+
+
+@pytest.mark.parametrize("named", [("a", "b"), ()])
+def test_a_queued_run_does_not_take_the_workers_of_a_run_that_a_restart_interrupted(named: tuple[str, ...]) -> None:
+    made = restarted(*named)
+    assert made.handle(MemberJoined(name="a", address="a:1", offer=OFFER)) == []
+    assert made.handle(RunSubmitted(run="new", workers=1)) == []
+    assert plans(made.handle(MemberJoined(name="b", address="b:1", offer=OFFER))) == [("old", ("a", "b"))]
+
+
+def test_a_queued_run_takes_a_worker_that_the_interrupted_one_did_not_have() -> None:
+    made = restarted("a", "b")
+    assert made.handle(MemberJoined(name="a", address="a:1", offer=OFFER)) == []
+    assert plans(made.handle(MemberJoined(name="c", address="c:1", offer=OFFER))) == [("queued", ("c",))]
+    assert plans(made.handle(MemberJoined(name="b", address="b:1", offer=OFFER))) == [("old", ("a", "b"))]
+
+
+def test_workers_are_kept_for_an_interrupted_run_no_longer_than_it_waits_or_lasts() -> None:
+    made = restarted("a", "b")
+    made.handle(MemberJoined(name="a", address="a:1", offer=OFFER))
+    assert plans(made.handle(WaitedEnough(run="old"))) == [("queued", ("a",))], "the order of the runs counts again"
+    made = restarted("a", "b")
+    made.handle(MemberJoined(name="a", address="a:1", offer=OFFER))
+    assert plans(made.handle(StopRequested(run="old", now=True))) == [("queued", ("a",))]
+
+
+def test_interrupted_runs_keep_to_the_workers_that_each_had() -> None:
+    made = BrokerMachine()
+    made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=1, hoped=1, named=("a",)))
+    made.handle(RunRestored(run="q", workers=None, recoveries=2, attempts=1, hoped=2, named=("b", "c")))
+    assert made.handle(MemberJoined(name="b", address="b:1", offer=OFFER)) == []
+    assert plans(made.handle(MemberJoined(name="a", address="a:1", offer=OFFER))) == [("r", ("a",))]
+    assert plans(made.handle(MemberJoined(name="c", address="c:1", offer=OFFER))) == [("q", ("b", "c"))]
+
+
 def test_a_restored_run_that_was_over_stays_over() -> None:
     made = BrokerMachine()
     assert made.handle(RunRestored(run="r", workers=None, outcome="failed", cause="why", kind="DataError")) == []

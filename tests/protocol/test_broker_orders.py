@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from farflung.protocol.broker import BrokerMachine, RunState
+from farflung.protocol.broker import BrokerMachine, Run, RunState
 from farflung.protocol.events import (
     AbortRun,
     Command,
@@ -71,10 +71,11 @@ class Orders(RuleBasedStateMachine):
         self.take(self.machine.handle(RunSubmitted(run=run, workers=workers, recoveries=recoveries)))
         return run
 
-    @rule(target=runs, workers=st.one_of(st.none(), st.integers(1, 4)), hoped=st.integers(0, 4), attempts=st.integers(0, 2))
-    def restore(self, workers: int | None, hoped: int, attempts: int) -> str:
+    @rule(target=runs, workers=st.one_of(st.none(), st.integers(1, 4)), hoped=st.integers(0, 4), named=st.sets(NAMES))
+    def restore(self, workers: int | None, hoped: int, named: set[str]) -> str:
         run = f"run-{len(self.machine.runs)}"
-        event = RunRestored(run=run, workers=workers, recoveries=2, attempts=attempts, hoped=hoped)
+        chosen = tuple(sorted(named)) if hoped else ()
+        event = RunRestored(run=run, workers=workers, recoveries=2, attempts=len(named), hoped=hoped, named=chosen)
         self.take(self.machine.handle(event))
         return run
 
@@ -133,12 +134,27 @@ class Orders(RuleBasedStateMachine):
             run = self.machine.runs.get(member.run or "")  # all of a lost attempt are free together
             assert run is None or member.name in run.devices or (run.state is RunState.WAITING and run.awaited)
 
+    def _kept_from(self, run: Run, interrupted: list[Run]) -> set[str]:
+        """Whom runs that a restart interrupted keep from ``run``."""
+        named = {name for other in interrupted for name in other.named} - run.named
+        everybody = not run.hoped and any(not other.named for other in interrupted)
+        return set(self.machine.members) if everybody else named
+
+    @rule()
+    def nobody_is_kept_after_the_wait(self) -> None:
+        for one in self.machine.runs:
+            self.take(self.machine.handle(WaitedEnough(run=one)))
+        assert not any(one.hoped or one.named for one in self.machine.runs.values() if not one.state.over)
+
     @invariant()
     def nobody_waits_in_vain(self) -> None:
-        free = {name for name, member in self.machine.members.items() if member.run is None}
-        for run in self.machine.runs.values():
+        idle = {name for name, member in self.machine.members.items() if member.run is None}
+        waiting = [run for run in self.machine.runs.values() if run.state is RunState.WAITING]
+        for run in waiting:
+            free = idle - self._kept_from(run, [other for other in waiting if other.hoped and other is not run])
             refused = bool(run.refused) and free <= run.refused
-            assert run.state is not RunState.WAITING or len(free) < run.needs or refused
+            assert len(free) < run.needs or refused or not run.named <= free
+        for run in self.machine.runs.values():
             assert run.state is not RunState.WAITING or run.awaited or not run.stopping, "who stops it, and when?"
 
 

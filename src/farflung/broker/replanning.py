@@ -249,7 +249,8 @@ class Replanning:
     def _able(self, name: str) -> Sequence[Member]:
         """Those who work for the run, and those who could (under the lock)."""
         run = self._machine.runs[name]
-        return tuple(one for one in self._machine.members.values() if (one.run == name or one.ready) and run.plans_for(one))
+        able = (one for one in self._machine.members.values() if one.run == name or self._machine.may_take(name, one))
+        return tuple(one for one in able if run.plans_for(one))
 
     def _main(self) -> None:
         full = self._world.clock.now() + _PERIOD

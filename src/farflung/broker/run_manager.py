@@ -144,7 +144,7 @@ class Runs:
         facts = [
             RunFacts(
                 run=run.run,
-                needs=run.needs if run.state is RunState.WAITING else 0,
+                needs=run.needs if run.state is RunState.WAITING and machine.may_take(run.run, member) else 0,
                 runs=run.state is RunState.RUNNING,
                 looks=self._live[run.run].job.plan.again is not False,
                 takes=run.plans_for(member),

@@ -12,6 +12,9 @@ from its newest checkpoint; that choice is ``holdings``' and the shell's. A run 
 without recoveries fails instead, and so does one that is lost too often without a new step between. What members report of
 an attempt that is over is not heard.
 
+A run that an earlier life of the broker left behind has the first right to the workers that it had: until they are back, or have
+had their time to come back, runs that wait for workers do not get them.
+
 A run that is *helped* is planned for reliable members only. While it runs, every unreliable one that is free helps one of them;
 it has no part in the plan, so it may come and go without another attempt.
 """
@@ -182,6 +185,17 @@ class BrokerMachine:
         waiting = [one.run for one in self.runs.values() if one.state is RunState.WAITING]
         return waiting.index(run) if run in waiting else 0
 
+    def may_take(self, name: str, member: Member) -> bool:
+        """Whether ``member`` is free for the run ``name``: it is ready, and no run of the broker's earlier life waits for it.
+
+        Such a run has the first right to those it names, and to everybody where it names nobody.
+        """
+        run = self.runs[name]
+        if not member.ready or member.name in run.named:
+            return member.ready
+        keepers = (one for one in self.runs.values() if one is not run and one.hoped and one.state is RunState.WAITING)
+        return not any(member.name in one.named or not (one.named or run.hoped) for one in keepers)
+
     def forget(self, run: str) -> None:
         """Let go of a run that is over."""
         if run in self.runs:
@@ -323,8 +337,10 @@ class BrokerMachine:
     def _start_waiting(self) -> list[Command]:
         commands: list[Command] = []
         for run in self.runs.values():
-            idle = [member.name for member in self.members.values() if member.ready and run.plans_for(member)]
-            if run.state is not RunState.WAITING or run.awaited or len(idle) < run.needs:
+            if run.state is not RunState.WAITING or run.awaited:
+                continue
+            idle = [one.name for one in self.members.values() if self.may_take(run.run, one) and run.plans_for(one)]
+            if len(idle) < run.needs:
                 continue
             if (run.refused and run.refused >= set(idle)) or not run.named <= set(idle):
                 continue
@@ -348,7 +364,7 @@ class BrokerMachine:
                 continue
             for member in self.members.values():
                 tried = run.failed_helpers.get(member.name, 0)
-                if member.ready and not run.plans_for(member) and tried < _HELPER_TRIES:
+                if self.may_take(run.run, member) and not run.plans_for(member) and tried < _HELPER_TRIES:
                     member.run = run.run
                     run.helpers.add(member.name)
                     commands.append(AskHelper(run=run.run, name=member.name))
