@@ -50,7 +50,7 @@ def frames(steps: int = 4, result: RunResult | None = None) -> Iterator[Frame]:
     yield Frame("job", {"name": "j", "steps": steps, "workers": 2})
     plan = {"plan": plan_to_json(PLAN), "addresses": {}, "predicted": 1.5, **TEXTS, "first_step": 0}
     yield Frame("planned", plan)
-    yield Frame("started", {"run": "run-1"})
+    yield Frame("started", {"run": "run-1", "seconds": 0.634})
     for number in range(steps):
         yield Frame("record", {"line": step(number).to_line()})
     yield Frame("record", {"line": EvaluationRecord(step=steps, elapsed=9.0, loss=2.0, perplexity=7.39, accuracy=0.5).to_line()})
@@ -237,7 +237,7 @@ def test_each_phase_before_the_first_step_is_shown_while_it_lasts() -> None:
 
 def test_a_file_gets_a_line_when_the_workers_are_ready() -> None:
     text, _ = shown(frames(result=RunResult(status="finished", steps=4, seconds=8.0)))
-    assert text.splitlines()[1].startswith("the workers are ready after ")
+    assert text.splitlines()[1] == "the workers are ready after 634 ms; training starts", "by the broker's clock"
     assert text.count("training starts") == 1
 
 

@@ -107,6 +107,9 @@ def test_a_run_from_submit_to_result(cluster: Loopback, captured: Bundle) -> Non
     end = play(cluster, captured)
     assert end.result.status == "finished"
     assert [kind for kind in end.kinds if kind != "ready"][:4] == ["job", "planning", "planned", "started"]
+    lived = next(frame.header for frame in end.frames if frame.kind == "started")
+    seen_later = next(frame.header for frame in cluster.client.watch(end.run) if frame.kind == "started")
+    assert lived["seconds"] == seen_later["seconds"] > 0, "who watches later is told the same time"
     assert end.kinds.count("record") == 4, "three steps and an evaluation"
     assert CheckpointReader.from_folder(end.folder / "checkpoints").manifest.step == 3
     lines = cluster.said["a"]

@@ -41,6 +41,8 @@ class LiveRun:
     first_step: int = 0
     committed: int = 0
     planned: Planned | None = None
+    #: When the plan was made.
+    planned_at: float = 0.0
     #: By which it ran when the broker ended, where it was started again since.
     last_plan: Plan | None = None
     preparation: Frame | None = None

@@ -382,6 +382,7 @@ class Runs:
             run = self.machine.runs[live.run]
             if run.state is RunState.PLANNING and run.attempts == attempt:
                 live.planned, live.preparation, live.progress, live.start = planned, preparation, progress, start
+                live.planned_at = self._clock.now()
                 live.attempt, live.first_step, live.committed = attempt, start.step, start.committed
                 live.measured = {member.name for member in members}
                 served = [*planned.plan.devices, *start.lenders]
@@ -482,7 +483,7 @@ class Runs:
         self._forget(live)
         live.started = now if live.started is None else live.started
         live.progress.begin(now - live.started)
-        self.tell(live, Frame("started", {"run": live.run, "attempt": attempt}))
+        self.tell(live, Frame("started", {"run": live.run, "attempt": attempt, "seconds": now - live.planned_at}))
         self._replanning.begins(live)
         recovery = self._recovery(live, now - live.started) if live.lost else None
         live.lost = ""

@@ -88,10 +88,11 @@ class RunView:
                 self._ready.add(str(frame.header["name"]))
                 self._phase = f"preparing the workers: {len(self._ready)} of {len(self.planned.plan.devices)} are ready"
             case "started":
-                first, took = not self.started, Seconds(time.monotonic() - self._since)
+                first, took = not self.started, frame.header.get("seconds")  # by the broker's clock: it may be long ago
                 self.started = True
                 self._begin("waiting for the first step" if first else "waiting for the next step")
-                return f"the workers are ready after {took}; training starts" if first else None
+                after = f" after {Seconds(took)}" if isinstance(took, float) else ""
+                return f"the workers are ready{after}; training starts" if first else None
         return None
 
     def _begin(self, phase: str) -> None:
