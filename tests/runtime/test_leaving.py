@@ -13,6 +13,8 @@ from loopback import Finished, Loopback, same, text_folder, text_job, until
 
 from farflung.broker.sessions import Sessions
 from farflung.client.connection import Client
+from farflung.engines.base import DeviceReport
+from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import InputError, SecurityError
 from farflung.job import JobSpec
 from farflung.protocol.leases import Leases
@@ -21,7 +23,7 @@ from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
 from farflung.transports.tcp.adaptation import Cap
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
-from farflung.worker.membership import join
+from farflung.worker.membership import Membership, join
 from farflung.worker.owner_limits import Wishes, WishesFile, known_workers
 from farflung.worker.process import WorkerOptions
 from farflung.worker.reconnect import Service
@@ -206,6 +208,48 @@ def service(place: Path, tmp_path: Path) -> Iterator[tuple[Loopback, Service, Wi
         yield cluster, made, wishes, thread
         made.stop()
         thread.join(30)
+
+
+def joining(cluster: Loopback) -> object:
+    return cluster.client.status()["joining"]
+
+
+def test_a_device_that_is_not_there_is_told_before_the_broker_is_called() -> None:
+    def enter() -> Membership:
+        raise AssertionError("the broker was called")
+
+    with pytest.raises(InputError, match="device 'xpu:7' is not available here: there is "):
+        Service(enter, WorkerOptions(device="xpu:7"), lambda line: None).run(Seconds(5.0))
+
+
+def test_a_worker_that_ends_before_its_session_is_not_joining(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Loopback(place, 0, folder=str(tmp_path / "broker")) as cluster:
+
+        def fails(self: TorchEngine, device: str, peak: float | None = None) -> DeviceReport:
+            assert joining(cluster) == ["w"]
+            raise RuntimeError("no kernel image is available")
+
+        monkeypatch.setattr(TorchEngine, "measure", fails)
+        enter = lambda: join(cluster.ticket("join"), name="w", role="worker")  # noqa: E731
+        with pytest.raises(InputError, match="no kernel image is available"):
+            Service(enter, WorkerOptions(device="cpu"), lambda line: None).run(Seconds(5.0))
+        assert joining(cluster) == []
+
+
+def test_a_worker_that_is_stopped_before_its_session_is_not_joining(place: Path, tmp_path: Path) -> None:
+    with Loopback(place, 0, folder=str(tmp_path / "broker")) as cluster:
+
+        def enter() -> Membership:
+            member = join(cluster.ticket("join"), name="w", role="worker")
+            made.stop()
+            assert joining(cluster) == ["w"]
+            return member
+
+        made = Service(enter, WorkerOptions(listen="127.0.0.1:0", memory=1e9), lambda line: None)
+        made.run(Seconds(5.0))
+        assert joining(cluster) == []
 
 
 def test_a_file_says_what_the_owner_wants(service: tuple[Loopback, Service, WishesFile, threading.Thread]) -> None:

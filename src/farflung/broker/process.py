@@ -130,6 +130,7 @@ class Broker:
         self._door, self._server = RpcServer(self._credentials, door=True), RpcServer(self._credentials)
         self._door.unary("join", self._join, anonymous=True)
         self._server.unary("renew", self._renew)
+        self._server.unary("withdraw", self._withdraw)
         self._server.session("session", lambda call, frames: self._sessions.serve(self._runs, call, frames))
         self._methods.register(self._server)
         host, port = _split(listen)
@@ -205,6 +206,13 @@ class Broker:
         if key_fingerprint(certificate) != caller.key:
             raise SecurityError("a certificate is renewed for its own key only; join again with a ticket")
         return self._granted(certificate, caller.name, caller.role, ticket)
+
+    def _withdraw(self, call: Call, frame: Frame) -> Frame:
+        """Somebody with a certificate ends before its session began."""
+        del frame
+        assert call.caller is not None
+        self._sessions.withdrawn(call.caller.name)
+        return Frame("withdrawn")
 
     def _granted(self, certificate: bytes, name: str, role: str, ticket: str) -> Frame:
         now = time.time()

@@ -112,6 +112,11 @@ class Sessions:
         with self._lock:
             self._admitted = {one: at for one, at in self._admitted.items() if now - at < _JOINING} | {name: now}
 
+    def withdrawn(self, name: str) -> None:
+        """``name`` will not come after all."""
+        with self._lock:
+            self._admitted.pop(name, None)
+
     def joining(self) -> list[str]:
         """Workers that were let in a moment ago and are not here yet."""
         now = time.monotonic()

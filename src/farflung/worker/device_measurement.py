@@ -4,10 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from farflung.engines import AUTO, ComputeDevice, DeviceReport, Engine, choose_device
+from farflung.engines import AUTO, ComputeDevice, DeviceReport, Engine, choose_device, get_engine
 from farflung.errors import InputError
 
-__all__ = ["measure_device"]
+__all__ = ["check_device", "load_engine", "measure_device"]
+
+
+def load_engine() -> Engine:
+    """The engine that computes.
+
+    Raises:
+        InputError: PyTorch is not installed.
+    """
+    try:
+        return get_engine("torch")
+    except ImportError as error:
+        raise InputError(f"a worker needs PyTorch, and this Python has none ({error}); pip install torch") from error
+
+
+def check_device(asked: str) -> None:
+    """See whether this machine has the device that ``asked`` means (see ``choose_device``).
+
+    Raises:
+        InputError: it does not.
+    """
+    choose_device(asked, load_engine().devices())
 
 
 def measure_device(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farflung.errors import ConnectionLost, DiskFull, SecurityError, WireError
+from farflung.errors import ConnectionLost, DiskFull, FarflungError, SecurityError, WireError
 from farflung.messages.fields import text, whole
 from farflung.messages.versions import PROTOCOL_VERSION
 from farflung.security import Credentials, Ticket, fetch_server_certificate, make_request, new_key, split_address
@@ -27,6 +27,8 @@ from farflung.wire.frames import Frame
 __all__ = ["Membership", "join"]
 
 _BROKER = "broker"
+#: Seconds for an answer to a goodbye.
+_WITHDRAWING = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,11 @@ class Membership:
     credentials: Credentials
     client: RpcClient
     own_host: str
+
+    def withdraw(self) -> None:
+        """Tell the broker not to wait for this member's session; where it does not answer, it stops waiting by itself."""
+        with suppress(FarflungError):
+            self.client.call("withdraw", Frame("withdraw"), timeout=_WITHDRAWING)
 
 
 def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None, kept: Path | None = None) -> Membership:

@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 
 from farflung.checkpoint import encode_shard
-from farflung.engines import get_engine
 from farflung.engines.base import Array, DeviceReport, Engine
 from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
 from farflung.messages.array_stream import pieces_of, read_arrays
@@ -34,7 +33,7 @@ from farflung.transports.rpc import RpcSession
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame, FrameLimits
-from farflung.worker.device_measurement import measure_device
+from farflung.worker.device_measurement import load_engine, measure_device
 from farflung.worker.helper import Helping
 from farflung.worker.link_probe import probe_link
 from farflung.worker.membership import Membership
@@ -97,7 +96,7 @@ class Worker:
         self._membership = membership
         self._options = options
         self._say = say
-        self._engine: Engine = _engine()
+        self._engine: Engine = load_engine()
         self._current: Work | Helping | None = None
         #: The work that was taken up last, whether it has ended or not.
         self._last: Work | Helping | None = None if before is None else before._last
@@ -574,10 +573,3 @@ def _older(offer: Mapping[str, Any]) -> dict[str, Any]:
 
 def _speed(report: DeviceReport) -> dict[str, float]:
     return {"speed": report.flops_per_second, "factor": report.speed_factor, "overhead": report.launch_seconds}
-
-
-def _engine() -> Engine:
-    try:
-        return get_engine("torch")
-    except ImportError as error:
-        raise InputError(f"a worker needs PyTorch, and this Python has none ({error}); pip install torch") from error

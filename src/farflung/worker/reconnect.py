@@ -12,6 +12,7 @@ from farflung.errors import ConnectionLost, FarflungError, InputError, SecurityE
 from farflung.protocol.members import Parting
 from farflung.transports.rpc import RpcClient
 from farflung.units import Seconds
+from farflung.worker.device_measurement import check_device
 from farflung.worker.membership import Membership
 from farflung.worker.owner_limits import WishesFile, minute_of_day
 from farflung.worker.process import Worker, WorkerOptions
@@ -56,15 +57,13 @@ class Service:
             ConnectionLost: it said goodbye, or did not come back in time.
             FarflungError: it refuses this worker.
         """
-        self._phase("connecting to the broker")
-        member = self._enter()
-        self._phase(f"loading PyTorch and measuring {self._options.device}")
-        worker = self._begin(Worker(member, self._options, self._say))
-        self._phase("")
+        worker = self._first()
         until = 0.0
         while True:
             try:
                 worker.serve()
+                if not worker.welcomed:  # it left before that
+                    worker.membership.withdraw()
                 return
             except (ConnectionLost, InputError) as error:
                 taken = isinstance(error, InputError)  # the broker has not yet noticed that the old session is over
@@ -85,6 +84,22 @@ class Service:
             if again is None:
                 return
             worker = self._begin(Worker(again, self._options, self._say, worker))
+
+    def _first(self) -> Worker:
+        """The worker of the first session; a device that is not there is told before the broker hears of this machine."""
+        self._phase("loading PyTorch")
+        check_device(self._options.device)
+        self._phase("connecting to the broker")
+        member = self._enter()
+        self._phase(f"measuring {self._options.device}")
+        try:
+            worker = self._begin(Worker(member, self._options, self._say))
+        except FarflungError:
+            member.withdraw()
+            member.client.close()
+            raise
+        self._phase("")
+        return worker
 
     def watch(self) -> None:
         """Look at the owner's wishes until the end, on the calling thread."""
