@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from loopback import Loopback, plainly, same, states_of, text_job, until
@@ -16,7 +18,16 @@ from farflung.broker.stragglers import Watching
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.protocol.broker import BrokerMachine, RunState
-from farflung.protocol.events import StopRequested
+from farflung.protocol.events import (
+    BetterPlan,
+    MemberDrifted,
+    MemberJoined,
+    Offer,
+    PlanMade,
+    RunPrepared,
+    RunSubmitted,
+    StopRequested,
+)
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
 
 WORLD = replanning.World(
@@ -30,6 +41,59 @@ def test_a_pause_must_be_worth_it() -> None:
     assert not replanning.worth_it(1.0, 0.95, 10_000), "the step is hardly shorter"
     assert replanning.worth_it(1.0, 0.5, 120, transfer=10.0)
     assert not replanning.worth_it(1.0, 0.5, 119, transfer=10.0), "the states have to move"
+
+
+@pytest.mark.parametrize(
+    ("host", "measured", "then", "moves"),
+    [
+        ("h", 0.028, 0.0134, False),
+        ("h", 0.028, 0.0095, True),
+        ("h", 0.0176, 0.0134, True),
+        ("h", 0.010, 0.0134, True),
+        ("", 0.028, 0.0134, True),
+    ],
+    ids=["within the error", "better than the error", "predicted well", "faster than predicted", "cores of their own"],
+)
+def test_workers_that_share_cores_move_only_for_more_than_predictions_err(
+    monkeypatch: pytest.MonkeyPatch, host: str, measured: float, then: float, moves: bool
+) -> None:
+    """The plan that runs is predicted to take 17.6 ms per step."""
+    machine, told, notes = BrokerMachine(), list[BetterPlan | MemberDrifted](), list[str]()
+    offer = Offer(memory=1e9, speed=1e9, host=host, processors=("0", "1"))
+    machine.handle(RunSubmitted(run="r", workers=None))
+    machine.handle(MemberJoined(name="a", address="a:1", offer=offer))
+    machine.handle(PlanMade(run="r", attempt=1, devices=("a",)))
+    machine.handle(RunPrepared(run="r", name="a", attempt=1))
+    machine.handle(MemberJoined(name="b", address="b:1", offer=offer))
+    old = SimpleNamespace(plan=SimpleNamespace(stages=("a",), devices=("a",)))
+    new = SimpleNamespace(
+        plan=SimpleNamespace(stages=("a", "b"), devices=("a", "b")), estimate=SimpleNamespace(step_seconds=then)
+    )
+    monkeypatch.setattr(replanning, "cluster_of", lambda *args: None)
+    monkeypatch.setattr(replanning, "plan_run", lambda *args, **kwargs: new)
+    monkeypatch.setattr(replanning, "transfer_seconds", lambda *args: 0.0)
+    monkeypatch.setattr(replanning, "strangers_of", lambda *args: [])
+    judge: Any = lambda *args: lambda plan: SimpleNamespace(step_seconds=0.0176)  # noqa: E731
+    made = replanning.Replanning(
+        machine, threading.Condition(), told.append, replace(WORLD, judge=judge), lambda run, text: notes.append(text)
+    )
+    live: Any = SimpleNamespace(
+        run="r",
+        job=text_job(steps=100_000, plan={"again": True}),
+        planned=old,
+        bundle=SimpleNamespace(graph=None, job=None),
+        progress=SimpleNamespace(last=SimpleNamespace(seconds=measured)),
+        furthest=10,
+        measured=set(),
+        result=None,
+    )
+    monkeypatch.setattr(made, "_main", lambda: None)
+    made.begins(live)
+    made.look("a link is slow")
+    assert [type(event) for event in told] == ([BetterPlan] if moves else [])
+    assert [" (steps take 1.6 times as long as predicted, and it shares cores, too), " in text for text in notes] == (
+        [] if moves else [True]
+    )
 
 
 @pytest.mark.parametrize("settling", [True, False])

@@ -9,6 +9,8 @@ Who is idle is measured first, with the job's threads: what a worker measured wh
 threads of a busy machine, may be a fraction of what it can do, and who was slow may be well again. Workers on a host that
 computes for a run are not measured, since both would be slowed down; they count as fast as those that work there.
 
+A new plan whose workers share processors has to be better even if its step exceeds its prediction as much as the last step did.
+
 With ``plan.again = "auto"`` nothing is done for a run that ends before a move can pay off.
 """
 
@@ -217,9 +219,11 @@ class Replanning:
         then = Seconds(found.estimate.step_seconds)
         transfer = transfer_seconds(bundle, planned.plan, found.plan, cluster)
         scale, steps = _scale(live, before), live.job.steps - live.furthest
-        if not worth_it(scale * before, scale * then, steps, transfer):
+        error = _error(live, before) if _shares(members, found.plan) else 1.0
+        if not worth_it(scale * before, scale * error * then, steps, transfer):
             left = counted(steps, "remaining step")
-            return f"the best plan takes {then} per step instead of {before}, which is not worth a pause for {left}"
+            known = f" (steps take {error:.1f} times as long as predicted, and it shares cores, too)" if error > 1.05 else ""
+            return f"the best plan takes {then} per step instead of {before}{known}, which is not worth a pause for {left}"
         came = sorted(set(found.plan.devices) - set(planned.plan.devices))
         using = f" with {', '.join(came)}" if came else ""
         with self._lock:
@@ -286,6 +290,16 @@ def _too_soon(live: LiveRun, planned: Planned) -> str:
     if live.job.plan.again != "auto" or left >= _MARGIN * _PAUSE:
         return ""
     return f"the run ends in about {left:.0f} s, too soon for a move to another plan"
+
+
+def _error(live: LiveRun, before: float) -> float:
+    """The measured step over the predicted one, where that is more."""
+    return max(1.0, _last_step(live) / before) if before else 1.0
+
+
+def _shares(members: Sequence[Member], plan: Plan) -> bool:
+    """Whether workers of ``plan`` share processors: how much they slow each other down is what predictions know least."""
+    return any(sum(one.name in plan.devices for one in group) > 1 for group in host_groups(members))
 
 
 def _scale(live: LiveRun, before: float) -> float:
