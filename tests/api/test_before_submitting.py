@@ -91,6 +91,7 @@ def test_devices_that_are_not_used_are_named(tmp_path: Path) -> None:
     planned = plan_run(bundle_job(job, base=tmp_path), topology)
     (unused,) = set(topology.names) - set(planned.plan.devices)
     assert f"unused: {unused} (the job sets workers = 1)" in planned.explanation
+    assert planned.summary.endswith(f"; unused: {unused} (the job sets workers = 1)"), "the one line says why, too"
     many = plan_run(bundle_job(job.model_copy(update={"workers": None}), base=tmp_path), Topology.preset("homogeneous-64"))
     assert "(the model cannot be cut into more stages)" in many.explanation
     some = job.model_copy(update={"workers": None, "limits": LimitSpec(stages=2, exclude=("device-7",))})
@@ -102,7 +103,8 @@ def test_devices_that_are_not_used_are_named(tmp_path: Path) -> None:
     three = plan_run(bundle_job(pairs, base=tmp_path), Topology.preset("homogeneous-3"))
     assert three.explanation.splitlines()[-1].endswith("(2 idle devices are needed for one more stage with 2 replicas)")
     four = replace(three, topology=Topology.preset("homogeneous-4"))
-    assert "(equal_number predicts no shorter step with more devices" in four.explanation
+    assert "(equal_number predicts no shorter step with more devices; plan.planner" in four.explanation
+    assert four.summary.endswith("(equal_number predicts no shorter step with more devices)"), "without the remedy"
     both = plan_run(bundle_job(job.model_copy(update={"workers": 2}), base=tmp_path), topology)
     assert "unused" not in both.explanation
 

@@ -99,9 +99,9 @@ class Planned:
 
     @property
     def summary(self) -> str:
-        """Stages, devices, predicted step and bottleneck in one line; unused devices are named."""
-        unused = [name for name in (*self.topology.names, *self.strangers) if name not in self.plan.devices]
-        return plan_line(self.plan, self.estimate) + (f"; unused: {listed(unused)}" if unused else "")
+        """Stages, devices, predicted step and bottleneck in one line; unused devices are named, with a short reason."""
+        unused = [f"; unused: {listed(names)} ({why.partition(';')[0]})" for names, why in self._unused()]
+        return plan_line(self.plan, self.estimate) + "".join(unused)
 
     @property
     def explanation(self) -> str:
@@ -119,15 +119,18 @@ class Planned:
             *map(str, self.relays),
             *self._shared_hosts(),
         ]
+        return (*lines, *(f"unused: {listed(names)} ({why})" for names, why in self._unused()))
+
+    def _unused(self) -> list[tuple[Sequence[str], str]]:
+        """The devices without a stage, and why."""
         allowed = {device.name for device in allowed_devices(self.topology, self.limits)}
         idle = [name for name in self.topology.names if name not in self.plan.devices]
-        for names, why in (
+        groups: list[tuple[Sequence[str], str]] = [
             ([name for name in idle if name in allowed], self._why_idle()),
             ([name for name in idle if name not in allowed], "excluded by the limits of the job"),
             (self.strangers, "missing in the submitted topology; join under a name of the topology"),
-        ):
-            lines += [f"unused: {listed(names)} ({why})"] if names else []
-        return tuple(lines)
+        ]
+        return [(names, why) for names, why in groups if names]
 
     @property
     def relays(self) -> tuple[RelayUse, ...]:
