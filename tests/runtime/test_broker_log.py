@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,21 @@ def test_a_worker_of_this_machine(cluster: Loopback, tmp_path: Path, capsys: pyt
     writer.close()
     assert shown(capsys, "b") == ["what b says itself"]
     assert shown(capsys, "b", "--broker")[0].startswith("worker b joined from")
+
+
+def test_a_name_comes_before_a_folder(
+    cluster: Loopback, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that has the name of a worker is a path only with a slash; a run's folder needs none."""
+    run = trained(cluster)
+    here = tmp_path / "here"
+    (here / "b").mkdir(parents=True)
+    shutil.copytree(run.folder, here / "copied")
+    monkeypatch.chdir(here)
+    assert shown(capsys, "b")[0].startswith("worker b joined from")
+    (err,) = shown(capsys, "./b", code=2)
+    assert "b has no log (run.log): it is not a run's folder" in err
+    assert shown(capsys, "copied") == shown(capsys, "./copied") == shown(capsys, run.run)
 
 
 def test_by_ticket(cluster: Loopback, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

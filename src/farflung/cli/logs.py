@@ -16,6 +16,7 @@ from farflung.cli.options import HomeOption
 from farflung.cli.progress import printable
 from farflung.client.connection import Client
 from farflung.errors import InputError
+from farflung.telemetry import RunFolder
 from farflung.telemetry.log_file import LogPart
 
 __all__ = ["register"]
@@ -47,7 +48,7 @@ def logs(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A run (its name or folder) or a worker (default: the log of the broker).",
+            help="A run (its name or folder; write ./NAME for a folder) or a worker (default: the log of the broker).",
             autocompletion=complete_run_or_worker,
         ),
     ] = None,
@@ -81,10 +82,18 @@ def _here(name: str, home: Path, *, broker: bool) -> Log:
     own = worker_log(name)
     if name and not broker and own.is_file():
         return Log(path=own)
-    if Path(name).is_dir() and name:
-        return run_log(Path(name))
+    place = Path(name)
+    if name and place.is_dir() and ("/" in name or name in (".", "..")):
+        return run_log(place)
+    copied = bool(name) and RunFolder(place).job.is_file()
     if (home / "authority").is_dir():
-        return find_log(home, name)
+        try:
+            return find_log(home, name)
+        except InputError:
+            if not copied:
+                raise
+    if copied:
+        return run_log(place)
     known = ", ".join(sorted(path.stem for path in members_folder().glob("*.log"))) or "none"
     what = repr(name) if name else "a broker"
     raise InputError(
