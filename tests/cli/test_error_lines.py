@@ -56,6 +56,15 @@ def test_no_ticket(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.parametrize("command", [("status",), ("watch", "run-1")])
+def test_a_broker_that_has_ended(capsys: pytest.CaptureFixture[str], own_home: Path, command: tuple[str, ...]) -> None:
+    (own_home / "broker" / "authority").mkdir(parents=True)
+    assert line(capsys, *command, code=2) == (
+        f"no broker runs with the folder {own_home / 'broker'}: start it (farflung broker), "
+        "or reach a broker elsewhere with --ticket, or name another folder with --home"
+    )
+
+
 def test_a_kept_ticket_says_where_it_came_from(
     capsys: pytest.CaptureFixture[str], own_home: Path, tmp_path: Path, free_address: str
 ) -> None:

@@ -134,7 +134,10 @@ def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest
     code, _, err = run(capsys, "pause")
     assert (code, err) == (
         2,
-        ("farflung: no worker of this user runs on this machine: farflung pause NAME means another one (see farflung status)\n"),
+        (
+            "farflung: you run no worker on this machine: name a worker of another machine, farflung pause NAME "
+            "(farflung status lists them)\n"
+        ),
     )
     wishes.begin({})
     assert run(capsys, "pause")[1] == ("attic: paused, and hands over a run that it works on; farflung resume ends the pause\n")

@@ -92,6 +92,9 @@ def test_a_finished_run_gets_more_steps(cluster: Loopback, capsys: pytest.Captur
     code, out, err = submit(capsys, "--resume", first.run)
     assert code == 2
     assert f"{first.run} has a checkpoint after step 4 of 4: add --steps N with N above 4" in err
+    code, out, err = submit(capsys, "--resume", first.run, "--steps", "3")
+    assert code == 2
+    assert f"--steps must be above 4, got 3: {first.run} has a checkpoint after step 4\n" in err
     code, out, err = submit(capsys, "--resume", first.run, "--steps", "6")
     assert code == 0, err
     assert f"continues {first.run} after step 4, up to step 6\n" in out

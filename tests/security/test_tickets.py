@@ -69,7 +69,8 @@ def test_words_for_what_is_wrong() -> None:
         ("", "'' is not a ticket: a ticket begins with 'farflung1-'"),
         ("https://example.org/a-very-long-address", r"\.\.\.' is not a ticket"),
         (line[:-9], "mistyped or cut"),
-        (line + "!", "a sign or the length is impossible"),
+        (line + "!", "mistyped or cut: it contains '!'; copy the whole line"),
+        ("farflung1-a", "mistyped or cut: a ticket cannot have 11 characters; copy"),
         ("farflung1-" + "a" * 3000, "at most 2048 signs, this text has 3010"),
     ]:
         with pytest.raises(SecurityError, match=words):

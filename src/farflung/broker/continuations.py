@@ -70,6 +70,10 @@ class Continuations:
                 f"run {source!r} takes its data from the Python program that submitted it: resume it from that program"
             )
         wanted = steps or job.steps
+        if steps is not None and steps <= newest.step:
+            raise InputError(
+                f"--steps must be above {newest.step}, got {steps}: run {source!r} has a checkpoint after step {newest.step}"
+            )
         if wanted <= newest.step:
             raise InputError(
                 f"run {source!r} has a checkpoint after step {newest.step} of {wanted}: add --steps N with N above {newest.step}"

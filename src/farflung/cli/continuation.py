@@ -36,6 +36,8 @@ def start_line(client: Client, source: str, steps: int | None) -> str:
     found = client.resumable(source)
     begin, before = int(str(found["step"])), int(str(found["steps"]))
     wanted = steps or before
+    if steps is not None and steps <= begin:
+        raise InputError(f"--steps must be above {begin}, got {steps}: {source} has a checkpoint after step {begin}")
     if wanted <= begin:
         raise InputError(f"{source} has a checkpoint after step {begin} of {wanted}: add --steps N with N above {begin}")
     line = f"continues {source} after step {begin}, up to step {wanted}"

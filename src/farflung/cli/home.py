@@ -108,6 +108,11 @@ def open_client(ticket: str | None, folder: Path | None = None, *, reads: bool =
     if ticket is not None:
         return _join(ticket, lasting=not reads)
     path = broker_folder(folder) / _NAME
+    if not path.exists() and (path.parent / "authority").is_dir():
+        raise InputError(
+            f"no broker runs with the folder {path.parent}: start it (farflung broker), "
+            "or reach a broker elsewhere with --ticket, or name another folder with --home"
+        )
     if not path.exists():
         raise InputError(
             "no ticket: pass --ticket (the broker prints a submit ticket when it starts), or run this on the broker's machine "

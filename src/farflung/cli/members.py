@@ -107,7 +107,8 @@ def _only(command: str) -> str:
     running = [one.name for one in known_workers(members_folder()) if one.runs]
     if not running:
         raise InputError(
-            f"no worker of this user runs on this machine: farflung {command} NAME means another one (see farflung status)"
+            f"you run no worker on this machine: name a worker of another machine, farflung {command} NAME "
+            "(farflung status lists them)"
         )
     if len(running) > 1:
         raise InputError(

@@ -25,6 +25,7 @@ __all__ = ["Ticket", "describe_time"]
 _PREFIX = "farflung1-"
 _MAX_TEXT = 2048
 _CHECK = 4
+_ALPHABET = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567")
 _REMEDY = "copy the whole line again, from 'farflung1-' to its end"
 
 
@@ -78,11 +79,13 @@ class Ticket:
         code = line[len(_PREFIX) :].upper()
         try:
             raw = base64.b32decode(code + "=" * (-len(code) % 8))
-        except ValueError as error:  # impossible length, or a sign outside the alphabet
-            raise SecurityError(f"the ticket is mistyped or cut (a sign or the length is impossible); {_REMEDY}") from error
+        except ValueError as error:  # an impossible length, or a character outside the alphabet
+            strange = next((sign for sign in code if sign not in _ALPHABET), None)
+            what = f"a ticket cannot have {len(line)} characters" if strange is None else f"it contains {strange.lower()!r}"
+            raise SecurityError(f"the ticket is mistyped or cut: {what}; {_REMEDY}") from error
         body, check = raw[:-_CHECK], raw[-_CHECK:]
         if len(raw) <= _CHECK or _checksum(body) != check:
-            raise SecurityError(f"the ticket is mistyped or cut (its checksum is wrong); {_REMEDY}")
+            raise SecurityError(f"the ticket is mistyped or cut: its checksum is wrong; {_REMEDY}")
         return cls._from_fields(body)
 
     @classmethod
