@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -13,6 +14,7 @@ from farflung.cli.home import run_folder
 from farflung.cli.options import HomeOption, to_write
 from farflung.errors import FarflungError
 from farflung.telemetry import RunFolder
+from farflung.units import counted
 
 __all__ = ["register", "report_here"]
 
@@ -39,9 +41,17 @@ def report(
     if target is not None:
         to_write(target)
     if len(folders) == 1:
-        typer.echo(write_report(folders[0], target))
+        typer.echo(_written(write_report(folders[0], target)))
         return
-    typer.echo(compare_report(folders, _labels(folders), target or folders[0] / "comparison.html"))
+    typer.echo(_written(compare_report(folders, _labels(folders), target or folders[0] / "comparison.html")))
+
+
+def _written(path: Path) -> str:
+    """The path of a report, and the pictures beside one that is Markdown."""
+    from farflung.dashboard.markdown import picture_names
+
+    names = picture_names(path.read_text(encoding="utf-8"), quote(path.stem)) if path.suffix == ".md" else []
+    return f"{path}, with {counted(len(names), 'picture')} beside it: {path.stem}-*.svg" if names else str(path)
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:

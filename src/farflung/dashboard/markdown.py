@@ -8,7 +8,7 @@ from farflung.dashboard.page import Page
 from farflung.dashboard.plots import Plot
 from farflung.dashboard.tables import Table
 
-__all__ = ["to_markdown"]
+__all__ = ["picture_names", "to_markdown"]
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$&])")
 
@@ -23,6 +23,11 @@ def to_markdown(page: Page, pictures: str) -> str:
     blocks += [_table(table) for table in page.tables if table.rows]
     blocks += [f"## {_escape(title)}\n\n{_fenced(text)}" for title, text in page.texts]
     return "\n\n".join(blocks) + "\n"
+
+
+def picture_names(text: str, pictures: str) -> list[str]:
+    """The files of the plots that ``to_markdown`` has put into ``text`` with the same ``pictures``."""
+    return re.findall(rf"^!\[.*\]\(({re.escape(pictures)}-[\w-]+\.svg)\)$", text, flags=re.MULTILINE)
 
 
 def _plot(plot: Plot, pictures: str) -> str:

@@ -66,14 +66,18 @@ class Run:
             totals.append(total)
         return tuple(totals)
 
+    @property
+    def loss_window(self) -> int:
+        """Of how many losses ``smooth_losses`` are means."""
+        return max(1, min(10, self.job.steps // 4))
+
     @cached_property
     def smooth_losses(self) -> tuple[float, ...]:
         """At each record the mean of the last losses: a quarter of the job's steps, at most 10; what is no number is left out.
 
         From 40 steps on the window is the same for all runs: a shorter one finds lower losses by luck.
         """
-        losses = [record.loss for record in self.steps]
-        width = max(1, min(10, self.job.steps // 4))
+        losses, width = [record.loss for record in self.steps], self.loss_window
         windows = ([x for x in losses[max(0, i + 1 - width) : i + 1] if math.isfinite(x)] for i in range(len(losses)))
         return tuple(statistics.fmean(window) if window else math.nan for window in windows)
 

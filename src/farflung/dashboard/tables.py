@@ -64,12 +64,17 @@ def status(run: Run) -> tuple[str, str]:
 def headline(run: Run) -> tuple[tuple[str, str], ...]:
     """The few figures that stand at the top: (what, value)."""
     steps = str(len(run.steps)) if len(run.steps) >= run.job.steps else f"{len(run.steps)} of {run.job.steps}"
-    figures = [("steps", steps), ("training time", str(Seconds(run.seconds)))]
+    figures = [("steps", steps), ("time to the end of the last step", str(Seconds(run.seconds)))]
+    if run.result is not None:
+        figures.append(("time of the whole run", str(Seconds(run.result.seconds))))
     if run.steps:
         last = run.steps[-1]
         rate = ("tokens/s", last.tokens) if last.tokens else ("samples/s", last.samples)
         median = run.median_seconds or 0.0
-        figures[1:1] = [("loss", number(run.smooth_losses[-1]))]
+        figures[1:1] = [
+            ("loss of the last step", f"{last.loss:.4f}"),
+            (f"loss, mean of the last {counted(min(run.loss_window, len(run.steps)), 'step')}", number(run.smooth_losses[-1])),
+        ]
         figures.append(("step time, median", str(Seconds(median))))
         figures.append((rate[0], number(rate[1] / median) if median else NOTHING))
         figures.append(("over the links", str(Bytes(run.total_bytes))))
@@ -234,7 +239,7 @@ def totals(run: Run) -> Table:
         ("steps skipped (loss not a number)", str(skipped)),
         ("samples", f"{samples:,}"),
         ("tokens", f"{tokens:,}" if tokens else NOTHING),
-        ("training time", str(Seconds(run.seconds))),
+        ("time to the end of the last step", str(Seconds(run.seconds))),
         ("step time, median", str(Seconds(run.median_seconds)) if run.median_seconds is not None else NOTHING),
         ("step time, predicted", str(Seconds(run.predicted_seconds)) if run.predicted_seconds is not None else NOTHING),
         ("bytes over the links", str(Bytes(run.total_bytes))),
