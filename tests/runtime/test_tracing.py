@@ -66,6 +66,8 @@ def test_time_adds_up(finished: Path) -> None:
 def test_the_command_prints_and_writes(finished: Path, tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
     told = CliRunner().invoke(app, ["trace", str(finished), "--perfetto", str(target)])
+    for column in ("before", "total", "send, receive", "hidden", "clock"):
+        assert f"{column}: " in told.stdout or f"{column} = " in told.stdout, "the legend"
     assert told.exit_code == 0, told.output
     assert all(word in told.output for word in ("compute", "transfer only", "wait only", "other", "hidden"))
     assert "ui.perfetto.dev" in told.output

@@ -20,6 +20,11 @@ from farflung.units import Seconds, counted
 __all__ = ["register"]
 
 _WIDTH = 150
+_LEGEND = (
+    "before: ahead of the first step. total = compute + transfer only + wait only + other. "
+    "send, receive: also while the worker computes.\n"
+    "hidden: share of send and receive while the worker computes. clock: offset to the broker's clock, ± largest error."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +43,7 @@ def trace(
     if not traces:
         raise InputError(f"{folder} has no trace: the run made no step, or farflung was older")
     Console(width=max(Console().width, _WIDTH)).print(_table(traces, time_shares(traces)))
+    typer.echo(_LEGEND)
     for one in traces:
         if one.lost:
             typer.echo(f"{one.process}: {counted(one.lost, 'span')} lost")
