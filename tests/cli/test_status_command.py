@@ -59,9 +59,21 @@ def test_a_run_is_one_short_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     lines = out.splitlines()
     assert len(lines) == 6
     assert lines[3].endswith("step 4/4  loss 2.5000")
-    assert lines[4].endswith("4 GB (most... (see: status RUN)")
-    assert lines[5].endswith("  short")
+    assert lines[4].endswith("; device 'attic' needs 12 GB and has 8 GB: it lacks 4 GB... (see: status run-2)")
+    assert lines[5].endswith("; short")
     assert max(map(len, lines)) < 160
+
+
+def test_what_a_run_waits_for_and_what_was_before_are_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cause = "worker b fails: there is no folder (/home/somebody/a-very-long-path/to/data); use join --data"
+    for key, value in {"state": "waiting", "loss": None, "needs": 2, "ahead": 1, "cause": cause}.items():
+        monkeypatch.setitem(RUNS[1], key, value)
+    _, out, _ = status(monkeypatch, capsys)
+    assert out.splitlines()[4].endswith(
+        "step 4/4; needs 2 idle workers, after 1 other run; before: worker b fails: there is no folder... (see: status run-2)"
+    )
 
 
 def test_what_is_slow_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

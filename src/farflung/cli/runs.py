@@ -153,7 +153,7 @@ def status(
     _show_members(header, members, verbose=verbose)
     typer.echo(counted(len(runs), "run"))
     for one in runs:
-        typer.echo(f"  {_line(one)}{_queue(one)}{_short(one['cause'])}")
+        typer.echo(f"  {_line(one)}{_queue(one)}{_short(one)}")
 
 
 def _measured(member: Mapping[str, Any]) -> str:
@@ -199,7 +199,7 @@ def _queue(run: Mapping[str, Any]) -> str:
     if run["state"] != "waiting" or "needs" not in run:
         return ""
     ahead = f", after {counted(run['ahead'], 'other run')}" if run["ahead"] else ""
-    return f"  for {counted(run['needs'], 'idle worker')}{ahead}"
+    return f"; needs {counted(run['needs'], 'idle worker')}{ahead}"
 
 
 def _line(run: Mapping[str, Any]) -> str:
@@ -208,12 +208,19 @@ def _line(run: Mapping[str, Any]) -> str:
     return f"{run['run']:14} {run['job']:16} {run['state']:10} step {run['step']}/{run['steps']}{loss}{slow}"
 
 
-def _short(cause: str | None) -> str:
-    """The beginning of a run's cause, so that a run stays one line of the list."""
+def _short(run: Mapping[str, Any]) -> str:
+    """The beginning of a run's cause, in whole words, so that a run stays one line of the list."""
+    cause = run["cause"]
     if not cause:
         return ""
+    before = "; before: " if run["state"] == "waiting" else "; "
     first = cause.splitlines()[0]
-    return f"  {first}" if first == cause and len(first) <= _SHORT else f"  {first[:_SHORT].rstrip()}... (see: status RUN)"
+    if first == cause and len(first) <= _SHORT:
+        return f"{before}{first}"
+    begin = first if len(first) <= _SHORT else first[: _SHORT + 1].rpartition(" ")[0] or first[:_SHORT]
+    if begin.count("(") > begin.count(")"):
+        begin = begin[: begin.rindex("(")] or begin
+    return f"{before}{begin.rstrip(' ,;:')}... (see: status {run['run']})"
 
 
 def _show_run(name: str, runs: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
