@@ -67,7 +67,7 @@ def test_list_by_name_and_by_folder(broker: Path, capsys: pytest.CaptureFixture[
     code, out, _ = run(["checkpoint", "list", "run-1"], capsys)
     assert code == 0
     assert [line.split()[:2] for line in out.splitlines()] == [["step", "2"], ["step", "4"]]
-    assert "2 states, 1 optimizer tensor, 2 shards" in out
+    assert "2 states (and 1 further name of tied ones), 1 optimizer tensor, 2 shards" in out
     code, out, _ = run(["checkpoint", "list", broker / "runs/run-1", "--json"], capsys)
     assert [row["ledger"] for row in json.loads(out)] == [{"steps": 2, "samples": 16}, {"steps": 4, "samples": 32}]
 

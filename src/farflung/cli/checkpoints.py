@@ -55,6 +55,11 @@ def _size(manifest: Manifest) -> Bytes:
     return Bytes(sum(shard.size for shard in manifest.shards))
 
 
+def _tied(count: int) -> str:
+    """That an export writes some states under further names, too."""
+    return f" (and {counted(count, 'further name')} of tied ones)" if count else ""
+
+
 @checkpoints.command("list")
 def list_checkpoints(
     run: RunArgument,
@@ -70,7 +75,13 @@ def list_checkpoints(
         except FarflungError as error:
             found.append({"step": step, "problem": str(error)})
             continue
-        counts = {"states": len(manifest.states), "optimizer": len(manifest.optimizer), "shards": len(manifest.shards)}
+        further = sum(map(len, manifest.aliases.values()))
+        counts = {
+            "states": len(manifest.states),
+            "optimizer": len(manifest.optimizer),
+            "shards": len(manifest.shards),
+            "tied": further,
+        }
         found.append({"step": step, "bytes": int(_size(manifest)), **counts, "ledger": dict(manifest.ledger)})
     if as_json:
         typer.echo(json.dumps(found, indent=1))
@@ -82,7 +93,7 @@ def list_checkpoints(
             typer.echo(f"step {row['step']:>8}  damaged: {row['problem']}")
             continue
         typer.echo(
-            f"step {row['step']:>8}  {Bytes(row['bytes'])!s:>9}  {counted(row['states'], 'state')}, "
+            f"step {row['step']:>8}  {Bytes(row['bytes'])!s:>9}  {counted(row['states'], 'state')}{_tied(row['tied'])}, "
             f"{counted(row['optimizer'], 'optimizer tensor')}, {counted(row['shards'], 'shard')}"
         )
 
