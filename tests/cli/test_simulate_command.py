@@ -95,6 +95,13 @@ def test_the_folder_of_a_run_is_enough(planned: tuple[Path, Path], tmp_path: Pat
     code, out, _ = run(["simulate", folder, "--topology", "homogeneous-2"], capsys)
     assert code == 0
     assert "simulated step: " in out
+    (tmp_path / "home" / "runs").mkdir(parents=True)
+    folder.rename(tmp_path / "home" / "runs" / "run-1")
+    code, named, err = run(["simulate", "run-1", "--home", tmp_path / "home", "--topology", "homogeneous-2"], capsys)
+    assert (code, named) == (0, out), err
+    code, _, err = run(["simulate", "run-2", "--home", tmp_path / "home"], capsys)
+    assert code == 2
+    assert f"there is no run 'run-2' in {tmp_path / 'home' / 'runs'}, and no such folder; runs there: run-1" in err
 
 
 def test_what_is_refused(planned: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,8 @@ import typer
 
 from farflung.api.activity import Activity
 from farflung.api.tolerance import FaultSettings, Tolerance, tolerance
+from farflung.cli.completion import complete_run
+from farflung.cli.home import run_folder
 from farflung.cli.options import about, read_text, to_write, write_text
 from farflung.cli.planning import plan_text, read_time, read_topology
 from farflung.cluster import Topology, with_relays
@@ -32,7 +34,12 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    plan: Annotated[Path, typer.Argument(help="A plan file (from `farflung plan --json`) or the folder of a run.")],
+    plan: Annotated[
+        str,
+        typer.Argument(
+            help="A run (its name or folder), or a plan file (from `farflung plan --json`).", autocompletion=complete_run
+        ),
+    ],
     topology: Annotated[str | None, typer.Option(help="Topology file (TOML) or preset (default: the run's).")] = None,
     job: Annotated[Path | None, typer.Option(help="Job file of the plan (default: graph.json beside the plan).")] = None,
     steps: Annotated[int, typer.Option(help="Number of optimizer steps.")] = 1,
@@ -47,10 +54,12 @@ def simulate(
     away: Annotated[str | None, typer.Option(help="How long a dead machine is missing (default: replaced at once).")] = None,
     deaths: Annotated[int, typer.Option(min=0, help="Number of machine deaths to simulate.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    home: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
 ) -> None:
     """Run a plan in virtual time. Prints step time, load of devices and links, memory and cost."""
-    folder = RunFolder(plan if plan.is_dir() else plan.parent)
-    chosen = _plan(folder.plan if plan.is_dir() else plan)
+    path = _place(plan, home)
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    chosen = _plan(folder.plan if path.is_dir() else path)
     network = with_relays(read_topology(topology) if topology else _topology(folder))
     if trace is not None:
         to_write(trace)
@@ -113,6 +122,16 @@ def describe(found: Simulation) -> str:
             f"traffic {bill.traffic:.3g}), {bill.joules / 3.6e6:.3g} kWh"
         )
     return "\n".join(lines)
+
+
+def _place(plan: str, home: Path | None) -> Path:
+    """The plan file ``plan``, or the folder of the run of that name or path.
+
+    Raises:
+        InputError: there is neither.
+    """
+    path = Path(plan)
+    return path if path.is_file() or path.suffix == ".json" else run_folder(plan, home)
 
 
 def _plan(path: Path) -> Plan:
