@@ -214,9 +214,9 @@ def test_the_broker_is_killed_in_mid_run(tmp_path: Path) -> None:
         made.broker.kill(signal.SIGKILL)
         for name in "ab":
             assert re.search(
-                r"farflung: cannot reach broker at .*check that broker runs", made.workers[name].ends_cleanly(10, SOON)
+                r"farflung: cannot reach the broker at .*check that the broker runs", made.workers[name].ends_cleanly(10, SOON)
             )
-        assert "farflung: cannot reach broker at" in submitted.ends_cleanly(10, SOON)
+        assert "farflung: cannot reach the broker at" in submitted.ends_cleanly(10, SOON)
         store = CheckpointStore(folder / "checkpoints")
         latest = store.latest()
         assert latest is not None

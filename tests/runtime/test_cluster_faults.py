@@ -525,7 +525,7 @@ def test_a_broker_that_is_ended_says_so(place: Path, captured: Bundle) -> None:
         for thread in own._threads:
             thread.join(PATIENCE)
             assert not thread.is_alive()
-        with pytest.raises(ConnectionLost, match="cannot reach broker at"):
+        with pytest.raises(ConnectionLost, match="cannot reach the broker at"):
             own.client.status()
     assert any("failed after" in line and "the broker was ended" in line for line in said)
 

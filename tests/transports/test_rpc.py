@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
+import grpc
 import pytest
 from quiet import nobody
 
@@ -11,6 +12,7 @@ from farflung.errors import ConnectionLost, FarflungError, PlanError, SecurityEr
 from farflung.security import Credentials, certificate_fingerprint, fetch_server_certificate
 from farflung.transports import Insecure, Pinned
 from farflung.transports.rpc import Call, RpcClient, RpcServer
+from farflung.transports.rpc.failures import explain
 from farflung.wire.frames import Frame, FrameLimits
 
 Member = Callable[..., Credentials]
@@ -108,7 +110,10 @@ def test_before_joining(broker: Broker, member: Member) -> None:
             client.call("fail", Frame("x"))
         with pytest.raises(SecurityError, match="join with a ticket first"):
             list(client.stream("count", Frame("x", {"n": 1})))
-    with closing(RpcClient(broker.member_address, pinned)) as client, pytest.raises(ConnectionLost, match="cannot reach broker"):
+    with (
+        closing(RpcClient(broker.member_address, pinned)) as client,
+        pytest.raises(ConnectionLost, match="cannot reach the broker"),
+    ):
         client.call("who", Frame("hello"))
 
 
@@ -194,9 +199,26 @@ def test_large_frames_are_refused_by_both_sides(broker: Broker, member: Member) 
         client.call("who", Frame("x", {}, (bytes(11),)))
 
 
+@pytest.mark.parametrize("details", ["Stream removed (Socket closed)", "recvmsg:Connection reset by peer", "Socket closed"])
+def test_a_connection_that_breaks_is_told_in_plain_words(details: str) -> None:
+    class Failure:
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self) -> str:
+            return details
+
+        def trailing_metadata(self) -> None:
+            return None
+
+    assert str(explain(Failure(), "broker", "192.0.2.1:7070")) == (
+        "cannot reach the broker at 192.0.2.1:7070: the connection broke off; check that the broker runs and the port is open"
+    )
+
+
 def test_nobody_listens(member: Member) -> None:
     with nobody() as address, closing(RpcClient(address, member("w"))) as client:
-        words = rf"cannot reach broker at {address}: .*refused.*; check that broker runs and the port is open"
+        words = rf"cannot reach the broker at {address}: .*refused.*; check that the broker runs and the port is open"
         with pytest.raises(ConnectionLost, match=words):
             client.call("who", Frame("x"))
         with pytest.raises(ConnectionLost, match=words):
@@ -206,7 +228,7 @@ def test_nobody_listens(member: Member) -> None:
 def test_the_wrong_broker(broker: Broker, member: Member) -> None:
     with (
         _client(broker, member("w", cluster="two")) as client,
-        pytest.raises(SecurityError, match="cannot prove that it is broker of this cluster"),
+        pytest.raises(SecurityError, match="cannot prove that it is the broker of this cluster"),
     ):
         client.call("who", Frame("x"), patience=PATIENCE)
 

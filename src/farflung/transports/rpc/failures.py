@@ -17,6 +17,8 @@ _KEY = "farflung-error"
 _MAX_TEXT = 1500
 _LAST_ERROR = re.compile(r"last error: (?:[A-Z_]+: )?(?:ipv[46]:\S+: |unix:\S+: )?(.*)", re.DOTALL)
 _REFUSED_CERTIFICATE = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verification|TSI_PROTOCOL_FAILURE|WRONG_VERSION_NUMBER")
+#: Words of gRPC for a connection that ended under a call.
+_BROKEN = re.compile(r"Stream removed|Socket closed|RST_STREAM|GOAWAY|recvmsg|Connection reset|Broken pipe")
 
 
 def abort(context: grpc.ServicerContext, error: FarflungError) -> NoReturn:
@@ -28,6 +30,7 @@ def abort(context: grpc.ServicerContext, error: FarflungError) -> NoReturn:
 def explain(failure: Any, peer: str, address: str) -> FarflungError:
     """The error of this program that a failed call stands for (``failure``: a ``grpc.RpcError`` or an ended call)."""
     code, details = failure.code(), failure.details() or ""
+    peer = "the broker" if peer == "broker" else peer
     named = dict(failure.trailing_metadata() or ()).get(_KEY)
     if isinstance(named, str) and named in errors.__all__:
         kind: type[FarflungError] = getattr(errors, named)
@@ -53,4 +56,5 @@ def explain(failure: Any, peer: str, address: str) -> FarflungError:
 
 def _cause(details: str) -> str:
     found = _LAST_ERROR.search(details)
-    return (found[1] if found else details).strip().rstrip(".")
+    cause = (found[1] if found else details).strip().rstrip(".")
+    return "" if _BROKEN.search(cause) else cause
