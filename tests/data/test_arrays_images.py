@@ -48,7 +48,7 @@ def test_a_machine_needs_only_its_own_field(tmp_path: Path) -> None:
     assert source.size == 6
     assert list(source.batch(np.array([1]), ["labels"])) == ["labels"]
     assert set(source.fingerprint(["labels"])) == {"samples", "labels"}
-    with pytest.raises(DataError, match=r"data 'set/inputs\.npy' is not on this machine \(looked at .*\): copy it there"):
+    with pytest.raises(DataError, match=r"data 'set/inputs\.npy' is not on this machine .*: .* join --data FOLDER"):
         source.check()
 
 

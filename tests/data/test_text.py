@@ -129,7 +129,7 @@ def test_default_cache_follows_the_desktop_convention(monkeypatch: pytest.Monkey
 
 
 def test_missing_things_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data 'corpus' is not on this machine \(looked at .*corpus\): copy it there"):
+    with pytest.raises(DataError, match=r"data 'corpus' is not on this machine .*corpus\): .* join --data FOLDER"):
         text(tmp_path).check()
     corpus(tmp_path, {"a.txt": "abc"})
     with pytest.raises(DataError, match=r"data 'corpus' has no file that matches '\*\.md' on this machine"):

@@ -97,7 +97,10 @@ class ArraySource:
                 candidates = sorted((folder / field).glob("*.npy"))
         if not candidates or not candidates[0].is_file():
             looked = candidates[0] if candidates else folder / field
-            raise DataError(f"data {name!r} is not on this machine (looked at {looked}): copy it there, or choose another folder")
+            raise DataError(
+                f"data {name!r} is not on this machine (looked at {looked}): copy it there, "
+                "or start the worker with farflung join --data FOLDER"
+            )
         inside(candidates, name, self._place)
         return candidates
 

@@ -82,7 +82,8 @@ def find(path: str, glob: str, place: Place) -> tuple[Path, list[Path]]:
         return root.parent, [root]
     if not root.is_dir():
         raise DataError(
-            f"data {path!r} is not on this machine (looked at {root}): copy it there, or start with another data folder"
+            f"data {path!r} is not on this machine (looked at {root}): copy it there, "
+            "or start the worker with farflung join --data FOLDER"
         )
     pattern = _pattern(glob)
     files = [file for name, file in _walk(root, generated="{stdlib}" in path) if pattern.fullmatch(name)]
