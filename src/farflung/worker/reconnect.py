@@ -91,7 +91,7 @@ class Service:
         check_device(self._options.device)
         self._phase("connecting to the broker")
         member = self._enter()
-        self._phase(f"measuring {self._options.device}")
+        self._phase("measuring the speed of the device")
         try:
             worker = self._begin(Worker(member, self._options, self._say))
         except FarflungError:
