@@ -9,6 +9,7 @@ from contextlib import suppress
 from farflung.api.batches import Batches, EvaluationBatches
 from farflung.api.callbacks import Callbacks
 from farflung.api.outcome import Outcome
+from farflung.api.stretched_schedule import warn_if_stretched
 from farflung.checkpoint.safetensors import encode, spec_of
 from farflung.client.batch_feeder import Feeder
 from farflung.client.connection import Client, PlannedRun
@@ -49,6 +50,7 @@ def train_there(
         given = _to_send(bundle, states)
         if given:
             client.send_weights(bundle.run, encode({n: spec_of(a) for n, a in given.items()}, given.__getitem__))
+        _warn(bundle, client)
         client.submit(bundle)
         client.patience = _PATIENCE
         follower.follow()
@@ -78,6 +80,13 @@ def _to_send(bundle: Bundle, states: Mapping[str, Array]) -> dict[str, Array]:
     """The caller's weights; of a run that resumes only what checkpoints leave out."""
     resumes = bool(bundle.job.checkpoint.resume)
     return {name: array for name, array in states.items() if not (resumes and bundle.graph.state[name].persistent)}
+
+
+def _warn(bundle: Bundle, client: Client) -> None:
+    """Warn where the run continues an earlier one under other learning rates."""
+    if bundle.job.checkpoint.resume and bundle.job.schedule.name != "constant":
+        with suppress(FarflungError):  # there is nothing to continue from: then ``submit`` says why
+            warn_if_stretched(bundle.job, int(str(client.resumable(bundle.job.checkpoint.resume)["steps"])))
 
 
 class _Follower:
