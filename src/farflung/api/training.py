@@ -174,10 +174,13 @@ def _train(
         return bundle, train_here(bundle, trainee.states, batches, side, callbacks, settings)
     except GraphError as error:  # an operator refused what the first batch made of it
         raise GraphError(f"{error}; {_about(graph)}") from error
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         # the same exception, without the threads among which it was raised
         where = "its workers have ended" if given.ticket is None else f"{bundle.run} ends after its current step"
-        raise KeyboardInterrupt(f"{_interrupted(callbacks, given)}; {where}") from None
+        plain = KeyboardInterrupt(f"{_interrupted(callbacks, given)}; {str(error) or where}")
+        for note in getattr(error, "__notes__", ()):
+            plain.add_note(note)
+        raise plain from None
 
 
 def _with_samples(job: JobSpec, graph: Graph, evaluation: Evaluation | None) -> JobSpec:
@@ -205,6 +208,8 @@ def _delivered(result: TrainResult, outcome: Outcome, given: TrainArguments, cal
 
 def _with_result(error: BaseException, result: TrainResult) -> BaseException:
     error.__dict__["result"] = result
+    if result.checkpoint and isinstance(error, KeyboardInterrupt):
+        error.add_note(f"train(..., resume={result.checkpoint!r}) continues from the newest checkpoint")
     error.add_note(f"the result of the {result.steps} steps so far is in the attribute 'result' of this exception")
     return error
 
