@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.api.activity import TrainingProgress
 from farflung.api.argument_names import in_arguments
-from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, TrainArguments, job_of
+from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, TrainArguments, check_types, job_of
 from farflung.api.batches import batch_rows, call_order, evaluation_order
 from farflung.api.callbacks import Callbacks, StopTraining
 from farflung.api.evaluation import Evaluation
@@ -123,6 +123,8 @@ def train(
         resume=resume,
         job=job,
     )
+    functions = {"module": module, "batch_fn": batch_fn}
+    check_types(given, functions if on_step is None else {**functions, "on_step": on_step})
     try:
         with TrainingProgress(steps) as progress:
             callbacks = Callbacks(on_step, None if evaluation is None else evaluation.on_result, progress)
