@@ -82,6 +82,22 @@ def test_steps_are_logged_ten_times_and_printed_nowhere(caplog: pytest.LogCaptur
     assert not printed(place)
 
 
+def test_waiting_for_machines_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="farflung"):
+        for place, missing in ((console(terminal=True), 2), (console(terminal=False), 1), (console(terminal=False), 0)):
+            with TrainingProgress(2, Activity(place)) as progress:
+                progress.waiting("run-1", missing)
+                if place.is_terminal:
+                    assert "run-1: waiting for 2 more workers" in printed(place)
+                else:
+                    assert not printed(place)
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("INFO", "run-1 is waiting for 2 more workers"),
+        ("WARNING", "run-1 is waiting for 1 more worker"),
+        ("WARNING", "run-1 is waiting for its turn"),
+    ]
+
+
 def test_steps_have_a_live_line_on_a_terminal() -> None:
     place = console(terminal=True)
     with TrainingProgress(2, Activity(place)) as progress:

@@ -20,6 +20,10 @@ from farflung.api.argument_names import in_arguments
         ("steps = 4: shorten it", "steps=4: shorten it"),
         ("remove [sync], or micro_batch_sizes = [4, 4]", "remove sync, or micro_batches=[4, 4]"),
         ("limits.stages = 2 allows", "job=JobSpec(limits=LimitSpec(stages=2)) allows"),
+        (
+            "or load its exported weights with weights.source = 'file' to begin",
+            "or load its exported weights into the module to begin",
+        ),
         ("checkpoint.keep", "checkpoint=CheckpointSpec(keep=...)"),
     ],
 )

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from farflung import train
+from farflung.broker.process import Broker
+from farflung.client.connection import Client
+from farflung.client.in_process import LocalRun
+from farflung.security import Ticket
 from farflung.telemetry.records import StepRecord
+from farflung.worker.membership import join
 
 
 class Model(torch.nn.Sequential):
@@ -26,6 +35,16 @@ def workers_computing() -> list[str]:
     """Threads of workers that still run Python code (a thread's own word is not taken for it)."""
     running = {thread.ident: thread.name for thread in threading.enumerate()}
     return [running[ident] for ident in sys._current_frames() if running.get(ident, "").startswith(("compute-", "lane-"))]
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[Any]:
+    """A function that does what Ctrl-C does."""
+    main = threading.main_thread().ident
+    assert main is not None
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.pthread_kill(main, signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 def test_the_interrupt_says_how_far_it_came_and_ends_the_workers() -> None:
@@ -55,3 +74,57 @@ def test_the_interrupt_says_how_far_it_came_and_ends_the_workers() -> None:
         if thread.name.startswith(("compute-", "lane-")):
             thread.join()
     assert not workers_computing()
+
+
+def test_an_interrupt_that_ends_all_at_once_names_the_newest_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def twice(self: LocalRun, on_interrupt: Any) -> None:
+        run(self, on_interrupt)
+        raise KeyboardInterrupt  # the second one, after a checkpoint was written
+
+    run = LocalRun.run
+    monkeypatch.setattr(LocalRun, "run", twice)
+    with pytest.raises(
+        KeyboardInterrupt, match=r"^training was interrupted after 2 of 2 steps; its workers have ended"
+    ) as caught:
+        train(Model(torch.nn.Linear(8, 1)), batch, steps=2, workers=1, folder=tmp_path / "run")
+    newest = str(tmp_path / "run" / "checkpoints" / "step-0000000002")
+    assert caught.value.__notes__ == [f"the newest checkpoint is {newest}; train(..., resume={newest!r}) continues from it"]
+
+
+def test_the_first_interrupt_names_the_newest_checkpoint(ctrl_c: Any, tmp_path: Path) -> None:
+    def on_step(record: StepRecord) -> None:
+        if record.step == 1:
+            ctrl_c()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(Model(torch.nn.Linear(8, 1)), batch, steps=10**6, workers=1, on_step=on_step, folder=tmp_path / "run")
+    newest = caught.value.result.checkpoint  # type: ignore[attr-defined]
+    assert newest
+    assert f"train(..., resume={newest!r}) continues from the newest checkpoint" in caught.value.__notes__
+
+
+def test_ctrl_c_while_no_machine_is_there_cancels_the_run(ctrl_c: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broker = Broker(tmp_path / "broker", listen="127.0.0.1:0")
+    said: list[str] = []
+
+    class Interrupting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            ctrl_c()
+
+    handler = Interrupting()
+    log = logging.getLogger("farflung")
+    log.addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            train(Model(torch.nn.Linear(8, 1)), batch, steps=3, workers=2, ticket=str(broker.ticket("submit")))
+        (folder,) = (tmp_path / "broker" / "runs").iterdir()
+        assert said == [f"{folder.name} is waiting for 2 more workers"]
+        assert str(caught.value) == f"training was interrupted after 0 of 3 steps; {folder.name} was cancelled"
+        client = Client(join(Ticket.parse(str(broker.ticket("submit"))), name="other", role="client"))
+        runs: Any = client.status()["runs"]
+        client.close()
+        assert [run["state"] for run in runs] == ["stopped"]
+    finally:
+        log.removeHandler(handler)
+        broker.close()

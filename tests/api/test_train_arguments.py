@@ -12,7 +12,7 @@ from small_training import PLACES, batch, held_out, net, trained
 
 import farflung
 from farflung import Evaluation, JobSpec, LimitSpec, OptimizerSpec, PlanSpec, ScheduleSpec
-from farflung.errors import InputError, TrainingError
+from farflung.errors import CaptureError, InputError, TrainingError
 from farflung.job.rates import rates
 from farflung.testing.reference import PlainSettings, plain_loop
 
@@ -102,6 +102,7 @@ def test_a_step_that_is_no_number_can_be_skipped(place: str | None) -> None:
             {"job": JobSpec(limits=LimitSpec(exclude=("pc9",)))},
             r"^job=JobSpec\(limits=LimitSpec\(exclude=...\)\): .* no device and no region 'pc9'",
         ),
+        ({"sync": "foo"}, r"^unknown .*'foo': .*known are "),
         ({"seed": -1}, r"^seed=-1: must be at least 0$"),
         ({"clip_norm": 0.0}, r"^clip_norm=0.0: must be more than 0$"),
         (
@@ -128,6 +129,30 @@ def test_arguments_that_are_refused(options: dict[str, Any], text: str) -> None:
         trained(**options)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("evaluation", 4, r"^evaluation=4 is of the type int: pass an Evaluation, such as"),
+        ("checkpoint", 5, r"^checkpoint=5 is of the type int: pass a CheckpointSpec, such as CheckpointSpec\(every=100\)"),
+        ("job", 3, r"^job=3 is of the type int: pass a JobSpec"),
+        ("planner", None, r"^planner=None is of the type NoneType: pass a name or a PlanSpec$"),
+        ("folder", 7, r"^folder=7 is of the type int: pass a path$"),
+        ("batch_fn", None, r"^batch_fn=None can't be called: pass a function of step and micro_batch"),
+        ("on_step", 3, r"^on_step=3 can't be called: pass a function of a StepRecord$"),
+        ("module", "model", r"^module='model' can't be called: pass a torch.nn.Module, or a function that makes one$"),
+        ("lr", "0.1", r"^lr='0.1': must be a number$"),
+        ("optimizer", torch.optim.SGD([torch.zeros(1)], lr=1.0), r"^optimizer=.*is not supported: pass 'sgd', 'adamw' or an"),
+    ],
+)
+def test_types_that_are_refused(name: str, value: object, text: str) -> None:
+    called = []
+    arguments: dict[str, Any] = {"module": net, "batch_fn": called.append, "steps": 1} | {name: value}
+    with pytest.raises(InputError, match=f"(?s){text}") as caught:
+        farflung.train(**arguments)
+    assert "\n" not in str(caught.value)
+    assert not called
+
+
 @pytest.mark.parametrize(("number", "text"), [({"batches": 0}, "batches"), ({"every": -1}, "every"), ({"every": 0.5}, "every")])
 def test_numbers_of_an_evaluation(number: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=rf"^Evaluation\({text}=.*\): {text} must be a whole number, at least"):
@@ -137,6 +162,20 @@ def test_numbers_of_an_evaluation(number: dict[str, Any], text: str) -> None:
 def test_an_evaluation_that_returns_something_else() -> None:
     with pytest.raises(InputError, match=r"^Evaluation\.batch_fn\(0\) returned 1 values .*forward takes x, y"):
         trained(evaluation=Evaluation(batch_fn=lambda index: batch(0, 0)[:1]))
+
+
+def test_settings_that_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^OptimizerSpec: lr = -1: must be at least 0$"):
+        OptimizerSpec(lr=-1)
+    with pytest.raises(InputError, match=r"^CheckpointSpec: unknown key evry: did you mean 'every'"):
+        farflung.CheckpointSpec(evry=1)  # type: ignore[call-arg]
+
+
+def test_a_loss_that_can_not_be_trained() -> None:
+    with pytest.raises(CaptureError, match=r"return a scalar, such as loss.mean\(\); of several results, the first or"):
+        farflung.train(torch.nn.Linear(6, 8), lambda step, micro_batch: batch(step, micro_batch)[:1], steps=1)
+    with pytest.raises(InputError, match=r"there is nothing to train; set requires_grad of those to train$"):
+        trained(module=net().requires_grad_(False))
 
 
 def test_the_names_are_importable_without_torch() -> None:

@@ -44,6 +44,23 @@ def test_a_run_that_was_stopped_continues_under_its_schedule(place: str | None, 
     assert second.losses == trained(**settings).losses[first.steps :]
 
 
+@PLACES
+def test_more_steps_under_a_schedule_that_depends_on_them_are_warned_of(place: str | None, there: bool, tmp_path: Path) -> None:
+    folder: dict[str, Any] = {} if there else {"folder": tmp_path / "run"}
+    first = trained(place, steps=2, lr_schedule="cosine", **folder)
+    said = r"^resume='.*': its cosine schedule of learning rates now ends at step 4 instead of 2, so the weights are not"
+    with pytest.warns(UserWarning, match=said) as warned:
+        trained(place, steps=4, lr_schedule="cosine", resume=first.checkpoint)
+    assert len(warned) == 1
+    assert Path(warned[0].filename).name == "small_training.py", "the line that calls train"
+
+
+def test_more_steps_under_a_constant_schedule_need_no_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    first = trained(steps=1, lr_schedule=ScheduleSpec(warmup=1), folder=tmp_path / "run")
+    trained(steps=2, lr_schedule=ScheduleSpec(warmup=1), resume=first.checkpoint)
+    assert not [one for one in recwarn if "schedule" in str(one.message)]
+
+
 def test_the_folder_is_a_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     result = trained(steps=6, folder=folder, checkpoint=CheckpointSpec(every=2, keep=2))

@@ -60,6 +60,11 @@ class Activity:
                 live.remove_task(self._task)
             self._task = live.add_task(text, total=None)
 
+    @property
+    def on_terminal(self) -> bool:
+        """Whether there is a live line."""
+        return self._console.is_terminal
+
     def update(self, text: str) -> None:
         """Change the text of the live line. The elapsed time goes on; nothing happens without a terminal."""
         if self._live is not None and self._task is not None:
@@ -107,8 +112,14 @@ class TrainingProgress:
         self._activity.end()
 
     def captured(self) -> None:
-        """The model is a graph now, and the run begins."""
+        """The model is a graph now, and the run begins, or has machines at last."""
         self._activity.phase("waiting for the first step", silent=True)
+
+    def waiting(self, run: str, missing: int) -> None:
+        """``run`` waits for ``missing`` more machines (0 or less: for its turn)."""
+        text = f"waiting for {missing} more worker{'s'[: missing != 1]}" if missing > 0 else "waiting for its turn"
+        self._activity.phase(f"{run}: {text}", silent=True)
+        _LOG.log(logging.INFO if self._activity.on_terminal else logging.WARNING, "%s is %s", run, text)
 
     def __call__(self, record: StepRecord) -> None:
         """Show ``record``."""

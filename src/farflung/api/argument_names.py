@@ -58,11 +58,15 @@ _SETTING = re.compile(
     rf"(?: = (?P<value>{_VALUE}))?(?![\w])"
 )
 _WHOLE_TABLE = re.compile(rf"\[({'|'.join(_TABLES)})\]")
+#: Remedies of a job file that Python callers carry out on their module.
+_PHRASES = {"load its exported weights with weights.source = 'file'": "load its exported weights into the module"}
 _SAID = {"true": "True", "false": "False"}
 
 
 def in_arguments(text: str) -> str:
     """``text`` with each setting of a job file spelled as ``train``'s argument: ``planner=PlanSpec(recompute="auto")``."""
+    for phrase, said in _PHRASES.items():
+        text = text.replace(phrase, said)
     return _WHOLE_TABLE.sub(lambda found: _TABLES[found[1]][0], _SETTING.sub(_spelled, text))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -14,11 +15,12 @@ from farflung.errors import InputError
 from farflung.job.check import check_job
 from farflung.job.explain import explain
 from farflung.job.spec import CheckpointSpec, CodecSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
+from farflung.sync import get_strategy
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT_LR", "DEFAULT_WORKERS", "OptimizerFactory", "TrainArguments", "job_of"]
+__all__ = ["DEFAULT_LR", "DEFAULT_WORKERS", "OptimizerFactory", "TrainArguments", "check_types", "job_of"]
 
 #: ``factory(parameters)`` makes the optimizer.
 OptimizerFactory = Callable[[Any], "torch.optim.Optimizer"]
@@ -26,6 +28,11 @@ OptimizerFactory = Callable[[Any], "torch.optim.Optimizer"]
 DEFAULT_LR = 1e-3
 DEFAULT_WORKERS = 3
 _KNOWN = ("adamw", "sgd")
+_FUNCTIONS = {
+    "module": "a torch.nn.Module, or a function that makes one",
+    "batch_fn": "a function of step and micro_batch that returns the module's arguments",
+    "on_step": "a function of a StepRecord",
+}
 #: Fields of ``JobSpec`` that no other argument of ``train`` sets.
 _FURTHER = ("copies", "copy_every", "limits", "mtbf_hours", "name", "on_loss", "on_nan", "recoveries", "virtual_replicas")
 
@@ -53,6 +60,43 @@ class TrainArguments:
     checkpoint: CheckpointSpec | None
     resume: str | Path | None
     job: JobSpec | None
+
+
+#: Argument -> types that it may have, and how an error names them. Numbers and texts are checked with the job.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "lr_schedule": ((str, ScheduleSpec), "a name or a ScheduleSpec"),
+    "ticket": ((str, NoneType), "the text of a ticket"),
+    "planner": ((str, PlanSpec), "a name or a PlanSpec"),
+    "codec": ((str, CodecSpec), "a name or a CodecSpec"),
+    "sync": ((str, SyncSpec), "a name or a SyncSpec"),
+    "evaluation": ((Evaluation, NoneType), "an Evaluation, such as Evaluation(batch_fn=validation)"),
+    "folder": ((str, Path, NoneType), "a path"),
+    "checkpoint": ((CheckpointSpec, NoneType), "a CheckpointSpec, such as CheckpointSpec(every=100)"),
+    "resume": ((str, Path, NoneType), "the name or the path of a run"),
+    "job": ((JobSpec, NoneType), 'a JobSpec, such as JobSpec(on_nan="skip")'),
+}
+
+
+def check_types(given: TrainArguments, functions: Mapping[str, object]) -> None:
+    """Whether each argument has a type that ``train`` takes; ``functions``: those that are called, by name.
+
+    Raises:
+        InputError: one has another type.
+    """
+    for name, function in functions.items():
+        if not callable(function):
+            raise InputError(f"{name}={_shown(function)} can't be called: pass {_FUNCTIONS[name]}")
+    for name, (types, wanted) in _TYPES.items():
+        value = getattr(given, name)
+        if not isinstance(value, types):
+            raise InputError(f"{name}={_shown(value)} is of the type {type(value).__name__}: pass {wanted}")
+    for name, number in (("lr", given.lr), ("clip_norm", given.clip_norm)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
+            raise InputError(f"{name}={number!r:.80}: must be a number")
+
+
+def _shown(value: object) -> str:
+    return " ".join(repr(value).split())[:80]
 
 
 def job_of(given: TrainArguments, threads: int) -> JobSpec:
@@ -87,6 +131,8 @@ def job_of(given: TrainArguments, threads: int) -> JobSpec:
         job = JobSpec.model_validate(document)
     except ValidationError as error:
         raise InputError(explain(error, JobSpec)) from None
+    if job.sync.strategy != "exact":
+        get_strategy(job.sync.strategy)  # an unknown name is said before what it needs
     check_job(job)
     return job
 
@@ -129,7 +175,7 @@ def _optimizer(given: TrainArguments) -> dict[str, Any]:
         found = {"name": optimizer, "lr": DEFAULT_LR if lr is None else lr}
     else:
         raise InputError(
-            f"optimizer={optimizer!r:.80} is not supported: pass 'sgd', 'adamw' or an OptimizerSpec (optimizers of torch.optim "
+            f"optimizer={_shown(optimizer)} is not supported: pass 'sgd', 'adamw' or an OptimizerSpec (optimizers of torch.optim "
             "can't be used yet)"
         )
     return found if clip_norm is None else {**found, "clip_norm": clip_norm}

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from farflung.api.stretched_schedule import warn_if_stretched
 from farflung.broker.records.run_store import RunStore, resumable
 from farflung.checkpoint import CheckpointReader, encode_shard, locate, pack
 from farflung.checkpoint.store import write_file
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.errors import CheckpointError, FarflungError, InputError
+from farflung.job import from_json
 from farflung.messages.submission import Bundle
 from farflung.plan.model import Plan
 from farflung.step.run_setup import Committed
@@ -99,6 +101,7 @@ class LocalFolder:
         except FarflungError as error:
             raise type(error)(f"resume={str(source)!r}: {_without_run_name(error)}") from None
         self._reader = CheckpointReader.from_folder(store.folder, manifest.step)
+        warn_if_stretched(self._bundle.job, from_json(manifest.job).steps)
         self.first_step, self.committed = manifest.step, manifest.ledger.get("steps", manifest.step)
 
     def _begin(self, store: RunStore, topology: Topology, source: Path | None) -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from farflung.api.batches import Batches, EvaluationBatches
 from farflung.api.callbacks import Callbacks
 from farflung.api.outcome import Outcome
+from farflung.api.stretched_schedule import warn_if_stretched
 from farflung.checkpoint.safetensors import encode, spec_of
 from farflung.client.batch_feeder import Feeder
 from farflung.client.connection import Client, PlannedRun
@@ -49,9 +50,12 @@ def train_there(
         given = _to_send(bundle, states)
         if given:
             client.send_weights(bundle.run, encode({n: spec_of(a) for n, a in given.items()}, given.__getitem__))
-        client.submit(bundle)
+        _warn(bundle, client)
+        _say_waiting(client.submit(bundle), callbacks)
         client.patience = _PATIENCE
         follower.follow()
+        if isinstance(follower.error, KeyboardInterrupt) and not follower.records:
+            raise KeyboardInterrupt(f"{bundle.run} was cancelled")  # it has no plan, or no state yet
         assert follower.planned is not None  # a run can't finish without a plan
         names = [s.name for s in bundle.graph.states if s.kind is not StateKind.CONSTANT and s.persistent]
         return Outcome(
@@ -64,6 +68,10 @@ def train_there(
             checkpoint=bundle.run,
         )
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            follower.stop()  # also a run that was only just submitted
+            if follower.planned is None and not error.args:
+                error.args = (f"{bundle.run} was cancelled",)
         if follower.kept:
             error.add_note(
                 f"the broker has a checkpoint of {bundle.run} after step {follower.kept}; train(..., resume={bundle.run!r}) "
@@ -78,6 +86,19 @@ def _to_send(bundle: Bundle, states: Mapping[str, Array]) -> dict[str, Array]:
     """The caller's weights; of a run that resumes only what checkpoints leave out."""
     resumes = bool(bundle.job.checkpoint.resume)
     return {name: array for name, array in states.items() if not (resumes and bundle.graph.state[name].persistent)}
+
+
+def _say_waiting(submitted: Mapping[str, str], callbacks: Callbacks) -> None:
+    """Show that the run waits for machines, as the broker's answer to ``submit`` says."""
+    if submitted["state"] == "waiting":
+        callbacks.progress.waiting(submitted["run"], int(submitted["needs"]) - int(submitted["idle"]))
+
+
+def _warn(bundle: Bundle, client: Client) -> None:
+    """Warn where the run continues an earlier one under other learning rates."""
+    if bundle.job.checkpoint.resume and bundle.job.schedule.name != "constant":
+        with suppress(FarflungError):  # there is nothing to continue from: then ``submit`` says why
+            warn_if_stretched(bundle.job, int(str(client.resumable(bundle.job.checkpoint.resume)["steps"])))
 
 
 class _Follower:
@@ -124,7 +145,7 @@ class _Follower:
                 self._over.wait()
             except KeyboardInterrupt:
                 self._interrupted = True
-                self._stop()
+                self.stop()
                 self._over.wait()
         finally:
             self._end_feeding()
@@ -143,7 +164,9 @@ class _Follower:
     def _watch(self) -> None:
         """Take what the broker reports."""
         for frame in self._client.watch(self._bundle.run):
-            if frame.kind == "planned":
+            if frame.kind == "planning":
+                self._callbacks.progress.captured()
+            elif frame.kind == "planned":
                 self.planned = PlannedRun.from_frame(frame)
             elif frame.kind == "started" and self.planned is not None:
                 self._feed(self.planned)
@@ -154,7 +177,7 @@ class _Follower:
             elif frame.kind == "result":
                 self._end(RunResult.from_json(str(frame.header["result"])))
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Ask the broker to end the run after the current step."""
         if not self._stopping:
             self._stopping = True
@@ -190,7 +213,7 @@ class _Follower:
                 self._evaluated = record.step
                 self._callbacks(record)
         if self._callbacks.error is not None:
-            self._stop()
+            self.stop()
 
     def _end(self, result: RunResult) -> None:
         if self._feeder is not None and self._feeder.error is not None and result.status != "failed":

@@ -130,10 +130,12 @@ def freeze(graph: Graph, job: JobSpec) -> Graph:
         replace(state, trainable=False) if state.trainable and is_frozen(spec, state.name) else state for state in graph.states
     )
     if not any(state.trainable for state in states):
-        raise InputError("every parameter is frozen: there is nothing to train; loosen optimizer.groups")
+        remedy = "loosen optimizer.groups" if spec.groups else "set requires_grad of those to train"
+        raise InputError(f"every parameter is frozen: there is nothing to train; {remedy}")
     found = replace(graph, states=states)
     if not found.trained:
-        raise InputError("no gradient reaches a parameter that is not frozen: there is nothing to train; loosen optimizer.groups")
+        remedy = "loosen optimizer.groups" if spec.groups else "compute the loss from trainable parameters (requires_grad)"
+        raise InputError(f"no gradient reaches a parameter that is not frozen: there is nothing to train; {remedy}")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.api.activity import TrainingProgress
 from farflung.api.argument_names import in_arguments
-from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, TrainArguments, job_of
+from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, TrainArguments, check_types, job_of
 from farflung.api.batches import batch_rows, call_order, evaluation_order
 from farflung.api.callbacks import Callbacks, StopTraining
 from farflung.api.evaluation import Evaluation
@@ -123,6 +123,8 @@ def train(
         resume=resume,
         job=job,
     )
+    functions = {"module": module, "batch_fn": batch_fn}
+    check_types(given, functions if on_step is None else {**functions, "on_step": on_step})
     try:
         with TrainingProgress(steps) as progress:
             callbacks = Callbacks(on_step, None if evaluation is None else evaluation.on_result, progress)
@@ -174,10 +176,13 @@ def _train(
         return bundle, train_here(bundle, trainee.states, batches, side, callbacks, settings)
     except GraphError as error:  # an operator refused what the first batch made of it
         raise GraphError(f"{error}; {_about(graph)}") from error
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         # the same exception, without the threads among which it was raised
         where = "its workers have ended" if given.ticket is None else f"{bundle.run} ends after its current step"
-        raise KeyboardInterrupt(f"{_interrupted(callbacks, given)}; {where}") from None
+        plain = KeyboardInterrupt(f"{_interrupted(callbacks, given)}; {str(error) or where}")
+        for note in getattr(error, "__notes__", ()):
+            plain.add_note(note)
+        raise plain from None
 
 
 def _with_samples(job: JobSpec, graph: Graph, evaluation: Evaluation | None) -> JobSpec:
@@ -205,6 +210,8 @@ def _delivered(result: TrainResult, outcome: Outcome, given: TrainArguments, cal
 
 def _with_result(error: BaseException, result: TrainResult) -> BaseException:
     error.__dict__["result"] = result
+    if result.checkpoint and isinstance(error, KeyboardInterrupt):
+        error.add_note(f"train(..., resume={result.checkpoint!r}) continues from the newest checkpoint")
     error.add_note(f"the result of the {result.steps} steps so far is in the attribute 'result' of this exception")
     return error
 

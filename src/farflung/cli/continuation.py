@@ -5,11 +5,9 @@ from __future__ import annotations
 from farflung.client.connection import Client
 from farflung.errors import InputError
 from farflung.job import JobSpec, check_job
+from farflung.job.rates import stretched
 
 __all__ = ["adapted", "start_line"]
-
-#: Learning-rate schedules that depend on the number of steps.
-_STRETCHED = ("cosine", "linear")
 
 
 def adapted(job: JobSpec, resume: str | None, steps: int | None) -> JobSpec:
@@ -41,6 +39,5 @@ def start_line(client: Client, source: str, steps: int | None) -> str:
     if wanted <= begin:
         raise InputError(f"{source} has a checkpoint after step {begin} of {wanted}: add --steps N with N above {begin}")
     line = f"continues {source} after step {begin}, up to step {wanted}"
-    if wanted != before and found["schedule"] in _STRETCHED:
-        line += f"; its {found['schedule']} schedule of learning rates now ends at step {wanted} instead of {before}"
-    return line
+    change = stretched(str(found["schedule"]), before, wanted)
+    return f"{line}; {change}" if change else line

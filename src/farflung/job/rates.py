@@ -6,7 +6,7 @@ import math
 
 from farflung.job.spec import JobSpec
 
-__all__ = ["factor", "rates"]
+__all__ = ["factor", "rates", "stretched"]
 
 
 def factor(job: JobSpec, step: int) -> float:
@@ -27,6 +27,13 @@ def factor(job: JobSpec, step: int) -> float:
     if schedule.name == "linear":
         return 1.0 - (1.0 - schedule.final) * t
     return schedule.final + (1.0 - schedule.final) * (1.0 + math.cos(math.pi * t)) / 2.0
+
+
+def stretched(schedule: str, before: int, steps: int) -> str:
+    """What changes when a run of ``before`` steps continues as one of ``steps`` steps (empty: no learning rate changes)."""
+    if schedule == "constant" or steps == before:
+        return ""
+    return f"its {schedule} schedule of learning rates now ends at step {steps} instead of {before}"
 
 
 def rates(job: JobSpec, step: int) -> tuple[float, ...]:

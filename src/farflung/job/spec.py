@@ -7,11 +7,12 @@ A job file is TOML; these models read it (unknown keys are refused by name) and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from farflung.errors import InputError
+from farflung.job.explain import explain
 from farflung.units import Bytes, Quantity, Seconds
 
 __all__ = [
@@ -50,7 +51,25 @@ def _read(quantity: type[Quantity]) -> Callable[[object], object]:
     return read
 
 
-class _Section(BaseModel):
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _OneLine(ModelMetaclass):
+    """Calls of a section raise the one clear line of a job file; sections inside of others are not called."""
+
+    if not TYPE_CHECKING:  # type checkers read the fields instead
+
+        def __call__(self, *args: Any, **values: Any) -> Any:
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                raise InputError(f"{self.__name__}: {explain(error, self)}") from None
+
+
+class _Section(BaseModel, metaclass=_OneLine):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 

@@ -239,5 +239,5 @@ def _check_loss(values: Mapping[str, ValueRef], drafts: Mapping[str, Draft]) -> 
     if spec.shape != () or not spec.floating:
         raise CaptureError(
             f"the loss must be a floating-point scalar, but the forward returns {spec.dtype} of shape {spec.shape}: "
-            "return loss.mean(), or set outputs=... to the result that is the loss"
+            "return a scalar, such as loss.mean(); of several results, the first or the one under the key 'loss' is the loss"
         )
