@@ -21,14 +21,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
 from farflung.errors import CaptureError
 from farflung.frontends.torch.data_dependence import data_dependence, no_symbols
 from farflung.frontends.torch.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.functions import Backward, Functions
 from farflung.frontends.torch.masks import eager_masks
-from farflung.frontends.torch.module_attributes import refuse_changed_attributes
 from farflung.frontends.torch.opaque import opaque_calls
 from farflung.frontends.torch.results import tensor_results
 from farflung.frontends.torch.twins import as_state, with_twins
@@ -141,25 +139,6 @@ class Exported:
     program: ExportedProgram
     backwards: tuple[Backward, ...]
 
-    def same(self, other: Exported) -> bool:
-        """Whether both have the same operators and constants."""
-        one, two = self.program.constants, other.program.constants
-        return (
-            self._code() == other._code()
-            and one.keys() == two.keys()
-            and all(_same_constant(one[name], two[name]) for name in one)
-        )
-
-    def _code(self) -> list[str]:
-        roots = [self.program.graph_module, *(backward.body for backward in self.backwards)]
-        return [part.code for root in roots for part in root.modules() if isinstance(part, GraphModule)]
-
-
-def _same_constant(one: Any, two: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor) and not isinstance(one, FakeTensor):
-        return one is two or (not isinstance(two, FakeTensor) and one.dtype == two.dtype and torch.equal(one, two))
-    return type(one) is type(two)
-
 
 def run_export(module: nn.Module, example: Example) -> Exported:
     """``torch.export.export(strict=False)`` in the training form of the graph.
@@ -186,7 +165,7 @@ def run_export(module: nn.Module, example: Example) -> Exported:
             no_symbols(),
         ):
             warnings.simplefilter("ignore")
-            return refuse_changed_attributes(module, lambda: refuse_frozen_random(module, export))
+            return refuse_frozen_random(module, export)
     except Exception as error:  # any failure of user code or of export becomes one clear line
         if watch.found:
             raise CaptureError(watch.found[0]) from error

@@ -12,7 +12,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -20,7 +20,7 @@ from torch import nn
 
 from farflung.errors import CaptureError
 
-__all__ = ["Traced", "refuse_changed_attributes"]
+__all__ = ["refuse_changed_attributes"]
 
 #: What PyTorch itself stores in every module.
 _OWN = frozenset(vars(nn.Module()))
@@ -28,20 +28,11 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 _Name = tuple[str, str]
-
-
-class Traced(Protocol):
-    """The result of a trace."""
-
-    def same(self, other: Any) -> bool:
-        """Whether both compute the same."""
-
-
-T = TypeVar("T", bound=Traced)
+T = TypeVar("T")
 
 
 def refuse_changed_attributes(module: nn.Module, trace: Callable[[], T]) -> T:
-    """Return what ``trace`` (of ``module``) returns, and restore the attributes of ``module``.
+    """Return the graph that ``trace`` (of ``module``) returns, and restore the attributes of ``module``.
 
     Raises:
         CaptureError: the forward changes a plain attribute, and the next forward would differ.
@@ -58,7 +49,7 @@ def refuse_changed_attributes(module: nn.Module, trace: Callable[[], T]) -> T:
         except Exception as error:  # the forward fails with its own attributes: it depends on them
             raise CaptureError(_report(*changed[0])) from error
         further = middle.changed(after, identity=False)
-        if further or not first.same(second):
+        if further or not first == second:
             raise CaptureError(_report(*(further or changed)[0]))
         return second
     finally:
