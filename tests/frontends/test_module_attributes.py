@@ -29,9 +29,9 @@ class Part(nn.Module):
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.linear(x).square().mean()
-        found = self.body(self, h)
-        return h if found is None else found
+        h: Tensor = self.linear(x).square().mean()
+        result: Tensor | None = self.body(self, h)
+        return h if result is None else result
 
 
 class Net(nn.Module):
@@ -44,77 +44,77 @@ class Net(nn.Module):
         return result
 
 
-def count(part: Any, h: Tensor) -> Tensor:
+def count(part: Any, h: Tensor) -> Any:
     part.n += 1
     return h * part.n
 
 
-def private(part: Any, h: Tensor) -> Tensor:
+def private(part: Any, h: Tensor) -> Any:
     part._n += 1
     return h * part._n
 
 
-def toggle(part: Any, h: Tensor) -> Tensor:
+def toggle(part: Any, h: Tensor) -> Any:
     part.on = not part.on
     return h if part.on else -h
 
 
-def first_call(part: Any, h: Tensor) -> Tensor:
+def first_call(part: Any, h: Tensor) -> Any:
     if part.nothing is None:
         part.nothing = "seen"
         return h
     return 2 * h
 
 
-def anneal(part: Any, h: Tensor) -> Tensor:
+def anneal(part: Any, h: Tensor) -> Any:
     part.rate *= 0.5
     return h * part.rate
 
 
-def grow(part: Any, h: Tensor) -> Tensor:
+def grow(part: Any, h: Tensor) -> Any:
     part.sizes[1].append(3)
     return h * len(part.sizes[1])
 
 
-def tally(part: Any, h: Tensor) -> Tensor:
+def tally(part: Any, h: Tensor) -> Any:
     part.table["b"] += 1
     return h * part.table["b"]
 
 
-def gather(part: Any, h: Tensor) -> Tensor:
+def gather(part: Any, h: Tensor) -> Any:
     part.seen.add(len(part.seen) + 1)
     return h * len(part.seen)
 
 
-def within(part: Any, h: Tensor) -> Tensor:
+def within(part: Any, h: Tensor) -> Any:
     part.pair[0][0] += 1
     return h * part.pair[0][0]
 
 
-def carry(part: Any, h: Tensor) -> Tensor:
-    result: Tensor = h + part.hidden.sum()
+def carry(part: Any, h: Tensor) -> Any:
+    result = h + part.hidden.sum()
     part.hidden = part.hidden + h.detach()
     return result
 
 
-def carry_count(part: Any, h: Tensor) -> Tensor:
-    result: Tensor = h * part.calls
+def carry_count(part: Any, h: Tensor) -> Any:
+    result = h * part.calls
     part.calls = part.calls + 1
     return result
 
 
-def carry_late(part: Any, h: Tensor) -> Tensor:
+def carry_late(part: Any, h: Tensor) -> Any:
     result = h if part.nothing is None else h + part.nothing
     part.nothing = h.detach()
     return result
 
 
-def collect(part: Any, h: Tensor) -> Tensor:
+def collect(part: Any, h: Tensor) -> Any:
     part.kept.append(h.detach())
     return torch.stack(part.kept).sum() + h
 
 
-def added(part: Any, h: Tensor) -> Tensor:
+def added(part: Any, h: Tensor) -> Any:
     part.fresh = getattr(part, "fresh", 0) + 1
     return h * part.fresh
 
@@ -168,7 +168,7 @@ def note_size(part: Any, h: Tensor) -> None:
     part.table["shape"] = tuple(h.shape)
 
 
-def cache_number(part: Any, h: Tensor) -> Tensor:
+def cache_number(part: Any, h: Tensor) -> Any:
     if part.nothing is None:
         part.nothing = 3.0
     return h * part.nothing
@@ -179,7 +179,7 @@ def keep_result(part: Any, h: Tensor) -> None:
     part.kept = [h]
 
 
-def nothing_changes(part: Any, h: Tensor) -> Tensor:
+def nothing_changes(part: Any, h: Tensor) -> Any:
     part.n = part.n + 0
     return h * len(part.sizes)
 
@@ -198,6 +198,8 @@ def test_train_says_the_same() -> None:
 
 
 class Buffered(nn.Module):
+    n: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)

@@ -104,10 +104,10 @@ class _Attributes:
         parts = dict(module.named_modules())
         for path, name, _ in list(_watched(module)):
             if (path, name) not in self._found:
-                del vars(parts[path])[name]
+                del parts[path].__dict__[name]
         for (path, name), attribute in self._found.items():
             if path in parts:
-                vars(parts[path])[name] = _rebuilt(attribute.value, attribute.content, stand_ins)
+                parts[path].__dict__[name] = _rebuilt(attribute.value, attribute.content, stand_ins)
 
     def _key(self, name: _Name, identity: bool) -> Any:
         return _key(self._found[name].content, identity) if name in self._found else None
