@@ -39,7 +39,7 @@ COVERED = {
     ("docs/jobs.md", "toml"): (1, "test_job_page.py"),
     ("docs/simulator.md", "toml"): (1, "simulator/test_price_file.py"),
     ("docs/machines.md", "toml"): (1, "test_job_page.py"),
-    ("docs/models.md", "python"): (1, "test_documented_code.py"),
+    ("docs/models.md", "python"): (2, "test_documented_code.py"),
     ("docs/python.md", "python"): (12, "api/test_python_page.py"),
     ("docs/sync.md", "python"): (1, "test_documented_code.py"),
     ("docs/sync.md", "toml"): (2, "test_documented_code.py"),
@@ -80,10 +80,36 @@ def test_a_model_is_captured_as_the_page_says() -> None:
         def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.mse_loss(self.lstm(inputs)[0], labels)
 
-    (code,) = blocks("docs/models.md", "python")
+    code, _ = blocks("docs/models.md", "python")
     names = {"module": Net(), "inputs": torch.ones(5, 2, 4), "labels": torch.ones(5, 2, 3)}
     exec(compile(code, "models.md", "exec"), names)
     assert "aten.lstm.input" in {op.target for op in names["graph"].ops}
+
+
+def test_the_plain_loop_of_the_page_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    """With a weight that several operators read, and with dropout: the two cases of the README."""
+    import torch
+    from torch.nn.utils import parametrizations
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Sequential(parametrizations.spectral_norm(torch.nn.Linear(4, 4)), torch.nn.Dropout(0.2))
+
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.mse_loss(self.body(inputs), labels)
+
+    def batch(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(100 * step + index))
+        return inputs, inputs.cos()
+
+    names: dict[str, Any] = {"module": Net(), "batch": batch}
+    exec(compile(blocks("docs/models.md", "python")[1], "models.md", "exec"), names)
+    assert capsys.readouterr().out == "True\n"
+    trained = names["module"].state_dict()
+    assert {name: value.tobytes() for name, value in names["result"].state_dict().items()} == {
+        name: value.numpy().tobytes() for name, value in trained.items()
+    }
 
 
 def test_the_loop_of_the_readme_is_equal(capsys: pytest.CaptureFixture[str]) -> None:

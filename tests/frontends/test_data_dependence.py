@@ -25,12 +25,16 @@ import numpy as np
 import torch
 from torch import nn
 
+RANDOM, RANDOMS = random.Random(2), [np.random.default_rng(2), np.random.RandomState(2)]
+SYSTEM = random.SystemRandom()
+
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.draws, self.own = random.Random(1), np.random.default_rng(1)
+        self.deep = {{"a": [random.Random(1)]}}
 
     def body(self, h):
         {first}
@@ -49,7 +53,7 @@ def make():
 def example_inputs(batch):
     return (torch.zeros(batch, 4),)
 """
-LINE = 16
+LINE = 20
 BRANCH = "use torch.where(condition, a, b) to choose between values, or remove the check"
 LOOP = "repeat a fixed number of times, with torch.where(done, x, new) in the body"
 SCALAR = "keep the value a tensor and compute with it (no .item(), .tolist(), .numpy(), int() or float(); torch.gather to index)"
@@ -80,6 +84,18 @@ DRAWS = [
     "h = h * float(np.random.normal()) + (",
     "h = h * self.own.random() + (",
     "h = h * np.random.default_rng().random() + (",
+    "h = h * self.deep['a'][0].random() + (",
+    "h = h * RANDOM.random() + (",
+    "h = h * RANDOMS[0].normal() + (",
+    "h = h * RANDOMS[1].rand() + (",
+    "h = h * SYSTEM.random() + (",
+    "h = h * SYSTEM.randrange(4) + (",
+    "h = h * random.Random().random() + (",
+    "h = h * random.SystemRandom().random() + (",
+    "h = self.linear(h).square().mean() * random.uniform(0.5, 1.0) + (",
+    "h = self.linear(h).square().mean() * np.random.rand() + (",
+    "h = self.linear(h * random.random()) + (",
+    "h = h.square() * random.choice([1, 2]) + self.linear(h) + (",
 ]
 FROZEN = (
     "draws random numbers of Python or NumPy, and every step would use the same ones: "

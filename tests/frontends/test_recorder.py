@@ -167,8 +167,12 @@ def test_initializers_of_a_meta_module_of_torch():
 def test_a_meta_parameter_without_initializer_is_refused():
     with torch.device("meta"):
         module = Sum(free=nn.Parameter(torch.ones(3)))
-    with pytest.raises(CaptureError, match="free is never initialised"):
+    with pytest.raises(
+        CaptureError,
+        match=r"free is never initialised .*: pass the class or a function that makes the module in place of the meta module",
+    ):
         capture(record_initializers(module), (torch.zeros(2),))
+    assert capture(lambda: Sum(free=nn.Parameter(torch.ones(3))), (torch.zeros(2),)).state["free"].init
 
 
 def test_a_meta_module_has_no_programs_and_the_same_operators():

@@ -40,6 +40,18 @@ class Peek(torch.autograd.Function):
         return gradient * 2 if gradient.sum() > 0 else gradient
 
 
+class Broken(torch.autograd.Function):
+    """Its backward fails."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("no")
+
+
 class Noise(torch.autograd.Function):
     """Its backward draws random numbers."""
 
@@ -81,7 +93,11 @@ def cond(net, x):
     [
         (
             lambda net, x: Peek.apply(net.linear(x)).sum(),
-            r"Peek is a custom autograd.Function whose backward can't be traced \(.*: write the computation with ordinary torch",
+            r"^in the backward of test_traps\.Peek, test_traps\.py:40: return gradient \* 2 if .* depends .*: use torch\.where",
+        ),
+        (
+            lambda net, x: Broken.apply(net.linear(x)).sum(),
+            r"Broken is a custom autograd.Function whose backward can't be traced \(ValueError: no.*: write the comp",
         ),
         (
             lambda net, x: Noise.apply(net.linear(x)).sum(),

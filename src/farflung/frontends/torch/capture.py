@@ -22,6 +22,7 @@ from farflung.frontends.torch.arguments import tensor_spec
 from farflung.frontends.torch.exporting import Exported, fake_states, read_example, run_export
 from farflung.frontends.torch.finishing import Draft, Ends, assemble
 from farflung.frontends.torch.lowering import Lowering
+from farflung.frontends.torch.module_attributes import refuse_changed_attributes
 from farflung.frontends.torch.programs import Programs, tensor_bytes
 from farflung.frontends.torch.recorder import Recording, record
 from farflung.graph.ir import Graph, InitStep, State, StateKind, StateRef, ValueRef
@@ -66,16 +67,20 @@ def capture(
     module = recording.module if isinstance(recording, Recording) else recording
     fake_mode = recording.mode if isinstance(recording, Recording) else None
     fake_mode = fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
+
+    def trace() -> Graph:
+        with fake_states(module, fake_mode):
+            exported = run_export(module, read_example(example_inputs, fake_mode))
+        return _Build(module, exported, programs).graph(name or type(module).__name__, mode, outputs)
+
     training = {part: part.training for part in module.modules()}
     try:
         if mode == "eval":
             module.eval()
-        with fake_states(module, fake_mode):
-            exported = run_export(module, read_example(example_inputs, fake_mode))
+        return refuse_changed_attributes(module, trace)
     finally:
         for part, flag in training.items():
             part.training = flag
-    return _Build(module, exported, programs).graph(name or type(module).__name__, mode, outputs)
 
 
 class _Build:

@@ -148,6 +148,12 @@ def run_export(module: nn.Module, example: Example) -> Exported:
     """
     _refuse_hooks(module)
     watch = _Watch()
+
+    def export() -> Exported:
+        watch.functions.found.clear()
+        program = torch.export.export(module, example.args, dict(example.kwargs), strict=False)
+        return Exported(program, tuple(watch.functions.found))
+
     try:
         with (
             warnings.catch_warnings(),
@@ -159,10 +165,7 @@ def run_export(module: nn.Module, example: Example) -> Exported:
             no_symbols(),
         ):
             warnings.simplefilter("ignore")
-            program = refuse_frozen_random(
-                module, lambda: torch.export.export(module, example.args, dict(example.kwargs), strict=False)
-            )
-            return Exported(program, tuple(watch.functions.found))
+            return refuse_frozen_random(module, export)
     except Exception as error:  # any failure of user code or of export becomes one clear line
         if watch.found:
             raise CaptureError(watch.found[0]) from error

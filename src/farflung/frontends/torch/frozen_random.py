@@ -2,20 +2,27 @@
 
 The states of the generators are compared before and after a trace, which costs next to nothing. Only if one has changed, the
 forward is traced once more, line by line, to name the line that drew.
+
+A generator that the forward makes from a fixed seed is allowed: it gives the same numbers in each step of any loop. These are not
+detected: generators of another file's global variables, and ``RandomState()`` or a bit generator that the forward makes without
+a seed.
 """
 
 from __future__ import annotations
 
+import inspect
+import os
 import random
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
+import torch
 from torch import nn
 
 from farflung.errors import CaptureError
@@ -26,8 +33,11 @@ __all__ = ["refuse_frozen_random"]
 T = TypeVar("T")
 
 _Place = tuple[str, int]
-#: Its functions draw; the line that calls them is the one to name.
-_RANDOM = str(Path(random.__file__))
+_PATHS = sysconfig.get_paths()
+_STANDARD = _PATHS["stdlib"] + os.sep
+_INSTALLED = tuple(_PATHS[key] + os.sep for key in ("purelib", "platlib"))
+#: Levels of containers and objects that are searched for generators.
+_DEPTH = 4
 
 
 def refuse_frozen_random(module: nn.Module, trace: Callable[[], T]) -> T:
@@ -36,12 +46,13 @@ def refuse_frozen_random(module: nn.Module, trace: Callable[[], T]) -> T:
     Raises:
         CaptureError: while it ran, the forward drew from Python's or NumPy's random numbers.
     """
-    before = _states(module)
+    generators = _generators(module)
+    before = _states(generators)
     with _seeded_only():
         result = trace()
-    if _states(module) == before:
+    if _states(generators) == before:
         return result
-    finder = _Finder(module)
+    finder = _Finder(generators)
     result = finder.run(trace)
     if finder.found is None:  # another thread drew meanwhile
         return result
@@ -50,17 +61,60 @@ def refuse_frozen_random(module: nn.Module, trace: Callable[[], T]) -> T:
 
 @contextmanager
 def _seeded_only() -> Iterator[None]:
-    """Refuse generators that the forward makes without a seed. Replaces a function of NumPy: hold ``exporting.PATCHES``."""
-    make = np.random.default_rng
+    """Refuse generators that the forward makes without a seed, and numbers of the operating system.
+
+    Replaces functions of Python and NumPy: hold ``exporting.PATCHES``.
+    """
+    make, born, system = np.random.default_rng, random.Random.__init__, random.SystemRandom.getrandbits
 
     def seeded(seed: Any = None) -> np.random.Generator:
-        caller = sys._getframe(1)
-        if seed is None and not is_between(caller.f_code.co_filename):
-            raise CaptureError(_report((caller.f_code.co_filename, caller.f_lineno)))
+        if seed is None:
+            _refuse_caller(sys._getframe(1))
         return make(seed)
 
-    with patch.object(np.random, "default_rng", seeded):
+    def born_seeded(self: random.Random, x: Any = None) -> None:
+        if x is None:
+            _refuse_caller(sys._getframe(1))
+        born(self, x)
+
+    def bits(self: random.SystemRandom, k: int) -> int:
+        _refuse_caller(sys._getframe(1))
+        return system(self, k)
+
+    def fraction(self: random.SystemRandom) -> float:
+        _refuse_caller(sys._getframe(1))
+        return drawn(self)
+
+    drawn = random.SystemRandom.random
+    with (
+        patch.object(np.random, "default_rng", seeded),
+        patch.object(random.Random, "__init__", born_seeded),
+        patch.object(random.SystemRandom, "getrandbits", bits),
+        patch.object(random.SystemRandom, "random", fraction),
+    ):
         yield
+
+
+def _refuse_caller(frame: FrameType | None) -> None:
+    """Raise if the code that called a function of Python's library is the model's, and not PyTorch's."""
+    place = _place(frame, above=_is_standard)
+    if place is not None and not is_between(place[0]):
+        raise CaptureError(_report(place))
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith(_STANDARD) and not file.startswith(_INSTALLED)
+
+
+def _is_skipped(file: str) -> bool:
+    return is_between(file) or _is_standard(file)
+
+
+def _place(frame: FrameType | None, above: Callable[[str], bool]) -> _Place | None:
+    """The line of the innermost frame whose file is not one that ``above`` accepts."""
+    while frame is not None and above(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _report(line: _Place) -> str:
@@ -71,17 +125,44 @@ def _report(line: _Place) -> str:
     )
 
 
-def _generators(module: nn.Module) -> Iterator[Any]:
-    """Generators that parts of ``module`` have as attributes."""
+def _generators(module: nn.Module) -> list[Any]:
+    """The generators that a forward of ``module`` can reach: attributes of its parts, variables of their files and closures."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+
+    def look(value: Any, depth: int) -> None:
+        if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
+            if not isinstance(value, random.SystemRandom):  # has no state
+                found[id(value)] = value
+        elif depth and id(value) not in seen:
+            seen.add(id(value))
+            for item in _items(value):
+                look(item, depth - 1)
+
     for part in module.modules():
-        for value in vars(part).values():
-            if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
-                yield value
+        look(vars(part), _DEPTH)
+    for kind in {kind for part in module.modules() for kind in type(part).__mro__}:
+        for function in vars(kind).values():
+            if isinstance(function, FunctionType) and not is_between(function.__code__.co_filename):
+                look(function.__globals__, 3)
+                look(inspect.getclosurevars(function).nonlocals, 3)
+    return list(found.values())
 
 
-def _states(module: nn.Module) -> list[str]:
+def _items(value: Any) -> list[Any]:
+    """What ``value`` holds, if it is a container or an object with attributes."""
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set)):
+        return list(value)
+    if isinstance(value, (type, ModuleType, FunctionType, torch.Tensor)):
+        return []
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _states(generators: list[Any]) -> list[str]:
     found = [repr(random.getstate()), repr(_plain(np.random.get_state(legacy=False)))]
-    for value in _generators(module):
+    for value in generators:
         if isinstance(value, random.Random):
             state: Any = value.getstate()
         elif isinstance(value, np.random.RandomState):
@@ -102,15 +183,15 @@ def _plain(state: Any) -> Any:
 class _Finder:
     """Follows the lines of code outside torch in this thread; ``found``: the first one during which a state changed."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, generators: list[Any]) -> None:
         self.found: _Place | None = None
-        self._module = module
+        self._generators = generators
         self._last: _Place | None = None
         self._state: list[str] = []
 
     def run(self, trace: Callable[[], T]) -> T:
         """What ``trace`` returns."""
-        self._state = _states(self._module)
+        self._state = _states(self._generators)
         before = sys.gettrace()
         sys.settrace(self._enter)
         try:
@@ -119,16 +200,17 @@ class _Finder:
             sys.settrace(before)
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
-        file = frame.f_code.co_filename
-        if self.found is not None or file == _RANDOM or is_between(file):
+        if self.found is not None or _is_skipped(frame.f_code.co_filename):
             return None
+        self._check()  # the line that calls may have drawn an argument
         return self._line
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
-        if self.found is None:
-            if self._last is not None:
-                state = _states(self._module)
-                if state != self._state:
-                    self.found = self._last
-            self._last = frame.f_code.co_filename, frame.f_lineno
+        self._check()
+        # After a return, the rest of the line that called is run, without an event of its own.
+        self._last = _place(frame.f_back if event == "return" else frame, above=_is_skipped)
         return self._line
+
+    def _check(self) -> None:
+        if self.found is None and self._last is not None and _states(self._generators) != self._state:
+            self.found = self._last

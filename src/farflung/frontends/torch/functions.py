@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farflung.errors import CaptureError
+from farflung.frontends.torch.data_dependence import data_dependence
 
 __all__ = ["Backward", "Functions"]
 
@@ -153,6 +154,8 @@ def _trace(
                 twins = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in (*results, *saved)]
             body = make_fx(run, tracing_mode="fake")(*twins)
     except Exception as error:  # the backward is the user's code
+        if (text := data_dependence(error)) is not None:
+            raise CaptureError(f"in the backward of {name}, {text}") from error
         raise _unsupported(name, f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}") from error
     return saved, body, tuple(made)
 

@@ -20,6 +20,10 @@ from farflung.graph.opset import check_initializer
 __all__ = ["Programs", "tensor_bytes"]
 
 _REMEDY = "initialise with torch.nn.init, or pass a module with real weights"
+_META_REMEDY = (
+    "pass the class or a function that makes the module in place of the meta module, which keeps no initializers "
+    "except reset_parameters and init_weights, or pass a module with real weights"
+)
 _CONSTANT_LIMIT = 1 << 20
 _LISTED = 64
 _DROPPED = frozenset({"device", "layout", "pin_memory"})
@@ -56,7 +60,8 @@ class Programs:
         if len(picked) == 1 and first.constant is not None:
             return tensor_bytes(first.constant, name)
         if all(self._notes[i].view or self._notes[i].target.startswith("aten.empty") for i in picked):
-            raise CaptureError(f"{name} is never initialised (it would hold whatever is in memory): {_REMEDY}")
+            remedy = _REMEDY if self._recording.mode is not None else _META_REMEDY
+            raise CaptureError(f"{name} is never initialised (it would hold whatever is in memory): {remedy}")
         return _Writer(name, self._notes, self.draws).write(picked, made)
 
     def _slice(self, made: Made, storage: int) -> list[int]:
