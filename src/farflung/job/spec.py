@@ -51,25 +51,24 @@ def _read(quantity: type[Quantity]) -> Callable[[object], object]:
     return read
 
 
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
+if TYPE_CHECKING:  # type checkers read the fields of the sections
+    _Model = BaseModel
 else:
-    ModelMetaclass = type(BaseModel)
 
+    class _OneLine(type(BaseModel)):
+        """Calls of a section raise the one clear line of a job file; sections inside of others are not called."""
 
-class _OneLine(ModelMetaclass):
-    """Calls of a section raise the one clear line of a job file; sections inside of others are not called."""
-
-    if not TYPE_CHECKING:  # type checkers read the fields instead
-
-        def __call__(self, *args: Any, **values: Any) -> Any:
+        def __call__(cls, *args: Any, **values: Any) -> Any:
             try:
                 return super().__call__(*args, **values)
             except ValidationError as error:
-                raise InputError(f"{self.__name__}: {explain(error, self)}") from None
+                raise InputError(f"{cls.__name__}: {explain(error, cls)}") from None
+
+    class _Model(BaseModel, metaclass=_OneLine):
+        """A section of a job file."""
 
 
-class _Section(BaseModel, metaclass=_OneLine):
+class _Section(_Model):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
