@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -53,5 +54,4 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     away = [r for r in RunFolder(root).records() if isinstance(r, RecoveryRecord) and "the broker was killed" in r.cause]
     assert [(r.replayed, r.source) for r in away] == [(0, "memory")], "no committed step is made again"
     assert "worker b is gone" in log
-    assert "to resume from the state of the workers, or from its newest checkpoint" in log
-    assert "cause: the broker was killed, and was started again" in log
+    assert re.search(r"the broker was killed and was started again; waiting for \d workers? to resume from the state of the", log)

@@ -78,7 +78,8 @@ def _restore(kept: KeptRun, root: Path, runs: Runs, say: Callable[[str], None]) 
     if hoped:
         runs.take_up(live, hoped)
     needed = counted(hoped or live.job.workers or 1, "worker")
-    say(f"run {kept.run}: waiting for {needed} to resume from the state of the workers, or from its newest checkpoint")
+    cause = f"{live.lost}; " if live.lost else ""
+    say(f"run {kept.run}: {cause}waiting for {needed} to resume from the state of the workers, or from its newest checkpoint")
     event = RunRestored(
         run=kept.run,
         workers=live.job.workers,
@@ -150,7 +151,7 @@ def _live(kept: KeptRun, root: Path, bundle: Bundle | None) -> LiveRun:
             live.recorded = record.step
     if lines:
         away = max(time.time() - store.folder.metrics.stat().st_mtime, 0.0)
-        live.go_on(kept.attempts, elapsed, away, "the broker was killed, and was started again")
+        live.go_on(kept.attempts, elapsed, away, "the broker was killed and was started again")
     return live
 
 
