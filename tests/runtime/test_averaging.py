@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from farflung.clock import VirtualClock
 from farflung.engines.base import Array
 from farflung.errors import WireError
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Parcel
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import OutgoingFrame
 from farflung.step.reduction.averaging import Averager, Averaging, Outcome, first_servers, pieces_of
 from farflung.wire.frames import Frame
 
@@ -26,8 +26,8 @@ class Net:
     """Averagers with lanes that deliver when they are told to; stands for the links of all members."""
 
     def __init__(self, members: int) -> None:
-        self.lanes: dict[tuple[int, int], list[Parcel]] = {}
-        self.boxes = [Mailbox() for _ in range(members)]
+        self.lanes: dict[tuple[int, int], list[OutgoingFrame]] = {}
+        self.boxes = [Inbox() for _ in range(members)]
         self.clock = VirtualClock()
         self.members: list[Averager] = []
         for rank in range(members):
@@ -59,7 +59,7 @@ class _Sender:
     def __init__(self, net: Net, rank: int) -> None:
         self._net, self._rank = net, rank
 
-    def post(self, device: str, parcel: Parcel) -> None:
+    def post(self, device: str, parcel: OutgoingFrame) -> None:
         assert not parcel.waits
         self._net.lanes.setdefault((self._rank, NAMES.index(device)), []).append(parcel)
 

@@ -14,8 +14,8 @@ from test_synchronizer import SETTINGS, SGD, assert_agreed, case_of, close, stra
 from farflung.engines.base import Array
 from farflung.errors import InputError, PlanError, WireError
 from farflung.job.load import make_job
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox
 from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.run_setup import RunSetup
 from farflung.wire.frames import Frame
@@ -89,7 +89,7 @@ def test_what_can_not_be_clipped_so_is_refused() -> None:
         run_threads(clipped("seed_and_scalar"))
 
 
-class Quiet(Links):
+class Quiet(Outbox):
     def __init__(self) -> None:
         pass
 
@@ -99,7 +99,7 @@ def test_norms_that_belong_to_nobody_are_refused() -> None:
         graphs = case.graphs()
         plan = hand_plan(case, graphs[max(graphs)])
         setup = RunSetup(run="run", device="a", job=case.job, plan=plan, graphs=graphs, eval_graph=None)
-        return PreviousNorm(setup, Mailbox(), Quiet())
+        return PreviousNorm(setup, Inbox(), Quiet())
 
     told = Frame("norm", {"step": 1, "norms": {"x": 1.0}})
     norm_of(clipped("free_sets")).receive("b", told)

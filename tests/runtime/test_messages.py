@@ -20,10 +20,10 @@ from farflung.messages.array_stream import pieces_of, read_arrays, write_arrays
 from farflung.messages.arrays import decode_array, encode_array
 from farflung.messages.step_reports import StepReport, read_report, write_report
 from farflung.plan.model import CodecChoice
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox
 from farflung.step.run_setup import Phase
-from farflung.step.value_transfer import Courier
+from farflung.step.value_transfer import ValueTransfer
 from farflung.telemetry.records import CodecUse, EvaluationRecord, StepRecord
 from farflung.transports.memory import MemoryHub
 from farflung.wire.frames import Frame, decode_frame, encode_frame
@@ -63,16 +63,16 @@ class Ends:
 
     def __init__(self, codec: CodecChoice | None = None) -> None:
         hub, plan = MemoryHub(), small_plan(codec=codec)
-        self.boxes = {name: Mailbox() for name in "ab"}
-        self.couriers: dict[str, Courier] = {}
+        self.boxes = {name: Inbox() for name in "ab"}
+        self.couriers: dict[str, ValueTransfer] = {}
         self.endpoints = {
             name: hub.endpoint(name, lambda peer, frame, name=name: self.couriers[name].receive(peer, frame)) for name in "ab"
         }
-        self.links: dict[str, Links] = {}
+        self.links: dict[str, Outbox] = {}
         for name, peer in ("ab", "ba"):
             self.endpoints[name].connect(peer, self.endpoints[peer].address)
-            self.links[name] = Links(self.endpoints[name], [peer], self.boxes[name].abort)
-            self.couriers[name] = Courier(small_setup(name, plan), self.boxes[name], self.links[name])
+            self.links[name] = Outbox(self.endpoints[name], [peer], self.boxes[name].abort)
+            self.couriers[name] = ValueTransfer(small_setup(name, plan), self.boxes[name], self.links[name])
 
     def __enter__(self) -> Ends:
         return self
@@ -175,7 +175,7 @@ def test_what_the_plan_does_not_send_is_refused(frame: Frame, says: str) -> None
 def test_a_peer_can_not_fill_the_memory_with_keys() -> None:
     """Keys of the plan's own edges, but of micro-batches and steps that nobody asked for."""
     setup = small_setup("b")
-    courier = Courier(setup, Mailbox(setup.most_keys), Links(None, [], lambda error: None))  # type: ignore[arg-type]
+    courier = ValueTransfer(setup, Inbox(setup.most_keys), Outbox(None, [], lambda error: None))  # type: ignore[arg-type]
     for number in range(setup.most_keys):
         courier.receive("a", value_frame(key=[*KEY[:2], number, 0, *KEY[4:]]))
     with pytest.raises(WireError, match="values wait already, more than this run can have"):
@@ -204,7 +204,7 @@ plain = st.recursive(
     sections=st.lists(st.binary(max_size=64), max_size=3),
 )
 def test_any_frame_is_taken_or_refused_by_an_error_of_ours(kind: str, header: dict[str, Any], sections: list[bytes]) -> None:
-    courier = Courier(small_setup("b"), Mailbox(), Links(None, [], lambda error: None))  # type: ignore[arg-type]
+    courier = ValueTransfer(small_setup("b"), Inbox(), Outbox(None, [], lambda error: None))  # type: ignore[arg-type]
     with suppress(FarflungError):
         courier.receive("a", Frame(kind, header, tuple(sections)))
 

@@ -12,8 +12,8 @@ from inthreads import EVERY_STEP, Case, assert_goes_on, hand_plan, other, run_th
 from test_synchronizer import assert_agreed, case_of
 
 from farflung.errors import WireError
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox
 from farflung.step.run_setup import RunSetup
 from farflung.step.sync.local_step_counts import Paces
 from farflung.sync import get_strategy
@@ -91,16 +91,16 @@ def test_real_times_do_a_run_no_harm() -> None:
     assert_agreed("local_sgd", ran.held["a"], ran.held["c"])
 
 
-def alone(clock: Clock | None = None, **settings: Any) -> tuple[Paces, Mailbox]:
+def alone(clock: Clock | None = None, **settings: Any) -> tuple[Paces, Inbox]:
     case = paced(steps=4)
-    graphs, mailbox = case.graphs(), Mailbox()
+    graphs, mailbox = case.graphs(), Inbox()
     plan = hand_plan(case, graphs[max(graphs)])
     setup = RunSetup(run="run", device="a", job=case.job, plan=plan, graphs=graphs, eval_graph=None)
     strategy = get_strategy("local_sgd", **{"sync_every": 4, "by_speed": True} | settings)
     return Paces(setup, strategy, mailbox, Quiet(), clock or Clock()), mailbox
 
 
-class Quiet(Links):
+class Quiet(Outbox):
     def __init__(self) -> None:
         pass
 

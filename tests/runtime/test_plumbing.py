@@ -1,4 +1,4 @@
-"""Mailbox, sender threads, run log, message fields, addresses: the parts that everything runs through."""
+"""Inbox, sender threads, run log, message fields, addresses: the parts that everything runs through."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from farflung.broker.records.run_log import LogPosition, RunLog
 from farflung.errors import ConnectionLost, TrainingError, WireError
 from farflung.messages import fields
 from farflung.step import outbox as runtime_links
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links, LinkUse, Parcel
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import LinkUse, Outbox, OutgoingFrame
 from farflung.transports.addresses import congestion_control, host_and_port, reachable_host
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
@@ -44,7 +44,7 @@ def later(action: Callable[[], Any]) -> Future[Any]:
 
 
 def test_take_waits_for_its_own_key() -> None:
-    box = Mailbox()
+    box = Inbox()
     taken = later(lambda: box.take(("value", 1)))
     box.put(("value", 2), "other")
     assert not taken.done()
@@ -56,7 +56,7 @@ def test_take_waits_for_its_own_key() -> None:
 
 
 def test_a_mailbox_takes_no_more_keys_than_the_run_can_have() -> None:
-    box = Mailbox(limit=2)
+    box = Inbox(limit=2)
     box.put("a", 1)
     box.put("b", 2)
     box.put("a", 3)
@@ -67,14 +67,14 @@ def test_a_mailbox_takes_no_more_keys_than_the_run_can_have() -> None:
 
 
 def test_a_repeated_item_replaces_the_first() -> None:
-    box = Mailbox()
+    box = Inbox()
     box.put("k", 1)
     box.put("k", 2)
     assert (box.take("k"), len(box)) == (2, 0)
 
 
 def test_abort_wakes_everybody_with_the_first_error() -> None:
-    box = Mailbox()
+    box = Inbox()
     waiting = [later(lambda: box.take("never")), later(lambda: box.wait_until(lambda: box.holds(["never"])))]
     box.abort(TrainingError("first"))
     box.abort(TrainingError("second"))
@@ -87,7 +87,7 @@ def test_abort_wakes_everybody_with_the_first_error() -> None:
 
 
 def test_poke_makes_waiters_look_again() -> None:
-    box, seen, looked = Mailbox(), [False], threading.Event()
+    box, seen, looked = Inbox(), [False], threading.Event()
 
     def ready() -> bool:
         looked.set()
@@ -140,17 +140,17 @@ class Wire:
 
 
 @contextmanager
-def links(wire: Wire, *peers: str) -> Iterator[tuple[Links, list[BaseException]]]:
+def links(wire: Wire, *peers: str) -> Iterator[tuple[Outbox, list[BaseException]]]:
     errors: list[BaseException] = []
-    made = Links(wire, peers, errors.append)
+    made = Outbox(wire, peers, errors.append)
     try:
         yield made, errors
     finally:
         made.close()
 
 
-def parcel(number: int, step: int = 0, dense: int = 8) -> Parcel:
-    return Parcel(make=lambda: Frame("value", {"n": number}, (bytes(4),)), step=step, pair=(0, 1), dense=dense)
+def parcel(number: int, step: int = 0, dense: int = 8) -> OutgoingFrame:
+    return OutgoingFrame(make=lambda: Frame("value", {"n": number}, (bytes(4),)), step=step, pair=(0, 1), dense=dense)
 
 
 def test_frames_of_a_peer_go_in_order() -> None:
@@ -177,11 +177,11 @@ def test_values_and_verdicts_do_not_wait_behind_a_bulk_transfer_that_the_link_do
     wire, gate = Slow(), threading.Event()
     with links(wire, "b") as (made, errors):
         for number in range(4):
-            made.post("b", Parcel(make=lambda number=number: Frame("part", {"n": number}), urgency=Urgency.BULK))
+            made.post("b", OutgoingFrame(make=lambda number=number: Frame("part", {"n": number}), urgency=Urgency.BULK))
         wire.wait(1)  # the link has no room for more of these
         for number in range(3):
             made.post("b", parcel(number))
-            made.post("b", Parcel(make=lambda number=number: Frame("verdict", {"n": number}), urgency=Urgency.CONTROL))
+            made.post("b", OutgoingFrame(make=lambda number=number: Frame("verdict", {"n": number}), urgency=Urgency.CONTROL))
         seen = [(frame.kind, frame.header["n"]) for _, frame, _ in wire.wait(7)]
         assert seen[0] == ("BULK", 0)
         assert [entry for entry in seen if entry[0] == "VALUES"] == [("VALUES", number) for number in range(3)]
@@ -252,7 +252,7 @@ def test_an_abort_wakes_a_post_that_waits_for_a_slow_link() -> None:
         def post_all() -> None:
             try:
                 for _ in range(50):
-                    made.post("b", Parcel(make=slow))
+                    made.post("b", OutgoingFrame(make=slow))
             except ConnectionLost as error:
                 ended.append(str(error))
 
@@ -274,8 +274,8 @@ def test_closing_waits_for_no_link_that_stands_still(monkeypatch: pytest.MonkeyP
         return Frame("value")
 
     with links(wire, "b", "c") as (made, _):
-        made.post("b", Parcel(make=stuck))
-        made.post("c", Parcel(make=stuck))
+        made.post("b", OutgoingFrame(make=stuck))
+        made.post("c", OutgoingFrame(make=stuck))
         closing = later(made.close)
         closing.result(PATIENCE)
         gate.set()
@@ -289,7 +289,7 @@ def test_a_codec_that_fails_ends_the_run_not_the_thread_alone() -> None:
         raise ValueError("defect")
 
     with links(wire, "b") as (made, errors):
-        made.post("b", Parcel(make=broken))
+        made.post("b", OutgoingFrame(make=broken))
         assert seen.wait(PATIENCE)
         made._threads[0].join(PATIENCE)
         assert [repr(error) for error in errors] == ["ValueError('defect')"]

@@ -20,8 +20,8 @@ from farflung.job.load import make_job
 from farflung.messages.arrays import pack_arrays
 from farflung.plan.check import check_plan, check_replicas
 from farflung.plan.model import Plan, Replica
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Parcel
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import OutgoingFrame
 from farflung.step.reduction.any_order import Part, Reducing
 from farflung.sync.reductions import Reduction, runs_of
 
@@ -54,7 +54,7 @@ class Group:
             self._part(reduction, members, number, runs) for number, runs in enumerate(runs_of(sizes, reduction.cuts(members)))
         )
         self.members: list[Reducing] = []
-        self.boxes = [Mailbox() for _ in names]
+        self.boxes = [Inbox() for _ in names]
         for name, box in zip(names, self.boxes, strict=True):
             setup: Any = SimpleNamespace(run="run", device=name, plan=plan, graph=graph, own_stages=(0,))
             member = Reducing(setup, box, self._links(name))
@@ -71,7 +71,7 @@ class Group:
         )
 
     def _links(self, name: str) -> Any:
-        def post(device: str, parcel: Parcel) -> None:
+        def post(device: str, parcel: OutgoingFrame) -> None:
             assert not parcel.waits
             frame = parcel.make()
             assert frame is not None

@@ -19,7 +19,7 @@ from farflung.plan.link_memory import check_samples, limit_of
 from farflung.plan.model import CodecChoice, LinkPlan, Plan, Replica
 from farflung.step.run_setup import Phase, RunSetup
 from farflung.step.sample_cache import SampleMemory
-from farflung.step.value_transfer import Courier
+from farflung.step.value_transfer import ValueTransfer
 from farflung.wire.frames import Frame
 
 SIZES = [4, 2, 3]
@@ -68,21 +68,21 @@ class Crossed:
 def crossed(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Any, ...], Crossed]:
     """All values of the runs of a test, by their keys."""
     found: dict[tuple[Any, ...], Crossed] = {}
-    send, arrays = Courier.send, Courier._array
+    send, arrays = ValueTransfer.send, ValueTransfer._array
 
-    def sends(self: Courier, phase: Phase, step: int, micro: int, edge: Any, array: Array, *, gradient: bool) -> None:
+    def sends(self: ValueTransfer, phase: Phase, step: int, micro: int, edge: Any, array: Array, *, gradient: bool) -> None:
         key = self.key(phase, step, micro, edge, gradient=gradient)
         found[key] = Crossed(step, micro, gradient, str(edge.value), np.array(array))
         send(self, phase, step, micro, edge, array, gradient=gradient)
 
-    def arrives(self: Courier, peer: str, key: tuple[Any, ...], frame: Frame) -> Array:
+    def arrives(self: ValueTransfer, peer: str, key: tuple[Any, ...], frame: Frame) -> Array:
         array = arrays(self, peer, key, frame)
         if key in found:  # else a gradient of a tied parameter
             found[key].arrived = np.array(array)
         return array
 
-    monkeypatch.setattr(Courier, "send", sends)
-    monkeypatch.setattr(Courier, "_array", arrives)
+    monkeypatch.setattr(ValueTransfer, "send", sends)
+    monkeypatch.setattr(ValueTransfer, "_array", arrives)
     return found
 
 

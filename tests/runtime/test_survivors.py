@@ -10,7 +10,7 @@ from loopback import Finished, Loopback, text_folder, text_job, until
 from test_recovery import at, equal, recoveries_of, vanish
 
 from farflung.job import JobSpec
-from farflung.step.outbox import Links
+from farflung.step.outbox import Outbox
 from farflung.step.state_copies import Copies
 from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
 
@@ -146,7 +146,7 @@ def vanish_when_told(cluster: Loopback, name: str, steps: int) -> None:
 def test_copies_serve_where_the_only_holder_dies(
     place: Path, tmp_path: Path, alone: Finished, point: str, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Links, "rate", lambda *_: 0.0)  # the loopback may be faster than the coder
+    monkeypatch.setattr(Outbox, "rate", lambda *_: 0.0)  # the loopback may be faster than the coder
     with Loopback(place, 3, folder=str(tmp_path)) as cluster:
         die = at(point, 10, victim, lambda: vanish_when_told(cluster, victim, 10))
         with injecting(die):
@@ -170,7 +170,7 @@ def coding(found: Finished, copies: Sequence[Copies]) -> list[tuple[int, int]]:
 def test_copies_are_coded_by_those_before_and_whole_for_who_lacks_them(
     place: Path, tmp_path: Path, alone: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Links, "rate", lambda *_: 0.0)
+    monkeypatch.setattr(Outbox, "rate", lambda *_: 0.0)
     everybody: list[Copies] = []
     build = Copies.__init__
     monkeypatch.setattr(Copies, "__init__", lambda self, *args: (everybody.append(self), build(self, *args))[1])

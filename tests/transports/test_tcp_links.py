@@ -1,4 +1,4 @@
-"""Links over TCP when the network misbehaves (cut, frozen, corrupted, one-way): real sockets behind a bad router."""
+"""Outbox over TCP when the network misbehaves (cut, frozen, corrupted, one-way): real sockets behind a bad router."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quiet import PATIENCE, until
 
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, TrainingError
 from farflung.security import Credentials
-from farflung.step.outbox import Links, Parcel
+from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.transports import Insecure, TransportConfig, Urgency
 from farflung.transports.tcp import endpoint as tcp_endpoint
 from farflung.transports.tcp.connection import MessageKind, build_message
@@ -492,13 +492,13 @@ def test_memory_stays_bounded_while_the_way_to_a_peer_crawls(member: Member) -> 
             if number == held:
                 beyond.set()
             posted.release()
-            links.post("b", Parcel(make=lambda array=array: Frame("value", {}, (memoryview(array),))))  # type: ignore[misc]
+            links.post("b", OutgoingFrame(make=lambda array=array: Frame("value", {}, (memoryview(array),))))  # type: ignore[misc]
             del array
 
     with closing(Pair(member("a"), member("b"))) as pair:
         pair.a.send("b", Frame("first"))
         pair.router.open.clear()
-        with closing(Links(pair.a, ["b"], errors.append)) as links:
+        with closing(Outbox(pair.a, ["b"], errors.append)) as links:
             producer = threading.Thread(target=produce)
             producer.start()
             for _ in range(held):

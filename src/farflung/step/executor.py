@@ -29,8 +29,8 @@ from farflung.step.delayed_update import Delaying, is_stale_slot
 from farflung.step.evaluation import Pass, ends_here, evaluate, generate, is_due
 from farflung.step.frame_log import FrameLog
 from farflung.step.hybrid.stage_server import Serving
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links, LinkUse
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import LinkUse, Outbox
 from farflung.step.reduction.any_order import Reducing
 from farflung.step.reduction.ordered import Exchange
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
@@ -42,7 +42,7 @@ from farflung.step.sync.interpreter import synchronized
 from farflung.step.sync.participation import Taking
 from farflung.step.sync.replica_slots import is_replica_slot
 from farflung.step.two_phase_commit import Committing
-from farflung.step.value_transfer import Courier
+from farflung.step.value_transfer import ValueTransfer
 from farflung.step.zeroth_order import Slopes
 from farflung.sync.zeroth import SeedAndScalar
 from farflung.telemetry.events import SpanKind
@@ -61,12 +61,12 @@ class Executor:
         self.setup = setup
         self.hooks, self.engine = hooks, engine
         self.compute_device = device
-        self.mailbox = Mailbox(setup.most_keys)
+        self.mailbox = Inbox(setup.most_keys)
         #: What this worker does when; given to ``hooks.event("trace", ...)`` after each step.
         self.trace = SpanRing()
         self.frames = FrameLog(self.trace)
-        self.links = Links(endpoint, setup.peers, self.abort, self.trace)
-        self.courier = Courier(setup, self.mailbox, self.links)
+        self.links = Outbox(endpoint, setup.peers, self.abort, self.trace)
+        self.courier = ValueTransfer(setup, self.mailbox, self.links)
         in_order = all(stage.adds is None for stage in setup.plan.stages)
         self.exchange = (Exchange if in_order else Reducing)(setup, self.mailbox, self.links)
         #: How replicas agree, where the plan has a strategy for it.

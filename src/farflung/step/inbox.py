@@ -9,10 +9,10 @@ from typing import Any
 
 from farflung.errors import WireError
 
-__all__ = ["Mailbox"]
+__all__ = ["Inbox"]
 
 
-class Mailbox:
+class Inbox:
     """Items by key, put by transport threads and taken by the compute thread.
 
     ``abort`` wakes every waiter with an error; from then on nothing waits any more.

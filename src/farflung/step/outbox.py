@@ -20,7 +20,7 @@ from farflung.telemetry.trace import SpanRing, frame_name
 from farflung.transports.base import Endpoint, Urgency
 from farflung.wire.frames import Frame
 
-__all__ = ["LinkUse", "Links", "Parcel"]
+__all__ = ["LinkUse", "Outbox", "OutgoingFrame"]
 
 #: Builds a frame on the sender's thread (this is where a codec runs); None: an earlier frame of the lane had it with it.
 MakeFrame = Callable[[], Frame | None]
@@ -49,7 +49,7 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class OutgoingFrame:
     """A frame to be made and sent. ``pair`` and ``dense`` (bytes) are for the meter of step ``step``.
 
     ``waits``: its poster waits while the queue is full; not so where the frame holds memory that is there anyway.
@@ -72,12 +72,12 @@ class _Meter:
         self._open: dict[int, int] = {}
         self._waiting: dict[int, Callable[[LinkUse], None]] = {}
 
-    def posted(self, parcel: Parcel) -> None:
+    def posted(self, parcel: OutgoingFrame) -> None:
         if parcel.pair is not None:
             with self._lock:
                 self._open[parcel.step] = self._open.get(parcel.step, 0) + 1
 
-    def made(self, parcel: Parcel, frame: Frame | None, seconds: float) -> None:
+    def made(self, parcel: OutgoingFrame, frame: Frame | None, seconds: float) -> None:
         if parcel.pair is None:
             return
         size = 0 if frame is None else sum(memoryview(section).nbytes for section in frame.sections)
@@ -105,7 +105,7 @@ class _Meter:
         return self._waiting.pop(step), self._use.pop(step, LinkUse())
 
 
-class Links:
+class Outbox:
     """The outgoing side of one executor. ``on_error`` is called once, on a sender's thread, when a peer is lost."""
 
     def __init__(
@@ -124,11 +124,11 @@ class Links:
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._peers = frozenset(peers)
-        self._waiting: dict[Lane, deque[Parcel]] = {}
+        self._waiting: dict[Lane, deque[OutgoingFrame]] = {}
         self._under_way = 0
         self._threads: list[threading.Thread] = []
 
-    def post(self, peer: str, parcel: Parcel) -> None:
+    def post(self, peer: str, parcel: OutgoingFrame) -> None:
         """Queue a frame for ``peer``; blocks while its queue is full.
 
         Raises:
@@ -192,7 +192,7 @@ class Links:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(end - time.monotonic(), 0.0))
 
-    def _lane(self, lane: Lane) -> deque[Parcel]:
+    def _lane(self, lane: Lane) -> deque[OutgoingFrame]:
         """The queue of ``lane``, whose thread starts with its first frame (under the lock)."""
         peer, urgency = lane
         if peer not in self._peers:
@@ -220,7 +220,7 @@ class Links:
                 self._delivered(error)
                 return
 
-    def _send_one(self, peer: str, parcel: Parcel) -> None:
+    def _send_one(self, peer: str, parcel: OutgoingFrame) -> None:
         begin = self._trace.now()
         frame = parcel.make()
         seconds = self._trace.now() - begin
@@ -237,7 +237,7 @@ class Links:
         self._meter.made(parcel, frame, seconds)  # before the frame counts as delivered: after a flush all sums are told
         future.add_done_callback(lambda done: self._moved(peer, parcel, frame, posted, done.exception()))
 
-    def _moved(self, peer: str, parcel: Parcel, frame: Frame, posted: float, error: BaseException | None) -> None:
+    def _moved(self, peer: str, parcel: OutgoingFrame, frame: Frame, posted: float, error: BaseException | None) -> None:
         size = sum(memoryview(section).nbytes for section in frame.sections)
         facts = frame_facts(frame)
         stage = facts.source if parcel.pair is None else parcel.pair[0]

@@ -19,7 +19,7 @@ from farflung.messages.copy_rounds import Rounds
 from farflung.messages.fields import whole
 from farflung.protocol.holdings import Decision, Holding
 from farflung.step.copy_coding import Coder, Incoming, Version
-from farflung.step.outbox import Parcel
+from farflung.step.outbox import OutgoingFrame
 from farflung.transports.base import Urgency
 from farflung.units import Bytes, counted
 from farflung.wire.frames import Frame
@@ -155,7 +155,7 @@ class Copies:
 
     def _tell(self, peer: str, fields: Mapping[str, Any]) -> None:
         word = Frame("copied", {"run": self._executor.setup.run, **fields})
-        self._executor.links.post(peer, Parcel(make=lambda: word, urgency=Urgency.CONTROL))
+        self._executor.links.post(peer, OutgoingFrame(make=lambda: word, urgency=Urgency.CONTROL))
 
     def _whole(self, owner: str, guard: str, step: int, nbytes: int) -> None:
         with self._lock:
@@ -189,9 +189,9 @@ class Copies:
         try:
             for guard in guards:
                 for make in self._coder.pieces(arrays, base):
-                    links.post(guard, Parcel(make=self._piece(guard, make), urgency=Urgency.SPARE))
+                    links.post(guard, OutgoingFrame(make=self._piece(guard, make), urgency=Urgency.SPARE))
                 end = Frame("copy", {"run": run, "end": True, "step": holding.step, "committed": holding.committed})
-                links.post(guard, Parcel(make=lambda end=end: end, urgency=Urgency.SPARE))  # type: ignore[misc]
+                links.post(guard, OutgoingFrame(make=lambda end=end: end, urgency=Urgency.SPARE))  # type: ignore[misc]
         except (FarflungError, KeyError):
             return  # the run is over, and whoever ended it has been told
 

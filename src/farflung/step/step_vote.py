@@ -10,9 +10,9 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 
-from farflung.step.inbox import Mailbox
+from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunHooks, RunSetup
-from farflung.step.value_transfer import Courier
+from farflung.step.value_transfer import ValueTransfer
 
 __all__ = ["Verdicts"]
 
@@ -24,8 +24,8 @@ class Verdicts:
         self,
         setup: RunSetup,
         hooks: RunHooks,
-        mailbox: Mailbox,
-        courier: Courier,
+        mailbox: Inbox,
+        courier: ValueTransfer,
         copy_due: Callable[[int], bool],
         takes_part: Callable[[int, str], bool],
     ) -> None:

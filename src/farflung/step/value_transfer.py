@@ -23,15 +23,15 @@ from farflung.messages.fields import number, table, whole
 from farflung.plan.link_memory import way_of
 from farflung.plan.model import CodecChoice
 from farflung.step.codec_gauge import CodecGauge
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links, Parcel
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import Phase, RunSetup
 from farflung.step.sample_cache import SampleMemory
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import DTYPES, ArrayMeta
 from farflung.wire.frames import Frame
 
-__all__ = ["Courier"]
+__all__ = ["ValueTransfer"]
 
 _MAX_KEY = 12
 _DENSE = CodecChoice()
@@ -41,10 +41,10 @@ _KINDS = re.compile(r"value|data|norms|losses|verdict|prepared|(?:eval-done|toke
 _PLACES = {"value": ("value", "use", "side"), "data": ("data", "eval")}
 
 
-class Courier:
+class ValueTransfer:
     """Moves the values of one run for one worker."""
 
-    def __init__(self, setup: RunSetup, mailbox: Mailbox, links: Links) -> None:
+    def __init__(self, setup: RunSetup, mailbox: Inbox, links: Outbox) -> None:
         self._setup = setup
         self._mailbox = mailbox
         self._links = links
@@ -93,7 +93,7 @@ class Courier:
                 self.gauge.compare(step, link, [array], lambda: [self.memory.arrived(way, ids, made)])
             return Frame("value", head | header, sections)
 
-        self._links.post(peer, Parcel(make=make, step=step, pair=(source, target), dense=array.nbytes))
+        self._links.post(peer, OutgoingFrame(make=make, step=step, pair=(source, target), dense=array.nbytes))
 
     def send_use(self, step: int, pair: tuple[int, int], peer: str, use: Use, array: Array) -> None:
         """Send the gradient of one use of a tied parameter in the first stage of ``pair`` to the replica at ``peer`` of the
@@ -110,13 +110,13 @@ class Courier:
             header, sections = encode_array(array, None)
             return Frame("value", {"run": self._setup.run, "key": list(key)} | header, sections)
 
-        self._links.post(peer, Parcel(make=make, step=step, pair=pair, dense=array.nbytes))
+        self._links.post(peer, OutgoingFrame(make=make, step=step, pair=pair, dense=array.nbytes))
 
     def post(self, peer: str, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         """Send a small message; it waits at the peer under (kind, step), norms, losses
         and prepared under (kind, step, sender)."""
         head = {"run": self._setup.run, "step": step, "from": self._setup.device, "fields": dict(fields)}
-        self._links.post(peer, Parcel(make=lambda: Frame(kind, head), urgency=Urgency.CONTROL))
+        self._links.post(peer, OutgoingFrame(make=lambda: Frame(kind, head), urgency=Urgency.CONTROL))
 
     def send_array(self, peer: str, key: tuple[str | int, ...], array: Array) -> None:
         """Send an array under a key of the caller's, uncompressed."""
@@ -125,7 +125,7 @@ class Courier:
             header, sections = encode_array(array, None)
             return Frame("value", {"run": self._setup.run, "key": list(key)} | header, sections)
 
-        self._links.post(peer, Parcel(make=make))
+        self._links.post(peer, OutgoingFrame(make=make))
 
     def receive(self, peer: str, frame: Frame) -> None:
         """Decode a frame and put it where it is waited for (transport thread).

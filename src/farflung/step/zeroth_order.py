@@ -19,7 +19,7 @@ from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, St
 from farflung.errors import WireError
 from farflung.graph.cut import SubGraph
 from farflung.messages.fields import whole
-from farflung.step.outbox import Parcel
+from farflung.step.outbox import OutgoingFrame
 from farflung.step.run_setup import Phase
 from farflung.step.step_meter import StepMeter
 from farflung.sync.commands import Probe, Replay
@@ -173,5 +173,5 @@ class Slopes:
         frame = Frame("slope", {"run": setup.run, "step": step}, (data,))
         pair = (setup.loss_stage, setup.loss_stage)
         for peer in setup.peers:
-            parcel = Parcel(make=lambda: frame, urgency=Urgency.CONTROL, step=step, pair=pair, dense=len(data))
+            parcel = OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, pair=pair, dense=len(data))
             self._executor.links.post(peer, parcel)

@@ -12,7 +12,7 @@ from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, WireError
 from farflung.graph.ir import StateKind
 from farflung.messages.array_stream import read_arrays
-from farflung.step.inbox import Mailbox
+from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
 from farflung.transports.base import Endpoint, Urgency
 from farflung.wire.frames import Frame
@@ -34,7 +34,7 @@ class Borrowing:
         self._limits: dict[str, int] = {}
         self._found: dict[str, Array] = {}
 
-    def fetch(self, setup: RunSetup, endpoint: Endpoint, mailbox: Mailbox) -> None:
+    def fetch(self, setup: RunSetup, endpoint: Endpoint, mailbox: Inbox) -> None:
         """Have everything that the own stages need.
 
         Raises:
@@ -56,7 +56,7 @@ class Borrowing:
         if missing:
             raise ConnectionLost(f"nobody holds {missing[0]!r} after {live.step} steps any more")
 
-    def receive(self, peer: str, frame: Frame, mailbox: Mailbox) -> None:
+    def receive(self, peer: str, frame: Frame, mailbox: Inbox) -> None:
         """A piece of what ``peer`` lends.
 
         Raises:

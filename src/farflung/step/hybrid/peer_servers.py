@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from farflung.errors import WireError
 from farflung.messages.fields import whole
 from farflung.protocol.pool_events import Task, TaskKind
-from farflung.step.outbox import Parcel
+from farflung.step.outbox import OutgoingFrame
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 
@@ -115,11 +115,11 @@ class Fellows:
 
     def post(self, name: str, make: Callable[[], Frame]) -> None:
         """Send a task or an answer."""
-        self._executor.links.post(name, Parcel(make=make, urgency=Urgency.VALUES))
+        self._executor.links.post(name, OutgoingFrame(make=make, urgency=Urgency.VALUES))
 
     def _is_over(self, stage: int, name: str) -> bool:
         return self._over.get((stage, name), -1) >= self._step
 
     def _small(self, name: str, kind: str, stage: int) -> None:
         head: Mapping[str, str | int] = {"run": self._executor.setup.run, "step": self._step, "stage": stage}
-        self._executor.links.post(name, Parcel(make=lambda: Frame(kind, head), urgency=Urgency.CONTROL))
+        self._executor.links.post(name, OutgoingFrame(make=lambda: Frame(kind, head), urgency=Urgency.CONTROL))

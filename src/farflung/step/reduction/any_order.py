@@ -22,8 +22,8 @@ from farflung.graph.ir import TensorSpec, Use
 from farflung.messages.arrays import pack_arrays
 from farflung.messages.fields import whole
 from farflung.plan.buckets import trained_uses
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links, Parcel
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.reduction.ordered import Sums, plus, unpack_sums
 from farflung.step.run_setup import RunSetup
 from farflung.sync.reductions import Run, Way, runs_of
@@ -80,7 +80,7 @@ class _Open:
 class Reducing:
     """One worker's part in the sums of a run; the same surface as ``Exchange``."""
 
-    def __init__(self, setup: RunSetup, mailbox: Mailbox, links: Links) -> None:
+    def __init__(self, setup: RunSetup, mailbox: Inbox, links: Outbox) -> None:
         self._setup, self._mailbox, self._links = setup, mailbox, links
         #: stage -> use -> own sum, flat; totals are written over it
         self._sums: dict[int, dict[Use, Array]] = {}
@@ -175,7 +175,7 @@ class Reducing:
     def _send(self, item: _Open, kind: str, rank: int, sums: Sums) -> None:
         """The frame holds sums that stay until the step ends, so its poster need not wait for room."""
         head = {"run": self._setup.run, "step": item.step, "stage": item.stage, "piece": item.number}
-        parcel = Parcel(
+        parcel = OutgoingFrame(
             make=lambda: pack_arrays(kind, head, sums, None),
             urgency=Urgency.BULK,
             step=item.step,

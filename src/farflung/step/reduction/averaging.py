@@ -27,8 +27,8 @@ from farflung.clock import Clock, MonotonicClock
 from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.messages.fields import text, whole
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links, Parcel
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.sync import Round
 from farflung.sync.reductions import runs_of
 from farflung.transports.base import Urgency
@@ -150,7 +150,7 @@ class _Going:
 class Averager:
     """All rounds of one worker. The compute thread calls ``begin`` and ``wait``, any thread ``receive``."""
 
-    def __init__(self, run: str, nbytes: int, mailbox: Mailbox, links: Links, clock: Clock | None = None) -> None:
+    def __init__(self, run: str, nbytes: int, mailbox: Inbox, links: Outbox, clock: Clock | None = None) -> None:
         """``nbytes``: of the parameters here."""
         self._run, self._mailbox, self._links = run, mailbox, links
         self.window = max(_WINDOW, int(_SHARE * nbytes))
@@ -365,7 +365,7 @@ class Averager:
         device, nbytes = spec.devices[rank], going.pieces[number].nbytes
         waiting = self._outgoing.setdefault((device, spec.stage), deque())
         waiting.append(_Sent(header, tuple(array.view(np.uint8).data for array in arrays), nbytes))
-        parcel = Parcel(
+        parcel = OutgoingFrame(
             make=lambda: self._frame(spec.stage, device, waiting),
             urgency=Urgency.BULK,
             step=self.step,

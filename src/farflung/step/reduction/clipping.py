@@ -18,8 +18,8 @@ import numpy as np
 from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.messages.fields import number, table, whole
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links, Parcel
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import RunSetup
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
@@ -30,7 +30,7 @@ __all__ = ["PreviousNorm"]
 class PreviousNorm:
     """One worker's part; ``receive`` is called on any thread, all else on the compute thread. ``wanted``: the job asks."""
 
-    def __init__(self, setup: RunSetup, mailbox: Mailbox, links: Links) -> None:
+    def __init__(self, setup: RunSetup, mailbox: Inbox, links: Outbox) -> None:
         optimizer = setup.job.optimizer
         self._limit = optimizer.clip_norm if optimizer.clip_by == "previous" else None
         self.wanted = self._limit is not None
@@ -80,7 +80,7 @@ class PreviousNorm:
         self._told, self._norms = (step, self._norms), {}
         frame = Frame("norm", {"run": self._setup.run, "step": step, "norms": self._told[1]})
         for peer in self._setup.mates:
-            self._links.post(peer, Parcel(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
+            self._links.post(peer, OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
 
     def receive(self, peer: str, frame: Frame) -> None:
         """Norms of another stage came from ``peer``.

@@ -24,8 +24,8 @@ from farflung.messages.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.messages.fields import whole
 from farflung.plan.buckets import Bucket, buckets_of, parts_of
 from farflung.plan.model import Replica
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links, Parcel
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import RunSetup
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import ArrayMeta
@@ -45,7 +45,7 @@ def buckets(setup: RunSetup, stage: int) -> tuple[Bucket, ...]:
 class Exchange:
     """One worker's part in the exchanges of a run."""
 
-    def __init__(self, setup: RunSetup, mailbox: Mailbox, links: Links) -> None:
+    def __init__(self, setup: RunSetup, mailbox: Inbox, links: Outbox) -> None:
         self._setup, self._mailbox, self._links = setup, mailbox, links
         self._ends = frozenset(setup.job.virtual_ends)
         #: Every micro-batch is a virtual replica of its own: accumulating one after the other is the order already.
@@ -141,7 +141,7 @@ class Exchange:
             return
         head = {"run": self._setup.run, "step": step, "stage": stage, "bucket": number, "part": part}
         dense = sum(array.nbytes for array in sums if array is not None)
-        parcel = Parcel(
+        parcel = OutgoingFrame(
             make=lambda: pack_arrays(kind, head, sums, None), urgency=Urgency.BULK, step=step, pair=(stage, stage), dense=dense
         )
         self._links.post(device, parcel)

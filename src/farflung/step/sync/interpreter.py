@@ -23,8 +23,8 @@ from farflung.messages.arrays import decode_array, pack_arrays, pack_payloads, p
 from farflung.messages.fields import text, whole
 from farflung.plan.synchronization import held_elsewhere, strategy_of, world_of
 from farflung.step.codec_gauge import CodecGauge
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links, Parcel
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.reduction.averaging import Averager, Averaging, Outcome, first_servers
 from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.run_setup import RunSetup
@@ -59,8 +59,8 @@ class Synchronizer:
     def __init__(
         self,
         setup: RunSetup,
-        mailbox: Mailbox,
-        links: Links,
+        mailbox: Inbox,
+        links: Outbox,
         tell: Callable[[str], None] = lambda text: None,
         trace: SpanRing | None = None,
         gauge: CodecGauge | None = None,
@@ -456,7 +456,9 @@ class Synchronizer:
         self._mailbox.put(("sync", member.stage, tag, self._setup.device), own)
         for rank in group:
             if devices[rank] != self._setup.device:
-                parcel = Parcel(make=lambda: frame, urgency=Urgency.BULK, step=self._step, pair=pair, dense=dense, waits=False)
+                parcel = OutgoingFrame(
+                    make=lambda: frame, urgency=Urgency.BULK, step=self._step, pair=pair, dense=dense, waits=False
+                )
                 self._links.post(devices[rank], parcel)
 
     def _arrived(self, member: Member, command: Mean | Aggregate, names: Sequence[str]) -> list[dict[str, Array]]:
@@ -530,7 +532,7 @@ class Synchronizer:
 
 
 def synchronized(
-    setup: RunSetup, mailbox: Mailbox, links: Links, told: tuple[Callable[[str], None], SpanRing, CodecGauge]
+    setup: RunSetup, mailbox: Inbox, links: Outbox, told: tuple[Callable[[str], None], SpanRing, CodecGauge]
 ) -> Synchronizer | None:
     """What carries out the strategy of ``setup``'s plan (None: it has none); ``told``: ``tell``, ``trace`` and ``gauge``."""
     return None if setup.plan.sync is None else Synchronizer(setup, mailbox, links, *told)

@@ -16,8 +16,8 @@ import numpy as np
 from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.messages.fields import number, whole
-from farflung.step.inbox import Mailbox
-from farflung.step.outbox import Links, Parcel
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import RunSetup
 from farflung.sync import Strategy
 from farflung.sync.pacing import repaced, takes
@@ -37,8 +37,8 @@ class Paces:
         self,
         setup: RunSetup,
         strategy: Strategy,
-        mailbox: Mailbox,
-        links: Links,
+        mailbox: Inbox,
+        links: Outbox,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert setup.plan.sync is not None
@@ -115,7 +115,7 @@ class Paces:
         self._mailbox.put(("pace", place, self._setup.device), seconds)
         frame = Frame("pace", {"run": self._setup.run, "place": place, "seconds": seconds})
         for peer in self._setup.peers:
-            self._links.post(peer, Parcel(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
+            self._links.post(peer, OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
 
     def _follow(self, place: int) -> str | None:
         told = [self._mailbox.take(("pace", place, device)) for device in self._tellers]
