@@ -1,0 +1,287 @@
+"""What the broker sends to a worker, in the worker's session."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from farflung.messages.schema import (
+    ANY_SECTIONS,
+    UNSET,
+    Address,
+    Amount,
+    Channel,
+    Count,
+    Document,
+    Flag,
+    Index,
+    Item,
+    Label,
+    LongText,
+    Member,
+    Message,
+    Name,
+    Names,
+    Positive,
+    Run,
+    SectionedMessage,
+    UnsetType,
+    Version,
+)
+from farflung.protocol.members import Parting
+
+__all__ = [
+    "Abort",
+    "Beat",
+    "CopyRounds",
+    "DecisionItem",
+    "Dismissed",
+    "Fenced",
+    "Forget",
+    "Goodbye",
+    "HandOver",
+    "Help",
+    "Helper",
+    "HelperGone",
+    "Lend",
+    "LiveStart",
+    "Measure",
+    "Meet",
+    "OwnerWishes",
+    "Pairs",
+    "Prepare",
+    "Probe",
+    "Reach",
+    "Relay",
+    "Routes",
+    "Start",
+    "Stop",
+    "Welcome",
+]
+
+_MOST_PAIRS = 10_000
+_MOST_RELAYS = 8
+
+#: Member -> address. An empty address: the member dials, or is reached through a relay.
+Addresses = dict[Member, Address]
+#: Member -> the relays (name, address) that reach it, the best first.
+Routes = dict[Member, Annotated[tuple[tuple[Member, Address], ...], Meta(max_length=_MOST_RELAYS)]]
+Pairs = Annotated[tuple[tuple[Member, Member], ...], Meta(max_length=_MOST_PAIRS)]
+
+
+class DecisionItem(Item):
+    """How a step ended. ``scale``: the factor that clipped its gradients (None: none did)."""
+
+    applied: bool
+    scale: float | None
+
+
+class CopyRounds(Item):
+    """How often workers copy their states to guards, and who the guards of each worker are.
+
+    ``every``: steps between rounds (0: no rounds). ``least``: the fewest steps between rounds. ``budget``: bytes per step that
+    copies may take on links (0: ``every`` is fixed).
+    """
+
+    every: Count
+    guards: dict[Member, tuple[Member, ...]]
+    least: Count
+    budget: Amount
+
+
+class LiveStart(Item):
+    """The state from which an attempt resumes, where workers still retain it.
+
+    ``moves``: holder -> the states that this worker fetches from it.
+    """
+
+    step: Count
+    committed: Count
+    decision: DecisionItem | None
+    moves: dict[Member, Names]
+
+
+class Welcome(Message, kind="welcome", on=Channel.COMMANDS):
+    """The session has begun. ``lease``: seconds of silence after which each side gives up the other."""
+
+    name: Member
+    generation: Version
+    lease: Annotated[float, Meta(ge=0.1, le=1e9)]
+    warnings: Annotated[tuple[LongText, ...], Meta(max_length=100)]
+
+
+class Goodbye(Message, kind="goodbye", on=Channel.COMMANDS):
+    """The broker closes, and the worker need not come back until it is started again."""
+
+    cause: LongText
+
+
+class Fenced(Message, kind="fenced", on=Channel.COMMANDS):
+    """The broker has given up this session. A worker that still runs joins again."""
+
+    cause: LongText
+
+
+class Beat(Message, kind="beat", on=(Channel.COMMANDS, Channel.REPORTS)):
+    """The sender is alive. Sent when there is nothing else to send."""
+
+
+class Dismissed(Message, kind="dismissed", on=Channel.COMMANDS):
+    """A worker that wanted to leave may leave now."""
+
+
+class OwnerWishes(Message, kind="owner", on=Channel.COMMANDS):
+    """The worker's owner wants something, as a client told the broker."""
+
+    paused: Flag = UNSET
+    parting: Parting | UnsetType = UNSET
+
+
+class Measure(Message, kind="measure", on=Channel.COMMANDS):
+    """Measure the device with ``threads`` threads. ``together``: other workers of the machine measure at the same time."""
+
+    threads: Annotated[int, Meta(ge=1, le=65536)]
+    together: Flag = UNSET
+
+
+class Probe(Message, kind="probe", on=Channel.COMMANDS):
+    """Measure the link to ``peer``. The worker answers with ``Probed``."""
+
+    peer: Member
+    address: Address
+    relays: Routes | UnsetType = UNSET
+
+
+class Reach(Message, kind="reach", on=Channel.COMMANDS):
+    """Try to dial ``peers`` (name -> address), each for ``seconds``. The worker answers with ``Reached``."""
+
+    question: Count
+    peers: Addresses
+    seconds: Annotated[float, Meta(ge=0.1, le=1e6)]
+
+
+class Relay(Message, kind="relay", on=Channel.COMMANDS):
+    """Relay for ``pairs`` of members in ``run``. No pairs: the run is over, and the worker answers with ``Relayed``."""
+
+    run: Run
+    pairs: Pairs
+
+
+class Meet(Message, kind="meet", on=Channel.COMMANDS):
+    """Peers that this worker will meet: their addresses, and the relays that reach them."""
+
+    addresses: Addresses
+    relays: Routes
+
+
+class JobMessage(SectionedMessage):
+    """Base of messages with a job: ``documents`` names the sections, which are compressed (``messages.submission``)."""
+
+    bundle: Version
+    run: Run
+    documents: Annotated[tuple[Label, ...], Meta(max_length=4096)]
+    emulate: bool
+    notes: dict[Name, Document]
+
+
+class AttemptMessage(JobMessage):
+    """Base of messages with a job and an attempt to run it. The last document is the plan.
+
+    The attempt begins at ``first_step``, of which ``committed`` steps count, with states from ``states`` (``checkpoint``,
+    ``weights``, ``file`` or ``init``). A rollback returns to ``kept_step`` and ``kept_committed``.
+    """
+
+    first_step: Count
+    committed: Count
+    attempt: Version
+    states: Label
+    kept_step: Count
+    kept_committed: Count
+    recovered: bool
+    submitter: Member
+    rounds: CopyRounds
+
+
+class Prepare(AttemptMessage, kind="prepare", on=Channel.COMMANDS, sections=ANY_SECTIONS):
+    """Prepare a part in a run as ``device`` of the plan. The worker answers with ``Prepared``, or with ``Failed``."""
+
+    device: Member
+    addresses: Addresses
+    relays: Routes
+    live: LiveStart | UnsetType = UNSET
+
+
+class Help(AttemptMessage, kind="help", on=Channel.COMMANDS, sections=ANY_SECTIONS):
+    """Help ``server`` with ``stage``. ``addresses``: all servers of the stage. The worker answers with ``Helping``."""
+
+    relays: Routes
+    device: Member
+    server: Member
+    stage: Index
+    addresses: Addresses
+
+
+class Start(Message, kind="start", on=Channel.COMMANDS):
+    """All workers are prepared: train."""
+
+    run: Run
+    attempt: Version
+
+
+class Stop(Message, kind="stop", on=Channel.COMMANDS):
+    """End the run after the current step."""
+
+    run: Run
+
+
+class HandOver(Message, kind="hand_over", on=Channel.COMMANDS):
+    """End this worker's part after the current step, with a checkpoint. The others continue under another plan."""
+
+    run: Run
+
+
+class Abort(Message, kind="abort", on=Channel.COMMANDS):
+    """End the attempt now. ``keep``: retain the states, and answer with ``Dropped``."""
+
+    run: Run
+    cause: LongText
+    keep: bool
+    attempt: Count
+
+
+class Lend(Message, kind="lend", on=Channel.COMMANDS):
+    """Give retained states to the workers in ``addresses``. This worker has no part in their plan."""
+
+    run: Run
+    attempt: Version
+    addresses: Addresses
+    relays: Routes
+    live: LiveStart
+
+
+class Forget(Message, kind="forget", on=Channel.COMMANDS):
+    """Nobody needs the retained states of ``run`` any more."""
+
+    run: Run
+
+
+class Helper(Message, kind="helper", on=Channel.COMMANDS):
+    """``name`` helps with ``stage`` from now on. ``fed``: this server sends it the states. ``speed``: relative to this server."""
+
+    run: Run
+    attempt: Version
+    name: Member
+    stage: Index
+    speed: Positive
+    address: Address
+    fed: bool
+
+
+class HelperGone(Message, kind="helper_gone", on=Channel.COMMANDS):
+    """``name`` does not help any more."""
+
+    run: Run
+    attempt: Version
+    name: Member
+    cause: LongText

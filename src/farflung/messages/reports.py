@@ -1,0 +1,273 @@
+"""What a worker sends to the broker, in its session."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from farflung.messages.commands import DecisionItem
+from farflung.messages.schema import (
+    FINITE,
+    UNSET,
+    Address,
+    Amount,
+    Channel,
+    Count,
+    Flag,
+    Index,
+    Item,
+    Label,
+    Member,
+    Message,
+    Name,
+    Names,
+    Run,
+    Text,
+    UnsetType,
+    Version,
+)
+from farflung.protocol.members import Parting
+
+__all__ = [
+    "Dropped",
+    "Ended",
+    "Evaluated",
+    "Failed",
+    "Generated",
+    "Hello",
+    "Helping",
+    "HoldingItem",
+    "Holds",
+    "LinkItem",
+    "Measured",
+    "Noted",
+    "OfferItem",
+    "Prepared",
+    "Probed",
+    "Reached",
+    "Relayed",
+    "Stepped",
+    "Traced",
+    "Wants",
+]
+
+_LEAST_FACTOR = 1e-9
+_MOST_STAGES = 100_000
+_MOST_MICRO_BATCHES = 1_000_000
+#: Retained states of one worker, and step reports that it sends again after a loss.
+_MOST_HOLDINGS, _MOST_TOLD = 256, 64
+
+#: Bytes or FLOP/s that others divide by.
+Capacity = Annotated[float, Meta(ge=1.0, le=FINITE)]
+Finite = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
+Factor = Annotated[float, Meta(ge=_LEAST_FACTOR, le=FINITE)]
+#: [sending stage, receiving stage, bytes]
+PairBytes = Annotated[tuple[tuple[Index, Index, Count], ...], Meta(max_length=_MOST_STAGES)]
+
+
+class OfferItem(Item):
+    """What a worker offers: its device, its speed and its versions.
+
+    ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds.
+    """
+
+    memory: Capacity
+    kind: Label
+    description: Annotated[str, Meta(max_length=300)]
+    host: Annotated[str, Meta(max_length=100)]
+    processors: Annotated[tuple[Annotated[str, Meta(max_length=100)], ...], Meta(max_length=4096)]
+    versions: Annotated[dict[Annotated[str, Meta(max_length=100)], Annotated[str, Meta(max_length=100)]], Meta(max_length=16)]
+    speed: Capacity
+    factor: Factor
+    overhead: Amount
+    relay: bool
+    reliable: bool
+
+
+class HoldingItem(Item):
+    """Retained states of one step; see ``protocol.holdings.Holding``."""
+
+    step: Count
+    committed: Count
+    states: Names
+    ready: bool
+    decision: DecisionItem | None
+    copied: bool
+
+
+class LinkItem(Item, array_like=True):
+    """What training traffic says of the link to ``peer``.
+
+    ``alpha``: seconds. ``beta``: bytes per second. ``least``: a lower bound.
+    """
+
+    peer: Member
+    alpha: Amount
+    beta: Amount
+    least: Amount
+    relay: Member
+
+
+class WishesMessage(Message):
+    """Base of messages with the wishes of a worker's owner. ``memory``: bytes. ``bandwidth``: bytes per second (None: no cap)."""
+
+    paused: Flag = UNSET
+    parting: Parting | UnsetType = UNSET
+    memory: Capacity | UnsetType = UNSET
+    bandwidth: Capacity | UnsetType | None = UNSET
+
+
+class RunReport(Message):
+    """Base of reports about one attempt of a run. A report of an older attempt is dropped."""
+
+    run: Run
+    attempt: Count
+
+
+class Stepped(RunReport, kind="step", on=Channel.REPORTS):
+    """A worker's part in one step; see ``messages.step_reports.StepReport``."""
+
+    step: Count
+    seconds: float
+    busy: float
+    wait: float
+    sent: PairBytes
+    dense: PairBytes
+    stage_busy: Annotated[tuple[tuple[Index, float], ...], Meta(max_length=_MOST_STAGES)]
+    loss: float | None
+    losses: Annotated[tuple[float, ...], Meta(max_length=_MOST_MICRO_BATCHES)]
+    samples: Count
+    skipped: bool
+    rate: float
+    grad_norm: float | None
+    divergence: float | None
+    codecs: Annotated[tuple[tuple[Index, Index, float, float, float | None], ...], Meta(max_length=_MOST_STAGES)]
+
+
+class Holds(Item):
+    """What a worker that comes back retains of a run."""
+
+    run: Run
+    attempt: Version
+    held: Annotated[tuple[HoldingItem, ...], Meta(max_length=_MOST_HOLDINGS)]
+    told: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_TOLD)]
+
+
+class Hello(WishesMessage, kind="hello", on=Channel.REPORTS, first=("address", "offer")):
+    """The first message of a session. ``holds``: what the worker retains of a run whose broker went away."""
+
+    address: Address
+    offer: OfferItem
+    holds: Holds | UnsetType = UNSET
+
+
+class Wants(WishesMessage, kind="wants", on=Channel.REPORTS):
+    """The owner's wishes have changed."""
+
+
+class Measured(Message, kind="measured", on=Channel.REPORTS):
+    """Answers ``Measure``. ``share``: of its usual speed, what the device reaches while other workers of the machine compute."""
+
+    speed: Capacity
+    factor: Factor
+    overhead: Amount
+    share: Amount | UnsetType = UNSET
+
+
+class Probed(Message, kind="probed", on=Channel.REPORTS):
+    """Answers ``Probe``: the figures of the link to ``peer``, or the ``cause`` why there are none."""
+
+    peer: Member
+    alpha: Amount | UnsetType = UNSET
+    beta: Capacity | UnsetType = UNSET
+    spread: Amount | UnsetType = UNSET
+    relay: Member | UnsetType = UNSET
+    cause: Text | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        """Refuse an answer with neither figures nor a cause.
+
+        Raises:
+            ValueError: this is one; ``decode`` makes a ``WireError`` of it.
+        """
+        if self.cause is UNSET and UNSET in (self.alpha, self.beta):
+            raise ValueError("a probe's answer has alpha and beta, or a cause")
+
+
+class Reached(Message, kind="reached", on=Channel.REPORTS):
+    """Answers ``Reach``: member -> whether it could be dialled."""
+
+    question: Count
+    found: dict[Member, bool]
+
+
+class Relayed(Message, kind="relayed", on=Channel.REPORTS):
+    """The bytes that a relay carried for a run that is over: [source, target, bytes]."""
+
+    run: Run
+    carried: Annotated[tuple[tuple[Member, Member, Count], ...], Meta(max_length=20_000)]
+
+
+class Helping(RunReport, kind="helping", on=Channel.REPORTS):
+    """Answers ``Help``: this worker is ready."""
+
+
+class Prepared(RunReport, kind="prepared", on=Channel.REPORTS):
+    """Answers ``Prepare``: this worker is ready. ``fingerprints``: of the data that it reads."""
+
+    fingerprints: dict[Name, Text]
+
+
+class Ended(RunReport, kind="ended", on=Channel.REPORTS):
+    """This worker's part is over. ``whole``: all steps of the job are done."""
+
+    whole: bool
+
+
+class Failed(RunReport, kind="failed", on=Channel.REPORTS):
+    """This worker's part has failed. ``kind``: the error's class. ``lost_peer``: the connection to a peer was lost."""
+
+    cause: Text
+    kind: Label
+    lost_peer: Flag = UNSET
+
+
+class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):
+    """Answers ``Abort``: what the worker retains of the attempt, and its last step reports."""
+
+    held: Annotated[tuple[HoldingItem, ...], Meta(max_length=_MOST_HOLDINGS)]
+    told: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_TOLD)]
+
+
+class Evaluated(RunReport, kind="evaluation", on=Channel.REPORTS):
+    """The mean outputs of the evaluation after ``step`` steps."""
+
+    step: Count
+    outputs: dict[Name, float]
+
+
+class Generated(RunReport, kind="text", on=Channel.REPORTS):
+    """The text that the trained model generated."""
+
+    text: Annotated[str, Meta(max_length=1 << 20)]
+
+
+class Traced(RunReport, kind="trace", on=Channel.REPORTS):
+    """Spans of the trace (``telemetry.trace.pack_spans``).
+
+    ``clock``: the offset of the broker's clock and its error, in seconds.
+    """
+
+    names: Annotated[tuple[Text, ...], Meta(max_length=65536)]
+    spans: bytes
+    lost: Count
+    clock: tuple[Finite, Annotated[float, Meta(ge=0.0)]] | None
+    links: Annotated[tuple[LinkItem, ...], Meta(max_length=4096)]
+
+
+class Noted(RunReport, kind="note", on=Channel.REPORTS):
+    """A line for the people who watch the run. ``detail``: for experts only."""
+
+    text: Annotated[str, Meta(max_length=1000)]
+    detail: Flag = UNSET
