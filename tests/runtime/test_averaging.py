@@ -16,7 +16,9 @@ from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.step.inbox import Inbox
 from farflung.step.outbox import OutgoingFrame
-from farflung.step.reduction.averaging import Averager, Averaging, Outcome, first_servers, pieces_of
+from farflung.step.reduction.averaging import Averager, Averaging, Outcome
+from farflung.step.reduction.piece_sender import PieceSender
+from farflung.step.reduction.pieces import first_servers, pieces_of
 from farflung.wire.frames import Frame
 
 NAMES = "abcd"
@@ -30,8 +32,10 @@ class Net:
         self.boxes = [Inbox() for _ in range(members)]
         self.clock = VirtualClock()
         self.members: list[Averager] = []
+        groups = {0: tuple(NAMES[:members])}
         for rank in range(members):
-            self.members.append(Averager("run", 0, self.boxes[rank], _Sender(self, rank), self.clock))  # type: ignore[arg-type]
+            sender = PieceSender("run", _Links(self, rank))  # type: ignore[arg-type]
+            self.members.append(Averager(groups, 0, self.boxes[rank], sender, self.clock))
         self.delivered: list[tuple[int, int, Frame]] = []
 
     def begin(self, rank: int, arrays: Sequence[Array], tag: str = "t", **changes: Any) -> None:
@@ -39,7 +43,7 @@ class Net:
         weights = changes.pop("weights", tuple(1 / count for _ in range(count)))
         devices = tuple(NAMES[:count])
         spec = Averaging(stage=0, tag=tag, rank=rank, devices=devices, weights=weights, arrays=tuple(arrays), **changes)
-        self.members[rank].begin(spec)
+        self.members[rank].contribute(spec)
 
     def deliver(self, choose: Callable[[list[tuple[int, int]]], tuple[int, int]] = min) -> None:
         """All frames, in the order that ``choose`` gives to lanes; those of one lane stay in order."""
@@ -48,14 +52,14 @@ class Net:
             frame = self.lanes[lane].pop(0).make()
             if frame is not None:
                 self.delivered.append((*lane, frame))
-                self.members[lane[1]].receive(0, lane[0], frame)
+                self.members[lane[1]].receive(NAMES[lane[0]], frame)
 
     def outcome(self, rank: int, tag: str = "t") -> Outcome:
         assert self.boxes[rank].holds([("averaged", 0, tag)])
         return self.members[rank].wait(0, tag)
 
 
-class _Sender:
+class _Links:
     def __init__(self, net: Net, rank: int) -> None:
         self._net, self._rank = net, rank
 
@@ -122,7 +126,7 @@ def test_little_is_on_its_way_however_large_the_exchange() -> None:
     held = [values([2_000_000], rank) for rank in range(2)]
     net.begin(0, held[0])
     sent = sum(parcel.dense for parcel in net.lanes[0, 1])
-    assert sent <= net.members[0].window
+    assert sent <= net.members[0].window.limit
     net.begin(1, held[1])
     net.deliver()
     assert held[0][0].tobytes() == held[1][0].tobytes()
@@ -166,7 +170,7 @@ def test_a_round_ends_without_who_does_not_come_and_says_so() -> None:
     net.deliver()
     served = [piece.server for piece in pieces_of(held[0], 3)]
     assert 2 in served, "member 2 serves pieces, too, and those stay open"
-    open_pieces = net.members[0]._rounds[0, "t"].left
+    open_pieces = net.members[0]._exchanges[0, "t"].left
     assert {served[number] for number in open_pieces} == {2}
     net.begin(2, held[2], weights=(0.5, 0.25, 0.25), patience=2.0, quorum=2)
     net.deliver()
@@ -195,8 +199,8 @@ def frame(**changes: Any) -> Frame:
 
 
 REFUSED = {
-    "list": (Frame("pieces", {}, ()), "without a list"),
-    "header": (Frame("pieces", {"pieces": [3]}, ()), "without a header"),
+    "list": (Frame("pieces", {"stage": 0}, ()), "without a list"),
+    "header": (Frame("pieces", {"stage": 0, "pieces": [3]}, ()), "without a header"),
     "number": (frame(piece=7), "has 1 pieces, number 7 came"),
     "server": (frame(), "is added up by another member"),
     "mean": (frame(mean=True), "is added up by member 1, not by 2"),
@@ -211,4 +215,9 @@ def test_pieces_that_do_not_belong_here_are_refused(bad: Frame, text: str) -> No
     net = Net(3)
     net.begin(0, [np.zeros(10, np.float32)], first=1)
     with pytest.raises(WireError, match=text):
-        net.members[0].receive(0, 2, bad)
+        net.members[0].receive("c", bad)
+
+
+def test_who_is_no_member_is_refused() -> None:
+    with pytest.raises(WireError, match="d is no replica of stage 0, of which one is here"):
+        Net(3).members[0].receive("d", frame())

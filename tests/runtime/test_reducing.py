@@ -19,10 +19,13 @@ from farflung.graph.ir import TensorSpec, Use
 from farflung.job.load import make_job
 from farflung.messages.arrays import pack_arrays
 from farflung.plan.check import check_plan, check_replicas
-from farflung.plan.model import Plan, Replica
+from farflung.plan.model import Plan
 from farflung.step.inbox import Inbox
 from farflung.step.outbox import OutgoingFrame
-from farflung.step.reduction.any_order import Part, Reducing
+from farflung.step.reduction.gradient_exchange import GradientExchange
+from farflung.step.reduction.gradient_sums import GradientSums
+from farflung.step.reduction.orders import RouteOrder, StageUses
+from farflung.step.reduction.pieces import GradientPiece
 from farflung.sync.reductions import Reduction, runs_of
 
 
@@ -42,32 +45,27 @@ class Group:
     def __init__(self, reduction: Reduction, held: Sequence[Mapping[Use, Array]], sizes: Sequence[int]) -> None:
         members, names = len(held), [f"w{rank}" for rank in range(len(held))]
         self.uses = [Use(state=f"p{index}", op=f"op{index}") for index in range(len(sizes))]
-        graph = SimpleNamespace(
-            state={
-                use.state: SimpleNamespace(spec=TensorSpec(dtype="float32", shape=(size,)))
-                for use, size in zip(self.uses, sizes, strict=True)
-            }
-        )
-        replicas = tuple(Replica(device=name, first=rank, end=rank + 1) for rank, name in enumerate(names))
-        plan: Any = SimpleNamespace(stages=[SimpleNamespace(devices=tuple(names))], replicas_of=lambda stage: replicas)
-        parts = tuple(
-            self._part(reduction, members, number, runs) for number, runs in enumerate(runs_of(sizes, reduction.cuts(members)))
-        )
-        self.members: list[Reducing] = []
+        specs = tuple(TensorSpec(dtype="float32", shape=(size,)) for size in sizes)
+        cuts = runs_of(sizes, reduction.cuts(members))
+        self.members: list[GradientExchange] = []
         self.boxes = [Inbox() for _ in names]
-        for name, box in zip(names, self.boxes, strict=True):
-            setup: Any = SimpleNamespace(run="run", device=name, plan=plan, graph=graph, own_stages=(0,))
-            member = Reducing(setup, box, self._links(name))
-            member.__dict__["parts"] = {0: parts}
-            self.members.append(member)
+        for rank, (name, box) in enumerate(zip(names, self.boxes, strict=True)):
+            order = RouteOrder(
+                device=name,
+                stages={0: StageUses(uses=tuple(self.uses), specs=specs)},
+                pieces={0: tuple(self._piece(runs) for runs in cuts)},
+                ways={0: tuple(reduction.way(number, members) for number in range(len(cuts)))},
+                devices={0: tuple(names)},
+                last_ends={0: rank + 1},
+            )
+            self.members.append(GradientExchange(order, GradientSums("run", order, box, self._links(name))))
         self.held, self.found = held, [dict[Use, Array]() for _ in names]
 
-    def _part(self, reduction: Reduction, members: int, number: int, runs: tuple[tuple[int, int, int], ...]) -> Part:
-        return Part(
-            way=reduction.way(number, members),
+    def _piece(self, runs: tuple[tuple[int, int, int], ...]) -> GradientPiece:
+        return GradientPiece(
             runs=runs,
-            uses=tuple(self.uses[index] for index, _, _ in runs),
             specs=tuple(TensorSpec(dtype="float32", shape=(stop - start,)) for _, start, stop in runs),
+            states=tuple(self.uses[index].state for index, _, _ in runs),
         )
 
     def _links(self, name: str) -> Any:

@@ -12,7 +12,7 @@ from nets import flat, gradient, group, start, task, world
 
 from farflung.errors import InputError
 from farflung.job.load import make_job
-from farflung.sync import Round, World, check_clipping, get_strategy, renormalized
+from farflung.sync import SyncRound, World, check_clipping, get_strategy, renormalized
 from farflung.sync.robust import RULES
 from farflung.testing.replicas import Task
 from farflung.units import Seconds
@@ -226,8 +226,8 @@ def test_weights_are_renormalized_over_who_is_present() -> None:
     assert str(caught.value) == "no member of the group [0, 1] is present: wait for one, or go back to a checkpoint"
 
 
-def opened(quorum: int = 1) -> Round:
-    return Round(group=(0, 1, 2), weights=(0.5, 0.3, 0.2), deadline=Seconds(10), quorum=quorum)
+def opened(quorum: int = 1) -> SyncRound:
+    return SyncRound(group=(0, 1, 2), weights=(0.5, 0.3, 0.2), deadline=Seconds(10), quorum=quorum)
 
 
 def test_a_round_closes_when_all_have_arrived_or_at_the_deadline() -> None:

@@ -31,8 +31,7 @@ from farflung.step.frame_log import FrameLog
 from farflung.step.hybrid.stage_server import Serving
 from farflung.step.inbox import Inbox
 from farflung.step.outbox import LinkUse, Outbox
-from farflung.step.reduction.any_order import Reducing
-from farflung.step.reduction.ordered import Exchange
+from farflung.step.reduction.gradient_exchange import gradient_exchange
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
 from farflung.step.stage_runners import open_stage
 from farflung.step.state_copies import Copies
@@ -67,8 +66,7 @@ class Executor:
         self.frames = FrameLog(self.trace)
         self.links = Outbox(endpoint, setup.peers, self.abort, self.trace)
         self.courier = ValueTransfer(setup, self.mailbox, self.links)
-        in_order = all(stage.adds is None for stage in setup.plan.stages)
-        self.exchange = (Exchange if in_order else Reducing)(setup, self.mailbox, self.links)
+        self.exchange = gradient_exchange(setup, self.mailbox, self.links)
         #: How replicas agree, where the plan has a strategy for it.
         self.sync = synchronized(setup, self.mailbox, self.links, (self._note, self.trace, self.courier.gauge))
         strategy = None if self.sync is None else self.sync.strategy

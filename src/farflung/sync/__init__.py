@@ -23,7 +23,7 @@ from farflung.sync.equations import (
 )
 from farflung.sync.members import STRATEGIES, get_strategy
 from farflung.sync.partial import METHODS, PartialSchedule, partial_sync_schedule
-from farflung.sync.rounds import Round, renormalized
+from farflung.sync.rounds import SyncRound, renormalized
 from farflung.sync.timeline import Costs, explain, mean_step_seconds, timeline
 
 __all__ = [
@@ -36,9 +36,9 @@ __all__ = [
     "PartialSchedule",
     "Program",
     "Register",
-    "Round",
     "Sent",
     "Strategy",
+    "SyncRound",
     "World",
     "adds_up",
     "check_clipping",

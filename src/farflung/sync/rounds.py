@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from farflung.errors import InputError
 from farflung.units import Seconds
 
-__all__ = ["Round", "renormalized"]
+__all__ = ["SyncRound", "renormalized"]
 
 
 def renormalized(group: Sequence[int], weights: Sequence[float], present: Collection[int]) -> dict[int, float]:
@@ -25,7 +25,7 @@ def renormalized(group: Sequence[int], weights: Sequence[float], present: Collec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class SyncRound:
     """One exchange as seen by who ends it: complete when all have arrived, or at the deadline with at least ``quorum``.
 
     A value: each event gives the next round. Times are seconds of the caller's clock.
@@ -38,13 +38,13 @@ class Round:
     arrived: frozenset[int] = frozenset()
     closed: bool = False
 
-    def arrive(self, member: int, now: float) -> Round:
+    def arrive(self, member: int, now: float) -> SyncRound:
         """``member``'s values are complete. Late or unknown members change nothing."""
         if self.closed or member not in self.group:
             return self
         return replace(self, arrived=self.arrived | {member}).tick(now)
 
-    def leave(self, member: int, now: float) -> Round:
+    def leave(self, member: int, now: float) -> SyncRound:
         """``member`` is known to be gone: nobody waits for it, unless it had arrived."""
         if self.closed or member not in self.group or member in self.arrived or len(self.group) == 1:
             return self
@@ -52,7 +52,7 @@ class Round:
         group, weights = tuple(self.group[i] for i in kept), tuple(self.weights[i] for i in kept)
         return replace(self, group=group, weights=weights).tick(now)
 
-    def tick(self, now: float) -> Round:
+    def tick(self, now: float) -> SyncRound:
         """Time has come to ``now``."""
         enough = len(self.arrived) >= min(self.quorum, len(self.group))
         done = len(self.arrived) == len(self.group) or (now >= self.deadline and enough)

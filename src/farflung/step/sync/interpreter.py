@@ -25,8 +25,10 @@ from farflung.plan.synchronization import held_elsewhere, strategy_of, world_of
 from farflung.step.codec_gauge import CodecGauge
 from farflung.step.inbox import Inbox
 from farflung.step.outbox import Outbox, OutgoingFrame
-from farflung.step.reduction.averaging import Averager, Averaging, Outcome, first_servers
+from farflung.step.reduction.averaging import Averager, Averaging, Outcome
 from farflung.step.reduction.clipping import PreviousNorm
+from farflung.step.reduction.piece_sender import PieceSender
+from farflung.step.reduction.pieces import first_servers
 from farflung.step.run_setup import RunSetup
 from farflung.step.sync.layer_times import LayerTimes
 from farflung.step.sync.local_step_counts import Paces
@@ -82,7 +84,9 @@ class Synchronizer:
             for layer in layers
             for name in layer.parameters
         ]
-        self._averager = Averager(setup.run, sum(sizes), mailbox, links)
+        self._sender = PieceSender(setup.run, links)
+        groups = {index: setup.plan.stages[index].devices for index in setup.own_stages}
+        self._averager = Averager(groups, sum(sizes), mailbox, self._sender)
         #: Largest relative distance of a member's parameters from the mean, in the last step that averaged some.
         self.divergence: float | None = None
         #: What each replica measured in this step, by rank, where the strategy exchanges that.
@@ -183,7 +187,7 @@ class Synchronizer:
     def begin(self, step: int, rates: Sequence[float]) -> None:
         """What each stage does in ``step``."""
         self._step, self._rates, self._scale, self.divergence = step, rates, None, None
-        self._averager.step = step
+        self._sender.begin_step(step)
         told = self._paces.begins(step - self._origin)
         if told is not None and self._setup.device == self._setup.leader:
             self._tell(f"step {step}: {told}")
@@ -246,7 +250,7 @@ class Synchronizer:
                 self._adapt(member, member.times)
         self._paces.step_over(self._step - self._origin, self._step)
         self._norm.step_over(self._step)
-        self._averager.step = self._step + 1
+        self._sender.begin_step(self._step + 1)
 
     def _adapt(self, member: Member, times: LayerTimes) -> None:
         """At a period's end tell the others what layers took in it, and follow what all told at the end of the one before."""
@@ -375,7 +379,7 @@ class Synchronizer:
             values = member.read(command.source, names)
             arrays = {name: np.array(values[name]).reshape(-1) for name in shapes}
         member.rounds[command.tag] = arrays, here
-        self._averager.begin(
+        self._averager.contribute(
             Averaging(
                 stage=member.stage,
                 tag=command.tag,
@@ -519,7 +523,7 @@ class Synchronizer:
             raise WireError(f"{peer} is no replica of stage {stage}, of which one is here")
         assert self._setup.plan.sync is not None
         if frame.kind == "pieces":
-            self._averager.receive(stage, stages[stage].devices.index(peer), frame)
+            self._averager.receive(peer, frame)
             return
         names = [name for layer in self._setup.plan.sync.layers[stage] for name in layer.parameters]
         least = 8 * len(self._setup.plan.sync.layers[stage])  # times of layers are that large

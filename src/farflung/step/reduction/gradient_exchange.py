@@ -1,0 +1,51 @@
+"""The exchange of gradients at the end of a step: what a backward ends, and who gets the totals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from farflung.engines.base import Array, StageRunner
+from farflung.graph.ir import Use
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox
+from farflung.step.reduction.base import GradientPart, Reduction
+from farflung.step.reduction.gradient_sums import GradientSums
+from farflung.step.reduction.orders import AddOrder, PartEnd, job_order, route_order
+from farflung.step.run_setup import RunSetup
+from farflung.wire.frames import Frame
+
+__all__ = ["GradientExchange", "gradient_exchange"]
+
+
+class GradientExchange:
+    """Between the runners of a worker's stages and a ``Reduction`` of gradients. ``order``: where parts of sums end."""
+
+    def __init__(self, order: AddOrder, reduction: Reduction[GradientPart, Mapping[Use, Array]]) -> None:
+        self._order, self._reduction = order, reduction
+
+    def after_backward(self, step: int, stage: int, micro_batch: int, runner: StageRunner) -> None:
+        """End the part of the sum that ends with this backward, if any (compute thread)."""
+        match self._order.ends(stage, micro_batch):
+            case PartEnd.OWN:
+                runner.close_part()
+            case PartEnd.WHOLE:
+                runner.close_part(last=True)
+            case PartEnd.SENT:
+                part = GradientPart(step=step, stage=stage, end=micro_batch + 1, gradients=runner.take_gradients())
+                self._reduction.contribute(part)
+
+    def finish(self, step: int, runners: Mapping[int, StageRunner]) -> None:
+        """Wait for the totals of ``step`` and give them to the runners of replicated stages (compute thread)."""
+        for stage in self._order.stages:
+            runners[stage].put_gradients(self._reduction.wait(stage, str(step)))
+
+    def receive(self, peer: str, frame: Frame) -> None:
+        """Part of a sum, or a total, came from ``peer`` (transport thread); errors as in ``Reduction.receive``."""
+        self._reduction.receive(peer, frame)
+
+
+def gradient_exchange(setup: RunSetup, mailbox: Inbox, links: Outbox) -> GradientExchange:
+    """The exchange of ``setup``'s run: in the job's order, or along the plan's routes where the job allows any order."""
+    in_order = all(stage.adds is None for stage in setup.plan.stages)
+    order: AddOrder = job_order(setup) if in_order else route_order(setup)
+    return GradientExchange(order, GradientSums(setup.run, order, mailbox, links))

@@ -1,0 +1,140 @@
+"""Sums of gradients over the replicas of a stage, added piece by piece in the order of a policy (``orders``).
+
+The compute thread adds, so no other thread touches tensors. It takes the parts of a piece one after the other in the policy's
+order, each as soon as it is there. Transport threads only store parts in the mailbox. Parts travel without a codec.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from farflung.engines.base import Array
+from farflung.graph.ir import Use
+from farflung.messages.arrays import pack_arrays
+from farflung.messages.fields import whole
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox, OutgoingFrame
+from farflung.step.reduction.base import GradientPart
+from farflung.step.reduction.orders import AddOrder, Role
+from farflung.step.reduction.pieces import GradientPiece, Sums, plus, unpack_sums
+from farflung.transports.base import Urgency
+from farflung.wire.frames import Frame
+
+__all__ = ["GradientSums"]
+
+#: kind, step, stage, piece, part (0 for totals)
+Key = tuple[str, int, int, int, int]
+
+
+@dataclass(slots=True)
+class _OpenPiece:
+    """A piece without a total. ``needs``: keys of the parts that are added here, in order, or of the total."""
+
+    step: int
+    stage: int
+    number: int
+    piece: GradientPiece
+    role: Role
+    needs: deque[Key]
+    sums: Sums | None = None
+
+
+class GradientSums:
+    """One worker's part in the sums of gradients of a run; a ``Reduction``. Tags of sums are step numbers."""
+
+    def __init__(self, run: str, order: AddOrder, mailbox: Inbox, links: Outbox) -> None:
+        self._run, self._order, self._mailbox, self._links = run, order, mailbox, links
+        self._roles = {stage: [order.role(stage, n) for n in range(len(held))] for stage, held in order.pieces.items()}
+        self._open: list[_OpenPiece] = []
+        #: stage -> arrays by use: own sums where they stay here, and totals
+        self._arrays: dict[int, list[Array | None]] = {}
+
+    def contribute(self, contribution: GradientPart) -> None:
+        """Send a part of the own gradients to those who add it; with the first part of a step its sums are open."""
+        step, stage, order = contribution.step, contribution.stage, self._order
+        arrays = [contribution.gradients.get(use) for use in order.stages[stage].uses]
+        if order.in_place:  # totals are written over flat memory
+            arrays = [None if array is None else np.ascontiguousarray(array) for array in arrays]
+        self._open_stage(step, stage, arrays)
+        slot = order.slot(stage, contribution.end)
+        for number, (piece, role) in enumerate(zip(order.pieces[stage], self._roles[stage], strict=True)):
+            if piece.runs:
+                self._send("part", role.collector, (step, stage, number, slot), piece.cut(arrays))
+        # Only pieces that wait for nobody: other additions would hold up the next forward or backward.
+        self._advance([item for item in self._open if item.stage == stage and self._mailbox.seen(item.needs) is not None])
+
+    def wait(self, stage: int, tag: str) -> dict[Use, Array]:
+        """Add and pass on what arrives, of all stages, until every total of ``stage`` is here; return the totals by use."""
+        while any(item.stage == stage for item in self._open):
+            # The condition runs under the mailbox's lock: it only looks up one key of each piece.
+            self._mailbox.wait_until(lambda: any(self._mailbox.holds((item.needs[0],)) for item in self._open))
+            self._advance(self._open)
+        arrays = self._arrays.pop(stage)
+        return {use: array for use, array in zip(self._order.stages[stage].uses, arrays, strict=True) if array is not None}
+
+    def receive(self, peer: str, frame: Frame) -> None:
+        """A part or a total came from ``peer`` (transport thread)."""
+        number, slot = self._order.received(peer, frame)
+        step, stage = whole(frame.header, "step"), whole(frame.header, "stage")
+        key = (frame.kind, step, stage, number, slot if frame.kind == "part" else 0)
+        self._mailbox.put(key, unpack_sums(self._order.pieces[stage][number], frame))
+
+    def _open_stage(self, step: int, stage: int, arrays: list[Array | None]) -> None:
+        if stage in self._arrays:
+            return
+        self._arrays[stage] = arrays if self._order.in_place else [None] * len(arrays)
+        for number, (piece, role) in enumerate(zip(self._order.pieces[stage], self._roles[stage], strict=True)):
+            if piece.runs:
+                keys: list[Key] = [("part", step, stage, number, slot) for slot in role.adds]
+                needs = deque(keys or [("total", step, stage, number, 0)])
+                self._open.append(_OpenPiece(step, stage, number, piece, role, needs))
+
+    def _advance(self, items: Sequence[_OpenPiece]) -> None:
+        """Do for ``items`` what can be done with what is here."""
+        for item in list(items):
+            while item.needs and self._mailbox.seen((item.needs[0],)) is not None:
+                self._take(item)
+
+    def _take(self, item: _OpenPiece) -> None:
+        """The next part of ``item``, or its total, is here."""
+        key = item.needs.popleft()
+        came: Sums = self._mailbox.take(key)
+        if key[0] == "total":
+            self._end(item, came)
+            return
+        # Bit-exactness: parts are added one after the other in the order of ``role.adds``, never pairwise.
+        item.sums = came if item.sums is None else [plus(one, two) for one, two in zip(item.sums, came, strict=True)]
+        if item.needs:
+            return
+        if item.role.up is None:
+            self._end(item, item.sums)
+            return
+        self._send("part", item.role.up, (item.step, item.stage, item.number, 0), item.sums)
+        item.needs.append(("total", item.step, item.stage, item.number, 0))
+
+    def _end(self, item: _OpenPiece, total: Sums) -> None:
+        for device in item.role.down:
+            self._send("total", device, (item.step, item.stage, item.number, 0), total)
+        item.piece.write(total, self._arrays[item.stage], self._order.stages[item.stage].specs)
+        self._open.remove(item)
+
+    def _send(self, kind: str, device: str, place: tuple[int, int, int, int], sums: Sums) -> None:
+        step, stage, number, slot = place
+        if device == self._order.device:
+            self._mailbox.put((kind, *place), sums)
+            return
+        head = {"run": self._run, "step": step, "stage": stage} | dict(self._order.header(number, slot))
+        dense = sum(array.nbytes for array in sums if array is not None)
+        parcel = OutgoingFrame(
+            make=lambda: pack_arrays(kind, head, sums, None),
+            urgency=Urgency.BULK,
+            step=step,
+            pair=(stage, stage),
+            dense=dense,
+            waits=self._order.waits,
+        )
+        self._links.post(device, parcel)

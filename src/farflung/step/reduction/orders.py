@@ -1,0 +1,299 @@
+"""In which order gradients are added, and who adds them: the policies of ``gradient_sums``.
+
+``JobOrder``: a colocated sharded parameter server (DT-FM, equation (2)), with the order of addition made part of the job. The
+uses of a stage's parameters are packed into buckets; each bucket has a server among the replicas, balanced by bytes. A replica
+sends a bucket's sum over each of its virtual replicas; the first replica, whose micro-batches come first anyway, sends one sum
+over all of its own. The server adds them in the job's order and sends the total to all. So the result depends neither on the
+number of replicas nor on who arrives first (DESIGN invariant 1). Cost per step and replica: its gradients once (or once per
+virtual replica) up, and the totals down.
+
+``RouteOrder``: sums by servers, a ring or a tree, as ``farflung.sync.reductions`` lays them out. The uses, laid end to end, are
+cut into pieces; of each a replica adds what its neighbors have added to its own sum, in the order of ranks, and passes it on.
+Replicas end with the same bits; another plan adds in another order and differs by rounding. Cost: ``reductions.transfers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from farflung.errors import WireError
+from farflung.graph.ir import TensorSpec, Use
+from farflung.messages.fields import whole
+from farflung.plan.buckets import buckets_of, parts_of, trained_uses
+from farflung.step.reduction.pieces import GradientPiece
+from farflung.step.run_setup import RunSetup
+from farflung.sync.reductions import Way, runs_of
+from farflung.wire.frames import Frame
+
+__all__ = ["AddOrder", "JobOrder", "PartEnd", "Role", "RouteOrder", "StageUses", "job_order", "route_order", "uses_of"]
+
+
+class PartEnd(Enum):
+    """What ends with a backward: nothing, a part that is added here, the whole sum (of a stage without replicas), or a part
+    that the group adds."""
+
+    NONE = auto()
+    OWN = auto()
+    WHOLE = auto()
+    SENT = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """This worker's part in one piece.
+
+    ``collector``: the device that adds this worker's parts. ``adds``: the numbers of the parts that are added here, in this order
+    (empty: nothing is). ``up``: the device that gets what was added here; ``None``: that is the total already, or nothing was
+    added. ``total_from``: the device that sends the total. ``down``: the devices that get the total from here.
+    """
+
+    collector: str
+    adds: tuple[int, ...]
+    up: str | None
+    total_from: str
+    down: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageUses:
+    """The uses through which a stage's parameters are trained, in the order that all replicas share, and their specs."""
+
+    uses: tuple[Use, ...]
+    specs: tuple[TensorSpec, ...]
+
+
+class AddOrder(Protocol):
+    """Who adds which part of which piece, and in which order. All of it follows from plan and job."""
+
+    @property
+    def device(self) -> str:
+        """This worker's."""
+
+    @property
+    def stages(self) -> Mapping[int, StageUses]:
+        """The own stages that have replicas."""
+
+    @property
+    def pieces(self) -> Mapping[int, tuple[GradientPiece, ...]]:
+        """The pieces of each of ``stages``, the same on every replica."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the own sum stays here, so that totals are written over it (else other devices add the own parts)."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the compute thread waits while the queue of a link is full."""
+
+    def ends(self, stage: int, micro_batch: int) -> PartEnd:
+        """What the backward of ``micro_batch`` ends."""
+
+    def slot(self, stage: int, end: int) -> int:
+        """The number of the own part that ends before micro-batch ``end``."""
+
+    def role(self, stage: int, number: int) -> Role:
+        """The own part in piece ``number`` of ``stage``."""
+
+    def header(self, number: int, slot: int) -> dict[str, Any]:
+        """What a frame says of the part ``slot`` of piece ``number``, beside run, step and stage."""
+
+    def received(self, peer: str, frame: Frame) -> tuple[int, int]:
+        """The piece and the slot that ``frame`` is for.
+
+        Raises:
+            WireError: ``peer`` does not send that here.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOrder:
+    """The exact order. ``servers``: of each piece. ``parts``: (device, end) of each stage, in the order of addition.
+    ``virtual_ends``: where the job's virtual replicas end. ``plain``: each micro-batch is one, which engines add in order."""
+
+    device: str
+    stages: Mapping[int, StageUses]
+    pieces: Mapping[int, tuple[GradientPiece, ...]]
+    servers: Mapping[int, tuple[str, ...]]
+    devices: Mapping[int, tuple[str, ...]]
+    parts: Mapping[int, tuple[tuple[str, int], ...]]
+    virtual_ends: frozenset[int]
+    last_ends: Mapping[int, int]
+    micro_batches: int
+    in_place: bool = False
+    waits: bool = True
+
+    def ends(self, stage: int, micro_batch: int) -> PartEnd:
+        """A part ends with each virtual replica; those of the first replica are added here."""
+        end = micro_batch + 1
+        if end not in self.virtual_ends:
+            return PartEnd.NONE
+        plain = len(self.virtual_ends) == self.micro_batches  # adding one micro-batch after the other is the order already
+        if self.devices[stage][0] == self.device and end != self.last_ends[stage]:
+            return PartEnd.NONE if plain else PartEnd.OWN
+        if stage not in self.stages:
+            return PartEnd.NONE if plain else PartEnd.WHOLE
+        return PartEnd.SENT
+
+    def slot(self, stage: int, end: int) -> int:
+        """Parts are numbered by the micro-batch before which they end."""
+        return end
+
+    def role(self, stage: int, number: int) -> Role:
+        """The server adds all parts; everybody else only sends and gets the total."""
+        server = self.servers[stage][number]
+        serves = server == self.device
+        return Role(
+            collector=server,
+            adds=tuple(end for _, end in self.parts[stage]) if serves else (),
+            up=None,
+            total_from=server,
+            down=tuple(device for device in self.devices[stage] if device != self.device) if serves else (),
+        )
+
+    def header(self, number: int, slot: int) -> dict[str, Any]:
+        """Bucket and part."""
+        return {"bucket": number, "part": slot}
+
+    def received(self, peer: str, frame: Frame) -> tuple[int, int]:
+        """Parts come to the bucket's server, totals from it."""
+        stage, number = whole(frame.header, "stage"), whole(frame.header, "bucket")
+        part = whole(frame.header, "part", high=self.micro_batches)
+        servers = self.servers.get(stage, ())
+        if number >= len(servers):
+            raise WireError(f"stage {stage} has {len(servers)} buckets to exchange here, not number {number}")
+        server = self.device if frame.kind == "part" else peer
+        if servers[number] != server or (frame.kind == "part" and (peer, part) not in self.parts[stage]):
+            raise WireError(f"{peer} has no {frame.kind} {part} of bucket {number} of stage {stage} to send here")
+        return number, part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteOrder:
+    """Order by rank along the plan's routes. ``ways``: the route of each piece. ``last_ends``: where the own replica ends."""
+
+    device: str
+    stages: Mapping[int, StageUses]
+    pieces: Mapping[int, tuple[GradientPiece, ...]]
+    ways: Mapping[int, tuple[Way, ...]]
+    devices: Mapping[int, tuple[str, ...]]
+    last_ends: Mapping[int, int]
+    in_place: bool = True
+    waits: bool = False  # frames hold sums that stay until the step ends
+
+    def ends(self, stage: int, micro_batch: int) -> PartEnd:
+        """The own sum is whole after the last backward."""
+        return PartEnd.SENT if stage in self.stages and micro_batch + 1 == self.last_ends[stage] else PartEnd.NONE
+
+    def slot(self, stage: int, end: int) -> int:
+        """Parts are numbered by rank."""
+        return self.devices[stage].index(self.device)
+
+    def role(self, stage: int, number: int) -> Role:
+        """Add the own sum and those of the children, in this order; pass it on."""
+        way, devices = self.ways[stage][number], self.devices[stage]
+        rank = devices.index(self.device)
+        return Role(
+            collector=self.device,
+            adds=(rank, *way.adds(rank)),
+            up=None if way.up[rank] < 0 else devices[way.up[rank]],
+            total_from=self.device if way.down[rank] < 0 else devices[way.down[rank]],
+            down=tuple(devices[child] for child in way.tells(rank)),
+        )
+
+    def header(self, number: int, slot: int) -> dict[str, Any]:
+        """The piece; the sender's rank says which part."""
+        return {"piece": number}
+
+    def received(self, peer: str, frame: Frame) -> tuple[int, int]:
+        """Partial sums come up, totals come down the piece's route."""
+        stage, number = whole(frame.header, "stage"), whole(frame.header, "piece")
+        ways, devices = self.ways.get(stage, ()), self.devices.get(stage, ())
+        if number >= len(ways) or peer not in devices:
+            raise WireError(f"stage {stage} has {len(ways)} pieces to sum here, number {number} of {peer} is none of them")
+        way, own, other = ways[number], devices.index(self.device), devices.index(peer)
+        if (way.up[other] != own) if frame.kind == "part" else (way.down[own] != other):
+            raise WireError(f"{peer} has no {frame.kind} of piece {number} of stage {stage} to send here")
+        return number, other
+
+
+def job_order(setup: RunSetup) -> JobOrder:
+    """The exact order of ``setup``'s run; with a sync strategy nothing is summed here."""
+    stages = {} if setup.plan.sync is not None else uses_of(setup)
+    pieces, servers = {}, {}
+    for stage, held in stages.items():
+        places = {use: index for index, use in enumerate(held.uses)}
+        buckets = buckets_of(setup.graph, setup.subgraphs[stage], setup.job.optimizer, setup.plan.stages[stage].devices)
+        servers[stage] = tuple(bucket.server for bucket in buckets)
+        pieces[stage] = tuple(
+            GradientPiece(
+                runs=tuple((places[use], 0, spec.numel) for use, spec in zip(bucket.uses, bucket.specs, strict=True)),
+                specs=bucket.specs,
+                states=tuple(use.state for use in bucket.uses),
+            )
+            for bucket in buckets
+        )
+    parts = {}
+    for stage in stages:
+        replicas = setup.plan.replicas_of(stage)
+        ends = parts_of(replicas, setup.job.virtual_ends)
+        parts[stage] = tuple((replica.device, end) for replica, own in zip(replicas, ends, strict=True) for end in own)
+    return JobOrder(
+        device=setup.device,
+        stages=stages,
+        pieces=pieces,
+        servers=servers,
+        devices={stage: setup.plan.stages[stage].devices for stage in setup.own_stages},
+        parts=parts,
+        virtual_ends=frozenset(setup.job.virtual_ends),
+        last_ends=_last_ends(setup),
+        micro_batches=setup.job.micro_batches,
+    )
+
+
+def route_order(setup: RunSetup) -> RouteOrder:
+    """The order of the routes that ``setup``'s plan chose for each stage."""
+    stages = uses_of(setup)
+    pieces, ways = {}, {}
+    for stage, held in stages.items():
+        reduction, members = setup.plan.stages[stage].adds, len(setup.plan.stages[stage].devices)
+        assert reduction is not None
+        count = reduction.count(members, sum(spec.nbytes for spec in held.specs))
+        cuts = runs_of([spec.numel for spec in held.specs], count)
+        ways[stage] = tuple(reduction.way(number, members) for number in range(len(cuts)))
+        pieces[stage] = tuple(
+            GradientPiece(
+                runs=runs,
+                specs=tuple(TensorSpec(dtype=held.specs[index].dtype, shape=(stop - start,)) for index, start, stop in runs),
+                states=tuple(held.uses[index].state for index, _, _ in runs),
+            )
+            for runs in cuts
+        )
+    return RouteOrder(
+        device=setup.device,
+        stages=stages,
+        pieces=pieces,
+        ways=ways,
+        devices={stage: setup.plan.stages[stage].devices for stage in setup.own_stages},
+        last_ends=_last_ends(setup),
+    )
+
+
+def uses_of(setup: RunSetup) -> dict[int, StageUses]:
+    """Of the own stages that have replicas."""
+    found = {}
+    for stage in setup.own_stages:
+        if len(setup.plan.stages[stage].devices) > 1:
+            uses = tuple(trained_uses(setup.graph, setup.subgraphs[stage], setup.job.optimizer))
+            found[stage] = StageUses(uses=uses, specs=tuple(setup.graph.state[use.state].spec for use in uses))
+    return found
+
+
+def _last_ends(setup: RunSetup) -> dict[int, int]:
+    """Where the micro-batches of the own replica of each stage end."""
+    return {
+        stage: next(replica.end for replica in setup.plan.replicas_of(stage) if replica.device == setup.device)
+        for stage in setup.own_stages
+    }
