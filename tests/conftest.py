@@ -4,7 +4,11 @@ import logging
 import os
 import tempfile
 
+import pytest
 from hypothesis import settings
+
+# asserts of the shared code explain themselves like those of tests
+pytest.register_assert_rewrite("tests.support")
 
 # torch's structured trace log would format every tensor for pytest's log handler
 logging.getLogger("torch.__trace").propagate = False

@@ -216,7 +216,24 @@ def test_the_docstring_check_finds_modules_classes_functions_and_methods() -> No
     assert undocumented("") == []
 
 
-def test_test_files_have_names_of_their_own() -> None:
-    """pytest imports them by their base names."""
-    names = [path.name for path in TESTS if path.name not in {"conftest.py", "__init__.py"}]
-    assert sorted({name for name in names if names.count(name) > 1}) == []
+def imports_of_tests(source: str) -> list[str]:
+    """Imports of test modules and of ``conftest``: pytest alone imports them."""
+    modules: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [f"import of {m}" for m in modules if any(part == "conftest" or part.startswith("test_") for part in m.split("."))]
+
+
+def test_no_test_module_imports_another() -> None:
+    assert complaints(imports_of_tests, TESTS) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["import test_a", "from test_a import b", "from tests.wire import test_a", "import tests.conftest"]
+)
+def test_the_check_of_test_imports_finds(source: str) -> None:
+    assert len(imports_of_tests(source)) == 1
+    assert imports_of_tests("from tests.support.zoo import TINY") == []

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_training import PLACES, batch, held_out, net, trained
 
 import farflung
 from farflung import Evaluation, JobSpec, LimitSpec, OptimizerSpec, PlanSpec, ScheduleSpec
 from farflung.errors import CaptureError, InputError, TrainingError
 from farflung.job.rates import rates
 from farflung.testing.reference import PlainSettings, plain_loop
+from tests.support.small_training import PLACES, batch, held_out, net, trained
 
 
 @PLACES

@@ -7,10 +7,10 @@ import threading
 from typing import Any
 
 import pytest
-from small_training import PLACES, held_out, plain_net, same, trained
 
 from farflung import Evaluation, StopTraining, TrainResult
 from farflung.telemetry.records import EvaluationRecord, StepRecord
+from tests.support.small_training import PLACES, held_out, plain_net, same, trained
 
 
 def raising(error: BaseException, at: int) -> Any:

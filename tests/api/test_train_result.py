@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from small_training import Net, batch, held_out, net, trained
 from torch import Tensor, nn
 from torch.nn import functional
 
 from farflung import TrainResult, train
 from farflung.errors import InputError
+from tests.support.small_training import Net, batch, held_out, net, trained
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_training import PLACES, Net, batch, plain_net, same, trained
 
 from farflung import CheckpointSpec, JobSpec, ScheduleSpec, StopTraining, SyncSpec
 from farflung.checkpoint import CheckpointReader
@@ -16,6 +15,7 @@ from farflung.cli.main import main
 from farflung.errors import CheckpointError, InputError
 from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import StepRecord
+from tests.support.small_training import PLACES, Net, batch, plain_net, same, trained
 
 
 @PLACES

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from farflung.checkpoint import CheckpointReader, CheckpointStore
+from tests.support.command_processes import PATIENCE, Program
 
-PATIENCE = 90.0
 #: "cleanly within seconds", on a machine that does other things as well
 SOON = 20.0
 
@@ -46,54 +42,6 @@ every = 2
 [plan]
 planner = "equal_compute"
 """
-
-
-class Program:
-    """One ``farflung`` command; its output goes to a file."""
-
-    def __init__(self, place: Path, name: str, *arguments: str) -> None:
-        self.log = place / f"{name}.log"
-        environment = {**os.environ, "FARFLUNG_HOME": str(place / "home"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-        # a shell's background job would hand down "ignored"
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "farflung", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=place,
-                start_new_session=True,
-            )
-        signal.signal(signal.SIGINT, before)
-
-    @property
-    def text(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def until(self, pattern: str, seconds: float = PATIENCE) -> re.Match[str]:
-        end = time.monotonic() + seconds
-        while (found := re.search(pattern, self.text)) is None:
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.text}"
-            assert time.monotonic() < end, f"no {pattern!r} in:\n{self.text}"
-            time.sleep(0.05)
-        return found
-
-    def kill(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
-
-    def ends(self, seconds: float = PATIENCE) -> int:
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"does not end:\n{self.text}")
-
-    def ends_cleanly(self, code: int, seconds: float = PATIENCE) -> str:
-        """Its output, after it has ended with ``code`` and without a traceback."""
-        assert self.ends(seconds) == code, self.text
-        assert "Traceback" not in self.text
-        return self.text
 
 
 class Cluster:

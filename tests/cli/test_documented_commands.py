@@ -14,34 +14,7 @@ import typer.main
 
 from benchmarks.__main__ import app as benchmarks
 from farflung.cli.main import app
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.toml")])
-#: As root, who finds what the user finds: ``sudo`` has a path of its own, without virtual environments.
-BENCHMARKS = "python -m benchmarks"
-SUDO = re.escape('sudo env "PATH=$PATH" ')
-
-
-def commands(text: str) -> list[str]:
-    """Lines that begin with ``farflung`` or ``python -m benchmarks`` (or with ``sudo env ...`` before it), in code blocks and
-    after ``#`` in examples.
-
-    Comments and the brackets of ``[...]`` are left out.
-    """
-    blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL) or [text]
-    found = [
-        line
-        for block in blocks
-        for line in re.findall(rf"^(?:#  +)?(?:{SUDO})?((?:farflung|{BENCHMARKS}) .*)$", block, flags=re.MULTILINE)
-    ]
-    found = [re.split(r"\s+#|\s{3,}", line)[0].replace("[", "").replace("]", "") for line in found]
-    return [part for line in found for part in alternatives(line)]
-
-
-def alternatives(line: str) -> list[str]:
-    """``farflung a | b`` is two commands."""
-    program = BENCHMARKS if line.startswith(BENCHMARKS) else "farflung"
-    return [f"{program} {part.strip()}" for part in line.removeprefix(f"{program} ").split("|")]
+from tests.support.documented_commands import BENCHMARKS, CASES, PAGES, ROOT, SUDO, commands
 
 
 def known(line: str) -> tuple[Any, list[str]]:
@@ -75,9 +48,6 @@ def mentioned(text: str) -> list[str]:
     found = re.findall(rf"`(?:{SUDO})?((?:farflung|{BENCHMARKS}) [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     lines = [" ".join(line.split()).replace("[", "").replace("]", "") for line in found]
     return sorted({f"{line.split(' | ')[0]}" for line in lines})
-
-
-CASES = [(page, line) for page in PAGES for line in commands(page.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize(("page", "line"), CASES, ids=[f"{page.name}: {line}" for page, line in CASES])

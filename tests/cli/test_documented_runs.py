@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_cli_processes import Program
-from test_documented_commands import CASES
 
 from farflung.cli.main import main
 from farflung.cluster import Topology
+from tests.support.command_processes import Program
+from tests.support.documented_commands import CASES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -72,16 +72,16 @@ ELSEWHERE = {
     "farflung --install-completion": "cli/test_completion.py",
     "farflung --show-completion": "cli/test_completion.py",
     "farflung broker --listen 0.0.0.0:7070 --advertise broker.example.org --service": "cli/test_member_commands.py",
-    "farflung submit --resume RUN": "runtime/test_continuations.py",
-    "farflung submit --resume RUN --steps 2000": "runtime/test_continuations.py",
-    "farflung submit job.toml --resume RUN": "runtime/test_continuations.py",
+    "farflung submit --resume RUN": "broker/test_continuations.py",
+    "farflung submit --resume RUN --steps 2000": "broker/test_continuations.py",
+    "farflung submit job.toml --resume RUN": "broker/test_continuations.py",
     'farflung generate RUN --prompt "def " --max-tokens 50 --top-k 40 --top-p 0.9 --seed 7 --step 200': (
         "cli/test_generate_command.py"
     ),
     "farflung join farflung1-... --name attic-pc --data /data --service": "cli/test_member_commands.py",
     "farflung demo --folder NEW_FOLDER --steps N --quick": "cli/test_demo_whole.py",
-    "farflung checkpoint export RUN out --transformers": "runtime/test_transformers_jobs.py",
-    "farflung checkpoint export RUN out --adapters": "runtime/test_transformers_jobs.py",
+    "farflung checkpoint export RUN out --transformers": "end_to_end/training/test_transformers_jobs.py",
+    "farflung checkpoint export RUN out --adapters": "end_to_end/training/test_transformers_jobs.py",
     "farflung checkpoint export RUN out.safetensors": "cli/test_checkpoint_commands.py",
     "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/test_checkpoint_commands.py",
     "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/test_checkpoint_commands.py",

@@ -16,6 +16,7 @@ from farflung.cli.home import drop_ticket, keep_ticket
 from farflung.cli.main import main
 from farflung.engines.registry import ENGINES
 from farflung.security import Ticket
+from tests.support.error_lines import a_ticket, line, main_ok
 
 JOB = 'name = "x"\n[model]\nrecipe = "gpt"\nargs = { vocab = 256, sequence = 8, layers = 1, width = 8, heads = 1 }\n'
 
@@ -24,22 +25,6 @@ JOB = 'name = "x"\n[model]\nrecipe = "gpt"\nargs = { vocab = 256, sequence = 8, 
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-def line(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
-    """The one line that the command leaves on standard error."""
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    said = capsys.readouterr().err
-    assert caught.value.code == code, said
-    assert said.startswith("farflung: ")
-    assert said.count("\n") == 1, "one line"
-    return said.removeprefix("farflung: ").rstrip()
-
-
-def a_ticket(scope: str, address: str, expires: float) -> str:
-    made = Ticket(scope=scope, addresses=(address,), fingerprint=bytes(32), ticket_id="t1", secret=bytes(16), expires=expires)
-    return str(made)
 
 
 @pytest.fixture
@@ -134,12 +119,6 @@ def test_another_broker_than_the_tickets(capsys: pytest.CaptureFixture[str], tmp
         assert f"ticket {ticket.ticket_id} was revoked at" in line(capsys, "status", "--ticket", str(ticket), code=8)
     finally:
         broker.close()
-
-
-def main_ok(*arguments: str) -> object:
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    return caught.value.code
 
 
 def test_job_files_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

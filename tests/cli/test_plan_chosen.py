@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from test_plan_drawing import JOB, run
+
+from tests.support.planned_jobs import JOB, run
 
 CODEC = '[codec]\nname = "auto"\n'
 SYNC = '[plan]\nreplicas = 2\n[sync]\nstrategy = "ssgd"\nsettings = { codec = "auto" }\n'

@@ -8,26 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from farflung.cli.main import main
-
-JOB = """
-name = "tiny"
-micro_batch_sizes = [2, 2, 2]
-[model]
-recipe = "gpt"
-args = { vocab = 256, sequence = 8, layers = 2, width = 8, heads = 2 }
-[data]
-kind = "text"
-path = "x"
-sequence = 8
-"""
-
-
-def run(arguments: list[str | Path], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as over:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return int(over.value.code or 0), out, err
+from tests.support.planned_jobs import JOB, run
 
 
 def test_words_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

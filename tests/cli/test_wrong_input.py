@@ -6,12 +6,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from test_error_lines import a_ticket, line, main_ok
 
 from farflung.cli import demo
 from farflung.cli.main import main
 from farflung.cli.options import to_write
 from farflung.errors import InputError
+from tests.support.error_lines import a_ticket, line, main_ok
 
 JOB = """
 steps = 1

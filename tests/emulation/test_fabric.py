@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ipv4 import Made, checksums_hold, finished, packet, plain
 
 from farflung.emulation.fabric import Fabric, FabricConfig, Hop
 from farflung.emulation.packets import segments_of
+from tests.support.ipv4 import Made, checksums_hold, finished, packet, plain
 
 PAIR = [[0, 1]]
 

@@ -7,9 +7,9 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ipv4 import Made, checksums_hold, finished, packet
 
 from farflung.emulation.packets import VNET, cut, damage, flow_of, segments_of
+from tests.support.ipv4 import Made, checksums_hold, finished, packet
 
 
 @given(

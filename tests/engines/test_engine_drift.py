@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_drive import Stages, equal_cuts
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,6 +21,7 @@ from farflung.job.spec import OptimizerSpec
 from farflung.plan import Stage
 from farflung.plan.estimate import memory_of
 from farflung.testing.reference import PlainSettings, plain_loop
+from tests.support.engine_drive import Stages, equal_cuts
 
 SGD = OptimizerSpec(lr=0.1, momentum=0.9)
 

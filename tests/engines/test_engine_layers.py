@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from engine_drive import assert_equal, captured, equal_cuts, plain, random_cuts, run
-from layer_models import LAYERS
 
 from farflung.engines import EngineSettings
 from farflung.errors import GraphError
 from farflung.graph.ir import Graph
 from farflung.job.spec import OptimizerSpec
+from tests.support.engine_drive import assert_equal, captured, equal_cuts, plain, random_cuts, run
+from tests.support.layer_models import LAYERS
 
 SGD = OptimizerSpec(lr=0.05, momentum=0.9)
 SETTINGS = EngineSettings(optimizer=SGD)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_drive import Stages, captured, equal_cuts, make, module_states
 from torch import nn
 
 from farflung.engines import EngineSettings, MicroBatch, StageRunner, get_engine
@@ -19,6 +18,7 @@ from farflung.frontends.torch.capture import capture
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph, Op, OpKind, State, StateKind, StateRef, TensorSpec, Use, ValueRef
 from farflung.job.spec import GroupSpec, OptimizerSpec
+from tests.support.engine_drive import Stages, captured, equal_cuts, make, module_states
 
 F32 = TensorSpec(dtype="float32", shape=(3,))
 KEY = MicroBatch(0, 0)

@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from engine_drive import captured
-from engine_models import MODELS
 
 from farflung.engines import get_engine
 from farflung.engines.torch.initialize import initial_value
@@ -16,6 +14,8 @@ from farflung.errors import GraphError, InputError
 from farflung.graph.cut import cut
 from farflung.graph.ir import DTypeArg, Graph, InitStep, LocalRef, Op, OpKind, State, StateKind, TensorSpec, ValueRef
 from farflung.ids import derive_seed
+from tests.support.engine_drive import captured
+from tests.support.engine_models import MODELS
 
 ENGINE = get_engine("torch")
 SPEC = TensorSpec(dtype="float32", shape=(4, 3))

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreted_kernels import DTYPES, tensors
 
 from farflung.codecs.selection import select
 from farflung.engines.torch import codecs
 from farflung.engines.torch.arrays import to_array
 from farflung.engines.torch.codecs import select_tensor
+from tests.support import interpreted_kernels
+from tests.support.interpreted_kernels import DTYPES, tensors
 
 SELECTING = Path(codecs.__file__).with_name("selecting.py")
 
@@ -44,7 +45,7 @@ def test_kernels_choose_what_the_specification_chooses() -> None:
             "error",
             "-W",
             "ignore::DeprecationWarning",
-            str(Path(__file__).with_name("interpreted_kernels.py")),
+            interpreted_kernels.__file__,
         ],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

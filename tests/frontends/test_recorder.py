@@ -6,16 +6,16 @@ import copy
 
 import pytest
 import torch
-from keyed import build
-from replay import born
 from torch import nn
-from zoo import TINY
 
 from farflung.errors import CaptureError
 from farflung.frontends.recipes import load_recipe
 from farflung.frontends.torch.capture import capture
 from farflung.frontends.torch.programs import Programs
 from farflung.frontends.torch.recorder import record, record_initializers
+from tests.support.keyed import build
+from tests.support.replay import born
+from tests.support.zoo import TINY
 
 
 class Sum(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from replay import run
 from torch import nn
 from torch.nn import functional
 
@@ -12,6 +11,7 @@ from farflung.errors import CaptureError
 from farflung.frontends.torch.capture import capture
 from farflung.graph.ir import StateKind
 from farflung.graph.validate import validate
+from tests.support.replay import run
 
 
 class Net(nn.Module):
@@ -93,7 +93,10 @@ def cond(net, x):
     [
         (
             lambda net, x: Peek.apply(net.linear(x)).sum(),
-            r"^in the backward of test_traps\.Peek, test_traps\.py:40: return gradient \* 2 if .* depends .*: use torch\.where",
+            (
+                r"^in the backward of tests\.frontends\.test_traps\.Peek, test_traps\.py:40: return gradient \* 2 if .* depends .*: "
+                r"use torch\.where"
+            ),
         ),
         (
             lambda net, x: Broken.apply(net.linear(x)).sum(),

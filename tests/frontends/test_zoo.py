@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from keyed import build, keyed_forward
-from replay import born, run
-from zoo import TARGETS, TINY
 
 from farflung.frontends.recipes import load_recipe
 from farflung.frontends.recipes.base import FORMS
@@ -14,6 +11,9 @@ from farflung.graph.document import read, write
 from farflung.graph.ir import Graph, OpKind, StateKind
 from farflung.graph.opset import check_target
 from farflung.graph.validate import validate
+from tests.support.keyed import build, keyed_forward
+from tests.support.replay import born, run
+from tests.support.zoo import TARGETS, TINY
 
 SEED = 5
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "resnet50" else name for name in TINY]

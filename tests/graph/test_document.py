@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import Pen, graphs, spec
 
 from farflung.errors import GraphError, VersionError
 from farflung.graph import Graph
@@ -28,6 +27,7 @@ from farflung.graph.ir import (
     ValueRef,
 )
 from farflung.graph.validate import Limits, normalize, validate
+from tests.support.random_graphs import Pen, graphs, spec
 
 F = "float32"
 

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
-from random_graphs import Pen, graphs, spec
 
 from farflung.graph.ir import Graph, OpKind, StateKind, StateRef, ValueRef
 from farflung.graph.modules import cut_widths, module_runs
+from tests.support.random_graphs import Pen, graphs, spec
 
 F = "float32"
 PARAMETRIC = OpKind.PARAMETRIC

@@ -8,12 +8,12 @@ from xml.etree import ElementTree as ET
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import bounds, graphs
 
 from farflung.errors import GraphError
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.ir import Graph
 from farflung.graph.render import STAGE_COLOURS, draw, to_dot, to_svg, to_text
+from tests.support.random_graphs import bounds, graphs
 
 SVG = "{http://www.w3.org/2000/svg}"
 

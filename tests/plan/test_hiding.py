@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from chains import chain
 from farflung.api.planning import judge
 from farflung.cluster import Device, Topology
 from farflung.job import make_job
@@ -15,6 +14,7 @@ from farflung.planners import get_planner
 from farflung.planners.auto import Auto, AutoSettings
 from farflung.sync import timeline
 from farflung.units import Bytes, FlopsPerSecond
+from tests.support.chains import chain
 
 GRAPH = chain((256,) * 7, rows=4)
 LATENCY = 1e-9

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_plan_estimate import chain, topology
-from test_plan_replicas import GRAPH
 
 from farflung.cluster import Topology
 from farflung.errors import PlanError
@@ -16,6 +14,8 @@ from farflung.plan.synchronization import check_sync, world_of
 from farflung.planners import get_planner
 from farflung.simulator import Simulator
 from farflung.units import FlopsPerSecond
+from tests.support.hand_plans import chain, topology
+from tests.support.hand_replicas import GRAPH
 
 JOB = make_job(
     {

@@ -3,22 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from test_plan_estimate import FORWARD, VALUE, chain, plan_of, topology
 
 from farflung.graph.cut import cut
 from farflung.job.spec import GroupSpec, JobSpec, OptimizerSpec
-from farflung.plan import Plan, Replica, Stage, check_plan, estimate, explain, make_links
+from farflung.plan import Replica, check_plan, estimate, explain, make_links
 from farflung.plan.traffic import gradient_bytes
-
-JOB = JobSpec(micro_batch_sizes=(4, 4, 4, 4))
-GRAPH = chain()
-
-
-def alone(*replicas: tuple[str, int, int]) -> Plan:
-    """One stage on the devices of ``replicas``."""
-    held = tuple(Replica(device=device, first=first, end=end) for device, first, end in replicas)
-    stages = (Stage(index=0, start=0, stop=len(GRAPH.ops), device=held[0].device, replicas=held if len(held) > 1 else ()),)
-    return Plan(graph_hash=GRAPH.hash, planner="hand", stages=stages, micro_batch_sizes=JOB.micro_batch_sizes)
+from tests.support.hand_plans import FORWARD, VALUE, plan_of, topology
+from tests.support.hand_replicas import GRAPH, JOB, alone
 
 
 def test_two_replicas_halve_the_compute_and_exchange_their_gradients():

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_plan_estimate import chain, plan_of, topology
 
 from farflung.cluster import Topology
 from farflung.job.spec import JobSpec
 from farflung.plan import Plan, Replica, estimate
 from farflung.plan.protection import Protection, protect
+from tests.support.hand_plans import chain, plan_of, topology
 
 JOB = JobSpec(micro_batch_sizes=(4, 4, 4, 4))
 GRAPH = chain()

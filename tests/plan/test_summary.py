@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from test_plan_estimate import topology
 
-from chains import chain
 from farflung.job.spec import JobSpec
 from farflung.plan import Estimate, Plan, estimate, plan_answer, plan_line, stage_table
 from farflung.plan.summary import listed
 from farflung.planners import get_planner
+from tests.support.chains import chain
+from tests.support.hand_plans import topology
 
 
 def planned_on(count: int) -> tuple[Plan, Estimate]:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chains import chain
 from farflung.api.planning import judge
 from farflung.clock import VirtualClock
 from farflung.cluster import Device, Topology
@@ -21,6 +20,7 @@ from farflung.planners.auto.search import Search
 from farflung.planners.auto.starts import device_orders, grids, nearest, steps
 from farflung.planners.finish import Problem
 from farflung.units import Bytes, FlopsPerSecond
+from tests.support.chains import chain
 
 GRAPH = chain((32, 64, 16, 128, 32, 64, 16))
 JOB = JobSpec(micro_batch_sizes=(8, 8, 8, 8))

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chains import chain
 from farflung.cluster import Device, Topology
 from farflung.cost import ALLOCATOR
 from farflung.errors import PlanError
@@ -24,6 +23,7 @@ from farflung.planners.fitting import _sizes, fitting_orders
 from farflung.planners.pieces import Pieces, in_pieces, piece_bytes
 from farflung.simulator import simulate
 from farflung.units import Bytes, FlopsPerSecond
+from tests.support.chains import chain
 
 GRAPH = chain((48, 96, 32, 128, 64))
 #: Whose activations take more than its parameters.

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chains import chain, network
 from farflung.cluster import Device, Topology
 from farflung.errors import InputError, PlanError
 from farflung.graph.builder import GraphBuilder
@@ -20,6 +19,7 @@ from farflung.planners import get_planner, planner_names
 from farflung.planners.communities import chain_orders, linkage_communities, louvain_communities
 from farflung.planners.finish import Problem, finish
 from farflung.units import Bytes, FlopsPerSecond
+from tests.support.chains import chain, network
 
 NAMES = ("equal_number", "equal_compute", "random", "op_fence")
 

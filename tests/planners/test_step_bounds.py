@@ -7,7 +7,6 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from chains import chain, network
 from farflung.cluster import Device, Topology
 from farflung.errors import PlanError
 from farflung.job.spec import JobSpec
@@ -18,6 +17,7 @@ from farflung.planners.auto.quick import Quick
 from farflung.planners.finish import Problem
 from farflung.schedules import Exchange, PipelineTimes, TimedEdge, Transfer, part_of, time_schedule
 from farflung.units import Bytes, FlopsPerSecond
+from tests.support.chains import chain, network
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0, 3.0])
 SCHEDULES = st.sampled_from(["1f1b", "gpipe", "eager-2", "eager-3", "zb-h1", "interleaved-2"])

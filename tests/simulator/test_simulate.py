@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chains import chain, network
 from farflung.cluster import Device, Topology, with_relays
 from farflung.graph.builder import GraphBuilder
 from farflung.job.spec import CodecSpec, JobSpec, OptimizerSpec, PlanSpec
@@ -18,6 +17,7 @@ from farflung.planners import get_planner
 from farflung.simulator import CodecSpeed, DevicePrice, Jitter, PriceTable, SimulationSettings, TrafficPrice, simulate
 from farflung.telemetry import SpanKind, time_shares
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond
+from tests.support.chains import chain, network
 
 #: Nothing but what the timed dry-run knows: computing, links, latency.
 BARE = SimulationSettings(

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from instances import assignments, period, problems, random_times, splits
 
 from farflung.errors import InputError
 from farflung.sync import METHODS, PartialSchedule, partial_sync_schedule
 from farflung.sync.bounds import exposed_bound
 from farflung.sync.free import free, list_schedules
 from farflung.sync.layers import Layers, exposed_seconds
+from tests.support.layer_time_instances import assignments, period, problems, random_times, splits
 
 Problem = tuple[list[float], list[float], int]
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nets import flat, gradient, group, start, task, world
 
 from farflung.errors import InputError
 from farflung.job.load import make_job
@@ -16,6 +15,7 @@ from farflung.sync import SyncRound, World, check_clipping, get_strategy, renorm
 from farflung.sync.robust import RULES
 from farflung.testing.replicas import Task
 from farflung.units import Seconds
+from tests.support.small_nets import flat, gradient, group, start, task, world
 
 REMEDY = ", and this codec leaves out or blurs most of them; set 'identity', 'fp16', 'bf16', 'int8' or 'int4'"
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nets import flat, gradient, group, start, task, world
 
 from farflung.errors import InputError
 from farflung.sync import STRATEGIES, get_strategy
 from farflung.sync.commands import Aggregate, Exchange, Mean, Probe, Replay, Update
 from farflung.sync.gossip import pairs_of_round
 from farflung.testing.replicas import Task
+from tests.support.small_nets import flat, gradient, group, start, task, world
 
 MOMENTUM = task(momentum=0.9, nesterov=True)
 ADAMW = task(lr=0.01, name="adamw")

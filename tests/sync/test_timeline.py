@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from instances import random_times
 
 from farflung.sync import (
     Costs,
@@ -18,6 +17,7 @@ from farflung.sync import (
 )
 from farflung.sync.timeline import explain, mean_step_seconds, timeline
 from farflung.units import Bytes, Seconds
+from tests.support.layer_time_instances import random_times
 
 
 def world(bp: list[float], comm: list[float]) -> World:

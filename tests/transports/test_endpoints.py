@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from quiet import nobody, settled
 
 from farflung.errors import ConnectionLost, InputError, TrainingError, WireError
 from farflung.security import Credentials
@@ -17,6 +16,7 @@ from farflung.transports.shaping import LinkShape, ShapedEndpoint
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import BytesPerSecond, Seconds
 from farflung.wire.frames import Frame, FrameLimits
+from tests.support.quiet import nobody, settled
 
 Make = Callable[..., Endpoint]
 PATIENCE = 30.0

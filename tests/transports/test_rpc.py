@@ -6,7 +6,6 @@ from contextlib import closing, contextmanager
 
 import grpc
 import pytest
-from quiet import nobody
 
 from farflung.errors import ConnectionLost, FarflungError, PlanError, SecurityError, VersionError, WireError
 from farflung.security import Credentials, certificate_fingerprint, fetch_server_certificate
@@ -14,6 +13,7 @@ from farflung.transports import Insecure, Pinned
 from farflung.transports.rpc import Call, RpcClient, RpcServer
 from farflung.transports.rpc.failures import explain
 from farflung.wire.frames import Frame, FrameLimits
+from tests.support.quiet import nobody
 
 Member = Callable[..., Credentials]
 PATIENCE = 30.0

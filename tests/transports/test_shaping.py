@@ -4,7 +4,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from quiet import settled
 
 from farflung.clock import VirtualClock
 from farflung.errors import ConnectionLost, InputError, TrainingError
@@ -13,6 +12,7 @@ from farflung.transports.meter import frame_bytes
 from farflung.transports.shaping import LinkShape, ShapedEndpoint, Uplink
 from farflung.units import BytesPerSecond, Seconds
 from farflung.wire.frames import Frame
+from tests.support.quiet import settled
 
 PATIENCE = 30.0
 

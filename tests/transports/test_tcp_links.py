@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quiet import PATIENCE, until
 
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, TrainingError
 from farflung.security import Credentials
@@ -29,6 +28,7 @@ from farflung.transports.tcp.sockets import KernelView, TlsContexts, dial, flow_
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value
+from tests.support.quiet import PATIENCE, until
 
 Member = Callable[..., Credentials]
 #: A busy machine may not let a thread run for seconds: nobody is taken for dead in that time, and nobody is given up.

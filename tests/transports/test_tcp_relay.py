@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quiet import PATIENCE, until
 
 from farflung.errors import ConnectionLost, WireError
 from farflung.security import Credentials
@@ -23,6 +22,7 @@ from farflung.transports.tcp.relay import Desk, Forwarder
 from farflung.transports.tcp.relay_calls import RelayRequest
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
+from tests.support.quiet import PATIENCE, until
 
 Member = Callable[..., Credentials]
 CONFIG = TransportConfig(

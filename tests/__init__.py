@@ -1,0 +1,6 @@
+"""Tests of farflung.
+
+Folders mirror ``src/farflung``: ``tests/broker/links/test_relays.py`` tests ``farflung/broker/links/relays.py``.
+``end_to_end`` has whole runs, named after what happens in them. ``support`` has the code that several test modules share;
+only tests import it, and test modules never import each other.
+"""

@@ -1,0 +1,72 @@
+"""A broker that lives long, plans that come late, and uploads that nobody wants any more."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farflung.broker import run_manager as runs
+from farflung.broker.records.run_store import RunStore
+from farflung.errors import InputError
+from farflung.telemetry import StepRecord
+from tests.support.loopback import Loopback, plainly, same, states_of, text_job, until
+
+
+def test_a_plan_that_comes_late_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late, real = threading.Event(), runs.preparation_of
+    job = text_job(steps=6)
+    with Loopback(home, 2) as cluster:
+
+        def held(bundle: Any, live: Any, planned: Any, start: Any) -> Any:
+            if start.attempt == 1:
+                cluster.workers["b"].stop()  # so the run is planned again, without it
+                late.wait()
+            return real(bundle, live, planned, start)
+
+        def act(run: str, record: StepRecord) -> None:
+            if record.step == 1:
+                late.set()
+                until(lambda: f"plan-{run}" not in [thread.name for thread in threading.enumerate()])
+
+        monkeypatch.setattr(runs, "preparation_of", held)
+        found = cluster.run(job, anybody=True, on_record=act)
+        live = cluster.broker._runs.live(found.run)
+    assert found.result.status == "finished", found.result.cause
+    assert [record.step for record in found.steps] == list(range(6)), "reports were heard to the end"
+    assert live.attempt == live.store.attempt == 2
+    module, _ = plainly(job, home)
+    held_states, tensors = states_of(found), module.state_dict()
+    assert same(held_states, {name: tensors[name].detach().numpy() for name in held_states}) == []
+
+
+def test_an_upload_ends_with_its_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, gate = threading.Event(), threading.Event()
+
+    def hold(self: RunStore, *args: object) -> None:
+        arrived.set()
+        gate.wait()
+
+    monkeypatch.setattr(RunStore, "add_shard", hold)
+    with Loopback(home, 1) as cluster:
+        bundle, _ = cluster.submit(text_job(steps=4, checkpoint={"every": 1}))
+        assert arrived.wait(60)
+        cluster.client.stop(bundle.run, now=True)
+        until(lambda: cluster.workers["a"]._current is None)
+        gate.set()
+
+
+def test_runs_that_were_over_long_ago_are_let_go(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "MOST_OVER", 2)
+    with Loopback(home, 0) as cluster:
+        bundles = [cluster.submit(text_job(name=f"job-{number}"))[0] for number in range(4)]
+        waiting = bundles.pop(1)
+        for bundle in bundles:
+            cluster.client.stop(bundle.run)
+        known = [run["run"] for run in cluster.client.status()["runs"]]  # type: ignore[union-attr, index]
+        assert known == [waiting.run, *(bundle.run for bundle in bundles[1:])]
+        with pytest.raises(InputError, match="there is no run"):
+            list(cluster.client.watch(bundles[0].run))
+        cluster.client.stop(waiting.run)

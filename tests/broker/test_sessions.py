@@ -1,0 +1,252 @@
+"""Connections of peers that came back, a broker's goodbye, and a stop that comes while text is generated."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from farflung.broker.process import Broker
+from farflung.broker.run_manager import Runs
+from farflung.broker.sessions import Sessions
+from farflung.errors import ConnectionLost, WireError
+from farflung.protocol.events import Event, MemberJoined
+from farflung.security import Caller
+from farflung.telemetry.records import StepRecord
+from farflung.wire.frames import Frame
+from farflung.worker.membership import join
+from farflung.worker.process import Worker, WorkerOptions
+from farflung.worker.training_run import Work
+from tests.support.loopback import Finished, Loopback, text_job
+
+PATIENCE = 60.0
+
+
+def lose(cluster: Loopback, steps: int, *, stale: bool) -> Finished:
+    """Worker a hears in mid-run of the end of a connection with b."""
+    other = {name: worker for name, worker in cluster.workers.items() if name == "a"}
+
+    def act(run: str, record: StepRecord) -> None:
+        for worker in other.values():
+            worker._on_lost("b", ConnectionLost("lost b: it went away"), "an-older-run" if stale else run)
+
+    return cluster.run(text_job(steps=steps, on_loss="stop"), on_record=act)
+
+
+def test_the_loss_of_a_connection_of_another_run_harms_nobody(two: Loopback) -> None:
+    """What is left of a peer that came back: its old connection, whose end is noticed late."""
+    end = lose(two, 3, stale=True)
+    assert (end.result.status, end.result.steps) == ("finished", 3)
+    assert "lost b: it went away" in lose(two, 5000, stale=False).result.cause
+
+
+def test_a_name_is_free_again_whatever_the_loss_does() -> None:
+    class Broken:
+        def handle(self, event: object) -> None:
+            raise RuntimeError("a defect")
+
+    sessions = Sessions(lambda text: None)
+    session = sessions._enter("w")
+    with pytest.raises(RuntimeError, match="a defect"):
+        sessions._read(cast(Any, Broken()), session, iter(()))
+    assert not sessions.serves("w")
+
+
+def test_whatever_becomes_of_one_member_the_others_are_looked_after() -> None:
+    said: list[str] = []
+    sessions = Sessions(said.append)
+    looks: list[float] = []
+
+    def look(runs: object, now: float) -> None:
+        looks.append(now)
+        if len(looks) == 3:
+            sessions.close()
+        raise OSError("the disk is full")
+
+    sessions.look = look  # type: ignore[method-assign]
+    sessions.watch(cast(Any, None))
+    assert len(looks) == 3
+    assert said == ["warning: the loss of a worker was not handled: OSError: the disk is full"] * 3
+
+
+def test_a_worker_that_obeys_for_long_does_not_take_the_broker_for_gone() -> None:
+    class Session:
+        def __init__(self) -> None:
+            self.over, self.waiting, self.beats, self.closed = self, False, 0, False
+
+        def wait(self, seconds: float) -> bool:
+            return self.closed or self.beats == 20
+
+        def send(self, frame: object) -> None:
+            self.beats += 1
+
+        def close(self) -> None:
+            self.closed = True
+
+    said: list[str] = []
+    worker = SimpleNamespace(_lease=5.0, _heard=time.monotonic() - 1000, _obeying=True, _say=said.append)
+    busy = Session()
+    Worker._beat(cast(Any, worker), cast(Any, busy))
+    assert (busy.beats, busy.closed, said) == (20, False, [])
+    worker._heard, worker._obeying = time.monotonic() - 1000, False
+    silent = Session()
+    Worker._beat(cast(Any, worker), cast(Any, silent))
+    assert silent.closed
+    assert said[0].startswith("no message from the broker for 1")
+
+
+def test_runs_whose_files_are_being_written_do_not_hold_up_an_end() -> None:
+    runs = Runs(lambda name, frame: None, print)
+    writes, goes_on, failed = threading.Event(), threading.Event(), list[Exception]()
+
+    def write() -> None:
+        writes.set()
+        goes_on.wait(PATIENCE)
+        raise OSError("interrupted")
+
+    def submit() -> None:
+        try:
+            runs.submit(cast(Any, SimpleNamespace(run="r")), write)
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    assert writes.wait(PATIENCE)
+    runs.close()
+    goes_on.set()
+    thread.join(PATIENCE)
+    assert len(failed) == 1
+
+
+def test_nothing_fails_because_nobody_can_be_told(tmp_path: Path) -> None:
+    def say(line: str) -> None:
+        raise BrokenPipeError("the terminal is gone")
+
+    broker = Broker(tmp_path, listen="127.0.0.1:0", say=say)
+    broker._say("a line")
+    broker.close()
+
+
+class Door:
+    """Calls of a worker called w, one after the other, with the hellos that they begin with."""
+
+    OFFER = {
+        "memory": 1e9,
+        "speed": 1e9,
+        "factor": 1.0,
+        "overhead": 0.0,
+        "host": "h",
+        "kind": "cpu",
+        "description": "",
+        "versions": {},
+    }
+    caller = Caller(name="w", role="worker")
+
+    def __init__(self) -> None:
+        self.sessions = Sessions(lambda text: None)
+        self.runs = Runs(self.sessions.send, lambda text: None)
+
+    def on_end(self, action: Callable[[], None]) -> None:
+        """The connection stays."""
+
+    def welcome(self, **wishes: object) -> str:
+        """The kind of what is answered first."""
+        over = threading.Event()
+
+        def frames() -> Iterator[Frame]:
+            yield Frame("hello", {"address": "", "offer": self.OFFER, **wishes})
+            over.wait(PATIENCE)
+
+        try:
+            return next(self.sessions.serve(self.runs, cast(Any, self), frames())).kind
+        finally:
+            over.set()
+
+
+@pytest.mark.parametrize(
+    ("wishes", "says"),
+    [
+        ({"bandwidth": 0.0}, "'bandwidth' must be a number, at least 1"),
+        ({"memory": 0.5}, "'memory' must be a number, at least 1"),
+        ({"parting": "fly"}, "'parting' must be drain, leave or nothing"),
+    ],
+)
+def test_a_hello_with_bad_wishes_leaves_nobody_behind(wishes: dict[str, object], says: str) -> None:
+    door = Door()
+    with pytest.raises(WireError, match=says):
+        door.welcome(**wishes)
+    assert list(door.runs.machine.members) == []
+    assert door.welcome() == "welcome"
+
+
+def test_a_session_that_can_not_begin_leaves_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong, and after whatever part of it."""
+    door = Door()
+    handle = door.runs.handle
+
+    def broken(event: Event) -> None:
+        handle(event)
+        if isinstance(event, MemberJoined):
+            raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(door.runs, "handle", broken)
+        with pytest.raises(RuntimeError, match="a defect"):
+            door.welcome()
+    assert (list(door.runs.machine.members), door.sessions.serves("w")) == ([], False)
+    assert door.welcome() == "welcome"
+
+
+def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
+    own = Loopback(home, 0)
+    said: list[str] = []
+    gone = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "is gone" in text:
+            gone.set()
+
+    own.broker._sessions._say = say
+    worker = Worker(join(own.ticket("join"), name="late", role="worker"), WorkerOptions(listen="127.0.0.1:0", memory=1e9), print)
+    failed: list[str] = []
+
+    def serve() -> None:
+        try:
+            worker.serve()
+        except ConnectionLost as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    while "late" not in own._members():
+        continue
+    own.client.close()
+    own.broker.close()
+    thread.join(PATIENCE)
+    worker.close()
+    assert gone.wait(PATIENCE)
+    assert failed == ["the broker said goodbye: it was ended; when it is started again, join again with its ticket"]
+    assert said[-1] == "worker late is gone: this broker was ended"
+
+
+def test_a_stop_ends_a_text_at_the_next_token(two: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def stop(self: Work) -> bool:
+        asked.append(self.run)
+        return len(asked) >= 2 + 3  # asked by the leader: after each of two steps, then after each token
+
+    monkeypatch.setattr(Work, "stop_requested", stop)
+    end = two.run(text_job(steps=2, generate={"prompt": "def ", "tokens": 50}, data={"tokenizer": "bytes"}))
+    assert end.result.status == "finished"
+    notes = [frame.header["text"] for frame in end.frames if frame.kind == "note"]
+    assert [note for note in notes if "of the state" not in note] == ["stopped: the text ends after 3 of its 50 tokens"]
+    assert end.result.sample.startswith("def ")
+    assert len(asked) == 5

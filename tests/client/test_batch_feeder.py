@@ -1,0 +1,124 @@
+"""Data of the submitting process: sent once where two stages of one machine read them; a worker that it cannot reach is named."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from farflung.broker import planning
+from farflung.client import batch_feeder as feeding
+from farflung.client.batch_feeder import Feeder
+from farflung.client.connection import PlannedRun
+from farflung.cluster import Topology
+from farflung.engines.base import Array
+from farflung.errors import TrainingError
+from farflung.graph import Graph
+from farflung.graph.builder import GraphBuilder
+from farflung.ids import new_id
+from farflung.job import JobSpec
+from farflung.messages.submission import Bundle
+from farflung.plan.model import LinkPlan, Plan, Stage
+from farflung.telemetry.records import RunResult
+from farflung.worker.training_run import Work
+from tests.support.loopback import Loopback, until
+from tests.support.small_runs import ROWS, small_job
+
+
+def looping_graph() -> Graph:
+    """x is read by the first and by the last of three linear layers."""
+    graph = GraphBuilder("looping")
+    graph.input("x", "float32", (ROWS, 8))
+    graph.add("first", "Linear", "x", in_features=8, out_features=8)
+    graph.add("second", "Linear", "first", in_features=8, out_features=8)
+    graph.add("sum", "Add", "second", "x")
+    graph.add("third", "Linear", "sum", in_features=8, out_features=5)
+    graph.label("label", "int64", (ROWS,))
+    graph.add("loss", "CrossEntropyLoss", "third", "label")
+    return graph.build()
+
+
+class ThereAndBack:
+    """The last stage on the device of the first, as ``op_fence`` may put it."""
+
+    name = "there-and-back"
+
+    def plan(self, graph: Graph, topology: Topology, *, job: JobSpec | None = None) -> Plan:
+        cuts = [0, graph.position["second"], graph.position["sum"], len(graph.ops)]
+        stages = tuple(Stage(index=i, start=cuts[i], stop=cuts[i + 1], device=device) for i, device in enumerate("aba"))
+        links = tuple(LinkPlan(source=i, target=i + 1) for i in range(2))
+        return Plan(graph_hash=graph.hash, planner=self.name, stages=stages, links=links, micro_batch_sizes=(ROWS, ROWS))
+
+
+def batch(step: int, micro_batch: int) -> dict[str, Array]:
+    random = np.random.default_rng((step, micro_batch))
+    return {"x": random.standard_normal((ROWS, 8)).astype(np.float32), "label": random.integers(0, 5, ROWS)}
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """An address that refuses every call."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = looping_graph()
+    monkeypatch.setattr(planning, "get_planner", lambda name: ThereAndBack())
+    bundle = Bundle(run=new_id("run"), job=small_job(workers=2), graphs={ROWS: graph})
+    with Loopback(tmp_path, 2) as cluster:
+        cluster.client.submit(bundle)
+        planned: PlannedRun | None = None
+        feeder: Feeder | None = None
+        held: list[int] = []
+        close = Work._close
+        monkeypatch.setattr(Work, "_close", lambda self: (held.append(len(self._held)), close(self))[1])
+        # a deadlock ends the run instead of the patience of whoever waits for this test
+        guard = threading.Timer(60, lambda: cluster.client.stop(bundle.run, now=True))
+        guard.start()
+        for frame in cluster.client.watch(bundle.run):
+            if frame.kind == "planned":
+                planned = PlannedRun.from_frame(frame)
+            elif frame.kind == "started":
+                assert planned is not None
+                feeder = Feeder(bundle, planned, cluster.client, batch)
+                feeder.start()
+        guard.cancel()
+        assert feeder is not None
+        feeder.end()
+        until(lambda: len(held) == 2)
+    result = RunResult.from_json(frame.header["result"])
+    assert (result.status, result.cause, result.steps) == ("finished", "", 3)
+    assert held == [0, 0], "nothing is kept after its last reader"
+
+
+def test_a_worker_that_only_the_caller_cannot_reach_ends_the_run_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "get_planner", lambda name: ThereAndBack())
+    monkeypatch.setattr(feeding, "_PATIENCE", 2)
+    bundle = Bundle(run=new_id("run"), job=small_job(workers=2), graphs={ROWS: looping_graph()})
+    with Loopback(tmp_path, 2) as cluster, closed_port() as nowhere:
+        cluster.client.submit(bundle)
+        guard = threading.Timer(90, lambda: cluster.client.stop(bundle.run, now=True))
+        guard.start()
+        planned: PlannedRun | None = None
+        for frame in cluster.client.watch(bundle.run):
+            if frame.kind == "planned":
+                planned = PlannedRun.from_frame(frame)
+            elif frame.kind == "started":
+                assert planned is not None
+                feeder = Feeder(bundle, replace(planned, addresses={**planned.addresses, "a": nowhere}), cluster.client, batch)
+                feeder.start()
+        guard.cancel()
+        feeder.end()
+    assert RunResult.from_json(frame.header["result"]).status == "stopped"
+    assert isinstance(feeder.error, TrainingError)
+    text = str(feeder.error)
+    assert text.startswith(f"this process cannot send its data to a at {nowhere}, where the run still waits for it: ")
+    assert text.endswith("open that address to this machine, or submit a job whose workers read the data themselves (data.kind)")

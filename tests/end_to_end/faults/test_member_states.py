@@ -1,0 +1,54 @@
+"""A worker goes through all states that there are, and ``status`` says so each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from farflung.protocol.members import MemberState
+from farflung.telemetry.records import StepRecord
+from farflung.wire.frames import Frame
+from farflung.worker.membership import join
+from farflung.worker.process import Worker
+from tests.support.loopback import Loopback, text_job, until
+
+
+def state(cluster: Loopback, name: str) -> str:
+    states = cluster.client.status()["states"]
+    assert isinstance(states, dict)
+    return str(states.get(name))
+
+
+def test_a_worker_goes_through_all_states(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    measure = Worker._measure_again
+
+    def measured(self: Worker, frame: Frame) -> None:
+        seen.append(state(cluster, "a"))
+        measure(self, frame)
+
+    def look(name: str, facts: Mapping[str, int | str]) -> None:
+        if name == "broker.before_plan":
+            seen.append(state(cluster, "a"))
+
+    def act(run: str, record: StepRecord) -> None:
+        if record.step == 1:
+            seen.append(state(cluster, "a"))
+            cluster.workers["a"].want({"parting": "drain"})
+            until(lambda: state(cluster, "a") == MemberState.DRAINING)
+            seen.append(state(cluster, "a"))
+
+    monkeypatch.setattr(Worker, "_measure_again", measured)
+    with Loopback(home, 0) as cluster:
+        join(cluster.ticket("join"), name="a", role="worker", key=cluster.key).client.close()
+        seen.append(state(cluster, "a"))
+        cluster.add("a")
+        seen.append(state(cluster, "a"))
+        found = cluster.run(text_job(steps=6), on_record=act, injector=look)
+        until(lambda: state(cluster, "a") == MemberState.GONE)
+        seen.append(state(cluster, "a"))
+    assert found.result.status == "finished", found.result.cause
+    assert seen == ["joining", "standby", "assigned", "profiling", "active", "draining", "gone"]
+    assert set(seen) == set(MemberState)

@@ -1,0 +1,111 @@
+"""The plan that ran until now reaches the planner: after a death, after a worker has joined, after the broker came back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from farflung.broker import run_manager as running
+from farflung.broker.live_run import LiveRun
+from farflung.broker.planning import Planned, plan_run
+from farflung.broker.records import restore as restoring
+from farflung.broker.records.journal import Journal, KeptRun
+from farflung.broker.records.restore import keep_bundle, restore
+from farflung.broker.run_manager import Runs
+from farflung.plan import Plan
+from farflung.protocol.events import RunRestored
+from farflung.telemetry import RunFolder, injecting
+from tests.support.loopback import Finished, Loopback, captured, text_folder, text_job
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("running-plan")
+    text_folder(folder)
+    return folder
+
+
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan | None, Plan]]:
+    """What the broker will tell the planner of the running plan, and the plan that it gets."""
+    calls: list[tuple[Plan | None, Plan]] = []
+
+    def spy(*args: Any, running: Plan | None = None, **kwargs: Any) -> Planned:
+        made = plan_run(*args, running=running, **kwargs)
+        calls.append((running, made.plan))
+        return made
+
+    monkeypatch.setattr(running, "plan_run", spy)
+    return calls
+
+
+def lost(cluster: Loopback, joins: bool) -> Finished:
+    """A run that loses its worker b in step 3; ``joins``: d comes meanwhile, and as many are wanted."""
+    done: list[threading.Thread] = []
+
+    def inject(name: str, facts: Mapping[str, int | str]) -> None:
+        if (name, facts.get("step"), facts.get("device")) == ("worker.before_update", 3, "b") and not done:
+            done.append(threading.Thread(target=cluster.add, args=("d",)))
+            worker = cluster.workers.pop("b")
+            worker._leaving.set()
+            assert worker._session is not None
+            worker._session.close()
+            worker._endpoint.close()
+            if joins:
+                done[0].start()
+
+    with injecting(inject):
+        found = cluster.run(text_job(steps=6, copies=0, **({"workers": 3} if joins else {})), anybody=not joins)
+    assert done
+    if joins:
+        done[0].join()
+    return found
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_new_plan_is_made_from_the_one_that_ran(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joins: bool
+) -> None:
+    calls = seen(monkeypatch)
+    with Loopback(place, 3, folder=str(tmp_path)) as cluster:
+        found = lost(cluster, joins)
+    assert found.result.status == "finished", found.result.cause
+    assert len(calls) > 1
+    assert calls[0][0] is None, "nothing ran before"
+    for (_, before), (told, _) in pairwise(calls):
+        assert told == before
+    assert "b" in calls[0][1].devices
+    assert ("d" in calls[-1][1].devices) == joins
+
+
+def test_a_broker_that_was_started_again_knows_the_plan_that_ran(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Loopback(place, 2, folder=str(tmp_path / "broker")) as cluster:
+        found = cluster.run(text_job())
+    folder = RunFolder(found.folder)
+    plan = Plan.from_json(folder.plan.read_text(encoding="utf-8"))
+    (found.folder / "result.json").unlink()  # as if it had been killed before the end
+    keep_bundle(found.folder, replace(captured(text_job(), place), run=found.run))
+    monkeypatch.setattr(restoring, "_later", lambda seconds, act: None)
+    for attempts, known in ((0, None), (1, plan)):
+        lives: list[tuple[LiveRun, RunRestored]] = []
+        runs = SimpleNamespace(
+            take_up=lambda live, hoped: None, restore=lambda live, event, lives=lives: lives.append((live, event)), handle=print
+        )
+        kept = KeptRun(run=found.run, submitter="client", attempts=attempts, devices=2)
+        restore(cast(Journal, SimpleNamespace(runs=[kept])), found.folder.parent, cast(Runs, runs), print)
+        [(live, event)] = lives
+        assert live.planned is None, "it has made none of its own"
+        assert live.running == known
+        assert event.named == (plan.devices if known else ())
+    folder.plan.write_text("{torn", encoding="utf-8")
+    lives.clear()
+    restore(cast(Journal, SimpleNamespace(runs=[kept])), found.folder.parent, cast(Runs, runs), print)
+    assert lives[0][0].running is None

@@ -1,0 +1,102 @@
+"""Frames between a server and a helper: what is written is read, and what is malformed is refused before memory is taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from farflung.engines import get_engine
+from farflung.engines.base import EngineSettings
+from farflung.errors import WireError
+from farflung.protocol.pool_events import Task, TaskKind
+from farflung.step.hybrid.slices import Answer, SliceWork, StageSlices, compute
+from farflung.wire.frames import Frame, decode_frame, encode_frame
+from tests.support.small_runs import ROWS, small_setup
+
+FORWARD = Task(step=2, kind=TaskKind.FORWARD, index=1)
+BACKWARD = Task(step=2, kind=TaskKind.BACKWARD, index=1)
+
+
+def sent(frame: Frame) -> Frame:
+    return decode_frame(b"".join(bytes(piece) for piece in encode_frame(frame)))
+
+
+def changed(frame: Frame, **fields: object) -> Frame:
+    return Frame(frame.kind, {**frame.header, **fields}, frame.sections)
+
+
+def chain() -> tuple[StageSlices, StageSlices]:
+    setup = small_setup("a")
+    return StageSlices(setup, 0), StageSlices(setup, 1)
+
+
+def data() -> dict[str, dict[str, np.ndarray]]:  # type: ignore[type-arg]
+    x = np.random.default_rng(0).normal(size=(ROWS, 8)).astype(np.float32)
+    return {"first": {"x": x}, "last": {"label": np.array([0, 1, 2, 3])}}
+
+
+def test_a_helper_makes_what_the_server_would() -> None:
+    """Through frames, over two stages, forward and backward: the same bits as on one runner."""
+    first, last = chain()
+    given, engine = data(), get_engine("torch")
+    runners = []
+    for slices in (first, last, first, last):
+        runner = engine.open(slices.pieces[ROWS], EngineSettings(seed=3))
+        runner.initialize(slices.names(every=True))
+        runners.append(runner)
+    for slices, server, helper in ((first, runners[0], runners[2]), (last, runners[1], runners[3])):
+        states = server.states(slices.names(every=True))
+        step, read = slices.read_states(sent(slices.states_frame(2, slices.names(every=True), states)))
+        assert step == 2
+        helper.load(read)
+
+    def both(slices: StageSlices, task: Task, work: SliceWork, near: int) -> Answer:
+        order = slices.read_task(sent(slices.task_frame(task, work)))
+        assert order.task == task
+        there = slices.read_answer(sent(slices.answer_frame(task, compute(runners[near + 2], order.task, order.work))))
+        here = compute(runners[near], task, work)
+        assert there[0] == task
+        assert there[1].loss == here.loss
+        for left, right in ((there[1].values, here.values), (there[1].gradients, here.gradients)):
+            assert left.keys() == right.keys()
+            assert all(left[key].tobytes() == np.ascontiguousarray(right[key]).tobytes() for key in right)  # type: ignore[index]
+        return here
+
+    forward = both(first, FORWARD, SliceWork(values={}, data=given["first"]), 0)
+    inner = SliceWork(values=forward.values, data=given["last"])
+    assert both(last, FORWARD, inner, 1).loss is not None
+    back = both(last, BACKWARD, SliceWork(weight=0.5), 1)
+    assert back.gradients
+    again = both(last, BACKWARD, SliceWork(values=inner.values, data=inner.data, weight=0.5), 1)
+    assert all(again.gradients[use].tobytes() == array.tobytes() for use, array in back.gradients.items())
+    edge = first.pieces[ROWS].requires_gradients[0]
+    both(first, BACKWARD, SliceWork(gradients={edge.value: [back.values[edge.value]]}, weight=0.5), 0)
+
+
+def test_what_is_malformed_is_refused() -> None:
+    first, last = chain()
+    task = first.task_frame(FORWARD, SliceWork(values={}, data=data()["first"]))
+    with pytest.raises(WireError, match="a 'task' is a forward \\(F\\) or backward \\(B\\) of stage 1"):
+        last.read_task(task)
+    with pytest.raises(WireError, match="'index' must be a whole number from 0 to 1, got 2"):
+        first.read_task(changed(task, index=2))
+    with pytest.raises(WireError, match="a 'task' of stage 0 has 1 arrays, 0 came"):
+        first.read_task(changed(task, arrays=[]))
+    with pytest.raises(WireError, match="an array of a 'task' of stage 0 is missing"):
+        first.read_task(changed(task, arrays=[None]))
+    large = first.task_frame(FORWARD, SliceWork(values={}, data={"x": np.zeros((ROWS, 9), np.float32)}))
+    with pytest.raises(WireError, match=r"oversized: float32 \[4, 9\] has more than the 128 bytes of the plan"):
+        first.read_task(large)
+    with pytest.raises(WireError, match=r"stage 0 has no state 'third\.weight'"):
+        first.read_states(Frame("states", {"run": "r", "step": 0, "names": ["third.weight"], "arrays": [None]}))
+    name = first.names(every=False)[0]
+    wrong = first.states_frame(0, [name], {name: np.zeros((2, 2), np.float32)})
+    with pytest.raises(WireError, match=r"was expected, float32\[2, 2\] came"):
+        first.read_states(wrong)
+    answer = Frame("answer", {"step": 2, "stage": 0, "kind": "B", "index": 1, "seconds": 0.0, "arrays": [None]})
+    with pytest.raises(WireError, match="arrays was expected, 1 came"):
+        first.read_answer(answer)
+    value = first.pieces[ROWS].sends_activations[0]
+    lying = first.answer_frame(FORWARD, Answer(values={value.value: np.zeros(value.spec.shape, np.float32)}, loss=1.0))
+    with pytest.raises(WireError, match="a forward of stage 0 makes no loss"):
+        first.read_answer(lying)

@@ -1,0 +1,56 @@
+"""Ways to lose a worker or a link in the middle of a step, and the comparison with an undisturbed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from farflung.errors import ConnectionLost
+from farflung.telemetry import EvaluationRecord, Injector, RecoveryRecord, RunFolder, StepRecord
+from tests.support.loopback import Finished, Loopback, same
+
+STEPS = 12
+
+
+def at(point: str, step: int, device: str, act: Callable[[], None]) -> Injector:
+    """``act``, once, where ``device`` comes to ``point`` of ``step``."""
+    done: list[str] = []
+
+    def inject(name: str, facts: Mapping[str, int | str]) -> None:
+        if (name, facts.get("step"), facts.get("device", device)) == (point, step, device) and not done:
+            done.append(name)
+            act()
+
+    return inject
+
+
+def vanish(cluster: Loopback, name: str) -> None:
+    """As if its machine had lost its power: nobody is told anything."""
+    worker = cluster.workers.pop(name)
+    worker._leaving.set()
+    assert worker._session is not None
+    worker._session.close()
+    worker._endpoint.close()
+
+
+def equal(truth: Finished, found: Finished) -> None:
+    """The same losses, evaluations, ledger and states; each step counts once."""
+    assert found.result.status == "finished", found.result.cause
+    counted = RunFolder(found.folder).committed()
+    steps = [record for record in counted if isinstance(record, StepRecord)]
+    assert [record.step for record in steps] == list(range(STEPS))
+    assert [record.loss for record in steps] == truth.losses
+    told = {record.step: record.loss for record in counted if isinstance(record, EvaluationRecord)}
+    assert told == {record.step: record.loss for record in truth.evaluations}
+    assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
+    assert found.reader().manifest.ledger == truth.reader().manifest.ledger == {"steps": STEPS, "samples": STEPS * 5}
+    assert found.result.steps == STEPS
+
+
+def cut(cluster: Loopback) -> None:
+    """The link from b to a breaks for good; both live on."""
+    link = cluster.workers["b"]._endpoint._link("a", incoming=False)
+    link.fail(ConnectionLost("lost a: a cable was cut"))
+
+
+def recoveries_of(found: Finished) -> list[RecoveryRecord]:
+    return [record for record in RunFolder(found.folder).committed() if isinstance(record, RecoveryRecord)]
