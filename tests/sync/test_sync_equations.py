@@ -8,9 +8,9 @@ from instances import period, random_times
 
 from farflung.sync import equations as eq
 from farflung.sync import partial_sync_schedule
-from farflung.sync.contiguous import without_empty
-from farflung.sync.dreamddp import assigned
-from farflung.sync.layers import Layers
+from farflung.sync.layer_sets.contiguous import without_empty
+from farflung.sync.layer_sets.dreamddp import assigned
+from farflung.sync.layer_sets.layers import Layers
 
 BP, COMM = [1.0, 2.0, 3.0], [4.0, 1.0, 2.0]
 
