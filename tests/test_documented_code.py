@@ -20,9 +20,12 @@ from farflung.codecs import CODECS, get_codec
 from farflung.codecs.base import is_number
 from farflung.errors import InputError
 from farflung.job import make_job
+from farflung.job.spec import OptimizerSpec
 from farflung.plan.synchronization import check_fits
-from farflung.sync import get_strategy
+from farflung.sync import STRATEGIES, LayerInfo, World, get_strategy
 from farflung.testing import check_codec
+from farflung.testing.replicas import Group, Task
+from farflung.units import Bytes, Seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -41,7 +44,7 @@ COVERED = {
     ("docs/machines.md", "toml"): (1, "test_job_page.py"),
     ("docs/models.md", "python"): (2, "test_documented_code.py"),
     ("docs/python.md", "python"): (12, "api/test_python_page.py"),
-    ("docs/sync.md", "python"): (1, "test_documented_code.py"),
+    ("docs/sync.md", "python"): (2, "test_documented_code.py"),
     ("docs/sync.md", "toml"): (2, "test_documented_code.py"),
 }
 
@@ -184,6 +187,36 @@ def test_the_schedule_of_the_page() -> None:
     assert len(found.sets) == len(found.extra) == 5
     assert sorted(layer for layers in found.sets for layer in layers) == list(range(8))
     assert found.lower_bound_seconds <= found.period_seconds
+
+
+def test_the_strategy_of_the_page_trains() -> None:
+    """Replicas agree in every step at first, then at the ends of periods."""
+    module = ModuleType("post_local")
+    sys.modules["post_local"] = module
+    names = vars(module)
+    exec(blocks("docs/sync.md", "python")[1], names)
+    ((name, factory),) = names["STRATEGIES"].items()
+    STRATEGIES.add(name, lambda: factory)
+    try:
+        strategy = get_strategy(name, warm=2, sync_every=3)
+        with pytest.raises(InputError, match="codec = 'topk': post_local_sgd compares or averages parameters"):
+            get_strategy(name, codec="topk")
+    finally:
+        STRATEGIES.remove(name)
+        del sys.modules["post_local"]
+    layer = LayerInfo(nbytes=Bytes(8), bp_seconds=Seconds(1), comm_seconds=Seconds(1))
+    task = Task(
+        start=[np.zeros(2)],
+        gradient=lambda parameters, step, member: (0.0, [parameters[0] - member - step]),
+        optimizer=OptimizerSpec(lr=0.5),
+    )
+    group = Group(strategy, World(rank=0, members=2, layers=(layer,)), task)
+    equal = []
+    for _ in range(9):
+        group.run(1)
+        one, two = (replica.joined("parameters", (0,)) for replica in group.replicas)
+        equal.append(bool((one == two).all()))
+    assert equal == [True, True, True, False, False, True, False, False, True]
 
 
 def test_the_emulated_network_of_the_page() -> None:

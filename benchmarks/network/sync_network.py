@@ -34,7 +34,7 @@ from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, OptimizerSpec, PlanSpec, SyncSpec
 from farflung.messages.submission import Bundle
 from farflung.plan.synchronization import strategy_of, world_of
-from farflung.sync import Costs, link_share, mean_step_seconds
+from farflung.sync import Costs, mean_step_seconds
 from farflung.sync.base import World
 from farflung.units import FlopsPerSecond, Seconds
 
@@ -184,13 +184,13 @@ def _item(settings: SyncNetworkSettings, base: Bundle, run: Finished, unit: Pace
     strategy = strategy_of(run.plan)
     world: World = world_of(run.plan, base.graph, base.job, 0)
     latency = float(run.topology.alpha[0, 1])
-    hops = 2 if link_share(strategy, world.members) < 1.0 or world.members == 2 else 1
+    hops = 2 if strategy.traits.link_share(world.members) < 1.0 or world.members == 2 else 1
     costs = Costs(update=unit.update / speed, latency=hops * latency, control=2 * latency)
     steps = 4 * settings.sync_every
     forward = unit.forward / speed
     predicted = mean_step_seconds(strategy, world, steps, forward_seconds=forward, costs=costs)
     times = [step.seconds for step in run.steps[1:]]
-    every = 1 if strategy.name in _EVERY_STEP else settings.sync_every
+    every = 1 if strategy.traits.name in _EVERY_STEP else settings.sync_every
     periods = [fmean(times[at : at + every]) for at in range(0, len(times), every)]
     return {
         "seconds": median(periods),

@@ -168,7 +168,7 @@ def _measure(settings: SyncStrategiesSettings, name: str) -> dict[str, float]:
         "loss": statistics.fmean(losses),
         "loss_range": max(losses) - min(losses),
         "bytes_per_parameter_per_step": statistics.fmean(r.sent_bytes for r in replicas) / count / steps,
-        "extra_copies": float(len(group.strategy.registers)),
+        "extra_copies": float(len(group.strategy.traits.registers)),
         "model_step_backwards": _modelled(settings, group.strategy, replicas[0].world),
         "divergence": statistics.fmean(spreads) / float(np.sqrt(sum((layer**2).sum() for layer in mean))),
     }

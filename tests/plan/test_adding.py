@@ -111,8 +111,8 @@ def test_a_strategy_is_priced_by_its_own_period_and_codec() -> None:
     assert sent(strategy="local_sgd") == sent(strategy="local_sgd", settings={"sync_every": 5})
     assert sent(strategy="diloco") < sent(strategy="diloco", settings={"sync_every": 10})
     assert sent(strategy="streaming_diloco") < 0.5 * sent(strategy="streaming_diloco", settings={"codec": "identity"})
-    assert sync_copies(get_strategy("local_sgd"), 2) == 0.05
-    assert sync_copies(get_strategy("diloco"), 2) > 1.0
+    assert sync_copies(get_strategy("local_sgd").traits, 2) == 0.05
+    assert sync_copies(get_strategy("diloco").traits, 2) > 1.0
 
 
 def test_the_lines_of_a_strategy_count_what_its_codec_leaves() -> None:

@@ -42,7 +42,7 @@ def test_gradients_over_slow_links_go_at_a_hundredth_of_the_bytes() -> None:
     assert sync_settings(job(), [group(1e5), group(1e12)]) == sync_settings(job())
     assert sync_settings(job(), [group(1e12)]) == {"codec": "identity"}
     strategy = job_strategy(job("diloco", sync_every=5))
-    assert (strategy.codec, strategy.sync_every) == ("int4", 5)  # type: ignore[attr-defined]
+    assert (strategy.traits.codec, strategy.traits.sync_every) == ("int4", 5)
 
 
 def test_what_is_exchanged_and_the_error_bound_the_choice() -> None:

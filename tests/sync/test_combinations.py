@@ -15,7 +15,7 @@ from farflung.errors import InputError
 from farflung.job.load import make_job
 from farflung.job.spec import JobSpec
 from farflung.plan.synchronization import check_fits
-from farflung.sync import STRATEGIES, adds_up, get_strategy
+from farflung.sync import STRATEGIES, get_strategy
 
 PAGE = Path(__file__).parents[2] / "docs" / "sync.md"
 DENSE = {"identity", "fp16", "bf16", "int8", "int4"}
@@ -64,7 +64,7 @@ def test_codecs(name: str) -> None:
     for codec in DENSE | ROUGH:
         assert codec in CODECS
         if codec in allowed:
-            assert get_strategy(name, codec=codec).codec == codec
+            assert get_strategy(name, codec=codec).traits.codec == codec
         else:
             assert re.search("set 'identity'", refusal(partial(get_strategy, name, codec=codec)))
 
@@ -82,7 +82,7 @@ def test_clipping(name: str) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_patience_and_speed(name: str) -> None:
     strategy = get_strategy(name, codec="identity")
-    assert adds_up(strategy) == (TABLE[name]["`sync.patience`"] == "yes")
+    assert strategy.traits.adds_up == (TABLE[name]["`sync.patience`"] == "yes")
     paced = "by_speed" in {field.name for field in fields(strategy)}  # type: ignore[arg-type]
     assert paced == (TABLE[name]["`by_speed`"] == "yes")
     if not paced:

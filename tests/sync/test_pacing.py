@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from farflung.errors import InputError
 from farflung.job.spec import OptimizerSpec
 from farflung.sync import LayerInfo, World, get_strategy
-from farflung.sync.pacing import local_steps, repaced, takes
+from farflung.sync.local_step_counts import adapted_steps, local_steps, takes
 from farflung.sync.timeline import timeline
 from farflung.testing.replicas import Group, Task
 from farflung.units import Bytes, Seconds
@@ -33,12 +33,12 @@ def test_steps_by_speed() -> None:
 
 
 def test_measured_times_are_followed_where_they_bring_samples() -> None:
-    assert repaced((4, 4), [1.0, 2.0], (), 4, 0.1) == (4, 2), "3 samples a second instead of 2"
-    assert repaced((4, 2), [1.0, 1.0], (), 4, 0.1) == (4, 4), "who has become faster takes more"
-    assert repaced((4, 4), [1.0, 2.0], (0.95, 0.05), 4, 0.1) == (4, 2)
-    assert repaced((10, 10), [1.0, 1.02], (), 10, 0.1) == (10, 10), "a little slower changes nothing"
+    assert adapted_steps((4, 4), [1.0, 2.0], (), 4, 0.1) == (4, 2), "3 samples a second instead of 2"
+    assert adapted_steps((4, 2), [1.0, 1.0], (), 4, 0.1) == (4, 4), "who has become faster takes more"
+    assert adapted_steps((4, 4), [1.0, 2.0], (0.95, 0.05), 4, 0.1) == (4, 2)
+    assert adapted_steps((10, 10), [1.0, 1.02], (), 10, 0.1) == (10, 10), "a little slower changes nothing"
     for unknown in ([1.0, 0.0], [1.0, float("nan")], [1.0, float("inf")], [1.0]):
-        assert repaced((4, 3), unknown, (), 4, 0.1) == (4, 3)
+        assert adapted_steps((4, 3), unknown, (), 4, 0.1) == (4, 3)
 
 
 times = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
@@ -49,12 +49,12 @@ times = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
 def test_what_is_followed_is_by_speed_and_brings_more(seconds: list[float], period: int, adapt: float, random: Any) -> None:
     now = [random.randint(1, period) for _ in seconds]
     now[random.randrange(len(now))] = period
-    found = repaced(now, seconds, (), period, adapt)
+    found = adapted_steps(now, seconds, (), period, adapt)
     if found != tuple(now):
         assert found == local_steps(seconds, period)
         rates = [sum(steps) / max(map(operator.mul, steps, seconds)) for steps in (now, found)]
         assert rates[1] > rates[0]
-    assert repaced(found, seconds, (), period, adapt) == found, "it stays, once followed"
+    assert adapted_steps(found, seconds, (), period, adapt) == found, "it stays, once followed"
 
 
 @settings(deadline=None)

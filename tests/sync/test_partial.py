@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from farflung.errors import InputError
 from farflung.sync import METHODS, PartialSchedule, partial_sync_schedule
-from farflung.sync.bounds import exposed_bound
-from farflung.sync.free import free, list_schedules
-from farflung.sync.layers import Layers, exposed_seconds
+from farflung.sync.layer_sets.bounds import exposed_bound
+from farflung.sync.layer_sets.free import free, list_schedules
+from farflung.sync.layer_sets.layers import Layers, exposed_seconds
 from tests.support.layer_time_instances import assignments, period, problems, random_times, splits
 
 Problem = tuple[list[float], list[float], int]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from farflung.errors import InputError
 from farflung.job.load import make_job
 from farflung.sync import SyncRound, World, check_clipping, get_strategy, renormalized
-from farflung.sync.robust import RULES
+from farflung.sync.robust_rules import RULES
 from farflung.testing.replicas import Task
 from farflung.units import Seconds
 from tests.support.small_nets import flat, gradient, group, start, task, world
@@ -152,22 +152,22 @@ def test_wrong_groups_are_refused_by_all(here: World, text: str) -> None:
 
 def test_clipping_by_all_gradients_needs_all_gradients() -> None:
     with pytest.raises(InputError) as caught:
-        check_clipping(get_strategy("free_sets"), 1.0)
+        check_clipping(get_strategy("free_sets").traits, 1.0)
     assert str(caught.value) == (
         "clip_norm = 1: free_sets updates a layer before all gradients are known; remove clip_norm, set clip_by = 'previous' (by "
         "the norm of the step before), or choose a strategy that updates at the end of a step"
     )
-    check_clipping(get_strategy("free_sets"), None)
-    check_clipping(get_strategy("free_sets"), 1.0, by_previous_step=True)
-    check_clipping(get_strategy("diloco"), 1.0)
+    check_clipping(get_strategy("free_sets").traits, None)
+    check_clipping(get_strategy("free_sets").traits, 1.0, by_previous_step=True)
+    check_clipping(get_strategy("diloco").traits, 1.0)
 
 
 @pytest.mark.parametrize("name", ["ssgd", "wfbp", "asc_wfbp", "delayed", "robust"])
 def test_averaged_gradients_are_not_clipped_by_norms_of_replicas(name: str) -> None:
-    check_clipping(get_strategy(name), None)
-    check_clipping(get_strategy(name), 1.0, by_previous_step=True)
+    check_clipping(get_strategy(name).traits, None)
+    check_clipping(get_strategy(name).traits, 1.0, by_previous_step=True)
     with pytest.raises(InputError) as caught:
-        check_clipping(get_strategy(name), 1.0)
+        check_clipping(get_strategy(name).traits, 1.0)
     assert str(caught.value) == (
         f"clip_norm = 1: {name} averages gradients after each replica has taken the norm of its own, so replicas would clip "
         "differently and drift apart; set clip_by = 'previous' (by the norm of the step before), remove clip_norm, or take "

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Collection
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 
 from farflung.errors import InputError
-from farflung.sync import STRATEGIES, get_strategy
+from farflung.sync import STRATEGIES, get_strategy, strategies
 from farflung.sync.commands import Aggregate, Exchange, Mean, Probe, Replay, Update
-from farflung.sync.gossip import pairs_of_round
+from farflung.sync.strategies.gossip import pairs_of
 from farflung.testing.replicas import Task
 from tests.support.small_nets import flat, gradient, group, start, task, world
 
@@ -140,7 +142,7 @@ def test_partial_synchronization_averages_its_set_and_nothing_else(name: str) ->
 
 def test_partial_synchronization_needs_no_copy_and_overlaps() -> None:
     strategy, here = get_strategy("free_sets", sync_every=2, sets=((2,), (0, 1))), world()
-    assert strategy.registers == ()
+    assert strategy.traits.registers == ()
     program = strategy.step(1, here)
     assert list(program.ready) == [1, 0]
     assert [type(command) for command in program.ready[0]] == [Update, Exchange]
@@ -282,11 +284,11 @@ def test_streaming_mixes_local_and_outer_parameters() -> None:
 def test_gossip_pairs_are_matchings_over_the_links() -> None:
     links = ((0, 1), (1, 2), (3, 2), (3, 0))
     for number in range(20):
-        pairs = pairs_of_round(number, 4, links)
+        pairs = pairs_of(number, 4, links)
         members = [member for pair in pairs for member in pair]
         assert len(members) == len(set(members))
         assert all(pair in links or pair[::-1] in links for pair in pairs)
-    assert len({pairs_of_round(number, 4) for number in range(20)}) == 3
+    assert len({pairs_of(number, 4) for number in range(20)}) == 3
 
 
 def test_gossip_draws_replicas_together_and_can_keep_variance() -> None:
@@ -343,9 +345,9 @@ def test_members_come_and_go(name: str) -> None:
     found = group(name, members=4, absent=away, **settings)
     losses = found.run(60)
     assert np.mean(losses[-10:]) < 0.95 * np.mean(losses[:5])
-    if not found.strategy.updates_early and name not in {"gossip", "streaming_diloco"}:
+    if not found.strategy.traits.updates_early and name not in {"gossip", "streaming_diloco"}:
         assert np.array_equal(flat(found, 0), flat(found, 2))
-    for register in found.strategy.registers:
+    for register in found.strategy.traits.registers:
         if register.shared:
             assert np.array_equal(flat(found, 0, register.name), flat(found, 2, register.name))
 
@@ -396,3 +398,24 @@ def test_unknown_names_and_settings_list_the_known(name: str, settings: dict[str
     with pytest.raises(InputError) as caught:
         get_strategy(name, **settings)
     assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(("name", "method"), [("dreamddp", "dreamddp"), ("contiguous", "optimal"), ("free_sets", "free")])
+def test_three_names_are_partial_synchronization_with_a_method(name: str, method: str) -> None:
+    named, given = get_strategy(name, sync_every=3), get_strategy("partial", sync_every=3, method=method)
+    here = world(layers=5)
+    assert [named.step(step, here) for step in range(6)] == [given.step(step, here) for step in range(6)]
+    assert (named.traits.name, given.traits.name) == (name, "partial")
+
+
+def test_partial_synchronization_takes_known_methods_only() -> None:
+    with pytest.raises(InputError, match="unknown method 'best': known are free, optimal, dreamddp, equal_number"):
+        get_strategy("partial", method="best")
+
+
+def test_every_file_of_the_folder_brings_its_strategies() -> None:
+    files = [import_module(f"{strategies.__name__}.{module.name}") for module in pkgutil.iter_modules(strategies.__path__)]
+    assert len(files) > 5
+    assert {name for file in files for name in file.STRATEGIES} == {
+        name for name in STRATEGIES if not STRATEGIES.brought_by(name)
+    }

@@ -10,7 +10,6 @@ from farflung.sync import (
     LayerInfo,
     World,
     get_strategy,
-    link_share,
     local_sgd_seconds,
     partial_local_sgd_seconds,
     ssgd_seconds,
@@ -88,6 +87,6 @@ def test_costs_beside_the_equations_lengthen_a_step() -> None:
 
 
 def test_a_mean_that_is_added_up_on_the_way_takes_a_part_of_a_link() -> None:
-    assert link_share(get_strategy("local_sgd"), 4) == 0.5
-    assert link_share(get_strategy("local_sgd", codec="int8"), 4) == 1.0
-    assert link_share(get_strategy("gossip"), 4) == 1.0
+    assert get_strategy("local_sgd").traits.link_share(4) == 0.5
+    assert get_strategy("local_sgd", codec="int8").traits.link_share(4) == 1.0
+    assert get_strategy("gossip").traits.link_share(4) == 1.0

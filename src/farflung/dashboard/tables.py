@@ -186,7 +186,7 @@ def _unplanned(run: Run, source: int, target: int) -> tuple[str, str]:
         return str(CodecChoice()), "gradients of replicas"
     codec = str(dict(sync.settings).get("codec", CodecChoice().name))
     try:
-        return codec, f"{strategy_of(run.plan).sent.value} of replicas"
+        return codec, f"{strategy_of(run.plan).traits.sent.value} of replicas"
     except InputError:  # a strategy of a package that is not here
         return codec, f"{sync.strategy} of replicas"
 

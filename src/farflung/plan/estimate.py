@@ -47,7 +47,7 @@ from farflung.schedules import (
     part_of,
     time_schedule,
 )
-from farflung.sync import Sent, Strategy, adds_up, memory_copies
+from farflung.sync import Sent, Traits
 from farflung.sync.reductions import transfers
 
 __all__ = [
@@ -282,7 +282,7 @@ def estimate(
         step_throughput=throughput(batch, timeline.seconds),
         exchange_bytes=leaving,
         replica_bytes=between,
-        exchanged="gradients" if plan.sync is None else str(made_strategy(plan.sync).sent.value),
+        exchanged="gradients" if plan.sync is None else str(made_strategy(plan.sync).traits.sent.value),
         exchanges=tuple(exchanges),
         bound_by=bound,
         bound_share=share,
@@ -342,11 +342,11 @@ def _exchanges(
     for number, replica in enumerate(replicas):
         copies.setdefault(replica.index, []).append(number)
     found: list[GradientExchange] = []
-    strategy = None if plan.sync is None else made_strategy(plan.sync)
+    traits = None if plan.sync is None else made_strategy(plan.sync).traits
     for stage, held in copies.items():
-        if strategy is not None:  # once per period
+        if traits is not None:  # once per period
             shapes = [spec.shape for spec in sync_specs(graph, pieces[stage], job.optimizer)]
-            each = sync_bytes(strategy, shapes, len(held))
+            each = sync_bytes(traits, shapes, len(held))
             share = hidden_share(plan, graph, job, stage, [_computing(replicas[unit], plan) for unit in held])
             found += [GradientExchange(a, b, each, 0, hidden=share * each) for a in held for b in held if a != b]
             continue
@@ -359,11 +359,11 @@ def _exchanges(
         if len(held) > 1:
             served = tables.served(pieces[stage], job.optimizer, len(held))
             found += _served(held, plan, stage, served, job)
-    if strategy is not None and strategy.sent is Sent.SCALARS:  # it has no gradients
+    if traits is not None and traits.sent is Sent.SCALARS:  # it has no gradients
         return found
     last = max((exchange.round for exchange in found), default=0) + 1
     for source, target, size in tied_exchanges(graph, pieces):
-        pairs = _tellers(replicas, copies[source], copies[target], alone=strategy is not None)
+        pairs = _tellers(replicas, copies[source], copies[target], alone=traits is not None)
         found += [GradientExchange(here, there, size, last) for here, there in pairs]
     return found
 
@@ -414,7 +414,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     forward, forward_calls = sums.forward, sums.forward_calls
     backward = sums.backward + (forward if stage.recompute else 0.0)
     backward_calls = sums.backward_calls + (forward_calls if stage.recompute else 0.0)
-    if item.sync is not None and made_strategy(item.sync).sent is Sent.SCALARS:
+    if item.sync is not None and made_strategy(item.sync).traits.sent is Sent.SCALARS:
         backward, backward_calls = forward, forward_calls  # a second forward takes its place
     parts = memory.parts()
     if stage.replicas:
@@ -457,19 +457,19 @@ def exchange_memory(tables: CostTables, stage: Stage, sub: SubGraph, job: JobSpe
     """
     graph = tables.graph
     if sync is not None:
-        strategy = made_strategy(sync)
-        return sum(spec.nbytes for spec in sync_specs(graph, sub, job.optimizer)) * sync_copies(strategy, len(stage.replicas))
+        traits = made_strategy(sync).traits
+        return sum(spec.nbytes for spec in sync_specs(graph, sub, job.optimizer)) * sync_copies(traits, len(stage.replicas))
     if stage.adds is not None:
         return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))
     others = sum(end > stage.replicas[0].end for end in job.virtual_ends)
     return gradient_bytes(graph, sub) + others * max(tables.served(sub, job.optimizer, len(stage.devices)))
 
 
-def sync_copies(strategy: Strategy, members: int) -> float:
+def sync_copies(traits: Traits, members: int) -> float:
     """Memory that exchanges of ``members`` replicas and the registers take, in copies of the parameters."""
-    summed = 0.05 if strategy.sent is Sent.PARAMETERS else 1.05
-    one_by_one = strategy.sent is not Sent.SCALARS and not adds_up(strategy)
-    return (members + 1.0 if one_by_one else summed) + len(strategy.registers) + memory_copies(strategy, members)
+    summed = 0.05 if traits.sent is Sent.PARAMETERS else 1.05
+    one_by_one = traits.sent is not Sent.SCALARS and not traits.adds_up
+    return (members + 1.0 if one_by_one else summed) + len(traits.registers) + traits.memory_copies(members)
 
 
 def _transfer(topology: Topology, source: str, target: str, nbytes: float) -> Transfer:

@@ -14,7 +14,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan
 from farflung.plan.synchronization import strategy_of, world_of
-from farflung.sync import period, timeline
+from farflung.sync import timeline
 
 __all__ = ["hidden_share"]
 
@@ -30,7 +30,7 @@ def hidden_share(plan: Plan, graph: Graph, job: JobSpec, stage: int, computing: 
     assert plan.sync is not None
     layers = plan.sync.layers[stage] if stage < len(plan.sync.layers) else ()
     strategy = strategy_of(plan)
-    steps = period(strategy)
+    steps = strategy.traits.sync_every
     if not layers or 2 * steps * len(layers) > _MOST:
         return 0.0
     world = world_of(plan, graph, job, stage)

@@ -19,7 +19,7 @@ from farflung.codecs.exchanged import coded_bytes
 from farflung.errors import InputError
 from farflung.job.spec import JobSpec
 from farflung.plan.compression import codec_of
-from farflung.sync import Sent, Strategy, get_strategy, link_share
+from farflung.sync import Sent, Strategy, get_strategy
 from farflung.units import Seconds
 
 __all__ = ["Group", "job_strategy", "sync_settings", "why_sync"]
@@ -48,7 +48,7 @@ class _Offer:
     def takes(self, group: Group, job: JobSpec) -> float:
         """Encode the own, send it, and decode those of all others."""
         numel = max(1, round(group.nbytes / 4))
-        share = link_share(_made(job, self), group.members)
+        share = _made(job, self).traits.link_share(group.members)
         coding = numel * self.seconds * group.members
         return share * min(group.nbytes, coded_bytes(self.codec, [(numel,)])) / group.bytes_per_second + coding
 
@@ -119,7 +119,7 @@ def _allowed(job: JobSpec) -> list[_Offer]:
     if job.sync.patience:  # sums on the way
         return [_OFFERS[0]]
     fewest = _TUNING if codec_of(job).phase == "fine-tuning" else _SCRATCH
-    offers = (*_OFFERS, fewest)[: _MOST[plain.sent]]
+    offers = (*_OFFERS, fewest)[: _MOST[plain.traits.sent]]
     return [one for one in offers if one.error <= job.codec.error and _takes(job, one)]
 
 

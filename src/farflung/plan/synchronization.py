@@ -20,19 +20,8 @@ from farflung.plan.adding import with_adding
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
 from farflung.plan.sync_choice import Group, sync_settings
 from farflung.plan.traffic import sync_specs
-from farflung.sync import (
-    LayerInfo,
-    Sent,
-    Strategy,
-    World,
-    adds_up,
-    check_clipping,
-    codec_name,
-    explain,
-    get_strategy,
-    link_share,
-)
-from farflung.sync.pacing import local_steps
+from farflung.sync import LayerInfo, Sent, Strategy, Traits, World, check_clipping, codec_name, explain, get_strategy
+from farflung.sync.local_step_counts import local_steps
 from farflung.units import Bytes, Seconds
 
 __all__ = [
@@ -128,12 +117,12 @@ def _codec(plan: Plan, job: JobSpec) -> str:
         check_fits(strategy, job)
     except InputError as error:
         raise PlanError(f"sync.strategy = {plan.sync and plan.sync.strategy!r} can't be used: {error}") from None
-    return strategy.codec
+    return strategy.traits.codec
 
 
 def _share(plan: Plan, members: int) -> float:
     try:
-        return link_share(strategy_of(plan), members)
+        return strategy_of(plan).traits.link_share(members)
     except InputError as error:
         raise PlanError(f"sync.strategy = {plan.sync and plan.sync.strategy!r} can't be used: {error}") from None
 
@@ -178,7 +167,7 @@ def sync_lines(plan: Plan, graph: Graph, job: JobSpec) -> list[str]:
     if plan.sync is None:
         return []
     strategy, lines = strategy_of(plan), []
-    steps = min(getattr(strategy, "sync_every", 1), _SHOWN)
+    steps = min(strategy.traits.sync_every, _SHOWN)
     for stage in plan.stages:
         layers = plan.sync.layers[stage.index]
         if layers:
@@ -209,10 +198,10 @@ def check_sync(plan: Plan, graph: Graph, job: JobSpec) -> None:
         raise PlanError(f"the plan has layers of {len(plan.sync.layers)} stages to synchronize and {len(plan.stages)} stages")
     try:
         strategy = strategy_of(plan)
-        _check_local_steps(strategy, plan)
+        _check_local_steps(strategy.traits, plan)
         check_fits(strategy, job)
-        _check_patience(strategy, plan, job)
-        _check_shared(strategy, plan, job)
+        _check_patience(strategy.traits, plan, job)
+        _check_shared(strategy.traits, plan, job)
         for stage in plan.stages:
             if plan.sync.layers[stage.index]:
                 strategy.check(world_of(plan, graph, job, stage.index))
@@ -226,29 +215,30 @@ def check_fits(strategy: Strategy, job: JobSpec) -> None:
     Raises:
         InputError: it can't; the text says what to change.
     """
-    check_clipping(strategy, job.optimizer.clip_norm, by_previous_step=job.optimizer.clip_by == "previous")
-    memory = str(getattr(strategy, "memory", "none"))
+    traits = strategy.traits
+    check_clipping(traits, job.optimizer.clip_norm, by_previous_step=job.optimizer.clip_by == "previous")
+    memory = traits.memory
     try:
-        codec = read_codec(strategy.codec)
+        codec = read_codec(traits.codec)
     except InputError as error:
-        raise InputError(f"sync.settings.codec = {strategy.codec!r}: {error}") from None
+        raise InputError(f"sync.settings.codec = {traits.codec!r}: {error}") from None
     read_memory(memory, codec)
     if codec_name(memory) == "dgc" and (job.optimizer.name != "sgd" or job.optimizer.momentum):
         raise InputError(
             f"memory = {memory!r} with optimizer {job.optimizer.name!r}, momentum {job.optimizer.momentum:g}: the memory has the "
             "momentum itself; set optimizer.name = 'sgd' and optimizer.momentum = 0, or take memory = 'error_feedback'"
         )
-    if strategy.sent is Sent.SCALARS and job.codec.name != "identity":
+    if traits.sent is Sent.SCALARS and job.codec.name != "identity":
         raise InputError(
-            f"codec.name = {job.codec.name!r}: {strategy.name} compares two losses that lie close together, and a codec between "
+            f"codec.name = {job.codec.name!r}: {traits.name} compares two losses that lie close together, and a codec between "
             "stages would blur both; set 'identity'"
         )
 
 
 def _local_steps(plan: Plan, sync: SyncPlan, topology: Topology, cost: OpCost) -> tuple[int, ...]:
     """Of each pipeline, where the strategy lets slower ones take fewer: by the time of its step, as FusionLLM's equation (3)."""
-    strategy = strategy_of(replace(plan, sync=sync))
-    if not getattr(strategy, "by_speed", False) or len({len(stage.devices) for stage in plan.stages}) > 1:
+    traits = strategy_of(replace(plan, sync=sync)).traits
+    if not traits.by_speed or len({len(stage.devices) for stage in plan.stages}) > 1:
         return ()
     largest, seconds = max(plan.micro_batch_sizes), []
     for number in range(len(plan.stages[0].devices)):
@@ -264,7 +254,7 @@ def _local_steps(plan: Plan, sync: SyncPlan, topology: Topology, cost: OpCost) -
             for stage in plan.stages
         ]
         seconds.append(sum(parts) + (samples / largest - 1.0) * max(parts))
-    return local_steps(seconds, int(getattr(strategy, "sync_every", 1)))
+    return local_steps(seconds, traits.sync_every)
 
 
 def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[tuple[tuple[str, ...], float]]:
@@ -297,19 +287,19 @@ def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[t
     return found
 
 
-def _check_local_steps(strategy: Strategy, plan: Plan) -> None:
+def _check_local_steps(traits: Traits, plan: Plan) -> None:
     given = () if plan.sync is None else plan.sync.local_steps
-    period = getattr(strategy, "sync_every", 1) if getattr(strategy, "by_speed", False) else 0
+    period = traits.sync_every if traits.by_speed else 0
     if given and max(given) != period:
         rule = f"the fastest takes all {period} of a period" if period else "replicas take all steps unless by_speed = true"
         raise InputError(f"local_steps = {list(given)}: {rule}; plan again")
 
 
-def _check_patience(strategy: Strategy, plan: Plan, job: JobSpec) -> None:
+def _check_patience(traits: Traits, plan: Plan, job: JobSpec) -> None:
     if not job.sync.patience:
         return
     members = min(len(stage.devices) for stage in plan.stages)
-    if not adds_up(strategy):
+    if not traits.adds_up:
         raise InputError(
             f"sync.patience = {job.sync.patience:g}: every member must decide alike who counts, and with this strategy or codec "
             "each decides alone; set patience to 0, or a strategy that takes means, with codec = 'identity'"
@@ -318,7 +308,7 @@ def _check_patience(strategy: Strategy, plan: Plan, job: JobSpec) -> None:
         raise InputError(f"sync.quorum = {job.sync.quorum} in groups of {members}: set it to at most {members}")
 
 
-def _check_shared(strategy: Strategy, plan: Plan, job: JobSpec) -> None:
+def _check_shared(traits: Traits, plan: Plan, job: JobSpec) -> None:
     """What stages hold in common stays equal only if every number is exchanged alike in all of them, in the same step."""
     assert plan.sync is not None
     places: dict[str, list[tuple[int, int]]] = {}
@@ -331,32 +321,19 @@ def _check_shared(strategy: Strategy, plan: Plan, job: JobSpec) -> None:
         return
     name, held = next(iter(common.items()))
     stages = " and ".join(str(stage) for stage, _ in held)
-    why = f"stages {stages} hold {name!r}, and {strategy.name} would let their copies drift apart"
-    for found, what, remedy in (
-        (
-            getattr(strategy, "rule", "trimmed_mean") != "trimmed_mean",
-            "judges members stage by stage",
-            "set rule = 'trimmed_mean'",
-        ),
-        (bool(getattr(strategy, "penalty", False)), "damps by norms of a stage", "set penalty = false"),
-        (bool(getattr(strategy, "clip", 0.0)), "clips by norms of a stage", "set clip = 0"),
-        (bool(getattr(strategy, "keep_variance", False)), "scales by variances of a layer", "set keep_variance = false"),
-        (bool(job.sync.patience), "may miss other members in each stage (sync.patience)", "set sync.patience = 0"),
-        (
-            _split(strategy, common),
-            "exchanges them in different steps (sets)",
-            "put them into the same set of both, or remove sets",
-        ),
-    ):
-        if found:
-            raise InputError(f"{why}: it {what}; {remedy}, or plan with one stage")
-
-
-def _split(strategy: Strategy, common: dict[str, list[tuple[int, int]]]) -> bool:
-    """Whether given sets exchange what stages have in common in different steps."""
-    sets: tuple[tuple[int, ...], ...] = getattr(strategy, "sets", ())
-    step = {layer: number for number, chosen in enumerate(sets) for layer in chosen}
-    return any(len({step.get(layer) for _, layer in held}) > 1 for held in common.values())
+    why = f"stages {stages} hold {name!r}, and {traits.name} would let their copies drift apart"
+    for rule in traits.needs_one_stage:
+        raise InputError(f"{why}: it {rule.reason}; {rule.remedy}, or plan with one stage")
+    if job.sync.patience:
+        raise InputError(
+            f"{why}: it may miss other members in each stage (sync.patience); set sync.patience = 0, or plan with one stage"
+        )
+    step = {layer: number for number, chosen in enumerate(traits.fixed_sets) for layer in chosen}
+    if any(len({step.get(layer) for _, layer in places}) > 1 for places in common.values()):
+        raise InputError(
+            f"{why}: it exchanges them in different steps (sets); put them into the same set of both, or remove sets, "
+            "or plan with one stage"
+        )
 
 
 def _without_crumbs(graph: Graph, layers: list[tuple[tuple[str, ...], float]]) -> list[tuple[tuple[str, ...], float]]:

@@ -15,7 +15,7 @@ from farflung.graph.ir import DTYPES, Graph, TensorSpec
 from farflung.job.groups import is_frozen
 from farflung.job.spec import OptimizerSpec
 from farflung.plan.model import CodecChoice, Plan
-from farflung.sync import Strategy, link_share, period
+from farflung.sync import Traits
 
 __all__ = [
     "LinkTraffic",
@@ -55,10 +55,10 @@ def wire_bytes(choice: CodecChoice, spec: TensorSpec) -> float:
     return _codec_bytes(choice, spec.shape, DTYPES[spec.dtype])
 
 
-def sync_bytes(strategy: Strategy, shapes: Iterable[tuple[int, ...]], members: int) -> float:
+def sync_bytes(traits: Traits, shapes: Iterable[tuple[int, ...]], members: int) -> float:
     """What a link between two of ``members`` replicas carries in a step, on average over a period, of arrays of float32 that have
     ``shapes``."""
-    return coded_bytes(strategy.codec, shapes) * link_share(strategy, members) / period(strategy)
+    return coded_bytes(traits.codec, shapes) * traits.link_share(members) / traits.sync_every
 
 
 def sync_specs(graph: Graph, subgraph: SubGraph, optimizer: OptimizerSpec) -> list[TensorSpec]:

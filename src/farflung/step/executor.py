@@ -43,7 +43,6 @@ from farflung.step.sync.replica_slots import is_replica_slot
 from farflung.step.two_phase_commit import Committing
 from farflung.step.value_transfer import ValueTransfer
 from farflung.step.zeroth_order import Slopes
-from farflung.sync.zeroth import SeedAndScalar
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.trace import SpanRing
@@ -69,10 +68,10 @@ class Executor:
         self.exchange = gradient_exchange(setup, self.mailbox, self.links)
         #: How replicas agree, where the plan has a strategy for it.
         self.sync = synchronized(setup, self.mailbox, self.links, (self._note, self.trace, self.courier.gauge))
-        strategy = None if self.sync is None else self.sync.strategy
+        probing = None if self.sync is None else self.sync.strategy.traits.zeroth_order
         self.serving = Serving(self, endpoint) if setup.job.plan.helpers else None
         #: What takes the place of a backward, where the strategy has none.
-        self.slopes = Slopes(self, strategy) if isinstance(strategy, SeedAndScalar) else None
+        self.slopes = Slopes(self, probing) if probing is not None else None
         self.step, self._save = setup.first_step, False
         #: Steps that the states are made of, now and in the newest checkpoint (or the first states, before there is one).
         self.committed, self._rested = setup.committed, 0

@@ -22,8 +22,9 @@ from farflung.messages.fields import whole
 from farflung.step.outbox import OutgoingFrame
 from farflung.step.run_setup import Phase
 from farflung.step.step_meter import StepMeter
+from farflung.sync.base import ZerothOrder
 from farflung.sync.commands import Probe, Replay
-from farflung.sync.zeroth import SeedAndScalar, narrow, widened
+from farflung.sync.strategies.seed_and_scalar import narrow, widened
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
 from farflung.transports.base import Urgency
@@ -55,8 +56,8 @@ def replayed(command: Replay, slopes: Mapping[int, float], states: Mapping[str, 
 class Slopes:
     """One executor's steps without a backward."""
 
-    def __init__(self, executor: Executor, strategy: SeedAndScalar) -> None:
-        self._executor, self._strategy = executor, strategy
+    def __init__(self, executor: Executor, probing: ZerothOrder) -> None:
+        self._executor, self._probing = executor, probing
         self._runners: dict[int, dict[int, StageRunner]] = {}
         self._data: dict[tuple[int, int], Mapping[str, Array]] = {}
 
@@ -92,7 +93,7 @@ class Slopes:
         if there:
             weights = {index: executor.setup.job.weight(index) / executor.setup.part for index in sorted(there)}
             gap = sum(weight * (there[index] - back[index]) for index, weight in weights.items())
-            self._send(step, gap / (2 * self._strategy.scale))
+            self._send(step, gap / (2 * self._probing.scale))
         return {index: (there[index] + back[index]) / 2 for index in there}
 
     def gather(self, step: int) -> dict[int, float]:
@@ -106,7 +107,7 @@ class Slopes:
         Raises:
             WireError: it has another size than the strategy says.
         """
-        data, bits = b"".join(bytes(memoryview(section)[:9]) for section in frame.sections[:2]), self._strategy.bits
+        data, bits = b"".join(bytes(memoryview(section)[:9]) for section in frame.sections[:2]), self._probing.bits
         if len(data) != bits // 8:
             raise WireError(f"a slope of {bits} bits came in {len(frame.sections)} sections of {len(data)} bytes or more")
         self._executor.mailbox.put(("slope", whole(frame.header, "step"), peer), widened(data, bits))
@@ -168,8 +169,8 @@ class Slopes:
     def _send(self, step: int, slope: float) -> None:
         """As narrow as it is sent, here too, so that all count the same."""
         setup = self._executor.setup
-        data = narrow(slope, self._strategy.bits).tobytes()
-        self._executor.mailbox.put(("slope", step, setup.device), widened(data, self._strategy.bits))
+        data = narrow(slope, self._probing.bits).tobytes()
+        self._executor.mailbox.put(("slope", step, setup.device), widened(data, self._probing.bits))
         frame = Frame("slope", {"run": setup.run, "step": step}, (data,))
         pair = (setup.loss_stage, setup.loss_stage)
         for peer in setup.peers:

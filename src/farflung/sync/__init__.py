@@ -1,18 +1,16 @@
-"""Synchronization of replicas: what is exchanged when. Knows no tensors; engines run what it says."""
+"""Synchronization of replicas: what they exchange, and when. Knows no tensors; engines carry out the programs.
 
-from farflung.sync.base import (
-    LayerInfo,
-    Register,
-    Sent,
-    Strategy,
-    World,
-    adds_up,
-    check_clipping,
-    codec_name,
-    link_share,
-    memory_copies,
-    period,
-)
+- ``base``: ``Strategy`` and its ``Traits``. ``settings``: checks of what users write.
+- ``world``: ``World``: a replica's view of its group, layers and times.
+- ``strategies``: the strategies, one file for each family. ``members``: all of them by name.
+- ``layer_sets``: which layers are averaged in which step (DreamDDP). ``equations``: its equations as it prints them.
+- ``local_step_counts``: how many local steps slower replicas take. ``robust_rules``: means that tolerate faulty members.
+- ``commands``: what a program tells an engine to do.
+- ``sync_round``: who counts when members are missing.
+- ``reductions``: ways to sum over a group's links. ``timeline``: what programs take, for predictions.
+"""
+
+from farflung.sync.base import Register, Sent, Strategy, StrategyDefaults, Traits, check_clipping, codec_name
 from farflung.sync.commands import Command, Commands, Program
 from farflung.sync.equations import (
     local_sgd_seconds,
@@ -21,10 +19,11 @@ from farflung.sync.equations import (
     ssgd_seconds,
     start_times,
 )
+from farflung.sync.layer_sets import METHODS, PartialSchedule, partial_sync_schedule
 from farflung.sync.members import STRATEGIES, get_strategy
-from farflung.sync.partial import METHODS, PartialSchedule, partial_sync_schedule
-from farflung.sync.rounds import SyncRound, renormalized
+from farflung.sync.sync_round import SyncRound, renormalized
 from farflung.sync.timeline import Costs, explain, mean_step_seconds, timeline
+from farflung.sync.world import LayerInfo, World
 
 __all__ = [
     "METHODS",
@@ -38,20 +37,18 @@ __all__ = [
     "Register",
     "Sent",
     "Strategy",
+    "StrategyDefaults",
     "SyncRound",
+    "Traits",
     "World",
-    "adds_up",
     "check_clipping",
     "codec_name",
     "explain",
     "get_strategy",
-    "link_share",
     "local_sgd_seconds",
     "mean_step_seconds",
-    "memory_copies",
     "partial_local_sgd_seconds",
     "partial_sync_schedule",
-    "period",
     "period_objective",
     "renormalized",
     "ssgd_seconds",

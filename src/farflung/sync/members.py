@@ -1,52 +1,36 @@
-"""The strategies by name."""
+"""The strategies by name: every table ``STRATEGIES`` in ``farflung.sync.strategies``, and plug-ins.
+
+A new file in that folder is found by itself; nothing lists the files.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 
 from farflung.errors import InputError
 from farflung.registry import Registry
+from farflung.sync import strategies
 from farflung.sync.base import Strategy
-from farflung.sync.gossip import Gossip
-from farflung.sync.gradients import AscWfbp, DelayedUpdate, Robust, Ssgd, Wfbp
-from farflung.sync.local import LocalSgd, PartialLocalSgd
-from farflung.sync.outer import Co2, Diloco, StreamingDiloco
-from farflung.sync.zeroth import SeedAndScalar
 
 __all__ = ["STRATEGIES", "get_strategy"]
 
+Factory = Callable[..., Strategy]
+
 #: Strategies by name; a member is a callable that takes settings, all with defaults.
-STRATEGIES: Registry[Callable[..., Strategy]] = Registry("sync strategy", "strategies")
-#: Settings that a name fixes.
-FIXED = frozenset({"label", "method"})
-
-_MEMBERS: dict[str, Callable[..., Strategy]] = {
-    "ssgd": Ssgd,
-    "wfbp": Wfbp,
-    "asc_wfbp": AscWfbp,
-    "delayed": DelayedUpdate,
-    "robust": Robust,
-    "local_sgd": LocalSgd,
-    "partial": partial(PartialLocalSgd, label="partial", method="equal_number"),
-    "dreamddp": partial(PartialLocalSgd, label="dreamddp", method="dreamddp"),
-    "contiguous": partial(PartialLocalSgd, label="contiguous", method="optimal"),
-    "free_sets": partial(PartialLocalSgd, label="free_sets", method="free"),
-    "diloco": Diloco,
-    "streaming_diloco": StreamingDiloco,
-    "co2": Co2,
-    "gossip": Gossip,
-    "seed_and_scalar": SeedAndScalar,
-}
+STRATEGIES: Registry[Factory] = Registry("sync strategy", "strategies")
 
 
-def _member(name: str) -> Callable[..., Strategy]:
-    return _MEMBERS[name]
+def _add(found: Mapping[str, Factory]) -> None:
+    for name in found:
+        STRATEGIES.add(name, partial(found.__getitem__, name))
 
 
-for _name in _MEMBERS:
-    STRATEGIES.add(_name, partial(_member, _name))
+for _module in pkgutil.iter_modules(strategies.__path__):
+    _add(import_module(f"{strategies.__name__}.{_module.name}").STRATEGIES)
 
 
 def get_strategy(name: str, /, **settings: object) -> Strategy:
@@ -56,7 +40,7 @@ def get_strategy(name: str, /, **settings: object) -> Strategy:
         InputError: no strategy has that name, or it has no such setting (the text lists the known ones), or a value is wrong.
     """
     factory = STRATEGIES.get(name)
-    fixed = FIXED if isinstance(factory, partial) else frozenset[str]()
+    fixed = frozenset(factory.keywords) if isinstance(factory, partial) else frozenset[str]()  # what the name decides
     known = [key for key in inspect.signature(factory).parameters if key not in fixed]
     unknown = [key for key in settings if key not in known]
     if unknown:

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from farflung.sync.base import Strategy, World
+from farflung.sync.base import Strategy
 from farflung.sync.commands import Aggregate, Exchange, Mean, Program, Replay, Update
+from farflung.sync.world import World
 from farflung.units import Seconds
 
-__all__ = ["Costs", "ExchangeSpan", "StepSpan", "explain", "mean_step_seconds", "timeline"]
+__all__ = ["Costs", "ExchangeSpan", "StepSpan", "explain", "leaving", "mean_step_seconds", "period_seconds", "timeline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +143,21 @@ def mean_step_seconds(
     return Seconds(spans[-1].end / steps)
 
 
+def period_seconds(strategy: Strategy, world: World) -> Seconds:
+    """The backward parts of a period, with the exchanges that they do not hide."""
+    return Seconds(timeline(strategy, world, strategy.traits.sync_every)[-1].end)
+
+
+def leaving(strategy: Strategy, world: World) -> list[tuple[int, ...]]:
+    """The layers that are exchanged in each step of a period, in the order of their exchanges."""
+    steps = (strategy.step(step, world) for step in range(strategy.traits.sync_every))
+    return [tuple(layer for exchange in program.exchanges for layer in exchange.layers) for program in steps]
+
+
 def explain(strategy: Strategy, world: World, steps: int, names: Mapping[int, str] | None = None) -> str:
     """One line per step: which layers leave, how long that takes, how much of it is hidden. ``names``: of layers."""
-    known = names or {}
-    lines = [f"{strategy.name}: exchanges {strategy.sent.value}, codec {strategy.codec}"]
+    known, traits = names or {}, strategy.traits
+    lines = [f"{traits.name}: exchanges {traits.sent.value}, codec {traits.codec}"]
     for span in timeline(strategy, world, steps):
         layers = [known.get(layer, str(layer)) for exchange in span.exchanges for layer in exchange.layers]
         if not layers:
@@ -156,6 +168,6 @@ def explain(strategy: Strategy, world: World, steps: int, names: Mapping[int, st
         hidden = Seconds(max(busy - span.exposed, 0.0))
         text = f"{busy} on the link, {hidden} of it hidden, the step waits {span.exposed}"
         lines.append(f"step {span.step}: {what} {', '.join(layers)}; {text}")
-    if strategy.updates_early:
+    if traits.updates_early:
         lines.append("with several micro-batches only the backward of the last one hides exchanges")
     return "\n".join(lines)

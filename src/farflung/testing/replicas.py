@@ -21,8 +21,8 @@ from farflung.codecs.keys import derive, signs
 from farflung.job.spec import OptimizerSpec
 from farflung.sync import Strategy, World, renormalized
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
-from farflung.sync.robust import RULES
-from farflung.sync.zeroth import narrow
+from farflung.sync.robust_rules import RULES
+from farflung.sync.strategies.seed_and_scalar import narrow
 
 __all__ = ["Group", "Inner", "Replica", "Task"]
 
@@ -143,7 +143,7 @@ class Group:
 
     def _replica(self, world: World) -> Replica:
         start = [np.array(layer) for layer in self.task.start]
-        registers = {register.name: [np.zeros_like(layer) for layer in start] for register in self.strategy.registers}
+        registers = {register.name: [np.zeros_like(layer) for layer in start] for register in self.strategy.traits.registers}
         registers |= {"parameters": start, "gradient": [np.zeros_like(layer) for layer in start]}
         return Replica(world=world, registers=registers, inner=Inner(self.task.optimizer, len(start)))
 
@@ -170,7 +170,7 @@ class Group:
 
     def _rejoin(self, replica: Replica, unfit: frozenset[int]) -> None:
         source = next(other for other in self.replicas if other.world.rank not in unfit)
-        for name in ["parameters", *(register.name for register in self.strategy.registers if register.shared)]:
+        for name in ["parameters", *(register.name for register in self.strategy.traits.registers if register.shared)]:
             replica.registers[name] = [np.array(layer) for layer in source.registers[name]]
 
     def _drain(self) -> None:

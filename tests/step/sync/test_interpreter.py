@@ -20,7 +20,7 @@ from farflung.plan.synchronization import check_sync, strategy_of, world_of
 from farflung.schedules.base import Action
 from farflung.step.executor import Executor
 from farflung.step.reduction.averaging import Averager, Outcome
-from farflung.sync import STRATEGIES, Sent, get_strategy
+from farflung.sync import STRATEGIES, get_strategy
 from farflung.sync.commands import Exchange
 from farflung.testing.replicas import Group, Task
 from tests.support.executor_threads import Case, Ran, differing, hand_plan, newest, other, random_batches, run_threads
@@ -371,7 +371,7 @@ def as_specified(case: Case) -> None:
     )
     group = Group(strategy_of(plan), world, task)
     group.run(case.job.steps)
-    averaged = get_strategy(strategy).sent in (Sent.PARAMETERS, Sent.PSEUDO_GRADIENTS)
+    averaged = get_strategy(strategy).traits.drifts
     ran = run_threads(case)
     for rank, device in enumerate("ac"):
         layers = group.replicas[rank].parameters

@@ -178,7 +178,7 @@ class Quick:
     def _exchange_bytes(self, span: _Span, job: JobSpec, count: int, first: int, end: int) -> float:
         """Bytes that exchanging gradients takes (see ``plan.estimate.exchange_memory``)."""
         if job.sync.strategy != "exact":
-            return span.gradients * sync_copies(job_strategy(job), count)
+            return span.gradients * sync_copies(job_strategy(job).traits, count)
         home_end = end if first == 0 else first
         others = sum(virtual > home_end for virtual in job.virtual_ends)
         return span.gradients * (1.0 + others * max(_served(span.gradients, count)))
@@ -286,7 +286,7 @@ class Quick:
             if len(rounds) == 2:
                 each /= len(held)
             else:
-                each = sync_bytes(job_strategy(job), ((round(each / 4),),), len(held))
+                each = sync_bytes(job_strategy(job).traits, ((round(each / 4),),), len(held))
             for target in held:
                 source, transfer = max(
                     ((other, self._way(units[other].device, units[target].device, each)) for other in held if other != target),

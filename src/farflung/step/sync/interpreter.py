@@ -36,10 +36,9 @@ from farflung.step.sync.replica import Member, keep_variance, norm_of, ranges, r
 from farflung.step.sync.replica_slots import Kept, kept_of, slots_of
 from farflung.step.zeroth_order import replayed
 from farflung.sync import Sent, codec_name
-from farflung.sync.adapting import adapted, period_seconds, times_of, with_times
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
-from farflung.sync.local import PartialLocalSgd
-from farflung.sync.robust import RULES
+from farflung.sync.robust_rules import RULES
+from farflung.sync.timeline import leaving, period_seconds
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import Span, SpanRing
 from farflung.transports.base import Urgency
@@ -72,7 +71,7 @@ class Synchronizer:
         assert setup.plan.sync is not None
         self._setup, self._mailbox, self._links = setup, mailbox, links
         self.strategy = strategy_of(setup.plan)
-        self._paces = Paces(setup, self.strategy, mailbox, links)
+        self._paces = Paces(setup, self.strategy.traits, mailbox, links)
         self._norm = PreviousNorm(setup, mailbox, links)
         self._members: dict[int, Member] = {}
         self._step = self._origin = setup.first_step
@@ -114,7 +113,7 @@ class Synchronizer:
             member = self._members[stage] = Member(stage, world, layers, runner, mark)
             member.remembered.registers = member.registers
             member.first = first_servers([int(layer.nbytes) for layer in world.layers], world.members)
-            if isinstance(self.strategy, PartialLocalSgd) and self.strategy.adapt:
+            if self.strategy.traits.layer_gain:
                 member.times = LayerTimes(world)
             before = kept_of({key: value for key, value in found.items() if _of(key) in names}, world.members, world.rank)
             if before is None:
@@ -122,22 +121,22 @@ class Synchronizer:
                 anew = anew or step > 0
             else:
                 self._go_on(member, before)
-        if anew and self._setup.device == self._setup.leader and (self.drifts or self.strategy.registers):
+        if anew and self._setup.device == self._setup.leader and (self.drifts or self.strategy.traits.registers):
             what = f"what replicas hold of their own, and registers, were not kept by as many pipelines ({world.members})"
-            self._tell(f"step {step}: {self.strategy.name} begins anew from the first one's states: {what}")
+            self._tell(f"step {step}: {self.strategy.traits.name} begins anew from the first one's states: {what}")
 
     def _go_on(self, member: Member, kept: Kept) -> None:
         """Take up what a checkpoint holds of a replica."""
         self._origin = kept.origin
         kept.load(member.runner)
         if kept.times is not None and member.times is not None:
-            member.world = with_times(member.world, kept.times)
+            member.world = member.world.with_times(kept.times)
         elif kept.times is not None:
             self._paces.go_on(kept.times)
             member.world = replace(member.world, local_steps=self._paces.steps)
         member.registers.update({register: dict(arrays) for register, arrays in kept.registers.items()})
         for tag in kept.values:
-            member.remembered.begun(tag, str(getattr(self.strategy, "memory", "none")))
+            member.remembered.begun(tag, self.strategy.traits.memory)
         for norm in member.registers.pop(_PREVIOUS, {}).values():
             self._norm.go_on(norm)
         for tag, means in kept.means.items():
@@ -163,7 +162,7 @@ class Synchronizer:
             before = self._norm.kept
             more = {} if before is None else {_PREVIOUS: {member.mark: before}}
             kept = Kept(origin=self._origin, registers=member.registers | more)
-            kept.times = self._paces.kept if member.times is None else times_of(world)
+            kept.times = self._paces.kept if member.times is None else world.times
             if alone and world.rank:
                 kept.parameters = dict(member.runner.states(names, copy=False))
                 kept.optimizer = dict(member.runner.optimizer_states(copy=False))
@@ -255,19 +254,18 @@ class Synchronizer:
     def _adapt(self, member: Member, times: LayerTimes) -> None:
         """At a period's end tell the others what layers took in it, and follow what all told at the end of the one before."""
         strategy = self.strategy
-        assert isinstance(strategy, PartialLocalSgd)
         times.step_over()
-        if (self._step + 1 - self._origin) % strategy.sync_every:
+        if (self._step + 1 - self._origin) % strategy.traits.sync_every:
             return
         devices = self._setup.plan.stages[member.stage].devices
         for tag in [tag for tag in member.flying if tag.startswith(_TIMES)]:
             del member.flying[tag]
             told = [self._mailbox.take(("sync", member.stage, tag, device)) for device in devices]
-            world = adapted(strategy, member.world, [np.concatenate([array.reshape(-1) for array in arrays]) for arrays in told])
+            world = strategy.follow(member.world, [np.concatenate([array.reshape(-1) for array in arrays]) for arrays in told])
             if world != member.world:
                 member.world = world
                 if world.rank == 0:
-                    sets = "; ".join(", ".join(map(str, strategy.layers_of(step, world))) for step in range(strategy.sync_every))
+                    sets = "; ".join(", ".join(map(str, layers)) for layers in leaving(strategy, world))
                     seconds = period_seconds(strategy, world)
                     text = f"step {self._step + 1}: measured times ask for other sets of layers in stage {member.stage}: {sets}"
                     self._tell(f"{text}; the backwards of a period take {seconds}")
@@ -278,7 +276,7 @@ class Synchronizer:
     @property
     def drifts(self) -> bool:
         """Whether replicas hold parameters of their own between exchanges."""
-        return self.strategy.sent in (Sent.PARAMETERS, Sent.PSEUDO_GRADIENTS)
+        return self.strategy.traits.drifts
 
     def agree(self, tag: str) -> None:
         """At the end of training: the mean of what the replicas hold becomes everybody's parameters."""
@@ -364,7 +362,7 @@ class Synchronizer:
         if command.keep_variance:
             for layer in command.layers:
                 keep_variance(sums, member.layers[layer], arrived, command.weights)
-        if self.strategy.sent is Sent.PSEUDO_GRADIENTS:
+        if self.strategy.traits.sent is Sent.PSEUDO_GRADIENTS:
             own = arrived[command.group.index(member.world.rank)]
         if own:
             self._apart(member, names, norm_of({name: sums[name] - own[name] for name in own}), None)

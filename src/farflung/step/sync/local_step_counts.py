@@ -2,7 +2,7 @@
 
 The device with a pipeline's first stage takes the time of each local step here, from its begin to the end of its last backward,
 and tells everybody the median at a period's end. All follow it at the end of the next period: they decide from the same numbers
-(``sync.pacing.repaced``), and nobody waits for them. Cost: a small message to every worker in a period.
+(``sync.pacing.adapted_steps``), and nobody waits for them. Cost: a small message to every worker in a period.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from farflung.messages.fields import number, whole
 from farflung.step.inbox import Inbox
 from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import RunSetup
-from farflung.sync import Strategy
-from farflung.sync.pacing import repaced, takes
+from farflung.sync import Traits
+from farflung.sync.local_step_counts import adapted_steps, takes
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 
@@ -36,7 +36,7 @@ class Paces:
     def __init__(
         self,
         setup: RunSetup,
-        strategy: Strategy,
+        traits: Traits,
         mailbox: Inbox,
         links: Outbox,
         clock: Callable[[], float] = time.perf_counter,
@@ -44,8 +44,8 @@ class Paces:
         assert setup.plan.sync is not None
         self._setup, self._mailbox, self._links, self._clock = setup, mailbox, links, clock
         self.steps = setup.plan.sync.local_steps
-        self._period = int(getattr(strategy, "sync_every", 1))
-        self._adapt = float(getattr(strategy, "adapt", 0.0)) if self.steps else 0.0
+        self._period = traits.sync_every
+        self._adapt = traits.step_gain if self.steps else 0.0
         #: The devices that measure, by pipeline.
         self._tellers = setup.plan.stages[0].devices
         self._begin, self._end = 0.0, 0.0
@@ -121,7 +121,7 @@ class Paces:
         told = [self._mailbox.take(("pace", place, device)) for device in self._tellers]
         job = self._setup.job
         shares = [sum(job.weight(index) for index in replica.micro_batches) for replica in self._setup.plan.replicas_of(0)]
-        found = repaced(self.steps, told, shares, self._period, self._adapt)
+        found = adapted_steps(self.steps, told, shares, self._period, self._adapt)
         if found == self.steps:
             return None
         self.steps = found

@@ -11,24 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from farflung.errors import InputError
-from farflung.sync.base import AnyGroup, Register, Sent, World, check_codec, check_number
+from farflung.sync.base import Sent, Strategy, StrategyDefaults, Traits, ZerothOrder
 from farflung.sync.commands import Command, Probe, Program, Replay, Update
+from farflung.sync.settings import check_codec, check_number
+from farflung.sync.world import World
 
-__all__ = ["SeedAndScalar", "narrow", "seed_of", "widened"]
+__all__ = ["STRATEGIES", "SeedAndScalar", "narrow", "seed_of", "widened"]
 
 _NARROW: dict[int, Any] = {8: ml_dtypes.float8_e5m2, 16: np.float16, 32: np.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeedAndScalar(AnyGroup):
+class SeedAndScalar(StrategyDefaults):
     """A directional derivative along a seeded direction, on each member's own samples.
 
     A member measures ``(loss(w + scale z) - loss(w - scale z)) / (2 scale)`` and sends it in ``bits``; the seed follows from step
@@ -40,16 +43,18 @@ class SeedAndScalar(AnyGroup):
     bits: int = 16
     seed: int = 0
     codec: str = "identity"
-    name: ClassVar[str] = "seed_and_scalar"
-    sent: ClassVar[Sent] = Sent.SCALARS
-    registers: ClassVar[tuple[Register, ...]] = ()
-    updates_early: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_codec(self.name, self.sent, self.codec)
+        check_codec(self.traits)
         check_number("scale", self.scale, above=True)
         if self.bits not in {8, 16, 32}:
             raise InputError(f"bits = {self.bits!r}: a number is sent in 8, 16 or 32 bits")
+
+    @property
+    def traits(self) -> Traits:
+        """One number of each member, and no backward."""
+        measured = ZerothOrder(scale=self.scale, bits=self.bits)
+        return Traits(name="seed_and_scalar", sent=Sent.SCALARS, codec=self.codec, zeroth_order=measured)
 
     def step(self, step: int, world: World) -> Program:
         """Probe along the member's own direction, then update each layer by what all members found."""
@@ -79,3 +84,7 @@ def narrow(value: float, bits: int) -> npt.NDArray[Any]:
 def widened(data: bytes, bits: int) -> float:
     """The number whose ``bits // 8`` bytes ``data`` are."""
     return float(np.frombuffer(data, np.dtype(_NARROW[bits]))[0])
+
+
+#: Strategies of this file by name.
+STRATEGIES: Mapping[str, type[Strategy]] = {"seed_and_scalar": SeedAndScalar}

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from farflung.sync.contiguous import Units, without_empty
-from farflung.sync.layers import Layers
+from farflung.sync.layer_sets.contiguous import Units, without_empty
+from farflung.sync.layer_sets.layers import Layers
 
 __all__ = ["algorithm_2", "assigned"]
 

@@ -16,7 +16,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from farflung.sync.layers import Layers, Vector
+from farflung.sync.layer_sets.layers import Layers, Vector
 
 __all__ = ["equal_number", "optimal", "without_empty"]
 

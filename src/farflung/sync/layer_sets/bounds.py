@@ -20,7 +20,7 @@ import math
 
 import numpy as np
 
-from farflung.sync.layers import Layers
+from farflung.sync.layer_sets.layers import Layers
 from farflung.units import Seconds
 
 __all__ = ["exposed_bound", "lower_bound_seconds"]

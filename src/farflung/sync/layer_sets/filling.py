@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from farflung.sync.contiguous import Units
-from farflung.sync.layers import Layers, Sets
+from farflung.sync.layer_sets.contiguous import Units
+from farflung.sync.layer_sets.layers import Layers, Sets
 
 __all__ = ["fill_bubbles"]
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from farflung.errors import InputError
 
-__all__ = ["local_steps", "repaced", "takes"]
+__all__ = ["adapted_steps", "local_steps", "takes"]
 
 
 def local_steps(step_seconds: Sequence[float], sync_every: int) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def local_steps(step_seconds: Sequence[float], sync_every: int) -> tuple[int, ..
     return tuple(max(1, math.floor(sync_every * least / seconds + 1e-6)) for seconds in step_seconds)
 
 
-def repaced(
+def adapted_steps(
     now: Sequence[int], step_seconds: Sequence[float], shares: Sequence[float], sync_every: int, adapt: float
 ) -> tuple[int, ...]:
     """The local steps that measured ``step_seconds`` of each replica ask for, or ``now`` where they would bring little.

@@ -1,26 +1,28 @@
-"""Gossip: neighbours on fast links average in pairs; nobody waits for the whole group, and there is no server."""
+"""Gossip: neighbors on fast links average in pairs; nobody waits for the whole group, and there is no server."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from farflung.errors import InputError
-from farflung.sync.base import Register, Sent, World, check_codec, check_steps
-from farflung.sync.commands import Commands, Exchange, Mean, Program, Update
+from farflung.sync.base import NeedsOneStage, Sent, Strategy, StrategyDefaults, Traits
+from farflung.sync.commands import Exchange, Mean, Program, Update
+from farflung.sync.settings import check_codec, check_steps
+from farflung.sync.world import World
 
-__all__ = ["Gossip", "pairs_of_round"]
+__all__ = ["STRATEGIES", "Gossip", "pairs_of"]
 
 Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gossip:
-    """Every ``sync_every`` steps each replica averages its parameters with one neighbour.
+class Gossip(StrategyDefaults):
+    """Every ``sync_every`` steps each replica averages its parameters with one neighbor.
 
     ``links``: pairs of members that may talk, the fast links; empty: all. Pairs are a random matching, the same on all members
-    (``seed`` and round). ``keep_variance``: averages of models that differ have less variance than the models, which
+    (``seed`` and sync round). ``keep_variance``: averages of models that differ have less variance than the models, which
     slows deep networks down ("Vanishing Variance", Tian et al. 2024); the average's deviation is scaled back, layer by layer.
     """
 
@@ -29,17 +31,26 @@ class Gossip:
     keep_variance: bool = True
     seed: int = 0
     codec: str = "identity"
-    name: ClassVar[str] = "gossip"
-    sent: ClassVar[Sent] = Sent.PARAMETERS
-    registers: ClassVar[tuple[Register, ...]] = ()
-    updates_early: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_steps("sync_every", self.sync_every)
         listed = isinstance(self.links, list | tuple)
         if not listed or not all(_is_pair(pair) for pair in self.links):
             raise InputError(f"links = {self.links!r}: write pairs of members' numbers, e.g. [[0, 1], [1, 2]] (empty: all)")
-        check_codec(self.name, self.sent, self.codec)
+        check_codec(self.traits)
+
+    @property
+    def traits(self) -> Traits:
+        """Parameters, with one neighbor."""
+        variance = NeedsOneStage(reason="scales by variances of a layer", remedy="set keep_variance = false")
+        return Traits(
+            name="gossip",
+            sent=Sent.PARAMETERS,
+            codec=self.codec,
+            sync_every=self.sync_every,
+            one_by_one=True,
+            needs_one_stage=(variance,) if self.keep_variance else (),
+        )
 
     def check(self, world: World) -> None:
         """The links reach everybody, so that all models mix."""
@@ -54,17 +65,12 @@ class Gossip:
             alone = min(set(range(world.members)) - reached)
             raise InputError(f"links {[list(p) for p in self.links]}: no chain of links joins members 0 and {alone}; add one")
 
-    def init(self, world: World) -> Commands:
-        """Nothing to prepare."""
-        self.check(world)
-        return ()
-
     def step(self, step: int, world: World) -> Program:
-        """Update; in a round exchange with the neighbour, if there is one."""
+        """Update; in a sync round exchange with the neighbor, if there is one."""
         every, update = world.every, Update(layers=world.every)
         if (step + 1) % self.sync_every:
             return Program(after=(update,))
-        pairs = pairs_of_round(step // self.sync_every, world.members, self.links, self.seed)
+        pairs = pairs_of(step // self.sync_every, world.members, self.links, self.seed)
         mine = next((pair for pair in pairs if world.rank in pair), None)
         if mine is None:
             return Program(after=(update,))
@@ -80,7 +86,7 @@ def _is_pair(pair: object) -> bool:
     return isinstance(pair, list | tuple) and len(pair) == 2 and all(type(member) is int for member in pair)
 
 
-def pairs_of_round(number: int, members: int, links: Pairs = (), seed: int = 0) -> Pairs:
+def pairs_of(number: int, members: int, links: Pairs = (), seed: int = 0) -> Pairs:
     """A random matching over ``links`` that can't be extended; everybody computes the same."""
     edges = [(a, b) for a in range(members) for b in range(a + 1, members)]
     if links:
@@ -93,3 +99,7 @@ def pairs_of_round(number: int, members: int, links: Pairs = (), seed: int = 0) 
             found.append((a, b))
             taken |= {a, b}
     return tuple(sorted(found))
+
+
+#: Strategies of this file by name.
+STRATEGIES: Mapping[str, type[Strategy]] = {"gossip": Gossip}

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import random
 
-from farflung.sync.bounds import exposed_bound
-from farflung.sync.contiguous import Units, optimal, without_empty
-from farflung.sync.layers import Layers, exposed_seconds
+from farflung.sync.layer_sets.bounds import exposed_bound
+from farflung.sync.layer_sets.contiguous import Units, optimal, without_empty
+from farflung.sync.layer_sets.layers import Layers, exposed_seconds
 
 __all__ = ["free", "list_schedules"]
 

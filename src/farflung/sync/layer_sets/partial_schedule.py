@@ -8,12 +8,12 @@ from operator import index
 from typing import SupportsIndex
 
 from farflung.errors import InputError
-from farflung.sync.bounds import lower_bound_seconds
-from farflung.sync.contiguous import Units, equal_number, optimal
-from farflung.sync.dreamddp import algorithm_2
-from farflung.sync.filling import fill_bubbles
-from farflung.sync.free import free
-from farflung.sync.layers import Layers
+from farflung.sync.layer_sets.bounds import lower_bound_seconds
+from farflung.sync.layer_sets.contiguous import Units, equal_number, optimal
+from farflung.sync.layer_sets.dreamddp import algorithm_2
+from farflung.sync.layer_sets.filling import fill_bubbles
+from farflung.sync.layer_sets.free import free
+from farflung.sync.layer_sets.layers import Layers
 from farflung.units import Seconds
 
 __all__ = ["METHODS", "PartialSchedule", "partial_sync_schedule"]

@@ -1,80 +1,58 @@
-"""Local SGD: replicas train alone and average parameters now and then, all at once or some layers in each step.
+"""Partial synchronization: each step averages some layers, hidden behind the backward of the layers below them.
 
-Source: DreamDDP, equations (2) and (5). Parameters are averaged in place after the local update; optimizer state stays local.
+Source: DreamDDP, equation (5). Parameters are averaged in place after the local update; optimizer state stays local. One
+strategy with four methods to choose the layers of each step; every method has a name in the registry, too.
+
+DreamDDP profiles once; here layers are measured while they train. Members report what they measured in a period, every member
+takes the slowest of each layer, and at a period's end the sets are chosen anew if that shortens the period by more than
+``adapt``. Cost: that of ``partial_sync_schedule`` once per period, and eight bytes per layer to every other member.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import numpy as np
 
 from farflung.errors import InputError
-from farflung.sync.base import AnyGroup, LayerInfo, Register, Sent, World, check_codec, check_number, check_steps
-from farflung.sync.commands import Command, Exchange, Mean, Program, Update
-from farflung.sync.equations import set_of_step, synchronizes
-from farflung.sync.partial import METHODS, PartialSchedule, partial_sync_schedule
+from farflung.sync.base import Sent, Strategy, StrategyDefaults, Traits
+from farflung.sync.commands import Command, Program, Update
+from farflung.sync.equations import set_of_step
+from farflung.sync.layer_sets import METHODS, PartialSchedule, partial_sync_schedule
+from farflung.sync.settings import check_codec, check_number, check_steps
+from farflung.sync.strategies.local_sgd import averaged
+from farflung.sync.timeline import period_seconds
+from farflung.sync.world import LayerInfo, Vector, World
 
-__all__ = ["LocalSgd", "PartialLocalSgd", "schedule_of"]
+__all__ = ["STRATEGIES", "PartialSync", "schedule_of"]
 
 Sets = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalSgd(AnyGroup):
-    """Local SGD with full synchronization: equation (2), all parameters are averaged after every ``sync_every``-th step.
-
-    ``by_speed``: slower replicas take fewer local steps (``pacing``). ``adapt``: these follow measured times where that brings
-    more than this part of samples per second (0: they stay as planned).
-    """
-
-    sync_every: int = 5
-    by_speed: bool = False
-    adapt: float = 0.1
-    codec: str = "identity"
-    name: ClassVar[str] = "local_sgd"
-    sent: ClassVar[Sent] = Sent.PARAMETERS
-    registers: ClassVar[tuple[Register, ...]] = ()
-    updates_early: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_steps("sync_every", self.sync_every)
-        check_codec(self.name, self.sent, self.codec)
-        check_number("adapt", self.adapt, below=1.0)
-
-    def step(self, step: int, world: World) -> Program:
-        """Update; at the end of a period exchange and mean."""
-        rests = world.rests(step, self.sync_every)
-        update = () if rests else (Update(layers=world.every),)
-        if not synchronizes(step, self.sync_every):
-            return Program(after=update, rests=rests)
-        return Program(after=(*update, *_average(f"{step}", world, world.every, self.codec)), rests=rests)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartialLocalSgd(AnyGroup):
+class PartialSync(StrategyDefaults):
     """Partial synchronization: equation (5), step r averages one set of layers, overlapped with the backward below them.
 
     ``method`` chooses the sets from the layers' times (``partial_sync_schedule``); ``sets`` gives them instead, one for each step
     of a period, some may be empty. ``fill``: bubble filling, equation (12). ``tied``: groups of layers that share a parameter.
     ``adapt``: sets are chosen anew from measured times where that shortens a period by more than this part (0: never).
+    ``name``: the registry's; each of the names beside ``partial`` stands for one method.
     """
 
     sync_every: int = 5
-    method: str = "free"
+    method: str = "equal_number"
     fill: bool = False
     adapt: float = 0.0
     sets: Sets = ()
     tied: Sets = ()
     codec: str = "identity"
-    label: str = "free_sets"
-    sent: ClassVar[Sent] = Sent.PARAMETERS
-    registers: ClassVar[tuple[Register, ...]] = ()
-    updates_early: ClassVar[bool] = True
+    name: str = "partial"
 
     def __post_init__(self) -> None:
         check_steps("sync_every", self.sync_every)
-        check_codec(self.name, self.sent, self.codec)
+        check_codec(self.traits)
         if self.method not in METHODS:
             raise InputError(f"unknown method {self.method!r}: known are {', '.join(METHODS)}")
         if self.sets and len(self.sets) != self.sync_every:
@@ -89,9 +67,17 @@ class PartialLocalSgd(AnyGroup):
             raise InputError("fill = true adds to sets that a method has chosen: remove sets, or write the layers into them")
 
     @property
-    def name(self) -> str:
-        """As the registry knows it."""
-        return self.label
+    def traits(self) -> Traits:
+        """Parameters, some layers in each step."""
+        return Traits(
+            name=self.name,
+            sent=Sent.PARAMETERS,
+            codec=self.codec,
+            sync_every=self.sync_every,
+            updates_early=True,
+            layer_gain=self.adapt,
+            fixed_sets=self.sets,
+        )
 
     def check(self, world: World) -> None:
         """Every layer has a step."""
@@ -120,12 +106,25 @@ class PartialLocalSgd(AnyGroup):
         ready: dict[int, tuple[Command, ...]] = {}
         means: list[Command] = []
         for group in self._together(chosen, self.tied if self.sets else self._units(world)):
-            send, mean = _average(f"{step}/{min(group)}", world, group, self.codec)
+            send, mean = averaged(f"{step}/{min(group)}", world, group, self.codec)
             ready[min(group)] = (Update(layers=group), send)
             means.append(mean)
         alone = tuple(layer for layer in world.every if layer not in chosen)
         rest = (Update(layers=alone),) if alone else ()
         return Program(ready=ready, after=(*rest, *means))
+
+    def follow(self, world: World, measured: Sequence[Vector]) -> World:
+        """Take the slowest measurement of each layer, where the sets that it asks for shorten a period by ``adapt``."""
+        count = len(world.layers)
+        rows = [row.astype(np.float32) for row in measured if row.shape == (2 * count,)]
+        rows = [row for row in rows if np.isfinite(row).all() and (row >= 0).all() and row[:count].any() and row[count:].any()]
+        if not rows:
+            return world
+        slowest = world.with_times(np.maximum.reduce(rows))
+        now = tuple(self.layers_of(step, world) for step in range(self.sync_every))
+        fixed = replace(self, sets=now, fill=False, adapt=0.0)
+        better = period_seconds(self, slowest) < (1.0 - self.adapt) * period_seconds(fixed, slowest)
+        return slowest if better else world
 
     def _units(self, world: World) -> Sets:
         """Groups that are exchanged as one: those of ``tied``, and what other stages hold, too."""
@@ -134,10 +133,10 @@ class PartialLocalSgd(AnyGroup):
         return (*others, tuple(sorted(whole))) if len(whole) > 1 else others
 
     def _together(self, chosen: tuple[int, ...], tied: Sets) -> list[tuple[int, ...]]:
-        home = {layer: min(group) for group in tied for layer in group}
+        first_of = {layer: min(group) for group in tied for layer in group}
         groups: dict[int, list[int]] = {}
         for layer in chosen:
-            groups.setdefault(home.get(layer, layer), []).append(layer)
+            groups.setdefault(first_of.get(layer, layer), []).append(layer)
         return [tuple(groups[first]) for first in sorted(groups, reverse=True)]
 
 
@@ -148,9 +147,10 @@ def schedule_of(layers: tuple[LayerInfo, ...], sync_every: int, method: str, tie
     return partial_sync_schedule(bp, comm, sync_every, method, tied=tied)
 
 
-def _average(tag: str, world: World, layers: tuple[int, ...], codec: str) -> tuple[Exchange, Mean]:
-    group = world.group
-    return (
-        Exchange(tag=tag, source="parameters", layers=layers, group=group, codec=codec, weights=world.weights),
-        Mean(tag=tag, into="parameters", layers=layers, group=group, weights=world.weights),
-    )
+#: Strategies of this file by name; what a name fixes is no setting of it.
+STRATEGIES: Mapping[str, Callable[..., Strategy]] = {
+    "partial": partial(PartialSync, name="partial"),
+    "dreamddp": partial(PartialSync, name="dreamddp", method="dreamddp"),
+    "contiguous": partial(PartialSync, name="contiguous", method="optimal"),
+    "free_sets": partial(PartialSync, name="free_sets", method="free"),
+}

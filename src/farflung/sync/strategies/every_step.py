@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from farflung.errors import InputError
-from farflung.sync.base import ROUGH, AnyGroup, Register, Sent, World, check_codec, check_memory, check_number, check_steps
+from farflung.sync.base import NeedsOneStage, Register, Sent, Strategy, StrategyDefaults, Traits
 from farflung.sync.commands import Aggregate, Axpy, Command, Commands, Exchange, Mean, Program, Update
-from farflung.sync.robust import RULES
+from farflung.sync.robust_rules import RULES
+from farflung.sync.settings import ROUGH, check_codec, check_memory, check_number, check_steps
+from farflung.sync.world import World
 
-__all__ = ["AscWfbp", "DelayedUpdate", "Robust", "Ssgd", "Wfbp"]
+__all__ = ["STRATEGIES", "AscWfbp", "DelayedUpdate", "Robust", "Ssgd", "Wfbp"]
+
+Buckets = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ssgd(AnyGroup):
-    """Synchronous SGD: the mean of all gradients, then one update. Equation (3) of DreamDDP is its time."""
+class _Compressed(StrategyDefaults):
+    """What the means of gradients have in common. ``warm_up``: steps in which the codec drops less."""
 
     codec: str = "identity"
     memory: str = "none"
     warm_up: int = 0
-    name: ClassVar[str] = "ssgd"
-    sent: ClassVar[Sent] = Sent.GRADIENTS
+    name: ClassVar[str]
     registers: ClassVar[tuple[Register, ...]] = ()
-    updates_early: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_codec(self.name, self.sent, self.codec)
+        check_codec(self.traits)
         check_memory(self.codec, self.memory, self.warm_up)
+
+    @property
+    def traits(self) -> Traits:
+        """Gradients, in every step."""
+        return Traits(name=self.name, sent=Sent.GRADIENTS, codec=self.codec, memory=self.memory, registers=self.registers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ssgd(_Compressed):
+    """Synchronous SGD: the mean of all gradients, then one update. Equation (3) of DreamDDP is its time."""
+
+    name: ClassVar[str] = "ssgd"
 
     def step(self, step: int, world: World) -> Program:
         """Exchange, mean, update, all after the backward."""
@@ -37,20 +52,10 @@ class Ssgd(AnyGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wfbp(AnyGroup):
+class Wfbp(_Compressed):
     """Wait-free backpropagation (Poseidon): each layer's gradient leaves when its backward has ended."""
 
-    codec: str = "identity"
-    memory: str = "none"
-    warm_up: int = 0
     name: ClassVar[str] = "wfbp"
-    sent: ClassVar[Sent] = Sent.GRADIENTS
-    registers: ClassVar[tuple[Register, ...]] = ()
-    updates_early: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_codec(self.name, self.sent, self.codec)
-        check_memory(self.codec, self.memory, self.warm_up)
 
     def step(self, step: int, world: World) -> Program:
         """One exchange for each layer."""
@@ -58,26 +63,19 @@ class Wfbp(AnyGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AscWfbp(AnyGroup):
+class AscWfbp(_Compressed):
     """ASC-WFBP (Shi et al. 2021): WFBP with small tensors merged and several transfers at once.
 
     ``merge_bytes``: neighbours are merged, in backward order, until a message has as many bytes. ``simultaneous``: transfers
     at once. What differs: the paper chooses both from a fitted cost model; here they are settings.
     """
 
-    codec: str = "identity"
-    memory: str = "none"
-    warm_up: int = 0
     merge_bytes: float = 4e6
     simultaneous: int = 2
     name: ClassVar[str] = "asc_wfbp"
-    sent: ClassVar[Sent] = Sent.GRADIENTS
-    registers: ClassVar[tuple[Register, ...]] = ()
-    updates_early: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_codec(self.name, self.sent, self.codec)
-        check_memory(self.codec, self.memory, self.warm_up)
+        _Compressed.__post_init__(self)
         check_number("merge_bytes", self.merge_bytes)
         check_steps("simultaneous", self.simultaneous)
 
@@ -98,23 +96,14 @@ class AscWfbp(AnyGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayedUpdate(AnyGroup):
+class DelayedUpdate(_Compressed):
     """Delayed Parameter Update: the exchange of a step's gradients hides behind the next step; updates are one step stale.
 
     Nothing is applied in step 0; the gradients of the last step of a run are dropped.
     """
 
-    codec: str = "identity"
-    memory: str = "none"
-    warm_up: int = 0
     name: ClassVar[str] = "delayed"
-    sent: ClassVar[Sent] = Sent.GRADIENTS
     registers: ClassVar[tuple[Register, ...]] = (Register(name="outgoing"), Register(name="arrived"))
-    updates_early: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_codec(self.name, self.sent, self.codec)
-        check_memory(self.codec, self.memory, self.warm_up)
 
     def step(self, step: int, world: World) -> Program:
         """End the previous exchange, begin this one, update with what the previous brought."""
@@ -131,22 +120,30 @@ class DelayedUpdate(AnyGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Robust(AnyGroup):
+class Robust(StrategyDefaults):
     """Synchronous SGD for groups in which ``faulty`` members may send anything; ``rule`` is one of ``robust.RULES``."""
 
     rule: str = "trimmed_mean"
     faulty: int = 1
     codec: str = "identity"
-    name: ClassVar[str] = "robust"
-    sent: ClassVar[Sent] = Sent.GRADIENTS
-    registers: ClassVar[tuple[Register, ...]] = ()
-    updates_early: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_codec(self.name, self.sent, self.codec, refused=tuple(sorted(ROUGH)))
+        check_codec(self.traits, refused=tuple(sorted(ROUGH)))
         check_steps("faulty", self.faulty)
         if self.rule not in RULES:
             raise InputError(f"unknown rule {self.rule!r}: known are {', '.join(RULES)}")
+
+    @property
+    def traits(self) -> Traits:
+        """Gradients, in every step; a rule over whole vectors sees those of one stage only."""
+        whole = NeedsOneStage(reason="judges members stage by stage", remedy="set rule = 'trimmed_mean'")
+        return Traits(
+            name="robust",
+            sent=Sent.GRADIENTS,
+            codec=self.codec,
+            one_by_one=True,
+            needs_one_stage=() if self.rule == "trimmed_mean" else (whole,),
+        )
 
     def check(self, world: World) -> None:
         """Most members must be sound."""
@@ -163,22 +160,6 @@ class Robust(AnyGroup):
         send = Exchange(tag=f"{step}", source="gradient", layers=every, group=group, codec=self.codec)
         merge = Aggregate(tag=f"{step}", into="gradient", layers=every, group=group, rule=self.rule, faulty=self.faulty)
         return Program(after=(send, merge, Update(layers=every)))
-
-
-Buckets = tuple[tuple[int, ...], ...]
-
-
-class _Compressed(Protocol):
-    """The settings of a strategy that say how gradients are compressed."""
-
-    @property
-    def codec(self) -> str: ...
-
-    @property
-    def memory(self) -> str: ...
-
-    @property
-    def warm_up(self) -> int: ...
 
 
 def _send(step: int, world: World, bucket: tuple[int, ...], how: _Compressed, lane: int = 0) -> Exchange:
@@ -204,3 +185,13 @@ def _overlapped(step: int, world: World, buckets: Buckets, how: _Compressed, lan
     """Each bucket leaves when its last backward has ended; all means and the update come at the end."""
     sends = {min(b): (_send(step, world, b, how, number % lanes),) for number, b in enumerate(buckets)}
     return Program(ready=sends, after=(*_means(step, world, buckets), Update(layers=world.every)))
+
+
+#: Strategies of this file by name.
+STRATEGIES: Mapping[str, type[Strategy]] = {
+    "ssgd": Ssgd,
+    "wfbp": Wfbp,
+    "asc_wfbp": AscWfbp,
+    "delayed": DelayedUpdate,
+    "robust": Robust,
+}

@@ -5,14 +5,17 @@ The register ``anchor`` holds the parameters that all replicas agree on; the pse
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from farflung.errors import InputError
-from farflung.sync.base import AnyGroup, Register, Sent, World, check_codec, check_memory, check_number, check_steps
+from farflung.sync.base import NeedsOneStage, Register, Sent, Strategy, StrategyDefaults, Traits
 from farflung.sync.commands import Axpy, Clip, Command, Commands, Damp, Exchange, Mean, Program, Update
+from farflung.sync.settings import check_codec, check_memory, check_number, check_steps
+from farflung.sync.world import World
 
-__all__ = ["Co2", "Diloco", "StreamingDiloco"]
+__all__ = ["STRATEGIES", "Co2", "Diloco", "StreamingDiloco"]
 
 ANCHOR, MOMENTUM = Register(name="anchor", shared=True), Register(name="outer_momentum", shared=True)
 MOVED, ARRIVED, GAP = Register(name="pseudo_gradient"), Register(name="arrived"), Register(name="gap", shared=True)
@@ -20,7 +23,17 @@ Layers = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diloco(AnyGroup):
+class _Outer(StrategyDefaults):
+    """What strategies with an anchor have in common."""
+
+    def init(self, world: World) -> Commands:
+        """All agree on the first parameters."""
+        self.check(world)
+        return (_copy("anchor", "parameters", world.every),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diloco(_Outer):
     """DiLoCo (Douillard et al. 2023): every ``sync_every`` steps an outer step of SGD with (Nesterov) momentum.
 
     With ``outer_lr = 1`` and ``outer_momentum = 0`` it is local SGD. ``by_speed`` and ``adapt`` as there.
@@ -34,23 +47,29 @@ class Diloco(AnyGroup):
     nesterov: bool = True
     codec: str = "identity"
     memory: str = "none"
-    name: ClassVar[str] = "diloco"
-    sent: ClassVar[Sent] = Sent.PSEUDO_GRADIENTS
-    registers: ClassVar[tuple[Register, ...]] = (ANCHOR, MOMENTUM, MOVED)
-    updates_early: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_outer(self)
-        check_codec(self.name, self.sent, self.codec)
+        check_number("adapt", self.adapt, below=1.0)
+        check_codec(self.traits)
         check_memory(self.codec, self.memory)
 
-    def init(self, world: World) -> Commands:
-        """All agree on the first parameters."""
-        self.check(world)
-        return (_copy("anchor", "parameters", world.every),)
+    @property
+    def traits(self) -> Traits:
+        """Pseudo-gradients, once per period."""
+        return Traits(
+            name="diloco",
+            sent=Sent.PSEUDO_GRADIENTS,
+            codec=self.codec,
+            memory=self.memory,
+            sync_every=self.sync_every,
+            registers=(ANCHOR, MOMENTUM, MOVED),
+            by_speed=self.by_speed,
+            step_gain=self.adapt,
+        )
 
     def step(self, step: int, world: World) -> Program:
-        """Update; at the end of a round exchange what was moved, step the outer optimizer, and go on from the anchor."""
+        """Update; at the end of a sync round exchange what was moved, step the outer optimizer, and go on from the anchor."""
         every, rests = world.every, world.rests(step, self.sync_every)
         update = () if rests else (Update(layers=every),)
         if (step + 1) % self.sync_every:
@@ -61,11 +80,11 @@ class Diloco(AnyGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamingDiloco(AnyGroup):
+class StreamingDiloco(_Outer):
     """Streaming DiLoCo (Douillard et al. 2025): fragments in turn, exchanged while training goes on, in 4 bits.
 
-    The layers are dealt out to ``fragments`` in turn (the paper's strided pattern); each has a round every ``sync_every`` steps,
-    the rounds spread evenly. A fragment's pseudo-gradient leaves at its round and is applied ``overlap`` steps later, and the
+    The layers are dealt out to ``fragments`` in turn (the paper's strided pattern). Each has a sync round every ``sync_every``
+    steps, spread evenly. A fragment's pseudo-gradient leaves at its sync round and is applied ``overlap`` steps later, and the
     parameters become ``mix`` of the local ones and ``1 - mix`` of the new anchor's (``mix`` counts only with an overlap).
     """
 
@@ -77,14 +96,10 @@ class StreamingDiloco(AnyGroup):
     outer_momentum: float = 0.9
     nesterov: bool = True
     codec: str = "int4"
-    name: ClassVar[str] = "streaming_diloco"
-    sent: ClassVar[Sent] = Sent.PSEUDO_GRADIENTS
-    registers: ClassVar[tuple[Register, ...]] = (ANCHOR, MOMENTUM, MOVED)
-    updates_early: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_outer(self)
-        check_codec(self.name, self.sent, self.codec)
+        check_codec(self.traits)
         check_steps("fragments", self.fragments)
         check_steps("overlap", self.overlap, low=0)
         check_number("mix", self.mix, below=1.0)
@@ -99,6 +114,17 @@ class StreamingDiloco(AnyGroup):
                 f"set fragments to at most {self.sync_every}"
             )
 
+    @property
+    def traits(self) -> Traits:
+        """Pseudo-gradients, a fragment at a time."""
+        return Traits(
+            name="streaming_diloco",
+            sent=Sent.PSEUDO_GRADIENTS,
+            codec=self.codec,
+            sync_every=self.sync_every,
+            registers=(ANCHOR, MOMENTUM, MOVED),
+        )
+
     def check(self, world: World) -> None:
         """Every fragment has a layer."""
         world.check()
@@ -110,13 +136,8 @@ class StreamingDiloco(AnyGroup):
                 f"set fragments to at most {units}"
             )
 
-    def init(self, world: World) -> Commands:
-        """All agree on the first parameters."""
-        self.check(world)
-        return (_copy("anchor", "parameters", world.every),)
-
     def leaving(self, step: int) -> int | None:
-        """The fragment whose round is at the end of step ``step``."""
+        """The fragment whose sync round is at the end of step ``step``."""
         for fragment in range(self.fragments):
             if (step + 1) % self.sync_every == (fragment * self.sync_every // self.fragments) % self.sync_every:
                 return fragment
@@ -141,10 +162,10 @@ class StreamingDiloco(AnyGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Co2(AnyGroup):
-    """CO2 (Sun et al. 2024): an outer step every ``sync_every`` steps whose exchange hides behind the whole next round.
+class Co2(_Outer):
+    """CO2 (Sun et al. 2024): an outer step every ``sync_every`` steps whose exchange hides behind the whole next sync round.
 
-    At the end of round t replicas send what they moved in it and apply what they moved in round t-1, so nobody waits.
+    At the end of sync round t replicas send what they moved in it and apply what they moved in sync round t-1, so nobody waits.
     ``penalty``: the stale pseudo-gradient is divided by ``1 + |x_t - x_{t-1}| / |pseudo-gradient|``: the staler the point at
     which it was measured, the less it counts. ``clip``: the outer momentum's norm is held below it (0: not at all). What differs:
     the abstract that we had names penalty and clipping without formulas; both are our reading of gap-aware damping. ``by_speed``
@@ -160,25 +181,34 @@ class Co2(AnyGroup):
     clip: float = 0.0
     codec: str = "identity"
     memory: str = "none"
-    name: ClassVar[str] = "co2"
-    sent: ClassVar[Sent] = Sent.PSEUDO_GRADIENTS
-    registers: ClassVar[tuple[Register, ...]] = (ANCHOR, MOMENTUM, MOVED, ARRIVED, GAP)
-    updates_early: ClassVar[bool] = False
     nesterov: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_outer(self)
-        check_codec(self.name, self.sent, self.codec)
+        check_number("adapt", self.adapt, below=1.0)
+        check_codec(self.traits)
         check_memory(self.codec, self.memory)
         check_number("clip", self.clip)
 
-    def init(self, world: World) -> Commands:
-        """All agree on the first parameters."""
-        self.check(world)
-        return (_copy("anchor", "parameters", world.every),)
+    @property
+    def traits(self) -> Traits:
+        """Pseudo-gradients, once per period; norms are taken over the layers of one stage."""
+        damps = NeedsOneStage(reason="damps by norms of a stage", remedy="set penalty = false")
+        clips = NeedsOneStage(reason="clips by norms of a stage", remedy="set clip = 0")
+        return Traits(
+            name="co2",
+            sent=Sent.PSEUDO_GRADIENTS,
+            codec=self.codec,
+            memory=self.memory,
+            sync_every=self.sync_every,
+            registers=(ANCHOR, MOMENTUM, MOVED, ARRIVED, GAP),
+            by_speed=self.by_speed,
+            step_gain=self.adapt,
+            needs_one_stage=((damps,) if self.penalty else ()) + ((clips,) if self.clip else ()),
+        )
 
     def step(self, step: int, world: World) -> Program:
-        """Update; at the end of a round apply the previous round's exchange and begin this one's."""
+        """Update; at the end of a sync round apply the exchange of the previous sync round and begin this one's."""
         every, rests = world.every, world.rests(step, self.sync_every)
         update = () if rests else (Update(layers=every),)
         if (step + 1) % self.sync_every:
@@ -195,7 +225,7 @@ class Co2(AnyGroup):
             Axpy(into="gap", x="outer_momentum", layers=every, a=-self.outer_lr, b=0.0),
             Axpy(into="anchor", x="gap", layers=every),
         )
-        # What this round moved is measured from the anchor that it began with, so it leaves before the anchor moves.
+        # What this sync round moved is measured from the anchor that it began with, so it leaves before the anchor moves.
         launch = _launch(f"{step}", world, every, self.codec, self.memory)
         return Program(after=(*update, arrive, *launch, *damp, momentum, *clip, *move, restart), rests=rests)
 
@@ -204,7 +234,6 @@ def _check_outer(strategy: Diloco | StreamingDiloco | Co2) -> None:
     check_steps("sync_every", strategy.sync_every)
     check_number("outer_lr", strategy.outer_lr, above=True)
     check_number("outer_momentum", strategy.outer_momentum, below=1.0)
-    check_number("adapt", getattr(strategy, "adapt", 0.0), below=1.0)
 
 
 def _units(world: World) -> tuple[Layers, ...]:
@@ -251,3 +280,7 @@ def _outer_step(strategy: Diloco | StreamingDiloco, layers: Layers) -> Commands:
         Axpy(into="anchor", x="pseudo_gradient", layers=layers, a=-rate),
         Axpy(into="anchor", x="outer_momentum", layers=layers, a=-rate * mu),
     )
+
+
+#: Strategies of this file by name.
+STRATEGIES: Mapping[str, type[Strategy]] = {"diloco": Diloco, "streaming_diloco": StreamingDiloco, "co2": Co2}
