@@ -34,8 +34,7 @@ from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, OptimizerSpec, PlanSpec, SyncSpec
 from farflung.messages.submission import Bundle
 from farflung.plan.synchronization import strategy_of, world_of
-from farflung.sync import Costs, mean_step_seconds
-from farflung.sync.world import World
+from farflung.sync import Costs, World, mean_step_seconds
 from farflung.units import FlopsPerSecond, Seconds
 
 __all__ = ["MODELS", "SyncNetwork", "SyncNetworkSettings", "bundle_for"]

@@ -38,7 +38,7 @@ from farflung.step.state_copies import Copies
 from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import Verdicts
 from farflung.step.sync.interpreter import synchronized
-from farflung.step.sync.participation import Taking
+from farflung.step.sync.participation import Participation
 from farflung.step.sync.replica_slots import is_replica_slot
 from farflung.step.two_phase_commit import Committing
 from farflung.step.value_transfer import ValueTransfer
@@ -79,7 +79,7 @@ class Executor:
         self.commits = Committing(self)
         self.copies = Copies(self, setup.rounds)
         self.delaying = Delaying(self)
-        self._taking = Taking(setup, self.sync)
+        self._taking = Participation(setup, self.sync)
         self.verdicts = Verdicts(setup, hooks, self.mailbox, self.courier, self.copies.due, self._taking.part)
         #: Whether ``gradients`` shall hold those of the last step, as they are before clipping.
         self.keep_gradients = False
@@ -329,7 +329,7 @@ class Executor:
         losses = slopes.measure(step, meter)
         self.verdicts.tell(step, losses)
         with meter.waiting():
-            self.sync.slopes = slopes.gather(step)
+            self.sync.use_slopes(slopes.gather(step))
         return losses
 
     def _finish_step(self, step: int, scale: Array | None, action_on_nan: str | None) -> None:

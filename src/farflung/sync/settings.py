@@ -44,8 +44,9 @@ def check_codec(traits: Traits, *, refused: Sequence[str] = ()) -> None:
     Raises:
         InputError: it does not.
     """
-    name, sent, codec = traits.name, traits.sent, traits.codec
-    if not codec:
+    name, sent = traits.name, traits.sent
+    codec: object = traits.codec  # what the user wrote, of any type
+    if not isinstance(codec, str) or not codec:
         raise InputError(f"codec = {codec!r}: write a codec's name, e.g. 'identity'")
     if sent is Sent.SCALARS and codec != "identity":
         raise InputError(f"codec = {codec!r}: {name} sends single numbers, which no codec makes smaller; set 'identity'")

@@ -13,7 +13,7 @@ from farflung.errors import WireError
 from farflung.step.inbox import Inbox
 from farflung.step.outbox import Outbox
 from farflung.step.run_setup import RunSetup
-from farflung.step.sync.local_step_counts import Paces
+from farflung.step.sync.local_step_counts import LocalStepCounts
 from farflung.sync import get_strategy
 from farflung.wire.frames import Frame
 from tests.support.executor_threads import EVERY_STEP, Case, assert_goes_on, hand_plan, other, run_threads
@@ -40,10 +40,10 @@ def paced(strategy: str = "local_sgd", **changes: Any) -> Case:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(self: Paces) -> float:
+    def take(self: LocalStepCounts) -> float:
         return SECONDS[self._setup.device]
 
-    monkeypatch.setattr(Paces, "take", take)
+    monkeypatch.setattr(LocalStepCounts, "take", take)
 
 
 @pytest.mark.usefixtures("measured")
@@ -91,13 +91,13 @@ def test_real_times_do_a_run_no_harm() -> None:
     assert_agreed("local_sgd", ran.held["a"], ran.held["c"])
 
 
-def alone(clock: Clock | None = None, **settings: Any) -> tuple[Paces, Inbox]:
+def alone(clock: Clock | None = None, **settings: Any) -> tuple[LocalStepCounts, Inbox]:
     case = paced(steps=4)
     graphs, mailbox = case.graphs(), Inbox()
     plan = hand_plan(case, graphs[max(graphs)])
     setup = RunSetup(run="run", device="a", job=case.job, plan=plan, graphs=graphs, eval_graph=None)
     strategy = get_strategy("local_sgd", **{"sync_every": 4, "by_speed": True} | settings)
-    return Paces(setup, strategy, mailbox, Quiet(), clock or Clock()), mailbox
+    return LocalStepCounts(setup, strategy.traits, mailbox, Quiet(), clock or Clock()), mailbox
 
 
 class Quiet(Outbox):
@@ -112,15 +112,15 @@ def test_a_local_step_lasts_until_its_last_backward_and_steps_of_rest_do_not_cou
     clock = Clock()
     paces, _ = alone(clock)
     for place, seconds in enumerate([5.0, 1.0, 0.0, 2.0]):
-        assert paces.begins(place) is None
+        assert paces.begin_step(place) is None
         clock.now += seconds / 2
-        paces.backward_ends()
+        paces.backward_ended()
         clock.now += seconds / 2
         if seconds:
-            paces.backward_ends()
+            paces.backward_ended()
         clock.now += 9.0  # waiting, averaging
         if place < 3:
-            paces.step_over(place, place)
+            paces.end_step(place, place)
     assert paces.take() == 3.0, "of 5 and 1; the third was rest, the fourth is not over"
     assert paces.take() == 0.0
 
@@ -142,9 +142,9 @@ def test_kept_steps_of_another_group_or_period_are_left() -> None:
     paces, _ = alone()
     before = paces.steps
     for strange in ([4.0, 4.0, 4.0], [3.0, 2.0], [4.0, 0.0]):
-        paces.go_on(np.array(strange, np.float32))
+        paces.resume(np.array(strange, np.float32))
         assert paces.steps == before
-    paces.go_on(np.array([4.0, 2.0], np.float32))
+    paces.resume(np.array([4.0, 2.0], np.float32))
     assert paces.steps == (4, 2)
-    assert paces.kept is not None
-    assert paces.kept.tolist() == [4.0, 2.0]
+    assert paces.retained is not None
+    assert paces.retained.tolist() == [4.0, 2.0]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.step.sync.replica_slots import Kept, kept_of, slots_of, wanted_by
+from farflung.step.sync.replica_slots import RetainedReplica, read_slots, wanted_by, write_slots
 from farflung.sync import STRATEGIES
 from tests.support.executor_threads import assert_goes_on, other, run_threads
 from tests.support.strategy_cases import ELSEWHERE, SETTINGS, case_of
@@ -60,22 +60,22 @@ arrays = st.dictionaries(st.sampled_from(["w", "a.b", "c"]), numbers, min_size=1
 @settings(deadline=None, max_examples=50)
 def test_slots_are_read_back(registers: Any, means: Any, values: Any, place: tuple[int, int, int]) -> None:
     origin, members, rank = place
-    kept = Kept(origin=origin, registers=registers, means=means, values=values, optimizer={"step/w": np.zeros(1)})
-    slots = slots_of(kept, members, rank, "w")
+    kept = RetainedReplica(origin=origin, registers=registers, means=means, values=values, optimizer={"step/w": np.zeros(1)})
+    slots = write_slots(kept, members, rank, "w")
     assert {key.partition("/")[2] for key in slots} <= {"w", "a.b", "c"}, "the parameter is what follows the first stroke"
-    found = kept_of(slots, members, rank)
+    found = read_slots(slots, members, rank)
     assert found is not None
     assert found.origin == origin
-    again = slots_of(found, members, rank, "w")
+    again = write_slots(found, members, rank, "w")
     assert again.keys() == slots.keys()
     assert all(again[key] is slots[key] for key in slots if ".mark." not in key)
     for tag, held in values.items():
         assert {member: list(sent) for member, sent in found.values[tag].items()} == {m: list(sent) for m, sent in held.items()}
-    assert kept_of(slots, members + 1, rank) is None
+    assert read_slots(slots, members + 1, rank) is None
 
 
 def test_a_replica_that_keeps_nothing_still_counts_from_the_same_step() -> None:
-    found = kept_of(slots_of(Kept(origin=7), 2, 0, "w"), 2, 0)
+    found = read_slots(write_slots(RetainedReplica(origin=7), 2, 0, "w"), 2, 0)
     assert found is not None
     assert found.origin == 7
 

@@ -4,7 +4,7 @@ are known, and for gradients that are averaged layer by layer.
 The norm is that of the gradients as they are applied, before they are scaled, over all stages of a pipeline: of means where
 replicas average gradients, so all scale alike; of the replica's own where it trains alone. A step without one before it is not
 clipped. Source: our own; the factor is that of ``torch.nn.utils.clip_grad_norm_``, one step stale. Cost: a pass over the
-gradients, and with several stages a small message to each other one in each step, which nobody waits for before its next update.
+gradients, and with several stages a small message to each other one in each step, which is awaited before the next update only.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class PreviousNorm:
         self._limit = optimizer.clip_norm if optimizer.clip_by == "previous" else None
         self.wanted = self._limit is not None
         self._setup, self._mailbox, self._links = setup, mailbox, links
-        #: Norms by parameter: of the step under way, and of the one that others have been told of.
+        #: Norms by parameter: of the step under way, and of the one reported last.
         self._norms: dict[str, float] = {}
-        self._told: tuple[int, dict[str, float]] | None = None
+        self._reported: tuple[int, dict[str, float]] | None = None
         self._known: float | None = None
 
     @cached_property
@@ -45,18 +45,18 @@ class PreviousNorm:
         """Which stage counts a state's norm: the first that has it."""
         return {name: piece.stage for piece in reversed(self._setup.subgraphs) for name in piece.states}
 
-    def go_on(self, kept: Array) -> None:
-        """Take up what a checkpoint holds."""
-        self._known = float(kept.reshape(-1)[0])
+    def resume(self, retained: Array) -> None:
+        """Continue with the norm that a checkpoint holds."""
+        self._known = float(retained.reshape(-1)[0])
 
     @property
-    def kept(self) -> Array | None:
-        """What a checkpoint must hold; waits for what other stages tell."""
+    def retained(self) -> Array | None:
+        """What a checkpoint must hold; waits for the reports of other stages."""
         self._settle()
         return None if self._known is None else np.array([self._known])
 
-    def note(self, stage: int, gradients: Mapping[str, Array]) -> None:
-        """Gradients of ``stage`` that are about to be applied, finished and not scaled."""
+    def record(self, stage: int, gradients: Mapping[str, Array]) -> None:
+        """Take the norms of gradients of ``stage`` that are about to be applied, finished and not scaled."""
         for name, gradient in gradients.items():
             if stage == self._owners[name]:
                 self._norms[name] = float(np.linalg.norm(gradient.reshape(-1).astype(np.float32, copy=False)))
@@ -72,13 +72,13 @@ class PreviousNorm:
             return None
         return np.asarray(min(1.0, self._limit / (self._known + 1e-6)), np.float32)
 
-    def step_over(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         """All updates of ``step`` are done."""
         if not self.wanted:
             return
         self._settle()  # of a step without any update
-        self._told, self._norms = (step, self._norms), {}
-        frame = Frame("norm", {"run": self._setup.run, "step": step, "norms": self._told[1]})
+        self._reported, self._norms = (step, self._norms), {}
+        frame = Frame("norm", {"run": self._setup.run, "step": step, "norms": self._reported[1]})
         for peer in self._setup.mates:
             self._links.post(peer, OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
 
@@ -94,12 +94,12 @@ class PreviousNorm:
         self._mailbox.put(("norm", whole(frame.header, "step"), peer), {name: number(norms, name) for name in norms})
 
     def _settle(self) -> None:
-        if self._told is None:
+        if self._reported is None:
             return
-        step, norms = self._told
+        step, norms = self._reported
         for peer in self._setup.mates:
             norms = norms | self._mailbox.take(("norm", step, peer))
-        self._told = None
+        self._reported = None
         ordered = [norms[state.name] for state in self._setup.graph.parameters if state.name in norms]
         if ordered:
             self._known = math.sqrt(sum(norm * norm for norm in ordered))

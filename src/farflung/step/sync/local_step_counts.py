@@ -1,8 +1,8 @@
 """How many local steps of a period each pipeline takes, where a strategy goes ``by_speed``: as planned, then as measured.
 
-The device with a pipeline's first stage takes the time of each local step here, from its begin to the end of its last backward,
-and tells everybody the median at a period's end. All follow it at the end of the next period: they decide from the same numbers
-(``sync.pacing.adapted_steps``), and nobody waits for them. Cost: a small message to every worker in a period.
+The device with a pipeline's first stage times each local step, from its begin to the end of its last backward, and reports the
+median to all workers at a period's end. All follow the reports at the end of the next period: they decide from the same numbers
+(``sync.local_step_counts.adapted_steps``), and nobody waits for reports. Cost: a small message to every worker in a period.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from farflung.sync.local_step_counts import adapted_steps, takes
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 
-__all__ = ["Paces"]
+__all__ = ["LocalStepCounts"]
 
 
-class Paces:
+class LocalStepCounts:
     """One worker's part; ``receive`` is called on any thread, all else by the compute thread.
 
     ``steps``: the local steps of each pipeline that are in force (empty: all take all).
@@ -46,53 +46,53 @@ class Paces:
         self.steps = setup.plan.sync.local_steps
         self._period = traits.sync_every
         self._adapt = traits.step_gain if self.steps else 0.0
-        #: The devices that measure, by pipeline.
-        self._tellers = setup.plan.stages[0].devices
+        #: The devices that measure and report, by pipeline.
+        self._reporters = setup.plan.stages[0].devices
         self._begin, self._end = 0.0, 0.0
         self._seconds: list[float] = []
-        #: The steps after which was told what has not been followed yet.
-        self._told: list[int] = []
+        #: Ends of periods whose reports have not been followed yet.
+        self._reported: list[int] = []
 
-    def go_on(self, kept: Array) -> None:
-        """Take up what a checkpoint holds, if it is of such a group and period."""
-        steps = tuple(int(value) for value in kept.reshape(-1).tolist())
+    def resume(self, retained: Array) -> None:
+        """Continue with the counts that a checkpoint holds, if they are of such a group and period."""
+        steps = tuple(int(value) for value in retained.reshape(-1).tolist())
         if self._adapt and len(steps) == len(self.steps) and min(steps) >= 1 and max(steps) == self._period:
             self.steps = steps
 
     @property
-    def kept(self) -> Array | None:
+    def retained(self) -> Array | None:
         """What a checkpoint must hold."""
         return np.array(self.steps, np.float32) if self._adapt else None
 
-    def taking(self, place: int) -> frozenset[int]:
+    def participants(self, place: int) -> frozenset[int]:
         """The pipelines that take a local step at ``place``, counted from where the strategy began."""
         if not self.steps:
-            return frozenset(range(len(self._tellers)))
+            return frozenset(range(len(self._reporters)))
         return frozenset(rank for rank, steps in enumerate(self.steps) if takes(place, steps, self._period))
 
-    def begins(self, place: int) -> str | None:
-        """A step begins; where local steps change with it, what to tell people."""
-        told = None
-        if self._told and place % self._period == 0 and place - self._told[0] > self._period:
-            told = self._follow(self._told.pop(0))
+    def begin_step(self, place: int) -> str | None:
+        """A step begins; the line for people where local steps change with it, else ``None``."""
+        changed = None
+        if self._reported and place % self._period == 0 and place - self._reported[0] > self._period:
+            changed = self._follow(self._reported.pop(0))
         self._begin = self._end = self._clock()
-        return told
+        return changed
 
-    def backward_ends(self) -> None:
+    def backward_ended(self) -> None:
         """The last backward of a stage here is over."""
         self._end = self._clock()
 
-    def step_over(self, place: int, step: int) -> None:
-        """All is done; at a period's end tell the others what a local step took."""
+    def end_step(self, place: int, step: int) -> None:
+        """The step is done; at a period's end report to the others what a local step took."""
         if not self._adapt:
             return
         if self._end > self._begin:
             self._seconds.append(self._end - self._begin)
         if (place + 1) % self._period:
             return
-        self._told.append(place)
-        if self._setup.device in self._tellers:
-            self._tell(place, step)
+        self._reported.append(place)
+        if self._setup.device in self._reporters:
+            self._report(place, step)
 
     def receive(self, peer: str, frame: Frame) -> None:
         """What a local step takes a pipeline came from ``peer``.
@@ -100,7 +100,7 @@ class Paces:
         Raises:
             WireError: it has no first stage, or that is no time.
         """
-        if peer not in self._tellers or not self._adapt:
+        if peer not in self._reporters or not self._adapt:
             raise WireError(f"{peer} has no pace to tell in this run")
         seconds = number(frame.header, "seconds", low=0.0)
         self._mailbox.put(("pace", whole(frame.header, "place"), peer), seconds)
@@ -110,7 +110,7 @@ class Paces:
         found, self._seconds = median(self._seconds) if self._seconds else 0.0, []
         return found
 
-    def _tell(self, place: int, step: int) -> None:
+    def _report(self, place: int, step: int) -> None:
         seconds = self.take()
         self._mailbox.put(("pace", place, self._setup.device), seconds)
         frame = Frame("pace", {"run": self._setup.run, "place": place, "seconds": seconds})
@@ -118,12 +118,12 @@ class Paces:
             self._links.post(peer, OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
 
     def _follow(self, place: int) -> str | None:
-        told = [self._mailbox.take(("pace", place, device)) for device in self._tellers]
+        seconds = [self._mailbox.take(("pace", place, device)) for device in self._reporters]
         job = self._setup.job
         shares = [sum(job.weight(index) for index in replica.micro_batches) for replica in self._setup.plan.replicas_of(0)]
-        found = adapted_steps(self.steps, told, shares, self._period, self._adapt)
+        found = adapted_steps(self.steps, seconds, shares, self._period, self._adapt)
         if found == self.steps:
             return None
         self.steps = found
-        seconds, steps = ", ".join(f"{value:.3g}" for value in told), ", ".join(map(str, found))
-        return f"local steps took {seconds} s: replicas take {steps} of {self._period} from here on"
+        took, steps = ", ".join(f"{value:.3g}" for value in seconds), ", ".join(map(str, found))
+        return f"local steps took {took} s: replicas take {steps} of {self._period} from here on"

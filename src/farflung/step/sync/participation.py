@@ -1,4 +1,4 @@
-"""Which replicas take part in a step: all, or with a strategy ``by_speed`` those that do not rest in it (``sync.pacing``)."""
+"""Which replicas take part in a step: all, or with a strategy ``by_speed`` those that do not rest in it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from farflung.step.run_setup import RunSetup
 from farflung.step.sync.interpreter import Synchronizer
 
-__all__ = ["Taking"]
+__all__ = ["Participation"]
 
 
-class Taking:
+class Participation:
     """For one worker; ``sync``: how replicas agree (None: gradients are summed, and nobody rests)."""
 
     def __init__(self, setup: RunSetup, sync: Synchronizer | None) -> None:
@@ -24,7 +24,7 @@ class Taking:
         return number in self._sync.taking(step)
 
     def mean(self, step: int, losses: Sequence[float]) -> float:
-        """``losses``: of the micro-batches of those who take part in ``step``, in order."""
+        """``losses``: of the micro-batches of the replicas that take part in ``step``, in order."""
         if self._setup.job.weighting == "equal":
             return sum(losses) / len(losses)
         sizes = self._sizes(step)

@@ -17,7 +17,7 @@ import numpy as np
 from farflung.engines.base import Array, StageRunner
 from farflung.plan.model import Plan
 
-__all__ = ["PREFIX", "Kept", "is_replica_slot", "kept_of", "slots_of", "wanted_by"]
+__all__ = ["PREFIX", "RetainedReplica", "is_replica_slot", "read_slots", "wanted_by", "write_slots"]
 
 PREFIX = "sync."
 _SLOT = re.compile(r"sync\.(\d{1,12})\.(\d{1,5})\.(\d{1,5})\.(mark|register|parameter|optimizer|mean|value)\.([^/]{0,200})/(.+)")
@@ -26,7 +26,7 @@ _STROKE = "~"
 
 
 @dataclass(slots=True, kw_only=True)
-class Kept:
+class RetainedReplica:
     """What one replica of a stage keeps beside the first replica's states; ``origin``: the step that its strategy counts from.
 
     ``means``: tag -> parameter -> mean that has arrived. ``values``: tag -> rank -> parameter -> what that member sent, where
@@ -55,7 +55,7 @@ def is_replica_slot(name: str) -> bool:
 
 
 def wanted_by(plan: Plan | None, device: str) -> Callable[[str], bool]:
-    """Whether ``device`` needs a slot to go on under ``plan``: of replicas only what its own one kept, if there were as many."""
+    """Whether ``device`` needs a slot to continue under ``plan``: of replicas only its own one's, if there were as many."""
     own = {
         (len(stage.devices), stage.devices.index(device))
         for stage in (plan.stages if plan is not None else ())
@@ -69,53 +69,53 @@ def wanted_by(plan: Plan | None, device: str) -> Callable[[str], bool]:
     return wanted
 
 
-def slots_of(kept: Kept, members: int, rank: int, mark: str) -> dict[str, Array]:
+def write_slots(retained: RetainedReplica, members: int, rank: int, mark: str) -> dict[str, Array]:
     """``kept`` as slots of a checkpoint; ``mark``: any parameter, for a slot that says that this replica was here."""
-    head = f"{PREFIX}{kept.origin}.{members}.{rank}"
-    found: dict[str, Array] = {f"{head}.mark./{mark}": np.zeros(1, np.float32) if kept.times is None else kept.times}
-    found |= {f"{head}.parameter./{name}": array for name, array in kept.parameters.items()}
-    for key, array in kept.optimizer.items():
+    head = f"{PREFIX}{retained.origin}.{members}.{rank}"
+    found: dict[str, Array] = {f"{head}.mark./{mark}": np.zeros(1, np.float32) if retained.times is None else retained.times}
+    found |= {f"{head}.parameter./{name}": array for name, array in retained.parameters.items()}
+    for key, array in retained.optimizer.items():
         slot, _, name = key.partition("/")
         found[f"{head}.optimizer.{slot}/{name}"] = array
-    for register, arrays in kept.registers.items():
+    for register, arrays in retained.registers.items():
         found |= {f"{head}.register.{register}/{name}": array for name, array in arrays.items()}
-    for tag, means in kept.means.items():
+    for tag, means in retained.means.items():
         found |= {f"{head}.mean.{_flat(tag)}/{name}": array for name, array in means.items()}
-    for tag, held in kept.values.items():
+    for tag, held in retained.values.items():
         for member, arrays in held.items():
             for place, (name, array) in enumerate(arrays.items()):
                 found[f"{head}.value.{member}:{place}:{_flat(tag)}/{name}"] = array
     return found
 
 
-def kept_of(slots: Mapping[str, Array], members: int, rank: int) -> Kept | None:
-    """What ``slots_of`` made of replica ``rank``; None: the checkpoint holds nothing of it, or of another number of members."""
-    kept: Kept | None = None
+def read_slots(slots: Mapping[str, Array], members: int, rank: int) -> RetainedReplica | None:
+    """What ``write_slots`` made of replica ``rank``. ``None``: the checkpoint has nothing of it, or another number of members."""
+    retained: RetainedReplica | None = None
     values: dict[str, dict[int, dict[int, tuple[str, Array]]]] = {}
     for key, array in slots.items():
         match = _SLOT.fullmatch(key)
         if match is None or (int(match[2]), int(match[3])) != (members, rank):
             continue
-        kept = kept or Kept(origin=int(match[1]))
+        retained = retained or RetainedReplica(origin=int(match[1]))
         what, detail, name = match[4], match[5], match[6]
         if what == "mark":
-            kept.times = array if array.size > 1 else None
+            retained.times = array if array.size > 1 else None
             continue
         if what == "register":
-            kept.registers.setdefault(detail, {})[name] = array
+            retained.registers.setdefault(detail, {})[name] = array
         elif what == "parameter":
-            kept.parameters[name] = array
+            retained.parameters[name] = array
         elif what == "optimizer":
-            kept.optimizer[f"{detail}/{name}"] = array
+            retained.optimizer[f"{detail}/{name}"] = array
         elif what == "mean":
-            kept.means.setdefault(_tag(detail), {})[name] = array
+            retained.means.setdefault(_tag(detail), {})[name] = array
         else:
             member, place, tag = detail.split(":", 2)
             values.setdefault(_tag(tag), {}).setdefault(int(member), {})[int(place)] = (name, array)
-    if kept is not None:
+    if retained is not None:
         for tag, held in values.items():
-            kept.values[tag] = {member: dict(placed[place] for place in sorted(placed)) for member, placed in held.items()}
-    return kept
+            retained.values[tag] = {member: dict(placed[place] for place in sorted(placed)) for member, placed in held.items()}
+    return retained
 
 
 def _flat(tag: str) -> str:

@@ -1,0 +1,206 @@
+"""Exchanges of members' values one by one: each member sends its layers to all others of the group, through a codec or plain.
+
+A value is encoded once, here: every member, this one too, counts what the frame holds, whatever is written afterwards. Cost on a
+link: all of what is exchanged, after the codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from farflung.codecs import CODECS
+from farflung.codecs.exchanged import shaped
+from farflung.engines.base import Array
+from farflung.errors import CodecError, WireError
+from farflung.messages.arrays import decode_array, pack_arrays, pack_payloads, packed_arrays
+from farflung.messages.fields import text, whole
+from farflung.step.codec_gauge import CodecGauge
+from farflung.step.inbox import Inbox
+from farflung.step.outbox import Outbox, OutgoingFrame
+from farflung.step.run_setup import RunSetup
+from farflung.step.sync.stage_replica import StageReplica, ValuesUnderWay
+from farflung.sync import codec_name
+from farflung.sync.commands import Aggregate, Exchange, Mean
+from farflung.transports.base import Urgency
+from farflung.wire.arrays import ArrayMeta
+from farflung.wire.frames import Frame
+
+__all__ = ["TIMES", "Arrays", "ValueExchange"]
+
+Arrays = list[Array]
+#: What the tags of exchanges begin with that carry times of layers instead of parameters.
+TIMES = "times/"
+
+
+class ValueExchange:
+    """One worker's part. ``receive`` is called on transport threads, all else by the compute thread."""
+
+    def __init__(self, setup: RunSetup, inbox: Inbox, outbox: Outbox, gauge: CodecGauge) -> None:
+        self._setup, self._inbox, self._outbox, self._gauge = setup, inbox, outbox, gauge
+        self._step = setup.first_step
+
+    def begin_step(self, step: int) -> None:
+        """What is sent from here on counts for ``step``."""
+        self._step = step
+
+    def begin(self, replica: StageReplica, command: Exchange, names: Sequence[str]) -> None:
+        """Send what ``command`` names; does not wait."""
+        values = replica.read(command.source, names)
+        live = command.source in ("parameters", "gradient")  # codecs, too, may hand out what they were given
+        arrays = [np.array(values[name]) if live else np.ascontiguousarray(values[name]) for name in names]
+        replica.values[command.tag] = ValuesUnderWay(names=list(names), group=command.group)
+        if command.codec == "identity":
+            self._send_plain(replica, command.tag, command.group, arrays)
+        else:
+            self._send_coded(replica, command, arrays)
+
+    def begin_times(self, replica: StageReplica, step: int, times: Array) -> None:
+        """Send ``times`` of layers to the whole group."""
+        tag, group = f"{TIMES}{step}", replica.world.group
+        replica.values[tag] = ValuesUnderWay(names=[replica.mark], group=group)
+        self._send_plain(replica, tag, group, [times])
+
+    def end(self, replica: StageReplica, command: Mean | Aggregate, names: Sequence[str]) -> list[dict[str, Array]]:
+        """Wait for the values of each member of ``command.group``, in this order.
+
+        Raises:
+            WireError: a member sent other arrays than the parameters have.
+        """
+        devices = self._devices(replica)
+        replica.values.pop(command.tag, None)
+        found = []
+        for rank in command.group:
+            arrays = self._by_parameter(self._inbox.take(self._key(replica, command.tag, rank)), names)
+            if len(arrays) != len(names):
+                raise WireError(
+                    f"{devices[rank]} sent {len(arrays)} arrays for {len(names)} parameters of exchange {command.tag!r}"
+                )
+            for name, array in zip(names, arrays, strict=True):
+                spec = self._setup.graph.state[name].spec
+                if array.shape != spec.shape:
+                    raise WireError(f"{devices[rank]} sent {list(array.shape)} for {name!r}, which is {list(spec.shape)}")
+            found.append(dict(replica.remembered.arrived(command.tag, rank, dict(zip(names, arrays, strict=True)))))
+        replica.remembered.done(command.tag)
+        return found
+
+    def end_times(self, replica: StageReplica) -> list[list[Array]]:
+        """Wait for the times of every exchange that ``begin_times`` began; one list of vectors by rank for each."""
+        tags = [tag for tag in replica.values if tag.startswith(TIMES)]
+        found = []
+        for tag in tags:
+            del replica.values[tag]
+            arrays = [self._inbox.take(self._key(replica, tag, rank)) for rank in range(replica.world.members)]
+            found.append([np.concatenate([array.reshape(-1) for array in row]) for row in arrays])
+        return found
+
+    def retained(self, replica: StageReplica, tag: str) -> dict[int, dict[str, Array]]:
+        """What every member sent for ``tag``, for a checkpoint: rank -> parameter -> array. The values stay here; waits for them.
+
+        Raises:
+            BaseException: what ended the run meanwhile.
+        """
+        under_way = replica.values[tag]
+        found = {}
+        for rank in under_way.group:
+            key = self._key(replica, tag, rank)
+            self._inbox.wait_for(key, None)
+            seen = self._inbox.seen([key])
+            assert seen is not None
+            arrays = seen[0] if tag.startswith(TIMES) else self._by_parameter(seen[0], under_way.names)
+            found[rank] = dict(zip(under_way.names, arrays, strict=True))
+        return found
+
+    def resume(self, replica: StageReplica, tag: str, retained: Mapping[int, Mapping[str, Array]], memory: str) -> None:
+        """Continue an exchange that was under way when a checkpoint was written."""
+        replica.remembered.begun(tag, memory)
+        for rank, arrays in retained.items():
+            self._inbox.put(self._key(replica, tag, rank), list(arrays.values()))
+        replica.values[tag] = ValuesUnderWay(names=list(next(iter(retained.values()))), group=tuple(sorted(retained)))
+
+    def receive(self, peer: str, frame: Frame) -> None:
+        """A member's layers came from ``peer``.
+
+        Raises:
+            WireError: it is no member, or its arrays are larger than the stage's parameters.
+            CodecError: a payload is malformed.
+        """
+        header, plan = frame.header, self._setup.plan
+        stage = whole(header, "stage")
+        if stage not in self._setup.own_stages or peer not in plan.stages[stage].devices:
+            raise WireError(f"{peer} is no replica of stage {stage}, of which one is here")
+        assert plan.sync is not None
+        names = [name for layer in plan.sync.layers[stage] for name in layer.parameters]
+        least = 8 * len(plan.sync.layers[stage])  # times of layers are that large
+        limits = [max(self._setup.graph.state[name].spec.nbytes, least) for name in names]
+        key = "sync", stage, text(header, "tag", limit=60), peer
+        if _coded(frame):
+            arrays = self._gauge.decode(self._step, (stage, stage), lambda: _unpack(frame, limits))
+        else:
+            arrays = _unpack(frame, limits)
+        self._inbox.put(key, arrays)
+
+    def _send_plain(self, replica: StageReplica, tag: str, group: Sequence[int], arrays: Arrays) -> None:
+        frame = pack_arrays("sync", self._head(replica, tag), arrays, None)
+        self._post(replica, tag, group, frame, arrays, sum(array.nbytes for array in arrays))
+
+    def _send_coded(self, replica: StageReplica, command: Exchange, arrays: Arrays) -> None:
+        dense, pair = sum(array.nbytes for array in arrays), (replica.stage, replica.stage)
+        named = dict(zip(replica.names(command.layers), arrays, strict=True))
+        key = self._setup.job.seed, command.tag, replica.stage, replica.world.rank
+        what = f"can't encode what replica {replica.world.rank} of stage {replica.stage} exchanges ({command.tag})"
+        with CODECS.blame(codec_name(command.codec), what, CodecError):
+            payloads = self._gauge.encode(self._step, pair, lambda: replica.remembered.encode(command, named, *key))
+        frame = pack_payloads("sync", self._head(replica, command.tag), payloads)
+        own = self._gauge.decode(self._step, pair, lambda: _unpack(frame, [dense] * len(payloads)))
+        self._gauge.compare(self._step, pair, arrays, lambda: _arriving(replica, command.tag, named, own))
+        self._post(replica, command.tag, command.group, frame, own, dense)
+
+    def _post(self, replica: StageReplica, tag: str, group: Sequence[int], frame: Frame, own: Arrays, dense: int) -> None:
+        """Send ``frame`` to the others of ``group``; ``own``: what they will read in it, put where theirs will come."""
+        devices, pair = self._devices(replica), (replica.stage, replica.stage)
+        self._inbox.put(self._key(replica, tag, replica.world.rank), own)
+        for rank in group:
+            if rank != replica.world.rank:
+                outgoing = OutgoingFrame(
+                    make=lambda: frame, urgency=Urgency.BULK, step=self._step, pair=pair, dense=dense, waits=False
+                )
+                self._outbox.post(devices[rank], outgoing)
+
+    def _head(self, replica: StageReplica, tag: str) -> dict[str, object]:
+        return {"run": self._setup.run, "stage": replica.stage, "tag": tag}
+
+    def _key(self, replica: StageReplica, tag: str, rank: int) -> tuple[str, int, str, str]:
+        return "sync", replica.stage, tag, self._devices(replica)[rank]
+
+    def _devices(self, replica: StageReplica) -> tuple[str, ...]:
+        return self._setup.plan.stages[replica.stage].devices
+
+    def _by_parameter(self, arrays: Arrays, names: Sequence[str]) -> Arrays:
+        """``arrays`` parameter by parameter: sparse codecs send them as one."""
+        if len(arrays) != 1:
+            return arrays
+        specs = [self._setup.graph.state[name].spec for name in names]
+        return shaped(arrays, [np.broadcast_to(np.empty(1, np.float32), spec.shape) for spec in specs])
+
+
+def _coded(frame: Frame) -> bool:
+    """Whether any array of it came through a codec."""
+    headers = frame.header.get("arrays")
+    return isinstance(headers, list) and any(isinstance(header, dict) and "payload" in header for header in headers)
+
+
+def _arriving(replica: StageReplica, tag: str, named: Mapping[str, Array], own: Arrays) -> Arrays:
+    """What the others will have of ``named``, which ``replica`` encodes and decodes as ``own``."""
+    parts = dict(zip(named, shaped(own, named.values()), strict=True))
+    return list(replica.remembered.arrives(tag, parts).values())
+
+
+def _unpack(frame: Frame, limits: Sequence[int]) -> Arrays:
+    """Sizes are checked before memory is taken: not more arrays, and none larger, than the stage has parameters."""
+    arrays = [array for array in packed_arrays(frame, len(limits)) if array is not None]
+    if sum(ArrayMeta.from_header(header.get("array")).memory_nbytes for header, _ in arrays) > sum(limits):
+        raise WireError(f"an exchange has at most {sum(limits)} bytes")
+    largest = sum(limits)  # sparse codecs send all as one
+    return [decode_array(header, sections, largest) for header, sections in arrays]
