@@ -1,4 +1,4 @@
-"""What the ends of a pipeline's links remember of samples that come again (``codecs.samples``).
+"""What both ends of a link cached of samples that come again (``codecs.samples``).
 
 Forwards, ``difference``: sender and receiver hold the value that the receiver had of each sample, and only the difference
 travels. Backwards, ``error_feedback``: the sender holds what its codec has dropped of a sample's gradient and adds it when the
@@ -36,7 +36,7 @@ from farflung.step.run_setup import RunSetup
 from farflung.wire.arrays import DTYPES, ArrayMeta, compact, describe, restore
 from farflung.wire.frames import Frame
 
-__all__ = ["SampleMemory"]
+__all__ = ["SampleCache"]
 
 _MOST_SAMPLES = 1 << 20
 _ID_BYTES = 8
@@ -50,7 +50,7 @@ class _Table:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class SampleMemory:
+class SampleCache:
     """One executor's tables. ``made`` is told on a sender's thread when a value that was announced has been encoded."""
 
     def __init__(self, setup: RunSetup, made: Callable[[], None]) -> None:

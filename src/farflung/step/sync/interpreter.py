@@ -30,11 +30,11 @@ from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.reduction.piece_sender import PieceSender
 from farflung.step.reduction.pieces import first_servers
 from farflung.step.run_setup import RunSetup
+from farflung.step.seeded_directions import replayed
 from farflung.step.sync.layer_times import LayerTimes
 from farflung.step.sync.local_step_counts import Paces
 from farflung.step.sync.replica import Member, keep_variance, norm_of, ranges, rescale
 from farflung.step.sync.replica_slots import Kept, kept_of, slots_of
-from farflung.step.zeroth_order import replayed
 from farflung.sync import Sent, codec_name
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
 from farflung.sync.robust_rules import RULES
