@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from farflung.engines.base import Array, Engine
 from farflung.graph.cut import SubGraph
-from farflung.step.frame_log import FrameLog
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox
 from farflung.step.run_setup import Phase, RunHooks, RunSetup
-from farflung.step.value_transfer import ValueTransfer
+from farflung.step.transfer.frame_log import FrameLog
+from farflung.step.transfer.outbox import Outbox
+from farflung.step.transfer.value_transfer import ValueTransfer
 from farflung.telemetry.trace import SpanRing
 from farflung.transports.base import Endpoint
 

@@ -13,19 +13,19 @@ from farflung.graph.cut import SubGraph
 from farflung.messages.step_reports import StepReport
 from farflung.plan.check import check_runnable
 from farflung.step.context import StepContext
-from farflung.step.evaluation import Evaluation
-from farflung.step.generation import generate
+from farflung.step.evaluation.evaluation import Evaluation
+from farflung.step.evaluation.generation import generate
 from farflung.step.hybrid.stage_server import StageServer
 from farflung.step.inbox import Inbox
-from farflung.step.local_stages import LocalStages
 from farflung.step.optimizer_step import OptimizerStep, StepParts, send_trace
 from farflung.step.pipeline import PipelineMode, TrainingMode
 from farflung.step.reduction.gradient_exchange import gradient_exchange
-from farflung.step.retained_stages import RetainedStages
 from farflung.step.router import Receive, Router
 from farflung.step.run_position import RunPosition
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
-from farflung.step.state_copies import StateCopies, StateCopy
+from farflung.step.stages.local_stages import LocalStages
+from farflung.step.stages.retained_stages import RetainedStages
+from farflung.step.stages.state_copies import StateCopies, StateCopy
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import synchronized
 from farflung.step.sync.participation import Taking

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from farflung.engines.base import Array
 from farflung.errors import TrainingError
 from farflung.step.context import StepContext
-from farflung.step.local_stages import LocalStages
+from farflung.step.stages.local_stages import LocalStages
 
 __all__ = ["GradientCheck"]
 
@@ -30,7 +30,7 @@ class GradientCheck:
         by_pipeline = setup.plan.sync is not None
         for index, runner in self._stages.bases.items():
             for name, norm in runner.gradient_norms().items():
-                if self._stages.owner(name) == index if by_pipeline else self._stages.owns(name, index):
+                if setup.owner(name) == index if by_pipeline else self._stages.owns(name, index):
                     norms[name] = norm
         return norms
 

@@ -11,14 +11,14 @@ from farflung.schedules import Progress, as_ready, get_schedule
 from farflung.schedules.base import Action, ActionKind
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.context import StepContext
-from farflung.step.local_stages import LocalStages
 from farflung.step.ready_loop import QueuedActions, run_actions
 from farflung.step.reduction.gradient_exchange import GradientExchange
 from farflung.step.run_setup import Phase
+from farflung.step.stages.local_stages import LocalStages
 from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import Synchronizer
-from farflung.step.value_transfer import StepRoutes
+from farflung.step.transfer.value_transfer import StepRoutes
 from farflung.telemetry.events import SpanKind
 
 __all__ = ["PipelineMode", "TrainingMode"]
@@ -86,7 +86,7 @@ class _ScheduledActions(QueuedActions):
         return sorted((action for queue in self._queues.values() for action in queue.heads()), key=lambda a: (a.kind, a.stage))
 
     def piece(self, action: Action) -> SubGraph:
-        return self._stages.piece(action.stage, action.micro_batch)
+        return self.runner(action).subgraph
 
     def runner(self, action: Action) -> StageRunner:
         return self._stages.runner(action.stage, action.micro_batch)

@@ -6,7 +6,7 @@ from farflung.graph.ir import Use
 from farflung.job.groups import is_frozen
 from farflung.plan.model import Stage
 from farflung.step.context import StepContext
-from farflung.step.local_stages import LocalStages
+from farflung.step.stages.local_stages import LocalStages
 
 __all__ = ["exchange_uses"]
 

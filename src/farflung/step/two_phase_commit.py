@@ -20,8 +20,8 @@ from farflung.engines.base import Array
 from farflung.messages.step_reports import StepReport
 from farflung.protocol.holdings import Decision, Holding
 from farflung.step.context import StepContext
-from farflung.step.local_stages import LocalStages
-from farflung.step.retained_stages import RetainedStages
+from farflung.step.stages.local_stages import LocalStages
+from farflung.step.stages.retained_stages import RetainedStages
 from farflung.telemetry.faults import fault_point
 
 __all__ = ["TwoPhaseCommit"]

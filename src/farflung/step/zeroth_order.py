@@ -17,15 +17,15 @@ from farflung.messages.fields import whole
 from farflung.schedules.base import Action, ActionKind
 from farflung.step.actions import ActionResult
 from farflung.step.context import StepContext
-from farflung.step.local_stages import LocalStages
-from farflung.step.outbox import OutgoingFrame
 from farflung.step.ready_loop import QueuedActions, run_actions
 from farflung.step.run_setup import Phase
-from farflung.step.seeded_directions import direction
+from farflung.step.stages.local_stages import LocalStages
 from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import Synchronizer
-from farflung.step.value_transfer import StepRoutes
+from farflung.step.sync.seeded_directions import direction
+from farflung.step.transfer.outbox import OutgoingFrame
+from farflung.step.transfer.value_transfer import StepRoutes
 from farflung.sync.base import ZerothOrder
 from farflung.sync.commands import Probe
 from farflung.sync.strategies.seed_and_scalar import narrow, widened

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from farflung.job import JobSpec
-from farflung.step.outbox import Outbox
-from farflung.step.state_copies import StateCopies
+from farflung.step.stages.state_copies import StateCopies
+from farflung.step.transfer.outbox import Outbox
 from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
 from tests.support.loopback import Finished, Loopback, text_folder, text_job, until
 from tests.support.worker_deaths import at, equal, recoveries_of, vanish

@@ -10,7 +10,7 @@ import pytest
 from farflung.chaos.faults import Fault
 from farflung.chaos.kills import differing_tensors, play
 from farflung.job import JobSpec
-from farflung.step.sample_cache import SampleCache
+from farflung.step.transfer.sample_cache import SampleCache
 from farflung.telemetry import RecoveryRecord, RunFolder, injecting
 from tests.support.loopback import Finished, Loopback, captured, same, text_job
 from tests.support.patient_cluster import Patient

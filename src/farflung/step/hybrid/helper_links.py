@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from farflung.errors import ConnectionLost, FarflungError
-from farflung.step.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 

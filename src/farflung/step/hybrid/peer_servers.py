@@ -17,8 +17,8 @@ from farflung.messages.fields import whole
 from farflung.protocol.pool_events import Task, TaskKind
 from farflung.step.hybrid.slices import Order
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import RunSetup
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from farflung.engines.base import Array, StageRunner
@@ -37,12 +37,12 @@ from farflung.step.hybrid.helper_links import HelperLinks, MakeFrame
 from farflung.step.hybrid.peer_servers import PeerServers
 from farflung.step.hybrid.slice_sums import SliceSums
 from farflung.step.hybrid.slices import AHEAD, HELD, NOW, Order, StageSlices
-from farflung.step.local_stages import LocalStages
 from farflung.step.ready_loop import input_keys, send_results, take_gradients, take_values
 from farflung.step.reduction.gradient_exchange import GradientExchange
 from farflung.step.run_setup import Phase
+from farflung.step.stages.local_stages import LocalStages
 from farflung.step.step_vote import StepVote
-from farflung.step.value_transfer import StepRoutes
+from farflung.step.transfer.value_transfer import StepRoutes
 from farflung.units import Seconds, counted
 from farflung.wire.frames import Frame
 
@@ -204,9 +204,11 @@ class SliceActions:
         if kind is ActionKind.WEIGHT:
             return []
         waiting = at.inputs_to_come if forward else [index for index in at.gradients_to_come if index in at.forwarded]
-        actions = (Action(stage, kind, index) for index in waiting)
-        inbox, piece = self._parts.context.inbox, self._parts.stages.piece
-        return [action for action in actions if inbox.holds(input_keys(self._routes, piece(stage, action.micro_batch), action))]
+        actions = [Action(stage, kind, index) for index in waiting]
+        return [action for action in actions if self._parts.context.inbox.holds(self._keys(action))]
+
+    def _keys(self, action: Action) -> list[Hashable]:
+        return input_keys(self._routes, self.runner(action).subgraph, action)
 
     def _announce_inputs(self) -> None:
         """Take the inputs that have come, and announce them to the pools."""
@@ -215,7 +217,7 @@ class SliceActions:
             at = self._steps[stage]
             inputs = tuple(action.micro_batch for action in self._ready(stage, ActionKind.FORWARD))
             for index in inputs:
-                piece = stages.piece(stage, index)
+                piece = stages.runner(stage, index).subgraph
                 values = take_values(context.inbox, self._routes, piece, index)
                 at.inputs[index] = values, context.data(piece, Phase.TRAIN, self.step, index)
                 at.inputs_to_come.remove(index)
@@ -223,7 +225,7 @@ class SliceActions:
                 self._handle(stage, InputCame(indices=inputs, now=time.monotonic()), pool)
             gradients = tuple(action.micro_batch for action in self._ready(stage, ActionKind.BACKWARD))
             for index in gradients:
-                at.gradients[index] = take_gradients(context.inbox, self._routes, stages.piece(stage, index), index)
+                at.gradients[index] = take_gradients(context.inbox, self._routes, stages.runner(stage, index).subgraph, index)
                 at.gradients_to_come.remove(index)
             if gradients:
                 self._handle(stage, GradientCame(indices=gradients, now=time.monotonic()), pool)
@@ -313,7 +315,7 @@ class SliceActions:
     def _accept(self, stage: int, task: Task, result: ActionResult) -> None:
         """A result counts: send it to other stages, and add it to the sum."""
         at, index = self._steps[stage], task.index
-        send_results(self._routes, self._parts.stages.piece(stage, index), _action(stage, task), result.values)
+        send_results(self._routes, self._parts.stages.runner(stage, index).subgraph, _action(stage, task), result.values)
         if task.kind is TaskKind.BACKWARD:
             at.sums.put(index, result.gradients)
             return

@@ -23,9 +23,9 @@ from farflung.step.hybrid.helper_links import HelperLinks
 from farflung.step.hybrid.peer_servers import PeerServers
 from farflung.step.hybrid.slice_actions import SliceActions, SliceParts, Waste
 from farflung.step.hybrid.slices import StageSlices
-from farflung.step.local_stages import LocalStages
 from farflung.step.ready_loop import run_actions
 from farflung.step.reduction.gradient_exchange import GradientExchange
+from farflung.step.stages.local_stages import LocalStages
 from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
 from farflung.wire.frames import Frame

@@ -22,19 +22,19 @@ from farflung.errors import CodecError, WireError
 from farflung.messages.arrays import decode_array, pack_arrays, pack_payloads, packed_arrays
 from farflung.messages.fields import text, whole
 from farflung.plan.synchronization import held_elsewhere, strategy_of, world_of
-from farflung.step.codec_gauge import CodecGauge
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.reduction.averaging import Averager, Averaging, Outcome
 from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.reduction.piece_sender import PieceSender
 from farflung.step.reduction.pieces import first_servers
 from farflung.step.run_setup import RunSetup
-from farflung.step.seeded_directions import replayed
 from farflung.step.sync.layer_times import LayerTimes
 from farflung.step.sync.local_step_counts import Paces
 from farflung.step.sync.replica import Member, keep_variance, norm_of, ranges, rescale
 from farflung.step.sync.replica_slots import Kept, kept_of, slots_of
+from farflung.step.sync.seeded_directions import replayed
+from farflung.step.transfer.codec_gauge import CodecGauge
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.sync import Sent, codec_name
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
 from farflung.sync.robust_rules import RULES

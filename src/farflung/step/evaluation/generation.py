@@ -8,9 +8,9 @@ from farflung.engines.base import Array
 from farflung.errors import InputError
 from farflung.ids import derive_seed
 from farflung.step.context import StepContext
-from farflung.step.forward_pass import ForwardGraph, open_graph, run_forward
-from farflung.step.local_stages import LocalStages
+from farflung.step.evaluation.forward_pass import ForwardGraph, open_graph, run_forward
 from farflung.step.run_setup import Phase
+from farflung.step.stages.local_stages import LocalStages
 
 __all__ = ["generate"]
 

@@ -13,9 +13,9 @@ from farflung.checkpoint import pack
 from farflung.engines.base import Array, Engine, StageRunner
 from farflung.graph.cut import SubGraph, cut
 from farflung.job.rates import rates
-from farflung.step.delayed_update import DelayedUpdate, is_stale_slot
 from farflung.step.run_setup import RunHooks, RunSetup
-from farflung.step.stage_runners import open_stage
+from farflung.step.stages.delayed_update import DelayedUpdate, is_stale_slot
+from farflung.step.stages.stage_runners import open_stage
 from farflung.step.sync.replica_slots import is_replica_slot
 
 __all__ = ["LocalStages"]
@@ -52,10 +52,6 @@ class LocalStages:
         """Samples in the micro-batch -> the sub-graphs of all stages."""
         return {rows: cut(graph, self.setup.plan.bounds) for rows, graph in self.setup.graphs.items()}
 
-    def piece(self, stage: int, micro_batch: int) -> SubGraph:
-        """Return the sub-graph of ``stage`` for ``micro_batch``."""
-        return self.cuts[self.setup.job.micro_batch_sizes[micro_batch]][stage]
-
     def runner(self, stage: int, micro_batch: int) -> StageRunner:
         """Return the runner of ``stage`` for ``micro_batch``."""
         return self._runners[stage][self.setup.job.micro_batch_sizes[micro_batch]]
@@ -82,13 +78,9 @@ class LocalStages:
         """The states of the own stages."""
         return frozenset(name for index in self.setup.own_stages for name in self.setup.subgraphs[index].states)
 
-    def owner(self, state: str) -> int:
-        """Return the stage that writes ``state`` into checkpoints and norms: the first that reads it."""
-        return next(piece.stage for piece in self.setup.subgraphs if state in piece.states)
-
     def owns(self, state: str, stage: int) -> bool:
         """Return whether this worker's replica of ``stage`` is the one that writes ``state``."""
-        return stage in self.setup.speaks_for and self.owner(state) == stage
+        return stage in self.setup.speaks_for and self.setup.owner(state) == stage
 
     def load_first(self, hooks: RunHooks) -> dict[str, Array]:
         """Load the states that the run begins with; return the checkpoint's slots of replicas that train alone."""

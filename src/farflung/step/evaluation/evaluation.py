@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from farflung.graph.cut import SubGraph
 from farflung.step.context import StepContext
-from farflung.step.forward_pass import ForwardGraph, open_graph, run_forward
-from farflung.step.local_stages import LocalStages
+from farflung.step.evaluation.forward_pass import ForwardGraph, open_graph, run_forward
 from farflung.step.run_position import EVALUATIONS_AHEAD, RunPosition
 from farflung.step.run_setup import Phase
+from farflung.step.stages.local_stages import LocalStages
 
 __all__ = ["Evaluation"]
 

@@ -11,9 +11,9 @@ from farflung.graph.ir import Graph
 from farflung.schedules.base import Action, ActionKind
 from farflung.step.actions import ActionResult
 from farflung.step.context import StepContext
-from farflung.step.local_stages import LocalStages
 from farflung.step.ready_loop import QueuedActions, run_actions
 from farflung.step.run_setup import Phase
+from farflung.step.stages.local_stages import LocalStages
 from farflung.step.step_meter import StepMeter
 
 __all__ = ["ForwardGraph", "open_graph", "run_forward"]

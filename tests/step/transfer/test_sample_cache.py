@@ -16,8 +16,8 @@ from farflung.errors import CheckpointError, InputError, WireError
 from farflung.plan.link_memory import check_samples, limit_of
 from farflung.plan.model import Plan, Replica
 from farflung.step.run_setup import Phase, RunSetup
-from farflung.step.sample_cache import SampleCache
-from farflung.step.value_transfer import ValueTransfer
+from farflung.step.transfer.sample_cache import SampleCache
+from farflung.step.transfer.value_transfer import ValueTransfer
 from farflung.wire.frames import Frame
 from tests.support.executor_threads import (
     Case,

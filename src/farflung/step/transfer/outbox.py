@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from farflung.errors import ConnectionLost
-from farflung.step.frame_log import frame_facts
-from farflung.step.traffic_meter import LinkUse, StagePair, TrafficMeter
+from farflung.step.transfer.frame_log import frame_facts
+from farflung.step.transfer.traffic_meter import LinkUse, StagePair, TrafficMeter
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import SpanRing, frame_name
 from farflung.transports.base import Endpoint, Urgency

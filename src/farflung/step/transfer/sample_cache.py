@@ -219,8 +219,8 @@ class SampleCache:
             if way.sender == self._setup.device:
                 for width, numbers in _by_width(self._table(way).table).items():
                     held = self._table(way).table.held
-                    found[self._slot(way, "rows", width)] = np.stack([held[number] for number in numbers])
-                    found[self._slot(way, "ids", width)] = np.array(numbers, np.uint64).view(np.int64)
+                    found[_slot(self._setup, way, "rows", width)] = np.stack([held[number] for number in numbers])
+                    found[_slot(self._setup, way, "ids", width)] = np.array(numbers, np.uint64).view(np.int64)
         return found
 
     @property
@@ -235,12 +235,12 @@ class SampleCache:
             CheckpointError: a table is torn.
         """
         for way in self._ways():
-            table, head = self._table(way).table, self._slot(way, "ids", 0).rpartition(".")[0]
+            table, head = self._table(way).table, _slot(self._setup, way, "ids", 0).rpartition(".")[0]
             for key, ids in slots.items():
                 begin, _, width = key.partition("/")[0].rpartition(".")
                 if begin != head or key.partition("/")[2] != _mark(way):
                     continue
-                rows = slots.get(self._slot(way, "rows", int(width)))
+                rows = slots.get(_slot(self._setup, way, "rows", int(width)))
                 if rows is None or rows.shape != (len(ids), int(width)):
                     raise CheckpointError(f"the checkpoint's memory of {way.value!r:.80} is torn: use an older checkpoint")
                 table.put(ids.view(np.uint64), rows)
@@ -256,13 +256,14 @@ class SampleCache:
                 self._tables[way] = _Table(SampleTable(limit=limit))
             return self._tables[way]
 
-    def _slot(self, way: Way, what: str, width: int) -> str:
-        """Replicas count by their place, so a table is found again by those who take over."""
-        places = [self._setup.plan.stages[stage].devices for stage in (way.source, way.target)]
-        ends = (way.receiver, way.sender) if way.gradient else (way.sender, way.receiver)
-        ranks = ".".join(str(devices.index(end)) for devices, end in zip(places, ends, strict=True))
-        sizes = ".".join(str(len(devices)) for devices in places)
-        return f"samples.{way.memory}.{sizes}.{ranks}.{what}.{width}/{_mark(way)}"
+
+def _slot(setup: RunSetup, way: Way, what: str, width: int) -> str:
+    """Replicas count by their place, so a table is found again by those who take over."""
+    places = [setup.plan.stages[stage].devices for stage in (way.source, way.target)]
+    ends = (way.receiver, way.sender) if way.gradient else (way.sender, way.receiver)
+    ranks = ".".join(str(devices.index(end)) for devices, end in zip(places, ends, strict=True))
+    sizes = ".".join(str(len(devices)) for devices in places)
+    return f"samples.{way.memory}.{sizes}.{ranks}.{what}.{width}/{_mark(way)}"
 
 
 def _mark(way: Way) -> str:

@@ -17,9 +17,9 @@ from farflung.errors import FarflungError, WireError
 from farflung.messages.fields import whole
 from farflung.protocol.holdings import Decision, Holding
 from farflung.step.context import StepContext
-from farflung.step.copy_coding import Coder, Incoming, Version
-from farflung.step.local_stages import LocalStages
-from farflung.step.outbox import OutgoingFrame
+from farflung.step.stages.copy_coding import Coder, Incoming, Version
+from farflung.step.stages.local_stages import LocalStages
+from farflung.step.transfer.outbox import OutgoingFrame
 from farflung.transports.base import Urgency
 from farflung.units import Bytes, counted
 from farflung.wire.frames import Frame

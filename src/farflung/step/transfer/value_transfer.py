@@ -23,11 +23,11 @@ from farflung.messages.arrays import FLOATING, decode_array, encode_array
 from farflung.messages.fields import number, table, whole
 from farflung.plan.link_memory import way_of
 from farflung.plan.model import CodecChoice
-from farflung.step.codec_gauge import CodecGauge
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import Phase, RunSetup
-from farflung.step.sample_cache import SampleCache
+from farflung.step.transfer.codec_gauge import CodecGauge
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.sample_cache import SampleCache
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import DTYPES, ArrayMeta
 from farflung.wire.frames import Frame

@@ -8,7 +8,7 @@ import numpy as np
 
 from farflung.engines.base import Array
 from farflung.protocol.holdings import Decision, Holding, ahead
-from farflung.step.local_stages import LocalStages
+from farflung.step.stages.local_stages import LocalStages
 
 __all__ = ["RetainedStages"]
 
