@@ -29,7 +29,7 @@ from farflung.errors import InputError
 from farflung.ids import new_id
 from farflung.job import JobSpec, make_job
 from farflung.messages.submission import Bundle
-from farflung.step.copy_coding import Coder, Version
+from farflung.step.stages.copy_coding import Coder, Version
 from farflung.telemetry import RunFolder, StepRecord
 
 __all__ = ["Chaos", "ChaosSettings"]

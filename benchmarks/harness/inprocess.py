@@ -98,9 +98,8 @@ def run_planned(
             on_step(done)
 
     hooks = {device: _Hooks(given, shared, progress, report) for device in setups}
-    run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, given.job.threads)
-    for executor in run.executors.values():
-        executor.keep_gradients = keep_gradients
+    threads = given.job.threads
+    run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, threads, keep_gradients=keep_gradients)
     run.run()
     executors = run.executors.values()
     return InProcess(
@@ -108,7 +107,7 @@ def run_planned(
         evaluations=tuple(progress.evaluations),
         micro_losses=tuple(micro),
         gradients=[executor.gradients for executor in executors],
-        states=[executor.base(stage).states() for executor in executors for stage in executor.setup.own_stages],
+        states=[runner.states() for executor in executors for runner in executor.stages.bases.values()],
     )
 
 

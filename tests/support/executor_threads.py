@@ -252,14 +252,12 @@ def run_threads(case: Case) -> Ran:
     shared = SharedBatches(lambda s, m: batch_arrays(case.batches(s, m), order), sum(1 for piece in pieces if piece.placeholders))
     states = module_states(module, graph)
     hooks = {device: Hooks(case, bundle, plan, device, shared, states, ran) for device in setups}
-    run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, case.job.threads)
-    for executor in run.executors.values():
-        executor.keep_gradients = True
+    run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, case.job.threads, keep_gradients=True)
     run.run()
     ran.states = run.states()
     for device, executor in run.executors.items():
         ran.gradients |= executor.gradients
-        bases = [executor.base(stage) for stage in executor.setup.own_stages]
+        bases = executor.stages.bases.values()
         ran.held[device] = {name: value for base in bases for name, value in base.states().items()}
     return ran
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farflung.job import JobSpec
-from farflung.step.hybrid import stage_server as serving
+from farflung.step.hybrid.stage_server import StageServer
 from farflung.telemetry.records import RecoveryRecord, read_record
 from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_job
 
@@ -25,13 +25,13 @@ class Scene:
         self.seen: list[tuple[str, str]] = []
         #: Servers wait for it before the first forward of step 3.
         self.awaited: threading.Event | None = None
-        came = serving.Serving.came
+        came = StageServer.came
 
-        def arrive(self_: serving.Serving, name: str, stage: int, speed: float, *, fed: bool) -> None:
+        def arrive(self_: StageServer, name: str, stage: int, speed: float, *, fed: bool) -> None:
             came(self_, name, stage, speed, fed=fed)
-            self.here[self_._executor.setup.device].set()
+            self.here[self_.context.setup.device].set()
 
-        monkeypatch.setattr(serving.Serving, "came", arrive)
+        monkeypatch.setattr(StageServer, "came", arrive)
 
     def __call__(self, name: str, facts: Mapping[str, int | str]) -> None:
         if name == "worker.before_forward" and facts["step"] == 1:

@@ -19,7 +19,7 @@ import pytest
 
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, TrainingError
 from farflung.security import Credentials
-from farflung.step.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.transports import Insecure, TransportConfig, Urgency
 from farflung.transports.tcp import endpoint as tcp_endpoint
 from farflung.transports.tcp.connection import MessageKind, build_message

@@ -34,7 +34,10 @@ class LocalRun:
         engine: Engine,
         make_endpoint: MakeEndpoint,
         threads: int,
+        *,
+        keep_gradients: bool = False,
     ) -> None:
+        """``keep_gradients``: executors store the gradients of the last step (``Executor.gradients``)."""
         self._threads = threads
         self._engine = engine
         self._endpoints: list[Endpoint] = []
@@ -46,7 +49,7 @@ class LocalRun:
         for device, setup in setups.items():
             endpoint = make_endpoint(device, self._receiver(device))
             self._endpoints.append(endpoint)
-            self.executors[device] = Executor(setup, endpoint, hooks[device], engine)
+            self.executors[device] = Executor(setup, endpoint, hooks[device], engine, keep_gradients=keep_gradients)
         for endpoint in self._endpoints:
             for device, other in zip(setups, self._endpoints, strict=True):
                 endpoint.connect(device, other.address)
@@ -93,14 +96,14 @@ class LocalRun:
     def wake(self) -> None:
         """Make executors that wait ask again what they wait for."""
         for executor in self.executors.values():
-            executor.mailbox.poke()
+            executor.inbox.poke()
 
     def states(self) -> dict[str, Array]:
         """Parameters and persistent buffers of the whole model, by name."""
         merged: dict[str, Array] = {}
         for executor in self.executors.values():
-            for stage in executor.setup.own_stages:
-                for name, value in executor.base(stage).states().items():
+            for runner in executor.stages.bases.values():
+                for name, value in runner.states().items():
                     merged.setdefault(name, value)
         return merged
 

@@ -1,7 +1,7 @@
 """The event loop: a program run in virtual time, under the rules of the runtime.
 
-Source of the rules: ``step.executor`` (one computing thread per device takes, among its stages' next actions, one whose
-inputs are here, backwards first, then early stages) and ``step.outbox`` (one sending thread per peer encodes and posts; a
+Source of the rules: ``step.pipeline`` (one computing thread per device takes, among its stages' next actions, one whose
+inputs are here, backwards first, then early stages) and ``step.transfer.outbox`` (one sending thread per peer encodes; a
 full queue holds the computing thread, a full window the sending thread; one thread per peer decodes). A directed link carries
 one frame at a time; latency delays a frame without occupying the link. What a frame will meet on its own link is known
 when it is posted, so a frame is one event, its arrival; where links share a capacity, ``network.Shared`` adds more.

@@ -50,8 +50,8 @@ class Jitter:
 class SimulationSettings:
     """``steps``: optimizer steps in a row. ``spans``: keep what happened when (a trace). ``seed``: of all random draws.
 
-    ``queue``: frames that wait for one peer before the computing thread is held up (``step.outbox``); ``window``: frames on
-    their way to one peer before the sending thread is (``transports.config``). ``frame_bytes``: head of a frame on the wire.
+    ``queue``: frames that wait for one peer before the computing thread blocks (``step.transfer.outbox``). ``window``: frames on
+    their way to one peer before the sending thread blocks (``transports.config``). ``frame_bytes``: head of a frame on the wire.
     ``codecs``: codec -> speed.
     """
 

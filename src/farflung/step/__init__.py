@@ -1,24 +1,26 @@
-"""One worker's part in the optimizer steps of a run.
+"""One worker's part in the optimizer steps of a run. docs/architecture.md, "Life of a micro-batch", has the picture.
 
 - ``run_setup``: ``RunSetup``: what every worker knows of a run; ``RunHooks``: what a step asks of its surroundings.
 - ``plugin_check``: whether this process has the codecs, strategy and planner of a job.
-- ``stage_runners``: the engine's runners of a stage, one per micro-batch size.
-- ``executor``: ``Executor``: takes ready actions and computes them, step after step.
+- ``executor``: ``Executor``: steps, evaluations and checkpoints of one worker, on its compute thread.
+- ``context``: ``StepContext``: what the parts share.
+- ``router``: frames that arrive, to the part that takes them.
+- ``run_position``: how far this worker is, and which batches of the submitter may wait.
 - ``inbox``: where received values wait for the compute thread.
-- ``value_transfer``: key, codec and route of every value that leaves or arrives.
-- ``outbox``: one sender thread per peer and urgency: encodes and posts frames.
-- ``frame_log``: the spans of frames in a worker's trace.
-- ``sample_cache``: what both ends of a link cached of samples that come again.
-- ``codec_gauge``: time and error of codecs on each link.
+- ``optimizer_step``: ``OptimizerStep``: the parts of one step, in order.
+- ``ready_loop``: waits for an action whose inputs are here, computes it, sends its results.
+- ``actions``: inputs, result and computation of an action.
+- ``pipeline``: forwards and backwards in the order of a schedule; ``TrainingMode``, the protocol of modes of training.
+- ``zeroth_order``: a mode with two finite-difference probes in place of a backward.
+- ``hybrid``: a mode with servers and helpers.
+- ``transfer``: values and messages on their way between workers.
 - ``reduction``: sums over replicas.
 - ``sync``: replicas under a sync strategy.
-- ``hybrid``: servers and helpers of a hybrid plan.
-- ``step_vote``: losses and health of a step: whether the step may be applied.
+- ``tied_gradients``: gradients of parameters that several stages share.
+- ``gradient_check``: norm and finiteness of a step's gradients.
+- ``step_vote``: losses go to the leader, its verdict to everyone.
 - ``two_phase_commit``: a step is prepared, then applied.
-- ``delayed_update``: steps that compute with parameters one update older.
-- ``zeroth_order``: steps without a backward.
-- ``evaluation``: evaluation and text generation through the training stages.
-- ``state_copies``: copies of stage states on other workers.
-- ``copy_coding``: a copy on its way: pieces, coded against the previous copy.
+- ``stages``: the stages of this worker, with their states and copies of states.
+- ``evaluation``: evaluation and text generation.
 - ``step_meter``: where the wall-clock time of a step goes.
 """

@@ -156,6 +156,10 @@ class RunSetup:
         every = self.job.evaluate.every
         return bool(every and step and step % every == 0) and step < self.job.steps
 
+    def owner(self, state: str) -> int:
+        """Return the stage that writes ``state`` into checkpoints and norms: the first that reads it."""
+        return next(piece.stage for piece in self.subgraphs if state in piece.states)
+
     def home(self, stage: int) -> str:
         """The device that speaks for ``stage``: that of its first replica."""
         return self.plan.stages[stage].device

@@ -1,7 +1,7 @@
-"""Whether a step may be applied: who makes losses tells the leader, and the leader tells everyone.
+"""The vote on a step: workers that make losses send them to the leader, and the leader sends its verdict to everyone.
 
-Both happen as soon as the losses are known, before the last backward, so that nobody waits for a verdict at the end of a step
-(where it would stand behind whatever replicas exchange there).
+Both happen as soon as the losses are known, before the last backward. So no worker waits for a verdict at the end of a step,
+where it would stand behind the sums over replicas.
 """
 
 from __future__ import annotations
@@ -10,61 +10,53 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 
-from farflung.step.inbox import Inbox
-from farflung.step.run_setup import RunHooks, RunSetup
-from farflung.step.value_transfer import ValueTransfer
+from farflung.step.context import StepContext
 
-__all__ = ["Verdicts"]
+__all__ = ["StepVote"]
 
 
-class Verdicts:
-    """One worker's part. ``tell`` and ``gather`` are called by the compute thread, ``heard`` on any."""
+class StepVote:
+    """One worker's part. The compute thread calls ``report`` and ``gather``, any thread ``received``."""
 
-    def __init__(
-        self,
-        setup: RunSetup,
-        hooks: RunHooks,
-        mailbox: Inbox,
-        courier: ValueTransfer,
-        copy_due: Callable[[int], bool],
-        takes_part: Callable[[int, str], bool],
-    ) -> None:
-        """``copy_due``: whether copies of the states shall be sent to their guards after a step. ``takes_part``: whether a device
-        computes in a step."""
-        self._copy_due, self._takes_part = copy_due, takes_part
-        self._setup, self._hooks, self._mailbox, self._courier = setup, hooks, mailbox, courier
+    def __init__(self, context: StepContext, copy_due: Callable[[int], bool], takes_part: Callable[[int, str], bool]) -> None:
+        """``copy_due``: whether a copy interval begins after a step. ``takes_part``: whether a device computes in a step."""
+        self._context, self._copy_due, self._takes_part = context, copy_due, takes_part
         self._lock = threading.Lock()
         #: The newest step with a verdict, and the own losses of the newest step whose losses are all known here.
         self._announced, self._mine = -1, (-1, dict[int, float]())
+        setup = context.setup
         stage = setup.loss_stage
         self._own = setup.places[stage].count(setup.device) if stage in setup.own_stages else 0
         self._others = setup.plan.stages[stage].devices[1:]
 
-    def tell(self, step: int, losses: Mapping[int, float]) -> None:
-        """``losses`` are those that were made here so far in ``step``."""
+    def report(self, step: int, losses: Mapping[int, float]) -> None:
+        """Send ``losses`` once they are all that this worker makes in ``step``."""
         if len(losses) != self._own:
             return
-        if self._setup.device == self._setup.leader:
+        setup = self._context.setup
+        if setup.device == setup.leader:
             self._mine = (step, dict(losses))
-            self.heard(step)
+            self.received(step)
         else:
-            told = {str(micro_batch): loss for micro_batch, loss in losses.items()}
-            self._courier.post(self._setup.leader, "losses", step, {"losses": told})
+            fields = {str(micro_batch): loss for micro_batch, loss in losses.items()}
+            self._context.transfer.post(setup.leader, "losses", step, {"losses": fields})
 
-    def heard(self, step: int) -> None:
-        """Losses of another replica came: the leader announces as soon as it has all."""
+    def received(self, step: int) -> None:
+        """Losses of another replica are in the inbox: the leader announces its verdict as soon as it has all."""
         at, mine = self._mine
-        told = self._mailbox.seen([("losses", step, device) for device in self._awaited(step)]) if at == step else None
-        if told is not None:
-            self._announce(step, mine | _losses(told))
+        inbox = self._context.inbox
+        found = inbox.seen([("losses", step, device) for device in self._awaited(step)]) if at == step else None
+        if found is not None:
+            self._announce(step, mine | _losses(found))
 
     def gather(self, step: int, losses: dict[int, float]) -> dict[int, float]:
-        """Where several replicas make losses, the leader gets all of them; nobody else keeps any."""
+        """Return all losses of ``step`` on the leader; where several replicas make losses, none on the others."""
+        setup = self._context.setup
         if not self._others:
             return losses
-        if self._setup.device != self._setup.leader:
+        if setup.device != setup.leader:
             return {}
-        losses |= _losses([self._mailbox.take(("losses", step, device)) for device in self._awaited(step)])
+        losses |= _losses([self._context.inbox.take(("losses", step, device)) for device in self._awaited(step)])
         self._announce(step, losses)
         return losses
 
@@ -72,23 +64,24 @@ class Verdicts:
         return [device for device in self._others if self._takes_part(step, device)]
 
     def _announce(self, step: int, losses: Mapping[int, float]) -> None:
-        """Tell everyone, once, whether the losses are numbers and whether this step is the last, or a checkpoint's."""
+        """Send everyone, once, whether the losses are finite, and whether the run ends or saves after this step."""
         with self._lock:
             if step <= self._announced:
                 return
             self._announced = step
+        setup, hooks = self._context.setup, self._context.hooks
         bad = [index for index, loss in losses.items() if not math.isfinite(loss)]
-        stop, save = self._hooks.stop_requested(), self._hooks.save_requested()
-        more = step + 1 < self._setup.job.steps
-        leave = more and not stop and self._hooks.leave_requested()
-        told = [losses[index] for index in sorted(losses)]
-        # a step that is the last and saves is handed over; else the end writes its own checkpoint
+        stop, save = hooks.stop_requested(), hooks.save_requested()
+        more = step + 1 < setup.job.steps
+        leave = more and not stop and hooks.leave_requested()
+        ordered = [losses[index] for index in sorted(losses)]
+        # a last step that saves drains the run; without ``save`` the end of the run writes its own checkpoint
         asked = {"stop": stop or leave, "save": (save and more and not stop) or leave, "copy": more and self._copy_due(step)}
-        verdict = {"finite": not bad, "bad": bad, "losses": told, **asked}
-        self._mailbox.put(("verdict", step), verdict)
-        for peer in self._setup.peers:
-            self._courier.post(peer, "verdict", step, verdict)
+        verdict = {"finite": not bad, "bad": bad, "losses": ordered, **asked}
+        self._context.inbox.put(("verdict", step), verdict)
+        for peer in setup.peers:
+            self._context.transfer.post(peer, "verdict", step, verdict)
 
 
-def _losses(told: list[dict[str, dict[str, float]]]) -> dict[int, float]:
-    return {int(micro_batch): loss for fields in told for micro_batch, loss in fields["losses"].items()}
+def _losses(found: list[dict[str, dict[str, float]]]) -> dict[int, float]:
+    return {int(micro_batch): loss for fields in found for micro_batch, loss in fields["losses"].items()}

@@ -22,7 +22,7 @@ from farflung.plan.document import plan_from_json
 from farflung.protocol.pool_events import TaskKind
 from farflung.step.hybrid.slices import AHEAD, HELD, Order, StageSlices, compute
 from farflung.step.run_setup import RunSetup, attempt_name
-from farflung.step.stage_runners import open_stage
+from farflung.step.stages.stage_runners import open_stage
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.transports.base import Arrival, Urgency

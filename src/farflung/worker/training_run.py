@@ -15,7 +15,6 @@ from farflung.data.base import Place
 from farflung.data.files import default_cache, inside, resolve
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, DiskFull, FarflungError, VersionError, WireError
-from farflung.graph.cut import SubGraph
 from farflung.messages.copy_rounds import Rounds, read_rounds
 from farflung.messages.fields import number, table, text, texts, whole
 from farflung.messages.link_reports import write_links
@@ -25,7 +24,6 @@ from farflung.messages.submission import Bundle, unsqueeze
 from farflung.plan.document import plan_from_json
 from farflung.plan.link_memory import check_samples
 from farflung.step.executor import Executor
-from farflung.step.hybrid.peer_servers import FELLOW_KINDS
 from farflung.step.plugin_check import check_brought
 from farflung.step.run_setup import Committed, Phase, RunSetup, attempt_name, data_key
 from farflung.telemetry.faults import fault_point
@@ -201,13 +199,12 @@ class Work:
         try:
             if frame.kind == "lent":
                 if borrowing is not None:
-                    borrowing.receive(peer, frame, executor.mailbox)
+                    borrowing.receive(peer, frame, executor.inbox)
                 return
             may = peer == self._submitter if frame.kind == "data" else peer in peers
             if not may:
                 raise self._strange(peer, frame)
-            serving = executor.serving if frame.kind in FELLOW_KINDS else None
-            (serving.receive if serving is not None else executor.on_frame)(peer, frame)
+            executor.on_frame(peer, frame)
         except (WireError, CodecError, VersionError) as error:
             self.abort(type(error)(f"a bad {frame.kind!r:.40} came from {peer}: {error}"))
             raise
@@ -224,28 +221,21 @@ class Work:
         Raises:
             WireError: it does not belong here, or is malformed.
         """
-        serving = executor.serving
-        if serving is None or peer not in serving.known:
+        if executor.server is None or not executor.server.receive_answer(peer, frame):
             raise WireError(f"{peer} does not help in run {self.run}; its answer is refused")
-        try:
-            serving.receive(peer, frame)
-        except Exception as error:  # it must not kill the transport's thread, nor the run
-            wrong = error if isinstance(error, FarflungError) else WireError(f"a bad answer: {type(error).__name__}: {error}")
-            serving.went(peer, f"it sent a bad answer: {wrong}")
-            raise wrong from error
 
     def on_helper(self, frame: Frame) -> None:
         """A helper comes, or goes, as the broker says (session's thread)."""
         executor = self.executor
-        if executor is None or executor.serving is None:
+        if executor is None or executor.server is None:
             return
         name = text(frame.header, "name", limit=100)
         if frame.kind == "helper_gone":
-            executor.serving.went(name, text(frame.header, "cause"))
+            executor.server.went(name, text(frame.header, "cause"))
             return
         self._host.meet({name: text(frame.header, "address", limit=300)}, {})
         stage, speed = whole(frame.header, "stage"), number(frame.header, "speed", low=1e-12)
-        executor.serving.came(name, stage, speed, fed=frame.header.get("fed") is True)
+        executor.server.came(name, stage, speed, fed=frame.header.get("fed") is True)
 
     def _strange(self, peer: str, frame: Frame) -> WireError:
         return WireError(f"{peer} takes no part in run {self.run}; its {frame.kind!r:.40} is refused")
@@ -254,14 +244,14 @@ class Work:
         """A frame came in (transport thread); once it is decoded, its span is added to the trace."""
         executor = self.executor
         if executor is not None and arrival.peer in executor.setup.peers:
-            executor.frames.arrived(arrival)
+            executor.on_arrival(arrival)
 
     def on_lost(self, peer: str, error: ConnectionLost) -> None:
         """``peer`` broke off."""
         executor = self.executor
         borrowing = self._borrowing
-        if executor is not None and executor.serving is not None:
-            executor.serving.went(peer, str(error))  # if it helps
+        if executor is not None and executor.server is not None:
+            executor.server.went(peer, str(error))  # if it helps
         if executor is not None and (peer in executor.setup.peers or (borrowing is not None and peer in borrowing.live.moves)):
             self.abort(error)
 
@@ -329,7 +319,7 @@ class Work:
         if self._ended_by is not None:
             raise self._ended_by
         if self._borrowing is not None:
-            self._borrowing.fetch(setup, endpoint, executor.mailbox)
+            self._borrowing.fetch(setup, endpoint, executor.inbox)
         fault_point("worker.begins", step=setup.first_step, device=setup.device)
         executor.prepare()
         self._borrowing = None
@@ -380,10 +370,10 @@ class Work:
         if executor is not None:
             executor.abort(ConnectionLost(f"run {self.run} is over here"))  # wakes transport threads that wait in it
             executor.close()
-            held = executor.commits.held() if self._keep else None
-            self._reports = tuple(executor.commits.reports)
-            if held is not None:
-                self._host.shelf.put(self.run, *executor.copies.held(), held)
+            self._reports = executor.reports
+            retained = executor.retained() if self._keep else []
+            if retained:
+                self._host.shelf.put(self.run, *retained)
         if self._shaped is not None and self._shaped is not self._host.endpoint:
             self._shaped.close()
         if executor is not None:
@@ -405,20 +395,12 @@ class Work:
         assert self.executor is not None
         key = (data_key(phase), step, micro_batch, name)
         if key not in self._held:
-            readers = sum(name in piece.placeholders for piece in self._pieces(self.executor, phase, micro_batch))
-            self._held[key] = (self.executor.mailbox.take(key), readers)
+            readers = sum(name in piece.placeholders for piece in self.executor.local_pieces(phase, micro_batch))
+            self._held[key] = (self.executor.inbox.take(key), readers)
         array, left = self._held.pop(key)
         if left > 1:
             self._held[key] = (array, left - 1)
         return array
-
-    @staticmethod
-    def _pieces(executor: Executor, phase: Phase, micro_batch: int) -> Sequence[SubGraph]:
-        """The sub-graphs that run here for one micro-batch."""
-        if phase is Phase.EVAL:
-            return executor.opened[phase].here
-        setup = executor.setup
-        return [setup.subgraphs[index] for index in setup.own_stages if setup.places[index][micro_batch] == setup.device]
 
     def first_states(self, names: Sequence[str]) -> Mapping[str, Array] | None:
         """From a checkpoint, from weights that the submitter sent, or from a file on this machine; None: initializers."""

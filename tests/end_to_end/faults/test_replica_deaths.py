@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from farflung.job import JobSpec
-from farflung.step.outbox import Outbox
-from farflung.step.state_copies import Copies
+from farflung.step.stages.state_copies import StateCopies
+from farflung.step.transfer.outbox import Outbox
 from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
 from tests.support.loopback import Finished, Loopback, text_folder, text_job, until
 from tests.support.worker_deaths import at, equal, recoveries_of, vanish
@@ -158,7 +158,7 @@ def test_copies_serve_where_the_only_holder_dies(
     assert recovery.step + recovery.replayed in (10, 11)
 
 
-def coding(found: Finished, copies: Sequence[Copies]) -> list[tuple[int, int]]:
+def coding(found: Finished, copies: Sequence[StateCopies]) -> list[tuple[int, int]]:
     """Bytes of copies before and after coding, for each worker that sent some; each reports them at the end of the run."""
     reported = [f for f in found.frames if f.kind == "note" and "of the state" in str(f.header["text"])]
     assert all(frame.header["detail"] for frame in reported)
@@ -171,9 +171,9 @@ def test_copies_are_coded_by_those_before_and_whole_for_who_lacks_them(
     place: Path, tmp_path: Path, alone: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Outbox, "rate", lambda *_: 0.0)
-    everybody: list[Copies] = []
-    build = Copies.__init__
-    monkeypatch.setattr(Copies, "__init__", lambda self, *args: (everybody.append(self), build(self, *args))[1])
+    everybody: list[StateCopies] = []
+    build = StateCopies.__init__
+    monkeypatch.setattr(StateCopies, "__init__", lambda self, *args: (everybody.append(self), build(self, *args))[1])
 
     def one_by_one(name: str, facts: Mapping[str, int | str]) -> None:
         """No step begins while copies are on their way, so rounds are as many in both runs."""
@@ -183,7 +183,7 @@ def test_copies_are_coded_by_those_before_and_whole_for_who_lacks_them(
     with Loopback(place, 3, folder=str(tmp_path / "kept")) as cluster, injecting(one_by_one):
         kept = coding(cluster.run(pipeline()), everybody)
     everybody.clear()
-    monkeypatch.setattr(Copies, "_version", lambda *_: None)
+    monkeypatch.setattr(StateCopies, "_version", lambda *_: None)
     with Loopback(place, 3, folder=str(tmp_path / "lacking")) as cluster, injecting(one_by_one):
         lacking = cluster.run(pipeline())
     equal(alone, lacking)

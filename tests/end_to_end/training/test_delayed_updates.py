@@ -10,7 +10,7 @@ import pytest
 from farflung.errors import CheckpointError, ConnectionLost
 from farflung.job import JobSpec
 from farflung.protocol.task_pool import Patience
-from farflung.step.hybrid import stage_server as serving
+from farflung.step.hybrid import stage_server
 from farflung.step.hybrid.slices import AHEAD, HELD, NOW, StageSlices
 from farflung.telemetry import RunFolder, StepRecord, injecting
 from tests.support.helped_runs import CLIPPED, Scene, check, helped
@@ -26,9 +26,9 @@ def delayed(**changes: object) -> JobSpec:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    real = serving.TaskPool
+    real = stage_server.TaskPool
     patience = Patience(least=1e6, first=1e6)
-    monkeypatch.setattr(serving, "TaskPool", lambda *args, **kinds: real(*args, **{**kinds, "patience": patience}))
+    monkeypatch.setattr(stage_server, "TaskPool", lambda *args, **kinds: real(*args, **{**kinds, "patience": patience}))
     made = Scene(monkeypatch)
     with injecting(made):
         yield made

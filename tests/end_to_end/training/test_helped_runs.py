@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import ConnectionLost
-from farflung.protocol.pool_events import Task
 from farflung.protocol.task_pool import Patience, TaskPool
-from farflung.step.hybrid import peer_servers as fellows
-from farflung.step.hybrid import stage_server as serving
+from farflung.step.hybrid import stage_server
+from farflung.step.hybrid.stage_server import StageServer
 from farflung.telemetry import injecting
 from farflung.wire.frames import Frame
 from farflung.worker import helper as helping
@@ -24,8 +23,8 @@ from tests.support.loopback import Finished, Loopback, same, states_of, text_job
 def patience(monkeypatch: pytest.MonkeyPatch) -> list[Patience]:
     """The one element is the patience of pools; at first without end, so that only what a test does makes tasks change hands."""
     chosen = [Patience(least=1e6, first=1e6)]
-    real = serving.TaskPool
-    monkeypatch.setattr(serving, "TaskPool", lambda *args, **kinds: real(*args, **{**kinds, "patience": chosen[0]}))
+    real = stage_server.TaskPool
+    monkeypatch.setattr(stage_server, "TaskPool", lambda *args, **kinds: real(*args, **{**kinds, "patience": chosen[0]}))
     return chosen
 
 
@@ -146,24 +145,21 @@ def test_servers_of_a_stage_share_helpers(home: Path, scene: Scene, monkeypatch:
 def test_a_server_that_is_done_helps_its_fellow(home: Path, patience: list[Patience], monkeypatch: pytest.MonkeyPatch) -> None:
     """``a`` begins step 1 when ``b`` has said that it is free."""
     free, computed = threading.Event(), list[str]()
-    hear, done = serving.Serving._hear_fellow, fellows.Fellows.done
+    receive = StageServer.receive
 
-    def heard(self: serving.Serving, peer: str, frame: Frame) -> None:
-        hear(self, peer, frame)
+    def received(self: StageServer, peer: str, frame: Frame) -> None:
+        receive(self, peer, frame)
         if frame.kind == "free" and peer == "b" and frame.header["step"] == 1:
             free.set()
-
-    def noted(self: fellows.Fellows, stage: int, task: Task) -> None:
-        done(self, stage, task)
-        computed.append(self._executor.setup.device)
+        if frame.kind == "answer":
+            computed.append(peer)
 
     def wait(name: str, facts: Mapping[str, int | str]) -> None:
         if name == "worker.before_forward" and facts["step"] == 1 and facts["device"] == "a":
             free.wait()
 
     truth = alone(home)
-    monkeypatch.setattr(serving.Serving, "_hear_fellow", heard)
-    monkeypatch.setattr(fellows.Fellows, "done", noted)
+    monkeypatch.setattr(StageServer, "receive", received)
     with injecting(wait):
         found, _ = helped(home, REPLICATED, helpers="")
     assert found.result.status == "finished", found.result.cause

@@ -10,7 +10,7 @@ import pytest
 from farflung.chaos.faults import Fault
 from farflung.chaos.kills import differing_tensors, play
 from farflung.job import JobSpec
-from farflung.step.sample_cache import SampleMemory
+from farflung.step.transfer.sample_cache import SampleCache
 from farflung.telemetry import RecoveryRecord, RunFolder, injecting
 from tests.support.loopback import Finished, Loopback, captured, same, text_job
 from tests.support.patient_cluster import Patient
@@ -57,7 +57,7 @@ def test_after_a_loss_both_ends_begin_anew(home: Path, whole: Finished, monkeypa
     with Loopback(home, 2, folder="broker") as cluster, injecting(at("worker.before_backward", 6, "b", lambda: cut(cluster))):
         broken = cluster.run(job())
     assert broken.result.status == "finished", broken.result.cause
-    monkeypatch.setattr(SampleMemory, "load", lambda self, slots: None)
+    monkeypatch.setattr(SampleCache, "load", lambda self, slots: None)
     forgetful = resumed(home, whole)
     assert same(forgetful.tensors(STEPS), broken.tensors(STEPS)) == []
     assert same(whole.tensors(STEPS), broken.tensors(STEPS)) != []
@@ -125,7 +125,7 @@ def test_a_run_that_goes_on_from_copies_begins_with_nothing_remembered(
     resume = f"{before.folder}/checkpoints/step-{record.step:010d}"
     after = job(steps=steps, checkpoint={"every": LONG, "resume": resume}, copies=0)
     remembering = calm(home, after, str(tmp_path / "calm"))
-    monkeypatch.setattr(SampleMemory, "load", lambda self, slots: None)
+    monkeypatch.setattr(SampleCache, "load", lambda self, slots: None)
     forgetful = calm(home, after, str(tmp_path / "calm"))
     assert cuts_of(forgetful.folder) == cuts_of(root)
     assert differing_tensors(forgetful.folder, root) == []

@@ -11,7 +11,7 @@ import safetensors.numpy
 from farflung.checkpoint import export_file
 from farflung.job import JobSpec
 from farflung.protocol.task_pool import Patience
-from farflung.step.hybrid import stage_server as serving
+from farflung.step.hybrid import stage_server
 from farflung.telemetry import injecting
 from tests.support.helped_runs import CLIPPED, Scene, check, helped
 from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_job
@@ -64,8 +64,8 @@ def place(home: Path) -> Path:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    real, patience = serving.TaskPool, Patience(least=1e6, first=1e6)
-    monkeypatch.setattr(serving, "TaskPool", lambda *args, **kinds: real(*args, **{**kinds, "patience": patience}))
+    real, patience = stage_server.TaskPool, Patience(least=1e6, first=1e6)
+    monkeypatch.setattr(stage_server, "TaskPool", lambda *args, **kinds: real(*args, **{**kinds, "patience": patience}))
     made = Scene(monkeypatch)
     made.here["b"].set()  # both helpers may go to the first stage
     return made

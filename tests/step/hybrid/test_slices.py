@@ -9,7 +9,8 @@ from farflung.engines import get_engine
 from farflung.engines.base import EngineSettings
 from farflung.errors import WireError
 from farflung.protocol.pool_events import Task, TaskKind
-from farflung.step.hybrid.slices import Answer, SliceWork, StageSlices, compute
+from farflung.step.actions import ActionInputs, ActionResult
+from farflung.step.hybrid.slices import StageSlices, compute
 from farflung.wire.frames import Frame, decode_frame, encode_frame
 from tests.support.small_runs import ROWS, small_setup
 
@@ -50,7 +51,7 @@ def test_a_helper_makes_what_the_server_would() -> None:
         assert step == 2
         helper.load(read)
 
-    def both(slices: StageSlices, task: Task, work: SliceWork, near: int) -> Answer:
+    def both(slices: StageSlices, task: Task, work: ActionInputs, near: int) -> ActionResult:
         order = slices.read_task(sent(slices.task_frame(task, work)))
         assert order.task == task
         there = slices.read_answer(sent(slices.answer_frame(task, compute(runners[near + 2], order.task, order.work))))
@@ -62,20 +63,20 @@ def test_a_helper_makes_what_the_server_would() -> None:
             assert all(left[key].tobytes() == np.ascontiguousarray(right[key]).tobytes() for key in right)  # type: ignore[index]
         return here
 
-    forward = both(first, FORWARD, SliceWork(values={}, data=given["first"]), 0)
-    inner = SliceWork(values=forward.values, data=given["last"])
+    forward = both(first, FORWARD, ActionInputs(values={}, data=given["first"]), 0)
+    inner = ActionInputs(values=forward.values, data=given["last"])
     assert both(last, FORWARD, inner, 1).loss is not None
-    back = both(last, BACKWARD, SliceWork(weight=0.5), 1)
+    back = both(last, BACKWARD, ActionInputs(weight=0.5), 1)
     assert back.gradients
-    again = both(last, BACKWARD, SliceWork(values=inner.values, data=inner.data, weight=0.5), 1)
+    again = both(last, BACKWARD, ActionInputs(values=inner.values, data=inner.data, weight=0.5), 1)
     assert all(again.gradients[use].tobytes() == array.tobytes() for use, array in back.gradients.items())
     edge = first.pieces[ROWS].requires_gradients[0]
-    both(first, BACKWARD, SliceWork(gradients={edge.value: [back.values[edge.value]]}, weight=0.5), 0)
+    both(first, BACKWARD, ActionInputs(gradients={edge.value: [back.values[edge.value]]}, weight=0.5), 0)
 
 
 def test_what_is_malformed_is_refused() -> None:
     first, last = chain()
-    task = first.task_frame(FORWARD, SliceWork(values={}, data=data()["first"]))
+    task = first.task_frame(FORWARD, ActionInputs(values={}, data=data()["first"]))
     with pytest.raises(WireError, match="a 'task' is a forward \\(F\\) or backward \\(B\\) of stage 1"):
         last.read_task(task)
     with pytest.raises(WireError, match="'index' must be a whole number from 0 to 1, got 2"):
@@ -84,7 +85,7 @@ def test_what_is_malformed_is_refused() -> None:
         first.read_task(changed(task, arrays=[]))
     with pytest.raises(WireError, match="an array of a 'task' of stage 0 is missing"):
         first.read_task(changed(task, arrays=[None]))
-    large = first.task_frame(FORWARD, SliceWork(values={}, data={"x": np.zeros((ROWS, 9), np.float32)}))
+    large = first.task_frame(FORWARD, ActionInputs(values={}, data={"x": np.zeros((ROWS, 9), np.float32)}))
     with pytest.raises(WireError, match=r"oversized: float32 \[4, 9\] has more than the 128 bytes of the plan"):
         first.read_task(large)
     with pytest.raises(WireError, match=r"stage 0 has no state 'third\.weight'"):
@@ -97,6 +98,6 @@ def test_what_is_malformed_is_refused() -> None:
     with pytest.raises(WireError, match="arrays was expected, 1 came"):
         first.read_answer(answer)
     value = first.pieces[ROWS].sends_activations[0]
-    lying = first.answer_frame(FORWARD, Answer(values={value.value: np.zeros(value.spec.shape, np.float32)}, loss=1.0))
+    lying = first.answer_frame(FORWARD, ActionResult(values={value.value: np.zeros(value.spec.shape, np.float32)}, loss=1.0))
     with pytest.raises(WireError, match="a forward of stage 0 makes no loss"):
         first.read_answer(lying)

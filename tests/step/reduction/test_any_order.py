@@ -19,11 +19,11 @@ from farflung.messages.arrays import pack_arrays
 from farflung.plan.check import check_plan, check_replicas
 from farflung.plan.model import Plan
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import OutgoingFrame
 from farflung.step.reduction.gradient_exchange import GradientExchange
 from farflung.step.reduction.gradient_sums import GradientSums
 from farflung.step.reduction.orders import RouteOrder, StageUses
 from farflung.step.reduction.pieces import GradientPiece
+from farflung.step.transfer.outbox import OutgoingFrame
 from farflung.sync.reductions import Reduction, runs_of
 from tests.support.executor_threads import Case, Ran, differing, other, run_threads
 from tests.support.replica_cases import SIZES, case_of, small_plan

@@ -15,10 +15,10 @@ from farflung.clock import VirtualClock
 from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import OutgoingFrame
 from farflung.step.reduction.averaging import Averager, Averaging, Outcome
 from farflung.step.reduction.piece_sender import PieceSender
 from farflung.step.reduction.pieces import first_servers, pieces_of
+from farflung.step.transfer.outbox import OutgoingFrame
 from farflung.wire.frames import Frame
 
 NAMES = "abcd"

@@ -13,9 +13,9 @@ from farflung.engines.base import Array
 from farflung.errors import InputError, PlanError, WireError
 from farflung.job.load import make_job
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox
 from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.run_setup import RunSetup
+from farflung.step.transfer.outbox import Outbox
 from farflung.wire.frames import Frame
 from tests.support.executor_threads import EVERY_STEP, Case, assert_goes_on, differing, hand_plan, other, run_threads
 from tests.support.strategy_cases import SETTINGS, SGD, assert_agreed, case_of, close, straight

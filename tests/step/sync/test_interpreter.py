@@ -17,11 +17,10 @@ from farflung.errors import PlanError
 from farflung.job.spec import EvaluateSpec
 from farflung.plan.model import Plan
 from farflung.plan.synchronization import check_sync, strategy_of, world_of
-from farflung.schedules.base import Action
-from farflung.step.executor import Executor
 from farflung.step.reduction.averaging import Averager, Outcome
 from farflung.sync import STRATEGIES, get_strategy
 from farflung.sync.commands import Exchange
+from farflung.telemetry import injecting
 from farflung.testing.replicas import Group, Task
 from tests.support.executor_threads import Case, Ran, differing, hand_plan, newest, other, random_batches, run_threads
 from tests.support.strategy_cases import ALONE, ELSEWHERE, GRID, SETTINGS, SGD, assert_agreed, case_of, close, straight
@@ -307,24 +306,23 @@ def test_pipelines_of_two_stages_rest_together() -> None:
     assert ran.losses[1] == pytest.approx(np.dot(sizes, losses) / sum(sizes))
 
 
-def test_the_fast_go_on_while_the_slow_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last backward of the slow one's step ends only when the fast one has begun its next step."""
-    forward, backward, on = Executor._forward, Executor._backward, threading.Event()
+def test_the_fast_go_on_while_the_slow_one_computes() -> None:
+    """The last backward of the slow pipeline's step ends only when the fast one has begun its next step."""
+    on, backwards = threading.Event(), list[str]()
 
-    def ahead(self: Executor, step: int, action: Action, losses: dict[int, float]) -> None:
-        if (self.setup.device, step) == ("a", 1):
+    def look(name: str, facts: Mapping[str, int | str]) -> None:
+        place = facts["device"], facts["step"]
+        if name == "worker.before_forward" and place == ("a", 1):
             on.set()
-        forward(self, step, action, losses)
+        if name == "worker.before_backward" and place == ("c", 0):
+            backwards.append(name)
+            if len(backwards) == 2:
+                assert on.wait(60), "the fast pipeline waits for the slow one"
 
-    def behind(self: Executor, step: int, action: Action) -> None:
-        if (self.setup.device, step, action.micro_batch) == ("c", 0, 3):
-            assert on.wait(60), "the fast one waits for the slow one"
-        backward(self, step, action)
-
-    monkeypatch.setattr(Executor, "_forward", ahead)
-    monkeypatch.setattr(Executor, "_backward", behind)
     case = case_of("local_sgd", {"sync_every": 2, "by_speed": True, "adapt": 0.0}, grid=False, steps=2)
-    assert len(run_threads(other(case, local_steps=(2, 1))).losses) == 2
+    with injecting(look):
+        assert len(run_threads(other(case, local_steps=(2, 1))).losses) == 2
+    assert len(backwards) == 2
 
 
 def test_who_rests_in_no_step_changes_nothing() -> None:

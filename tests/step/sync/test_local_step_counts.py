@@ -11,9 +11,9 @@ import pytest
 
 from farflung.errors import WireError
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox
 from farflung.step.run_setup import RunSetup
 from farflung.step.sync.local_step_counts import LocalStepCounts
+from farflung.step.transfer.outbox import Outbox
 from farflung.sync import get_strategy
 from farflung.wire.frames import Frame
 from tests.support.executor_threads import EVERY_STEP, Case, assert_goes_on, hand_plan, other, run_threads

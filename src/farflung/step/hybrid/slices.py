@@ -7,17 +7,19 @@ is compressed: helpers change no bit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from farflung.engines.base import Array, MicroBatch, StageRunner, gradient_parts
 from farflung.errors import WireError
 from farflung.graph.cut import Edge, SubGraph, cut
-from farflung.graph.ir import StateKind, TensorSpec, Use, ValueRef
+from farflung.graph.ir import StateKind, TensorSpec, ValueRef
 from farflung.messages.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.messages.fields import number, table, text, texts, whole
 from farflung.plan.buckets import trained_uses
 from farflung.protocol.pool_events import Task, TaskKind
+from farflung.step import actions
+from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.run_setup import RunSetup
 from farflung.wire.arrays import DTYPES, ArrayMeta
 from farflung.wire.frames import Frame
@@ -25,29 +27,7 @@ from farflung.wire.frames import Frame
 #: Whether states are for the step that begins, for the next one, or there already.
 NOW, AHEAD, HELD = "now", "ahead", "held"
 
-__all__ = ["AHEAD", "HELD", "NOW", "Answer", "Order", "SliceWork", "StageSlices", "compute"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a task gave. Forward: ``values`` for other stages, and the ``loss`` if it is made here. Backward: ``values`` are the
-    gradients of what came in, ``gradients`` those of the stage's parameters by use. ``seconds`` of computing."""
-
-    values: Mapping[ValueRef, Array] = field(default_factory=dict)
-    loss: float | None = None
-    gradients: Mapping[Use, Array] = field(default_factory=dict)
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SliceWork:
-    """What a task needs. Forward, or a backward that begins with the forward again: ``values`` from other stages and ``data``.
-    Backward: ``gradients`` as the engine takes them, and the ``weight`` of the loss."""
-
-    values: Mapping[ValueRef, Array] | None = None
-    data: Mapping[str, Array] = field(default_factory=dict)
-    gradients: Mapping[ValueRef, Sequence[Array]] = field(default_factory=dict)
-    weight: float = 0.0
+__all__ = ["AHEAD", "HELD", "NOW", "Order", "StageSlices", "compute"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +35,14 @@ class Order:
     """A task on its way, with what it needs."""
 
     task: Task
-    work: SliceWork
+    work: ActionInputs
 
 
-def compute(runner: StageRunner, task: Task, work: SliceWork) -> Answer:
-    """Do ``task`` on ``runner``, in which no gradients are held."""
-    key = MicroBatch(task.step, task.index)
-    if task.kind is TaskKind.FORWARD:
-        assert work.values is not None
-        result = runner.forward(key, work.values, work.data)
-        loss = result.outputs.get("loss")
-        return Answer(values=result.values, loss=None if loss is None else float(loss))
-    if work.values is not None:
-        runner.forward(key, work.values, work.data)
-    values = runner.backward(key, work.gradients, work.weight)
-    return Answer(values=values, gradients=runner.take_gradients())
+def compute(runner: StageRunner, task: Task, work: ActionInputs) -> ActionResult:
+    """Compute ``task`` on ``runner``, which holds no gradients; return those of a backward, too."""
+    backward = task.kind is TaskKind.BACKWARD
+    result = actions.compute(runner, MicroBatch(task.step, task.index), work, backward=backward)
+    return replace(result, gradients=runner.take_gradients()) if backward else result
 
 
 class StageSlices:
@@ -122,7 +95,7 @@ class StageSlices:
         arrays = _exact(frame, [self._specs[name] for name in names])
         return whole(frame.header, "step"), {n: a for n, a in zip(names, arrays, strict=True) if a is not None}
 
-    def task_frame(self, task: Task, work: SliceWork) -> Frame:
+    def task_frame(self, task: Task, work: ActionInputs) -> Frame:
         """``task`` with what it needs."""
         piece = self.pieces[self.rows(task.index)]
         arrays: list[Array | None] = []
@@ -155,9 +128,9 @@ class StageSlices:
         data = {name: next(arrays) for name in piece.placeholders} if with_inputs else {}
         gradients = {value: [next(arrays) for _ in range(count)] for value, count in back}
         weight = number(header, "weight")
-        return Order(task=task, work=SliceWork(values=values, data=data, gradients=gradients, weight=weight))
+        return Order(task=task, work=ActionInputs(values=values, data=data, gradients=gradients, weight=weight))
 
-    def answer_frame(self, task: Task, answer: Answer) -> Frame:
+    def answer_frame(self, task: Task, answer: ActionResult) -> Frame:
         """What ``task`` gave."""
         piece = self.pieces[self.rows(task.index)]
         if task.kind is TaskKind.FORWARD:
@@ -168,7 +141,7 @@ class StageSlices:
         outputs = {} if answer.loss is None else {"loss": answer.loss}
         return pack_arrays("answer", {**self._head(task), "seconds": answer.seconds, "outputs": outputs}, arrays, None)
 
-    def read_answer(self, frame: Frame) -> tuple[Task, Answer]:
+    def read_answer(self, frame: Frame) -> tuple[Task, ActionResult]:
         """What ``answer_frame`` wrote.
 
         Raises:
@@ -184,7 +157,7 @@ class StageSlices:
             makes_loss = piece.start <= piece.graph.position[piece.graph.loss.op] < piece.stop
             if (loss is not None) != makes_loss:
                 raise WireError(f"a forward of stage {self.stage} {'makes' if makes_loss else 'makes no'} loss")
-            return task, Answer(values=dict(zip((e.value for e in sent), arrays, strict=True)), loss=loss, seconds=seconds)
+            return task, ActionResult(values=dict(zip((e.value for e in sent), arrays, strict=True)), loss=loss, seconds=seconds)
         back = _sent_back(piece)
         spec = {edge.value: edge.spec.nbytes for edge in piece.sends_gradients}
         limits = [spec[value] * gradient_parts(piece, value) for value in back]
@@ -194,7 +167,7 @@ class StageSlices:
         state = self._setup.graph.state
         sums = _exact(tail, [state[use.state].spec for use in self.uses])
         gradients = {use: array for use, array in zip(self.uses, sums, strict=True) if array is not None}
-        return task, Answer(values=dict(zip(back, arrays, strict=True)), gradients=gradients, seconds=seconds)
+        return task, ActionResult(values=dict(zip(back, arrays, strict=True)), gradients=gradients, seconds=seconds)
 
     def _head(self, task: Task) -> dict[str, str | int]:
         return {"run": self._setup.run, "step": task.step, "stage": self.stage, "kind": task.kind.value, "index": task.index}

@@ -19,8 +19,8 @@ from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.messages.fields import number, table, whole
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import RunSetup
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 

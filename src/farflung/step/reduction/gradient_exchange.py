@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from farflung.engines.base import Array, StageRunner
 from farflung.graph.ir import Use
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox
 from farflung.step.reduction.base import GradientPart, Reduction
 from farflung.step.reduction.gradient_sums import GradientSums
 from farflung.step.reduction.orders import AddOrder, PartEnd, job_order, route_order
 from farflung.step.run_setup import RunSetup
+from farflung.step.transfer.outbox import Outbox
 from farflung.wire.frames import Frame
 
 __all__ = ["GradientExchange", "gradient_exchange"]

@@ -17,10 +17,10 @@ from farflung.graph.ir import Use
 from farflung.messages.arrays import pack_arrays
 from farflung.messages.fields import whole
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.reduction.base import GradientPart
 from farflung.step.reduction.orders import AddOrder, Role
 from farflung.step.reduction.pieces import GradientPiece, Sums, plus, unpack_sums
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 

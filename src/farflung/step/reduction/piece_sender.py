@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farflung.step.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 

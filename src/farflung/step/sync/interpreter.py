@@ -16,9 +16,7 @@ from dataclasses import replace
 from farflung.engines.base import Array, StageRunner
 from farflung.plan.model import SyncPlan
 from farflung.plan.synchronization import held_elsewhere, strategy_of, world_of
-from farflung.step.codec_gauge import CodecGauge
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox
 from farflung.step.reduction.averaging import Averager
 from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.reduction.piece_sender import PieceSender
@@ -33,6 +31,8 @@ from farflung.step.sync.replica_checkpoint import ReplicaCheckpoint
 from farflung.step.sync.replica_slots import read_slots
 from farflung.step.sync.stage_replica import StageReplica
 from farflung.step.sync.value_exchange import ValueExchange
+from farflung.step.transfer.codec_gauge import CodecGauge
+from farflung.step.transfer.outbox import Outbox
 from farflung.sync.commands import Exchange, Mean, Probe
 from farflung.telemetry.trace import SpanRing
 from farflung.wire.frames import Frame

@@ -17,8 +17,8 @@ from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.messages.fields import number, whole
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import RunSetup
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.sync import Traits
 from farflung.sync.local_step_counts import adapted_steps, takes
 from farflung.transports.base import Urgency

@@ -16,11 +16,11 @@ from farflung.engines.base import Array
 from farflung.errors import CodecError, WireError
 from farflung.messages.arrays import decode_array, pack_arrays, pack_payloads, packed_arrays
 from farflung.messages.fields import text, whole
-from farflung.step.codec_gauge import CodecGauge
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import RunSetup
 from farflung.step.sync.stage_replica import StageReplica, ValuesUnderWay
+from farflung.step.transfer.codec_gauge import CodecGauge
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.sync import codec_name
 from farflung.sync.commands import Aggregate, Exchange, Mean
 from farflung.transports.base import Urgency

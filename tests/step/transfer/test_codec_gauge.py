@@ -10,7 +10,7 @@ import pytest
 from farflung.clock import VirtualClock
 from farflung.engines.base import Array
 from farflung.plan.model import CodecChoice, LinkPlan
-from farflung.step.codec_gauge import CodecGauge
+from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.telemetry import CodecUse
 from tests.support.executor_threads import Case, calm_tangle, job_of, run_threads
 from tests.support.sample_cache_cases import CODEC, SIZES, again, case_of

@@ -20,9 +20,9 @@ from farflung.messages.arrays import decode_array, encode_array
 from farflung.messages.step_reports import StepReport, read_report, write_report
 from farflung.plan.model import CodecChoice
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox
 from farflung.step.run_setup import Phase
-from farflung.step.value_transfer import ValueTransfer
+from farflung.step.transfer.outbox import Outbox
+from farflung.step.transfer.value_transfer import ValueTransfer
 from farflung.telemetry.records import CodecUse, EvaluationRecord, StepRecord
 from farflung.transports.memory import MemoryHub
 from farflung.wire.frames import Frame, decode_frame, encode_frame

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.step.frame_log import FrameFacts, FrameLog, frame_facts
+from farflung.step.transfer.frame_log import FrameFacts, FrameLog, frame_facts
 from farflung.telemetry import SpanKind, SpanRing
 from farflung.transports.base import Arrival
 from farflung.transports.meter import frame_bytes

@@ -16,8 +16,8 @@ from farflung.errors import CheckpointError, InputError, WireError
 from farflung.plan.link_memory import check_samples, limit_of
 from farflung.plan.model import Plan, Replica
 from farflung.step.run_setup import Phase, RunSetup
-from farflung.step.sample_cache import SampleMemory
-from farflung.step.value_transfer import ValueTransfer
+from farflung.step.transfer.sample_cache import SampleCache
+from farflung.step.transfer.value_transfer import ValueTransfer
 from farflung.wire.frames import Frame
 from tests.support.executor_threads import (
     Case,
@@ -159,11 +159,11 @@ def test_replicas_have_a_table_for_each_pair() -> None:
     assert {(way.sender, way.receiver) for way in several.ways} == {("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")}
 
 
-def ends(case: Case) -> tuple[SampleMemory, SampleMemory, Any]:
+def ends(case: Case) -> tuple[SampleCache, SampleCache, Any]:
     """Sender, receiver, and a way with differences between them."""
     _, setup = plan_of(case)
     way = next(way for way in setup.ways if way.memory == "difference" and way.sender == "a")
-    return SampleMemory(setup, lambda: None), SampleMemory(replace(setup, device="b"), lambda: None), way
+    return SampleCache(setup, lambda: None), SampleCache(replace(setup, device="b"), lambda: None), way
 
 
 def test_ends_that_disagree_are_refused() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.messages.copy_rounds import Rounds, read_rounds
-from farflung.step.copy_coding import Coder, Incoming, Version
+from farflung.step.stages.copy_coding import Coder, Incoming, Version
 from farflung.wire.frames import Frame
 
 SLOW, FAST = 1e6, 1e18

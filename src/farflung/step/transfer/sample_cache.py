@@ -1,4 +1,4 @@
-"""What the ends of a pipeline's links remember of samples that come again (``codecs.samples``).
+"""What both ends of a link cached of samples that come again (``codecs.samples``).
 
 Forwards, ``difference``: sender and receiver hold the value that the receiver had of each sample, and only the difference
 travels. Backwards, ``error_feedback``: the sender holds what its codec has dropped of a sample's gradient and adds it when the
@@ -36,7 +36,7 @@ from farflung.step.run_setup import RunSetup
 from farflung.wire.arrays import DTYPES, ArrayMeta, compact, describe, restore
 from farflung.wire.frames import Frame
 
-__all__ = ["SampleMemory"]
+__all__ = ["SampleCache"]
 
 _MOST_SAMPLES = 1 << 20
 _ID_BYTES = 8
@@ -50,7 +50,7 @@ class _Table:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class SampleMemory:
+class SampleCache:
     """One executor's tables. ``made`` is told on a sender's thread when a value that was announced has been encoded."""
 
     def __init__(self, setup: RunSetup, made: Callable[[], None]) -> None:
@@ -219,8 +219,8 @@ class SampleMemory:
             if way.sender == self._setup.device:
                 for width, numbers in _by_width(self._table(way).table).items():
                     held = self._table(way).table.held
-                    found[self._slot(way, "rows", width)] = np.stack([held[number] for number in numbers])
-                    found[self._slot(way, "ids", width)] = np.array(numbers, np.uint64).view(np.int64)
+                    found[_slot(self._setup, way, "rows", width)] = np.stack([held[number] for number in numbers])
+                    found[_slot(self._setup, way, "ids", width)] = np.array(numbers, np.uint64).view(np.int64)
         return found
 
     @property
@@ -235,12 +235,12 @@ class SampleMemory:
             CheckpointError: a table is torn.
         """
         for way in self._ways():
-            table, head = self._table(way).table, self._slot(way, "ids", 0).rpartition(".")[0]
+            table, head = self._table(way).table, _slot(self._setup, way, "ids", 0).rpartition(".")[0]
             for key, ids in slots.items():
                 begin, _, width = key.partition("/")[0].rpartition(".")
                 if begin != head or key.partition("/")[2] != _mark(way):
                     continue
-                rows = slots.get(self._slot(way, "rows", int(width)))
+                rows = slots.get(_slot(self._setup, way, "rows", int(width)))
                 if rows is None or rows.shape != (len(ids), int(width)):
                     raise CheckpointError(f"the checkpoint's memory of {way.value!r:.80} is torn: use an older checkpoint")
                 table.put(ids.view(np.uint64), rows)
@@ -256,13 +256,14 @@ class SampleMemory:
                 self._tables[way] = _Table(SampleTable(limit=limit))
             return self._tables[way]
 
-    def _slot(self, way: Way, what: str, width: int) -> str:
-        """Replicas count by their place, so a table is found again by those who take over."""
-        places = [self._setup.plan.stages[stage].devices for stage in (way.source, way.target)]
-        ends = (way.receiver, way.sender) if way.gradient else (way.sender, way.receiver)
-        ranks = ".".join(str(devices.index(end)) for devices, end in zip(places, ends, strict=True))
-        sizes = ".".join(str(len(devices)) for devices in places)
-        return f"samples.{way.memory}.{sizes}.{ranks}.{what}.{width}/{_mark(way)}"
+
+def _slot(setup: RunSetup, way: Way, what: str, width: int) -> str:
+    """Replicas count by their place, so a table is found again by those who take over."""
+    places = [setup.plan.stages[stage].devices for stage in (way.source, way.target)]
+    ends = (way.receiver, way.sender) if way.gradient else (way.sender, way.receiver)
+    ranks = ".".join(str(devices.index(end)) for devices, end in zip(places, ends, strict=True))
+    sizes = ".".join(str(len(devices)) for devices in places)
+    return f"samples.{way.memory}.{sizes}.{ranks}.{what}.{width}/{_mark(way)}"
 
 
 def _mark(way: Way) -> str:

@@ -1,132 +1,121 @@
-"""Copies of stage states at a cadence: a worker's own older state, and those that it keeps for others.
+"""Periodic copies of stage states: a worker's own older state, and the states that it stores for others (as their guard).
 
-A round begins where the leader's verdict says so, which it does only when the copies of the round before are whole everywhere. So
-all workers always have one whole round in common, and at most one more is under way: memory holds two states of the own
-stages and two of each guarded one. After a step's update the states are copied inside memory; a thread sends them piece by
-piece, behind everything else on the links, coded by the round before, which the guard holds whole (``copying``).
+The leader's verdict begins a copy interval, only when the copies of the interval before are complete everywhere. So all workers
+always have one complete interval in common, and at most one more is under way. Memory: two states of the own stages, and two of
+each guarded worker's. After a step's update the states are copied in memory. A thread sends them piece by piece, behind
+everything else on the links, coded against the copy before, which the guard has complete (``copy_coding``).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from farflung.checkpoint import pack
 from farflung.engines.base import Array
 from farflung.errors import FarflungError, WireError
-from farflung.messages.copy_rounds import Rounds
 from farflung.messages.fields import whole
 from farflung.protocol.holdings import Decision, Holding
-from farflung.step.copy_coding import Coder, Incoming, Version
-from farflung.step.outbox import OutgoingFrame
+from farflung.step.context import StepContext
+from farflung.step.stages.copy_coding import Coder, Incoming, Version
+from farflung.step.stages.local_stages import LocalStages
+from farflung.step.transfer.outbox import OutgoingFrame
 from farflung.transports.base import Urgency
 from farflung.units import Bytes, counted
 from farflung.wire.frames import Frame
 
-if TYPE_CHECKING:
-    from farflung.step.executor import Executor
-
-__all__ = ["Copies", "KeptStates"]
+__all__ = ["StateCopies", "StateCopy"]
 
 #: A state with its optimizer slots takes at most so many times its bytes, and some more.
 _SLOTS, _MORE = 5, 1 << 20
 
 
-class KeptStates:
-    """Copied states of one step; see ``holding.Held``."""
+class StateCopy:
+    """A copy of states after some step."""
 
     def __init__(self, holding: Holding, arrays: Mapping[str, Array]) -> None:
         self.holding, self._arrays = holding, arrays
 
     def advance(self, decision: Decision) -> None:
-        """Copies are never ready with another step."""
+        """A copy is never prepared for another step."""
         raise AssertionError(decision)
 
     def read(self, states: Collection[str]) -> Mapping[str, Array]:
-        """``states`` with their optimizer slots, packed."""
+        """Return ``states`` with their optimizer slots, packed."""
         wanted = frozenset(states)
         return {key: array for key, array in self._arrays.items() if (key if key in wanted else key.split("/", 2)[-1]) in wanted}
 
 
-class Copies:
-    """One executor's part in the rounds."""
+class StateCopies:
+    """One worker's part in the copy intervals."""
 
-    def __init__(self, executor: Executor, rounds: Rounds) -> None:
-        self._executor, self.rounds = executor, rounds
+    def __init__(self, context: StepContext, stages: LocalStages) -> None:
+        self._context, self._stages, self._rounds = context, stages, context.setup.rounds
         self._lock = threading.Lock()
-        #: The own states of the last whole round and of the one under way.
-        self._own: list[KeptStates] = []
+        #: The own states of the last complete interval and of the one under way.
+        self._own: list[StateCopy] = []
         #: owner -> the same of its states
-        self._guarded: dict[str, list[KeptStates]] = {}
+        self._guarded: dict[str, list[StateCopy]] = {}
         self._coming: dict[str, Incoming] = {}
         self._coder = Coder()
-        #: On the leader: the round under way and who has still to tell that its copy is whole; None: no round has been yet.
+        #: On the leader: the step of the interval under way (None: none so far), and (owner, guard) of its incomplete copies.
         self._round: int | None = None
         self._open: set[tuple[str, str]] = set()
-        #: Bytes on links of the newest round, and how many rounds there were.
+        #: Bytes on links of the newest interval, and the number of intervals.
         self._nbytes, self._count = 0, 0
 
     @property
     def cost(self) -> str:
-        """What this worker's copies have sent so far (empty: nothing)."""
+        """Return what this worker's copies have sent so far (empty: nothing)."""
         coder = self._coder
         if not coder.raw:
             return ""
         return f"{counted(self._count, 'copy', 'copies')} of the state: {Bytes(coder.raw)}, sent as {Bytes(coder.sent)}"
 
     def due(self, step: int) -> bool:
-        """Asked on the leader: whether a round begins after ``step``."""
-        if not self.rounds.every:
+        """Return, on the leader, whether a copy interval begins after ``step``."""
+        if not self._rounds.every:
             return False
         with self._lock:
-            if self._open or (self._round is not None and step - self._round < self.rounds.gap(self._nbytes)):
+            if self._open or (self._round is not None and step - self._round < self._rounds.gap(self._nbytes)):
                 return False
             self._round, self._nbytes = step, 0
-            self._open = {(device, guard) for device, guards in self.rounds.guards.items() for guard in guards}
+            self._open = {(device, guard) for device, guards in self._rounds.guards.items() for guard in guards}
             return True
 
     def take(self, step: int) -> None:
-        """A round begins after ``step`` (compute thread): copy the own states, and send them behind everything else."""
-        executor = self._executor
-        setup = executor.setup
-        values: dict[str, Array] = {}
-        slots: dict[str, Array] = {}
-        for index in setup.own_stages:
-            runner = executor.base(index)
-            values |= runner.states(list(runner.subgraph.states))
-            slots |= executor.slots(index)
-        states = frozenset(name for index in setup.own_stages for name in setup.subgraphs[index].states)
-        holding = Holding(step=step + 1, committed=executor.committed, states=states, copied=True)
-        kept = KeptStates(holding, pack(values, slots))
-        with self._lock:  # all copies of the round before are whole, or this one would not begin
+        """Begin a copy interval after ``step`` (compute thread): copy the own states, and send them behind everything else."""
+        stages = self._stages
+        holding = Holding(step=step + 1, committed=stages.committed, states=stages.names, copied=True)
+        kept = StateCopy(holding, stages.packed())
+        with self._lock:  # all copies of the interval before are complete, or this one would not begin
             before = self._own[-1] if self._own else None
             self._own = [*self._own[-1:], kept]
             oldest = self._own[0].holding.step
             self._guarded = {o: [one for one in held if one.holding.step >= oldest] for o, held in self._guarded.items()}
-        guards = self.rounds.guards.get(setup.device, ())
+        guards = self._rounds.guards.get(self._context.setup.device, ())
         if guards:
             self._count += 1
             self._begin(guards, kept, None if before is None else (before.holding.step, before.read(before.holding.states)))
 
-    def _begin(self, guards: Sequence[str], kept: KeptStates, base: Version | None) -> None:
-        args, name = (guards, kept, base), f"copies-{self._executor.setup.device}"
+    def _begin(self, guards: Sequence[str], kept: StateCopy, base: Version | None) -> None:
+        args, name = (guards, kept, base), f"copies-{self._context.setup.device}"
         threading.Thread(target=self._send, args=args, name=name, daemon=True).start()
 
     def receive(self, peer: str, frame: Frame) -> None:
-        """A piece of a copy, or the word that one is whole, came from ``peer`` (transport thread).
+        """Store a piece of a copy, or the message that one is complete (transport thread).
 
         Raises:
             WireError: it is not expected here.
         """
-        header, setup = frame.header, self._executor.setup
+        header, setup = frame.header, self._context.setup
         if frame.kind == "copied":
             if header.get("lacks") is True:
                 self._send_whole(peer)
             else:
                 self._whole(str(header.get("owner")), peer, whole(header, "step"), whole(header, "nbytes"))
             return
-        if setup.device not in self.rounds.guards.get(peer, ()):
+        if setup.device not in self._rounds.guards.get(peer, ()):
             raise WireError(f"{peer} keeps no copies here")
         incoming = self._coming.get(peer)
         if incoming is None:
@@ -140,7 +129,7 @@ class Copies:
             self._tell(peer, {"lacks": True})
             return
         states = frozenset(name for stage in setup.plan.stages_of(peer) for name in setup.subgraphs[stage.index].states)
-        kept = KeptStates(Holding(step=step, committed=committed, states=states, copied=True), incoming.arrays())
+        kept = StateCopy(Holding(step=step, committed=committed, states=states, copied=True), incoming.arrays())
         with self._lock:
             self._guarded[peer] = [*self._guarded.get(peer, [])[-1:], kept]
         if setup.device == setup.leader:
@@ -148,14 +137,14 @@ class Copies:
         else:
             self._tell(setup.leader, {"owner": peer, "step": step - 1, "nbytes": incoming.nbytes})
 
-    def held(self) -> list[KeptStates]:
-        """All that is kept here, the oldest first."""
+    def retained(self) -> list[StateCopy]:
+        """Return all copies on this worker, the oldest first."""
         with self._lock:
             return [*self._own, *(kept for held in self._guarded.values() for kept in held)]
 
     def _tell(self, peer: str, fields: Mapping[str, Any]) -> None:
-        word = Frame("copied", {"run": self._executor.setup.run, **fields})
-        self._executor.links.post(peer, OutgoingFrame(make=lambda: word, urgency=Urgency.CONTROL))
+        word = Frame("copied", {"run": self._context.setup.run, **fields})
+        self._context.outbox.post(peer, OutgoingFrame(make=lambda: word, urgency=Urgency.CONTROL))
 
     def _whole(self, owner: str, guard: str, step: int, nbytes: int) -> None:
         with self._lock:
@@ -164,8 +153,8 @@ class Copies:
                 self._nbytes += nbytes
 
     def _send_whole(self, guard: str) -> None:
-        """``guard`` lacks what the newest round was coded by."""
-        if guard not in self.rounds.guards.get(self._executor.setup.device, ()):
+        """Send the newest copy again, uncoded: ``guard`` lacks the copy that it was coded against."""
+        if guard not in self._rounds.guards.get(self._context.setup.device, ()):
             raise WireError(f"{guard} keeps no copies of this worker")
         with self._lock:
             newest = self._own[-1:]
@@ -173,33 +162,33 @@ class Copies:
             self._begin((guard,), kept, None)
 
     def _version(self, owner: str, step: int) -> Mapping[str, Array] | None:
-        """What is kept here of ``owner`` after ``step`` steps."""
+        """Return the stored states of ``owner`` after ``step`` steps."""
         with self._lock:
             found = [kept for kept in self._guarded.get(owner, ()) if kept.holding.step == step]
         return found[0].read(found[0].holding.states) if found else None
 
     def _limit(self, owner: str) -> int:
-        setup = self._executor.setup
+        setup = self._context.setup
         names = {name for stage in setup.plan.stages_of(owner) for name in setup.subgraphs[stage.index].states}
         return _MORE + _SLOTS * sum(setup.graph.state[name].spec.nbytes for name in names)
 
-    def _send(self, guards: Sequence[str], kept: KeptStates, base: Version | None) -> None:
-        links, run, holding = self._executor.links, self._executor.setup.run, kept.holding
+    def _send(self, guards: Sequence[str], kept: StateCopy, base: Version | None) -> None:
+        outbox, run, holding = self._context.outbox, self._context.setup.run, kept.holding
         arrays = kept.read(holding.states)
         try:
             for guard in guards:
                 for make in self._coder.pieces(arrays, base):
-                    links.post(guard, OutgoingFrame(make=self._piece(guard, make), urgency=Urgency.SPARE))
+                    outbox.post(guard, OutgoingFrame(make=self._piece(guard, make), urgency=Urgency.SPARE))
                 end = Frame("copy", {"run": run, "end": True, "step": holding.step, "committed": holding.committed})
-                links.post(guard, OutgoingFrame(make=lambda end=end: end, urgency=Urgency.SPARE))  # type: ignore[misc]
+                outbox.post(guard, OutgoingFrame(make=lambda end=end: end, urgency=Urgency.SPARE))  # type: ignore[misc]
         except (FarflungError, KeyError):
-            return  # the run is over, and whoever ended it has been told
+            return  # the run is over; whoever ended it has reported that
 
     def _piece(self, guard: str, make: Callable[[float], Frame]) -> Callable[[], Frame]:
-        """A piece for ``guard``, made on the thread that sends it."""
+        """Return what makes a piece for ``guard``, on the thread that sends it."""
 
         def made() -> Frame:
-            piece = make(self._executor.links.rate(guard))
-            return Frame("copy", {**piece.header, "run": self._executor.setup.run}, piece.sections)
+            piece = make(self._context.outbox.rate(guard))
+            return Frame("copy", {**piece.header, "run": self._context.setup.run}, piece.sections)
 
         return made

@@ -1,14 +1,15 @@
-"""The courier: gives every value that moves its key, its codec and its way (SPEC 1.2, "OP data").
+"""Value transfer: key, codec and destination of every value that moves between stages.
 
-Values between stages of one device go straight to the mailbox, as they are. Between devices they are encoded by the link's
-codec on the sender's thread and decoded on the receiver's transport thread. Everything that must be exact (losses' verdicts,
-uses of tied parameters, norms, evaluation) always travels uncompressed.
+Values between stages of one device go straight to the inbox, as they are. Between devices they are encoded by the link's codec
+on the sender's thread and decoded on the receiver's transport thread. Everything that must be exact (verdicts, uses of tied
+parameters, norms, evaluation) always travels uncompressed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,16 +23,16 @@ from farflung.messages.arrays import FLOATING, decode_array, encode_array
 from farflung.messages.fields import number, table, whole
 from farflung.plan.link_memory import way_of
 from farflung.plan.model import CodecChoice
-from farflung.step.codec_gauge import CodecGauge
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import Outbox, OutgoingFrame
 from farflung.step.run_setup import Phase, RunSetup
-from farflung.step.sample_cache import SampleMemory
+from farflung.step.transfer.codec_gauge import CodecGauge
+from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.sample_cache import SampleCache
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import DTYPES, ArrayMeta
 from farflung.wire.frames import Frame
 
-__all__ = ["ValueTransfer"]
+__all__ = ["StepRoutes", "ValueTransfer"]
 
 _MAX_KEY = 12
 _DENSE = CodecChoice()
@@ -44,20 +45,20 @@ _PLACES = {"value": ("value", "use", "side"), "data": ("data", "eval")}
 class ValueTransfer:
     """Moves the values of one run for one worker."""
 
-    def __init__(self, setup: RunSetup, mailbox: Inbox, links: Outbox) -> None:
+    def __init__(self, setup: RunSetup, inbox: Inbox, outbox: Outbox) -> None:
         self._setup = setup
-        self._mailbox = mailbox
-        self._links = links
+        self._inbox = inbox
+        self._outbox = outbox
         self._codecs: dict[CodecChoice, Codec | None] = {}
         self._edges = _edge_bytes(setup)
         self._largest = max(_largest(setup), *self._edges.values(), 0)
-        #: What the links remember of samples that come again.
-        self.memory = SampleMemory(setup, mailbox.poke)
-        #: What codecs cost and lose.
+        #: What both ends of a link cached of samples that come again.
+        self.samples = SampleCache(setup, inbox.poke)
+        #: Time and error of codecs.
         self.gauge = CodecGauge()
 
     def key(self, phase: Phase, step: int, micro_batch: int, edge: Edge, *, gradient: bool) -> tuple[str | int, ...]:
-        """Under which key the value (or its gradient) of ``edge`` waits in the mailbox."""
+        """Under which key the value (or its gradient) of ``edge`` waits in the inbox."""
         return ("value", phase.value, step, micro_batch, str(edge.value), edge.source, edge.target, gradient)
 
     def send(self, phase: Phase, step: int, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
@@ -65,21 +66,21 @@ class ValueTransfer:
         key = self.key(phase, step, micro_batch, edge, gradient=gradient)
         source, target = (edge.target, edge.source) if gradient else (edge.source, edge.target)
         peer = self._setup.places[target][micro_batch] if phase in (Phase.TRAIN, Phase.PROBE) else self._setup.home(target)
-        remembers = self.memory.on and phase is Phase.TRAIN
+        remembers = self.samples.on and phase is Phase.TRAIN
         if peer == self._setup.device:
             if remembers and not gradient:
-                self.memory.carry(source, target, step, micro_batch)
-            self._mailbox.put(key, array)
+                self.samples.carry(source, target, step, micro_batch)
+            self._inbox.put(key, array)
             return
         choice = self._choice(phase, edge, gradient=gradient)
         codec = self._codec(choice)
         if codec is not None:
             codec = keyed(codec, self._setup.job.seed, step, micro_batch, str(edge.value), int(gradient))
         head = {"run": self._setup.run, "key": list(key), "from": source}
-        ids = self.memory.ids(source, step, micro_batch) if remembers else None
+        ids = self.samples.ids(source, step, micro_batch) if remembers else None
         ends = self._setup.device, peer
         way = way_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
-        encode = self.memory.announce(way, array, codec, ids) if remembers else partial(encode_array, array, codec)
+        encode = self.samples.announce(way, array, codec, ids) if remembers else partial(encode_array, array, codec)
         link = source, target
 
         def make() -> Frame:
@@ -90,10 +91,10 @@ class ValueTransfer:
                     choice.name, f"can't encode value {edge.value} for the link from {ends[0]} to {peer}", CodecError
                 ):
                     header, sections = made = self.gauge.encode(step, link, encode)
-                self.gauge.compare(step, link, [array], lambda: [self.memory.arrived(way, ids, made)])
+                self.gauge.compare(step, link, [array], lambda: [self.samples.arrived(way, ids, made)])
             return Frame("value", head | header, sections)
 
-        self._links.post(peer, OutgoingFrame(make=make, step=step, pair=(source, target), dense=array.nbytes))
+        self._outbox.post(peer, OutgoingFrame(make=make, step=step, pair=(source, target), dense=array.nbytes))
 
     def send_use(self, step: int, pair: tuple[int, int], peer: str, use: Use, array: Array) -> None:
         """Send the gradient of one use of a tied parameter in the first stage of ``pair`` to the replica at ``peer`` of the
@@ -103,29 +104,32 @@ class ValueTransfer:
         """
         key = ("use", step, pair[1], use.state, use.op)
         if peer == self._setup.device:
-            self._mailbox.put(key, array)
+            self._inbox.put(key, array)
             return
 
         def make() -> Frame:  # the array stays as it is: the engine adds the uses up in new memory
             header, sections = encode_array(array, None)
             return Frame("value", {"run": self._setup.run, "key": list(key)} | header, sections)
 
-        self._links.post(peer, OutgoingFrame(make=make, step=step, pair=pair, dense=array.nbytes))
+        self._outbox.post(peer, OutgoingFrame(make=make, step=step, pair=pair, dense=array.nbytes))
 
     def post(self, peer: str, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         """Send a small message; it waits at the peer under (kind, step), norms, losses
         and prepared under (kind, step, sender)."""
         head = {"run": self._setup.run, "step": step, "from": self._setup.device, "fields": dict(fields)}
-        self._links.post(peer, OutgoingFrame(make=lambda: Frame(kind, head), urgency=Urgency.CONTROL))
+        self._outbox.post(peer, OutgoingFrame(make=lambda: Frame(kind, head), urgency=Urgency.CONTROL))
 
     def send_array(self, peer: str, key: tuple[str | int, ...], array: Array) -> None:
-        """Send an array under a key of the caller's, uncompressed."""
+        """Send an array under a key of the caller's, uncompressed; to this worker itself without a frame."""
+        if peer == self._setup.device:
+            self._inbox.put(key, array)
+            return
 
         def make() -> Frame:
             header, sections = encode_array(array, None)
             return Frame("value", {"run": self._setup.run, "key": list(key)} | header, sections)
 
-        self._links.post(peer, OutgoingFrame(make=make))
+        self._outbox.post(peer, OutgoingFrame(make=make))
 
     def receive(self, peer: str, frame: Frame) -> None:
         """Decode a frame and put it where it is waited for (transport thread).
@@ -142,15 +146,15 @@ class ValueTransfer:
         if frame.kind in ("value", "data"):
             key = _key(frame)
             self._check_size(key, frame.header)
-            self._mailbox.put(key, self._array(peer, key, frame))
+            self._inbox.put(key, self._array(peer, key, frame))
             return
         step, fields = whole(frame.header, "step"), table(frame.header, "fields")
         if frame.kind in ("norms", "losses"):
             numbers = table(fields, frame.kind)
-            self._mailbox.put((frame.kind, step, peer), {frame.kind: {name: number(numbers, name) for name in numbers}})
+            self._inbox.put((frame.kind, step, peer), {frame.kind: {name: number(numbers, name) for name in numbers}})
             return
         if frame.kind == "prepared":
-            self._mailbox.put((frame.kind, step, peer), {})
+            self._inbox.put((frame.kind, step, peer), {})
             return
         if frame.kind == "verdict":
             _check_verdict(fields)
@@ -158,7 +162,7 @@ class ValueTransfer:
                 raise WireError(f"only {self._setup.leader} decides on a step, not {peer}")
         else:
             _check_side(frame.kind, fields)
-        self._mailbox.put((frame.kind, step), fields)
+        self._inbox.put((frame.kind, step), fields)
 
     def _array(self, peer: str, key: tuple[str | int, ...], frame: Frame) -> Array:
         if key[0] != "value":
@@ -169,10 +173,10 @@ class ValueTransfer:
         edge = str(value), int(source), int(target)  # one of the plan's, see ``_check_size``
 
         def decode() -> Array:
-            if not self.memory.on or phase != Phase.TRAIN.value:
+            if not self.samples.on or phase != Phase.TRAIN.value:
                 return decode_array(frame.header, frame.sections, self._largest)
             way = way_of(self._setup.plan, edge, (peer, self._setup.device), gradient=bool(gradient))
-            sections, array = self.memory.receive(way, (step, micro_batch), frame, self._largest)
+            sections, array = self.samples.receive(way, (step, micro_batch), frame, self._largest)
             return decode_array(frame.header, sections, self._largest) if array is None else array
 
         if "payload" in frame.header or "difference" in frame.header:
@@ -203,6 +207,23 @@ class ValueTransfer:
             lossless = choice.name == "identity"
             self._codecs[choice] = None if lossless else get_codec(choice.name, **dict(choice.params))
         return self._codecs[choice]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRoutes:
+    """The keys and destinations of the values of one step (``ready_loop.Routes``)."""
+
+    transfer: ValueTransfer
+    phase: Phase
+    step: int
+
+    def key(self, micro_batch: int, edge: Edge, *, gradient: bool) -> tuple[str | int, ...]:
+        """See ``Routes``."""
+        return self.transfer.key(self.phase, self.step, micro_batch, edge, gradient=gradient)
+
+    def send(self, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
+        """See ``Routes``."""
+        self.transfer.send(self.phase, self.step, micro_batch, edge, array, gradient=gradient)
 
 
 def _edge_bytes(setup: RunSetup) -> dict[tuple[str | int, ...], int]:

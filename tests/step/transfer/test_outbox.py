@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from farflung.broker.records.run_log import LogPosition, RunLog
 from farflung.errors import ConnectionLost, TrainingError, WireError
 from farflung.messages import fields
-from farflung.step import outbox as runtime_links
 from farflung.step.inbox import Inbox
-from farflung.step.outbox import LinkUse, Outbox, OutgoingFrame
+from farflung.step.transfer import outbox as runtime_links
+from farflung.step.transfer.outbox import LinkUse, Outbox, OutgoingFrame
 from farflung.transports.addresses import congestion_control, host_and_port, reachable_host
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame

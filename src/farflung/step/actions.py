@@ -1,0 +1,51 @@
+"""What an action of a step takes and gives, and its computation on a stage runner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from farflung.engines.base import Array, MicroBatch, StageRunner
+from farflung.graph.ir import Use, ValueRef
+
+__all__ = ["ActionInputs", "ActionResult", "compute"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionInputs:
+    """Forward, or a backward that begins with the forward again: ``values`` from other stages, and ``data``.
+
+    Backward: ``gradients`` as the engine takes them, and the ``weight`` of the loss.
+    """
+
+    values: Mapping[ValueRef, Array] | None = None
+    data: Mapping[str, Array] = field(default_factory=dict)
+    gradients: Mapping[ValueRef, Sequence[Array]] = field(default_factory=dict)
+    weight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionResult:
+    """Forward: ``values`` for other stages, ``outputs`` of the graph made here, the ``loss`` if it is one of them.
+
+    Backward: ``values`` are the gradients of the values that came in. A slice's ``gradients`` are those of the stage's parameters
+    by use, and ``seconds`` the time that it took.
+    """
+
+    values: Mapping[ValueRef, Array] = field(default_factory=dict)
+    outputs: Mapping[str, Array] = field(default_factory=dict)
+    loss: float | None = None
+    gradients: Mapping[Use, Array] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def compute(runner: StageRunner, key: MicroBatch, inputs: ActionInputs, *, backward: bool) -> ActionResult:
+    """Compute the forward or the backward of micro-batch ``key``; gradients of parameters stay in ``runner``."""
+    if not backward:
+        assert inputs.values is not None
+        result = runner.forward(key, inputs.values, inputs.data)
+        loss = result.outputs.get("loss")
+        return ActionResult(values=result.values, outputs=result.outputs, loss=None if loss is None else float(loss))
+    if inputs.values is not None:
+        runner.forward(key, inputs.values, inputs.data)
+    return ActionResult(values=runner.backward(key, inputs.gradients, inputs.weight))

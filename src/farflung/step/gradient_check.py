@@ -1,0 +1,79 @@
+"""Norm and finiteness of a step's gradients over all stages, before any worker updates a state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from farflung.engines.base import Array
+from farflung.errors import TrainingError
+from farflung.step.context import StepContext
+from farflung.step.stages.local_stages import LocalStages
+
+__all__ = ["GradientCheck"]
+
+
+class GradientCheck:
+    """One worker's part (compute thread)."""
+
+    def __init__(self, context: StepContext, stages: LocalStages) -> None:
+        self._context, self._stages = context, stages
+        job = context.setup.job
+        self._limit = None if job.optimizer.clip_by == "previous" else job.optimizer.clip_norm
+        #: Whether the norm of all gradients is needed. A job that continues after numbers that are not finite needs it, too: a
+        #: finite loss may have gradients that are not, and the weights would be lost.
+        self.needs_norm = self._limit is not None or job.on_nan != "stop"
+
+    def local_norms(self) -> dict[str, float]:
+        """Return the norms that this worker contributes, by parameter."""
+        setup, norms = self._context.setup, dict[str, float]()
+        by_pipeline = setup.plan.sync is not None
+        for index, runner in self._stages.bases.items():
+            for name, norm in runner.gradient_norms().items():
+                if setup.owner(name) == index if by_pipeline else self._stages.owns(name, index):
+                    norms[name] = norm
+        return norms
+
+    def exchange(self, step: int, norms: dict[str, float]) -> tuple[float, Array | None]:
+        """Send ``norms`` to the workers of the same update; return the norm of all gradients and the factor that clips it."""
+        setup, transfer, inbox = self._context.setup, self._context.transfer, self._context.inbox
+        for peer in setup.mates:
+            transfer.post(peer, "norms", step, {"norms": dict(norms)})  # encoded later, on the sender's thread
+        for peer in setup.mates:
+            norms |= inbox.take(("norms", step, peer))["norms"]
+        ordered = [norms[state.name] for state in setup.graph.parameters if state.name in norms]
+        scale = None if self._limit is None else self._context.engine.clip_scale(ordered, self._limit)
+        return math.sqrt(sum(norm * norm for norm in ordered)), scale
+
+    def judge(self, step: int, verdict: Mapping[str, object], norm: float | None) -> str | None:
+        """Return None if the step may be applied, else the job's ``on_nan`` (``skip`` or ``rollback``).
+
+        Raises:
+            TrainingError: the loss or the norm is not finite, and the job says ``stop``.
+        """
+        if verdict["finite"] and (norm is None or math.isfinite(norm)):
+            return None
+        policy = self._context.setup.job.on_nan
+        if policy == "stop":
+            losses = f"the loss of micro-batches {verdict['bad']}"
+            raise _not_finite(step, losses if not verdict["finite"] else "the norm of the gradients")
+        return policy
+
+    def check_local(self, step: int) -> None:
+        """Check the gradients of the own stages, where no norm was needed.
+
+        Raises:
+            TrainingError: one is not finite.
+        """
+        for index, runner in self._stages.bases.items():
+            bad = runner.spoilt_gradients()
+            if bad:
+                more = f" (and of {len(bad) - 1} more parameters of stage {index})" if len(bad) > 1 else ""
+                raise _not_finite(step, f"the gradient of {bad[0]!r}{more}")
+
+
+def _not_finite(step: int, what: str) -> TrainingError:
+    return TrainingError(
+        f"step {step}: {what} is not a finite number; lower the learning rate, clip gradients "
+        '(optimizer.clip_norm), or set on_nan = "skip" or "rollback"'
+    )

@@ -1,0 +1,189 @@
+"""One optimizer step of one worker: losses and gradients, sums over replicas, the vote, the two-phase commit, the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from farflung.engines.base import Array
+from farflung.job.rates import rates
+from farflung.messages.step_reports import StepReport
+from farflung.step.context import StepContext
+from farflung.step.gradient_check import GradientCheck
+from farflung.step.pipeline import TrainingMode
+from farflung.step.reduction.gradient_exchange import GradientExchange
+from farflung.step.run_setup import Phase
+from farflung.step.stages.local_stages import LocalStages
+from farflung.step.stages.state_copies import StateCopies
+from farflung.step.step_meter import StepMeter
+from farflung.step.step_vote import StepVote
+from farflung.step.sync.interpreter import Synchronizer
+from farflung.step.sync.participation import Participation
+from farflung.step.tied_gradients import exchange_uses
+from farflung.step.transfer.outbox import LinkUse
+from farflung.step.two_phase_commit import TwoPhaseCommit
+from farflung.telemetry.events import SpanKind
+from farflung.telemetry.faults import fault_point
+
+__all__ = ["OptimizerStep", "StepEnd", "StepParts", "send_trace"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """The parts of a step, in the order in which it uses them. ``sync``: None: gradients are summed over replicas."""
+
+    sync: Synchronizer | None
+    participation: Participation
+    mode: TrainingMode
+    vote: StepVote
+    sums: GradientExchange
+    commit: TwoPhaseCommit
+    copies: StateCopies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnd:
+    """What a step decided for the run: ``stop`` after it, and whether to ``save`` a checkpoint."""
+
+    stop: bool
+    save: bool
+
+
+class OptimizerStep:
+    """The steps of one worker, one after the other (compute thread)."""
+
+    def __init__(self, context: StepContext, stages: LocalStages, parts: StepParts, *, keep_gradients: bool = False) -> None:
+        """``keep_gradients``: store the gradients of the job's last step, unclipped, in ``gradients``."""
+        self._context, self._stages, self._parts = context, stages, parts
+        self._check = GradientCheck(context, stages)
+        self._keep_gradients = keep_gradients
+        self.gradients: dict[str, Array] = {}
+        #: Samples of applied steps that nobody computed, because replicas did not take part.
+        self.rested = 0
+
+    def begin_states(self, step: int) -> None:
+        """Load the states that the run begins with; ``step`` steps are done."""
+        self._open_sync(step, self._stages.load_first(self._context.hooks))
+
+    def _open_sync(self, step: int, slots: Mapping[str, Array]) -> None:
+        if self._parts.sync is not None:
+            self._parts.sync.open(self._stages.bases, step, slots)
+
+    def run(self, step: int) -> StepEnd:
+        """Run ``step``.
+
+        Raises:
+            TrainingError: a loss or gradient is not finite, and the job says stop.
+            BaseException: the error that ended the run meanwhile.
+        """
+        meter, parts, context = StepMeter(), self._parts, self._context
+        setup, trace = context.setup, context.trace
+        context.transfer.samples.begin(step)
+        if parts.sync is not None:
+            parts.sync.begin(step, rates(setup.job, step))
+        parts.commit.begin()
+        rests = not parts.participation.part(step, setup.device)
+        losses = self._rest(step) if rests else parts.mode.run(step, meter)
+        begin = trace.now()
+        with meter.waiting():
+            losses = parts.vote.gather(step, losses)
+            if parts.sync is None:
+                parts.sums.finish(step, self._stages.bases)
+            if parts.mode.makes_gradients and not rests:
+                exchange_uses(context, self._stages, step)
+            verdict = context.inbox.take(("verdict", step))
+            norm, scale = (None, None) if rests or not self._check.needs_norm else self._norm(step)
+        on_nan = self._check.judge(step, verdict, norm)
+        with meter.waiting():
+            if norm is None:
+                self._check.check_local(step)
+                parts.commit.prepared()
+                parts.commit.agree(step)
+        trace.note(SpanKind.WAIT, "for the end of the step", begin, step=step)
+        fault_point("worker.before_update", step=step, device=setup.device)
+        begin = trace.now()
+        with meter.computing(setup.own_stages[0]):
+            self._commit(step, scale, on_nan)
+            if verdict.get("copy"):
+                parts.copies.take(step)
+        trace.note(SpanKind.COMPUTE, "update", begin, step=step, stage=setup.own_stages[0])
+        self._report(step, meter, losses, (verdict, norm, on_nan is not None))
+        fault_point("worker.after_update", step=step, device=setup.device)
+        return StepEnd(stop=bool(verdict["stop"]), save=bool(verdict.get("save")))
+
+    def _rest(self, step: int) -> dict[int, float]:
+        """Take no part in ``step``: drop the data that the submitter sends for it."""
+        setup = self._context.setup
+        if setup.job.data.kind == "caller":
+            for index in setup.own_stages:
+                replica = next(r for r in setup.plan.replicas_of(index) if r.device == setup.device)
+                for micro_batch in replica.micro_batches:
+                    self._context.data(setup.subgraphs[index], Phase.TRAIN, step, micro_batch)
+        return {}
+
+    def _norm(self, step: int) -> tuple[float, Array | None]:
+        """Exchange norms, which also tell all workers that this one is prepared."""
+        norms = self._check.local_norms()
+        self._parts.commit.prepared()
+        fault_point("worker.prepared", step=step, device=self._context.setup.device)
+        return self._check.exchange(step, norms)
+
+    def _commit(self, step: int, scale: Array | None, on_nan: str | None) -> None:
+        """The second phase: all workers are prepared."""
+        parts = self._parts
+        if on_nan is None:
+            if self._keep_gradients and step == self._context.setup.job.steps - 1:
+                self.gradients = {name: g for runner in self._stages.bases.values() for name, g in runner.gradients().items()}
+            parts.commit.apply(step, scale, None if parts.sync is None else parts.sync.finish)
+            self.rested += parts.participation.rested(step)
+        elif on_nan == "skip":
+            parts.commit.skip(step)
+        else:
+            self._open_sync(step, self._stages.roll_back(self._context.hooks))
+            parts.commit.rolled_back(step)
+
+    def _report(
+        self, step: int, meter: StepMeter, losses: Mapping[int, float], ended: tuple[Mapping[str, Any], float | None, bool]
+    ) -> None:
+        """Store the step's report, and give it to the hooks once its last frame has been encoded.
+
+        ``ended``: the verdict, the norm of the gradients, and whether the step was skipped.
+        """
+        verdict, norm, skipped = ended
+        context, participation, sync = self._context, self._parts.participation, self._parts.sync
+        ordered = tuple(losses[index] for index in sorted(losses))
+        everyone: list[float] = verdict["losses"]
+        busy = dict(meter.busy)
+        report = StepReport(
+            step=step,
+            seconds=time.perf_counter() - meter.begin,
+            busy=sum(busy.values()),
+            wait=meter.wait,
+            sent={},
+            dense={},
+            stage_busy=busy,
+            loss=participation.mean(step, ordered) if ordered else None,
+            losses=ordered,
+            samples=participation.samples(step),
+            skipped=skipped,
+            rate=rates(context.setup.job, step)[-1],
+            grad_norm=norm,
+            divergence=None if sync is None else sync.divergence,
+        )
+        self._parts.commit.log(report, everyone, participation.mean(step, everyone))
+
+        def send(use: LinkUse) -> None:
+            codecs = context.transfer.gauge.take(step)
+            context.hooks.on_step(replace(report, sent=use.sent, dense=use.dense, codecs=codecs))
+            send_trace(context)
+
+        context.outbox.when_sent(step, send)
+
+
+def send_trace(context: StepContext) -> None:
+    """Give the spans of the trace so far to the hooks."""
+    spans, lost = context.trace.drain()
+    if spans or lost:
+        context.hooks.event("trace", spans=spans, lost=lost)

@@ -1,0 +1,135 @@
+"""Training by a pipeline schedule: forwards and backwards of the own stages. Also the protocol of all modes of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from farflung.engines.base import Array, StageRunner
+from farflung.graph.cut import SubGraph
+from farflung.schedules import Progress, as_ready, get_schedule
+from farflung.schedules.base import Action, ActionKind
+from farflung.step.actions import ActionInputs, ActionResult
+from farflung.step.context import StepContext
+from farflung.step.ready_loop import QueuedActions, run_actions
+from farflung.step.reduction.gradient_exchange import GradientExchange
+from farflung.step.run_setup import Phase
+from farflung.step.stages.local_stages import LocalStages
+from farflung.step.step_meter import StepMeter
+from farflung.step.step_vote import StepVote
+from farflung.step.sync.interpreter import Synchronizer
+from farflung.step.transfer.value_transfer import StepRoutes
+from farflung.telemetry.events import SpanKind
+
+__all__ = ["PipelineMode", "TrainingMode"]
+
+
+class TrainingMode(Protocol):
+    """How a worker's part in a step makes losses and gradients."""
+
+    #: Whether the runners hold gradients after ``run``.
+    makes_gradients: bool
+
+    def open(self) -> None:
+        """Prepare for the first step; the stages are open."""
+
+    def run(self, step: int, meter: StepMeter) -> dict[int, float]:
+        """Compute the own part of ``step``; return the losses that are made here, by micro-batch, and report them to the vote.
+
+        Raises:
+            BaseException: the error that ended the run meanwhile.
+        """
+
+    def close(self) -> None:
+        """Stop threads."""
+
+
+class PipelineMode:
+    """Forwards and backwards in the plan's schedule. ``sums``: gradients over replicas, without a sync strategy."""
+
+    makes_gradients = True
+
+    def __init__(
+        self, context: StepContext, stages: LocalStages, vote: StepVote, sums: GradientExchange, sync: Synchronizer | None
+    ) -> None:
+        self.context, self.stages, self.vote, self.sums, self.sync = context, stages, vote, sums, sync
+
+    def open(self) -> None:
+        """Nothing to prepare."""
+
+    def run(self, step: int, meter: StepMeter) -> dict[int, float]:
+        """See ``TrainingMode``."""
+        source = _ScheduledActions(self, step)
+        run_actions(source, self.context, meter)
+        return source.losses
+
+    def close(self) -> None:
+        """There are no threads."""
+
+
+class _ScheduledActions(QueuedActions):
+    """The own actions of one step: one queue per stage."""
+
+    def __init__(self, mode: PipelineMode, step: int) -> None:
+        context, setup = mode.context, mode.context.setup
+        super().__init__(context.inbox, StepRoutes(context.transfer, Phase.TRAIN, step), step)
+        self._mode, self._context, self._stages = mode, context, mode.stages
+        #: micro-batch -> loss
+        self.losses: dict[int, float] = {}
+        schedule = get_schedule(setup.plan.schedule)
+        orders = schedule.actions(len(setup.plan.stages), setup.job.micro_batches)
+        own = {i: [a for a in orders[i] if setup.places[i][a.micro_batch] == setup.device] for i in setup.own_stages}
+        self._queues = {stage: Progress(order, free=as_ready(schedule)) for stage, order in own.items()}
+
+    def heads(self) -> Sequence[Action]:
+        """Backwards before forwards, early stages first."""
+        return sorted((action for queue in self._queues.values() for action in queue.heads()), key=lambda a: (a.kind, a.stage))
+
+    def piece(self, action: Action) -> SubGraph:
+        return self.runner(action).subgraph
+
+    def runner(self, action: Action) -> StageRunner:
+        return self._stages.runner(action.stage, action.micro_batch)
+
+    def weight(self, action: Action) -> float:
+        return self._context.setup.job.weight(action.micro_batch) / self._context.setup.part
+
+    def data(self, action: Action) -> Mapping[str, Array]:
+        trace, stage, micro_batch = self._context.trace, action.stage, action.micro_batch
+        begin = trace.now()
+        data = self._context.data(self.piece(action), Phase.TRAIN, self.step, micro_batch)
+        if data:
+            trace.note(SpanKind.WAIT, "for data", begin, stage=stage, micro_batch=micro_batch, step=self.step)
+        self._context.transfer.samples.read(stage, self.step, micro_batch, data)
+        return data
+
+    def inputs(self, action: Action) -> ActionInputs:
+        found = super().inputs(action)
+        if self._is_last_backward(action):
+            assert self._mode.sync is not None
+            self._mode.sync.watch(action.stage, self.runner(action))
+        return found
+
+    def finish(self, action: Action, result: ActionResult) -> None:
+        if self._is_last_backward(action):
+            assert self._mode.sync is not None
+            self._mode.sync.watched(action.stage)
+        super().finish(action, result)
+
+    def completed(self, action: Action, result: ActionResult) -> None:
+        stage, micro_batch = action.stage, action.micro_batch
+        if action.kind is ActionKind.BACKWARD and self._mode.sync is None:
+            self._mode.sums.after_backward(self.step, stage, micro_batch, self._stages.base(stage))
+        self._queues[stage].take(action)
+        if result.loss is not None:
+            self.losses[micro_batch] = result.loss
+        if action.kind is ActionKind.FORWARD and stage == self._context.setup.loss_stage:
+            self._mode.vote.report(self.step, self.losses)
+
+    def _is_last_backward(self, action: Action) -> bool:
+        """Return whether ``action`` is the last backward of a replica under a sync strategy, which may take layers early."""
+        if self._mode.sync is None or action.kind is not ActionKind.BACKWARD:
+            return False
+        setup = self._context.setup
+        replica = next(one for one in setup.plan.replicas_of(action.stage) if one.device == setup.device)
+        return action.micro_batch + 1 == replica.end

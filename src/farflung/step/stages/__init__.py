@@ -1,0 +1,9 @@
+"""The stages of one worker and their states.
+
+- ``stage_runners``: the engine's runners of a stage, one per micro-batch size.
+- ``local_stages``: ``LocalStages``: runners and states, from the first values to a checkpoint.
+- ``delayed_update``: steps that compute with parameters one update older.
+- ``state_copies``: periodic copies of states on other workers.
+- ``copy_coding``: a copy on its way: pieces, coded against the previous copy.
+- ``retained_stages``: the states that an ended attempt leaves.
+"""

@@ -1,0 +1,177 @@
+"""The stages of one worker: their runners and states, from the first values to a checkpoint.
+
+All arrays that belong to a stage are reached through here: by the steps that change them, and by everything that copies them
+(checkpoints, copies for other workers, the states that an ended attempt leaves).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+
+from farflung.checkpoint import pack
+from farflung.engines.base import Array, Engine, StageRunner
+from farflung.graph.cut import SubGraph, cut
+from farflung.job.rates import rates
+from farflung.step.run_setup import RunHooks, RunSetup
+from farflung.step.stages.delayed_update import DelayedUpdate, is_stale_slot
+from farflung.step.stages.stage_runners import open_stage
+from farflung.step.sync.replica_slots import is_replica_slot
+
+__all__ = ["LocalStages"]
+
+
+class LocalStages:
+    """The runners of the own stages. Only one thread at a time may use them: the compute thread, or whoever retains them."""
+
+    def __init__(self, setup: RunSetup) -> None:
+        self.setup = setup
+        self.delayed = DelayedUpdate(setup)
+        #: Applied steps that the states consist of: now, and in the newest checkpoint (before there is one: at the start).
+        self.committed = setup.committed
+        self._saved_committed = setup.committed if setup.kept_committed is None else setup.kept_committed
+        #: Whether the states are those of a step's boundary: not while an update writes them.
+        self.consistent = False
+        #: stage -> samples in the micro-batch -> runner (the runners of a stage share their states)
+        self._runners: dict[int, dict[int, StageRunner]] = {}
+
+    # -- runners ------------------------------------------------------------------------------------------------------
+
+    def open(self, engine: Engine, device: str) -> None:
+        """Open the runners, without states.
+
+        Raises:
+            FarflungError: the engine refuses a graph.
+        """
+        for index in self.setup.own_stages:
+            pieces = {rows: cuts[index] for rows, cuts in self.cuts.items()}
+            self._runners[index] = open_stage(engine, device, self.setup, index, pieces)
+
+    @cached_property
+    def cuts(self) -> Mapping[int, tuple[SubGraph, ...]]:
+        """Samples in the micro-batch -> the sub-graphs of all stages."""
+        return {rows: cut(graph, self.setup.plan.bounds) for rows, graph in self.setup.graphs.items()}
+
+    def runner(self, stage: int, micro_batch: int) -> StageRunner:
+        """Return the runner of ``stage`` for ``micro_batch``."""
+        return self._runners[stage][self.setup.job.micro_batch_sizes[micro_batch]]
+
+    def base(self, stage: int) -> StageRunner:
+        """Return the runner that owns the states of ``stage``."""
+        return next(iter(self._runners[stage].values()))
+
+    @property
+    def bases(self) -> dict[int, StageRunner]:
+        """Stage -> the runner that owns its states."""
+        return {stage: self.base(stage) for stage in self._runners}
+
+    def discard(self) -> None:
+        """Drop gradients and activations."""
+        for runners in self._runners.values():
+            for runner in runners.values():
+                runner.discard()
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The states of the own stages."""
+        return frozenset(name for index in self.setup.own_stages for name in self.setup.subgraphs[index].states)
+
+    def owns(self, state: str, stage: int) -> bool:
+        """Return whether this worker's replica of ``stage`` is the one that writes ``state``."""
+        return stage in self.setup.speaks_for and self.setup.owner(state) == stage
+
+    def load_first(self, hooks: RunHooks) -> dict[str, Array]:
+        """Load the states that the run begins with; return the checkpoint's slots of replicas that train alone."""
+        replicas: dict[str, Array] = {}
+        for index, runner in self.bases.items():
+            names = list(runner.subgraph.states)
+            given = hooks.first_states(names) or {}
+            runner.load(given)
+            runner.initialize([name for name in names if name not in given])
+            slots = hooks.first_optimizer(names)
+            replicas |= {key: value for key, value in slots.items() if is_replica_slot(key)}
+            others = {key: value for key, value in slots.items() if key not in replicas and not is_stale_slot(key)}
+            runner.load_optimizer(others)  # empty: the optimizer starts anew
+            self.delayed.load(index, slots)
+        self.consistent = True
+        return replicas
+
+    def slots(self, stage: int, *, copy: bool = True) -> dict[str, Array]:
+        """Return the slots that belong to the states of ``stage``, as ``<slot>/<parameter>``."""
+        return {**self.base(stage).optimizer_states(copy=copy), **self.delayed.slots(stage)}
+
+    def packed(self) -> Mapping[str, Array]:
+        """Return copies of all states with their slots, under the names of ``checkpoint.pack``."""
+        values: dict[str, Array] = {}
+        slots: dict[str, Array] = {}
+        for index, runner in self.bases.items():
+            values |= runner.states(list(runner.subgraph.states))
+            slots |= self.slots(index)
+        return pack(values, slots)
+
+    def read(self, wanted: Collection[str], instead: Mapping[int, Mapping[str, Array]]) -> Mapping[str, Array]:
+        """Return the states ``wanted`` with their slots, packed, uncopied; ``instead`` replaces states of a stage."""
+        values: dict[str, Array] = {}
+        slots: dict[str, Array] = {}
+        for index, runner in self.bases.items():
+            values |= runner.states([name for name in runner.subgraph.states if name in wanted], copy=False)
+            values |= {name: value for name, value in instead.get(index, {}).items() if name in wanted}
+            found = self.slots(index, copy=False)
+            slots |= {key: value for key, value in found.items() if key.split("/", 1)[1] in wanted}
+        return pack(values, slots)
+
+    def shard(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the states and slots that this worker writes into a checkpoint (uncopied)."""
+        states: dict[str, Array] = {}
+        optimizer: dict[str, Array] = {}
+        for index, runner in self.bases.items():
+            mine = {name for name in runner.subgraph.states if self.owns(name, index)}
+            states |= {name: value for name, value in runner.states(copy=False).items() if name in mine}
+            slots = self.slots(index, copy=False)
+            optimizer |= {key: value for key, value in slots.items() if key.split("/", 1)[1] in mine}
+        return states, optimizer
+
+    def saved(self) -> None:
+        """A checkpoint holds the present states."""
+        self._saved_committed = self.committed
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def begin_delayed(self) -> Mapping[int, Mapping[str, Array]]:
+        """With a delayed update, load the parameters that the step computes with; return the newest ones, by stage."""
+        if not self.delayed.on:
+            return {}
+        self.consistent = False
+        newest = self.delayed.begin(self.bases)
+        self.consistent = True
+        return newest
+
+    def begin_update(self) -> None:
+        """An update writes the states from here until they are ``consistent`` again."""
+        self.consistent = False
+        self.delayed.end(self.bases)
+
+    def update(self, step: int, scale: Array | None) -> None:
+        """Apply the optimizer to the gradients of ``step``; ``scale`` multiplies them."""
+        self.begin_update()
+        current = rates(self.setup.job, step)
+        for runner in self.bases.values():
+            runner.update(current, scale)
+        self.committed += 1
+
+    def restore(self, before: Mapping[int, Mapping[str, Array]]) -> None:
+        """Leave the present step out: load ``before``, the states that its forwards have changed."""
+        self.consistent = False
+        self.discard()
+        for index, states in before.items():
+            self.base(index).load(states)
+        self.delayed.end(self.bases)
+
+    def roll_back(self, hooks: RunHooks) -> dict[str, Array]:
+        """Load the newest checkpoint; return as ``load_first``."""
+        self.consistent = False
+        self.discard()
+        self.committed = self._saved_committed
+        return self.load_first(hooks)

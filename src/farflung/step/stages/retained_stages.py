@@ -1,0 +1,44 @@
+"""The states that an ended attempt leaves on a worker. Nothing is copied: they stay in the memory of the stages' runners."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from farflung.engines.base import Array
+from farflung.protocol.holdings import Decision, Holding, ahead
+from farflung.step.stages.local_stages import LocalStages
+
+__all__ = ["RetainedStages"]
+
+
+class RetainedStages:
+    """States after ``holding.step`` steps. If ``holding.ready``, the gradients of the next step are retained too.
+
+    ``before``: states that the next step's forwards have changed, as they were before.
+    """
+
+    def __init__(self, stages: LocalStages, holding: Holding, before: Mapping[int, Mapping[str, Array]]) -> None:
+        self._stages, self._holding, self._before = stages, holding, before
+        if not holding.ready:
+            stages.discard()
+
+    @property
+    def holding(self) -> Holding:
+        """Which states these are."""
+        return self._holding
+
+    def advance(self, decision: Decision) -> None:
+        """Apply the step that was prepared, or leave it out."""
+        if decision.applied:
+            scale = None if decision.scale is None else np.asarray(decision.scale, np.float32)
+            self._stages.update(self._holding.step, scale)
+        else:
+            self._stages.restore(self._before)
+        self._before = {}
+        self._holding = ahead(self._holding, decision)
+
+    def read(self, states: Collection[str]) -> Mapping[str, Array]:
+        """Return ``states`` with their optimizer slots, packed."""
+        return self._stages.read(states, self._before)
