@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from farflung.cli import children as module
-from farflung.cli.children import Children
+from farflung.cli.trial import child_commands as module
+from farflung.cli.trial.child_commands import Children
 from farflung.errors import TrainingError
 
 

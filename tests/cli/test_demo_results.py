@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from farflung.cli import demo
-from farflung.cli.demo_results import best_of, compare, explanation, results_table
-from farflung.cli.demo_runs import PRESET, VICTIM, demo_job, demo_runs, share_of_time
-from farflung.cli.demo_summary import last_lines, recovery_lines
+from farflung.cli.trial import demo
+from farflung.cli.trial.demo_results import best_of, compare, explanation, results_table
+from farflung.cli.trial.demo_runs import PRESET, VICTIM, demo_job, demo_runs, share_of_time
+from farflung.cli.trial.demo_summary import last_lines, recovery_lines
 from farflung.cluster import Topology
 from farflung.dashboard import Run
 from farflung.job import JobSpec, check_job

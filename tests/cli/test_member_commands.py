@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from farflung.cli import members
+from farflung.cli.cluster import owner as members
+from farflung.cli.cluster.systemd_units import unit_text
 from farflung.cli.main import main
-from farflung.cli.units import unit_text
 from farflung.security import Ticket
 from farflung.worker.owner_limits import WishesFile
 

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from farflung.cli.progress import RunView, printable, say, show_run
+from farflung.cli.runs.run_view import RunView, printable, say, show_run
 from farflung.client.connection import Client
 from farflung.errors import TrainingError
 from farflung.plan import LinkPlan, Plan, Replica, Stage

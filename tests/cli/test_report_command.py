@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farflung.cli.main import main
-from farflung.cli.report import report_here
+from farflung.cli.runs.report import report_here
 from farflung.job import JobSpec, to_json
 from farflung.plan import Plan, Stage
 from farflung.telemetry import RunFolder, RunResult, StepRecord

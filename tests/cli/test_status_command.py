@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from farflung.cli import runs
+from farflung.cli.cluster import status as command
 from farflung.cli.main import main
 
 CAUSE = "device 'attic' needs 12 GB and has 8 GB: it lacks 4 GB (most is optimizer: 6 GB); add a device or memory"
@@ -48,7 +48,7 @@ class Broker:
 
 
 def status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
-    monkeypatch.setattr(runs, "open_client", lambda ticket, home, **options: Broker())
+    monkeypatch.setattr(command, "open_client", lambda ticket, home, **options: Broker())
     with pytest.raises(SystemExit) as over:
         main(["status", *arguments])
     return over.value.code, *capsys.readouterr()
@@ -133,7 +133,7 @@ def test_the_headline_counts_every_row(monkeypatch: pytest.MonkeyPatch, capsys: 
             gone = [{"name": name, "cause": "it left"} for name in "abcde"]
             return {"members": [], "joining": ["f"], "gone": gone, "runs": []}
 
-    monkeypatch.setattr(runs, "open_client", lambda ticket, home, **options: Empty())
+    monkeypatch.setattr(command, "open_client", lambda ticket, home, **options: Empty())
     with pytest.raises(SystemExit):
         main(["status"])
     out = capsys.readouterr().out.splitlines()

@@ -13,10 +13,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from farflung.api.activity import pace
-from farflung.client.connection import Client, PlannedRun
+from farflung.client.control import ControlClient
+from farflung.client.planned_run import PlannedRun
 from farflung.errors import TrainingError
 from farflung.plan.summary import listed
+from farflung.telemetry.activity import pace
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.units import Bytes, Seconds, counted
 from farflung.wire.frames import Frame
@@ -212,7 +213,7 @@ def printable(text: str) -> str:
 
 
 def show_run(
-    client: Client,
+    client: ControlClient,
     run: str,
     *,
     console: Console | None = None,
@@ -247,7 +248,9 @@ def show_run(
     return result
 
 
-def _changes(client: Client, run: str, view: RunView, console: Console, on_step: Callable[[StepRecord], None]) -> Iterator[Frame]:
+def _changes(
+    client: ControlClient, run: str, view: RunView, console: Console, on_step: Callable[[StepRecord], None]
+) -> Iterator[Frame]:
     """The broker's frames, each after the view has taken it."""
     for frame in client.watch(run):
         before = view.last
@@ -259,7 +262,7 @@ def _changes(client: Client, run: str, view: RunView, console: Console, on_step:
         yield frame
 
 
-def _plain(client: Client, run: str, view: RunView, console: Console, on_step: Callable[[StepRecord], None]) -> None:
+def _plain(client: ControlClient, run: str, view: RunView, console: Console, on_step: Callable[[StepRecord], None]) -> None:
     """Without a terminal: a line for every tenth of the run."""
     shown = 0
     for frame in _changes(client, run, view, console, on_step):

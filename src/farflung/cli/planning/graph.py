@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from farflung.api.activity import Activity
 from farflung.cli.options import about, read_text, to_write, write_text
-from farflung.cli.planning import plan_text
+from farflung.cli.planning.inputs import plan_text
 from farflung.errors import InputError
 from farflung.graph.modules import Level
 from farflung.graph.render import Bounds, to_dot, to_svg, to_text
 from farflung.job import load_job
 from farflung.plan.model import Plan
+from farflung.telemetry.activity import Activity
 
 __all__ = ["register"]
 

@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from farflung.cli.children import Children
-from farflung.cli.demo_runs import PRESET, VICTIM, DemoRun, demo_job, demo_runs, share_of_time
 from farflung.cli.home import own_key
-from farflung.cli.progress import RunView, printable, say, show_run
+from farflung.cli.runs.run_view import RunView, printable, say, show_run
+from farflung.cli.trial.child_commands import Children
+from farflung.cli.trial.demo_runs import PRESET, VICTIM, DemoRun, demo_job, demo_runs, share_of_time
 from farflung.client.connection import Client
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, InputError, Stopped, TrainingError
@@ -219,8 +219,8 @@ class _Demo:
         self._children.kill(victim)
 
     def _conclude(self, done: Sequence[_Done]) -> None:
-        from farflung.cli.demo_results import compare, explanation, results_table  # brings matplotlib, which takes seconds
-        from farflung.cli.demo_summary import last_lines, recovery_lines
+        from farflung.cli.trial.demo_results import compare, explanation, results_table  # brings matplotlib, which takes seconds
+        from farflung.cli.trial.demo_summary import last_lines, recovery_lines
         from farflung.dashboard import compare_report, load_run, write_report
 
         runs = [load_run(one.folder, one.label) for one in done]

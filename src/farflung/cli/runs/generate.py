@@ -10,7 +10,7 @@ import typer
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
 from farflung.cli.options import HomeOption
-from farflung.cli.progress import printable
+from farflung.cli.runs.run_view import printable
 from farflung.errors import InputError
 
 __all__ = ["register"]

@@ -177,7 +177,7 @@ def export(
     if adapters:
         typer.echo(export_adapters(reader, out))
     elif transformers:
-        from farflung.cli.model_export import export_model
+        from farflung.cli.runs.model_export import export_model
 
         for line in export_model(reader, store.folder.parent, out):
             typer.echo(line)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.planning import read_time
-from farflung.cli.runs import EMULATED
+from farflung.cli.options import EMULATED
+from farflung.cli.planning.inputs import read_time
 from farflung.errors import InputError
 from farflung.units import Bytes, Seconds, counted
 

@@ -10,11 +10,12 @@ from typing import Annotated, Protocol
 import typer
 
 from farflung.broker.records.broker_log import Log, find_log, run_log
+from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_run_or_worker
-from farflung.cli.home import broker_folder, members_folder, open_client, worker_log
+from farflung.cli.home import broker_folder, members_folder, worker_log
 from farflung.cli.options import HomeOption
-from farflung.cli.progress import printable
-from farflung.client.connection import Client
+from farflung.cli.runs.run_view import printable
+from farflung.client.control import ControlClient
 from farflung.errors import InputError
 from farflung.telemetry import RunFolder
 from farflung.telemetry.log_file import LogPart
@@ -106,7 +107,7 @@ def _here(name: str, home: Path, *, broker: bool) -> Log:
 class _Asked:
     """A log that the broker reads."""
 
-    client: Client
+    client: ControlClient
     name: str
     over: bool = False
 

@@ -1,4 +1,4 @@
-"""``farflung profile``: links between workers, measured; ``farflung doctor``: a diagnosis of this machine."""
+"""``farflung profile``: links between workers, measured."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from farflung.cli.home import open_client
-from farflung.cli.options import HomeOption, to_write, write_text
-from farflung.cli.runs import TicketOption
+from farflung.cli.broker_connection import open_client
+from farflung.cli.options import HomeOption, TicketOption, to_write, write_text
 from farflung.cluster import Topology
 from farflung.units import BytesPerSecond, Seconds
 
@@ -24,9 +23,8 @@ _HEAT = ("white on dark_red", "white on red3", "black on orange3", "black on yel
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
+    """Add the command to ``app``."""
     app.command()(profile)
-    app.command()(doctor)
 
 
 def profile(
@@ -86,20 +84,3 @@ def _cell(topology: Topology, source: str, target: str) -> Text:
     megabits = float(link.bandwidth) * 8 / 1e6
     decade = sum(megabits >= limit for limit in (1, 10, 100, 1000, 10_000))
     return Text(f"{Seconds(link.latency)} {megabits:.4g} Mbit/s", style=_HEAT[decade])
-
-
-def doctor(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for a broker or worker to listen on (0: any).")] = 0,
-    broker: Annotated[str | None, typer.Option("--broker", help="Address of the broker to join (HOST:PORT).")] = None,
-) -> None:
-    """Diagnose this machine: versions, network, clock, memory and disk."""
-    from farflung.worker.doctor import diagnose
-
-    findings = diagnose(port=port, broker=broker)
-    width = max(len(finding.what) for finding in findings)
-    for finding in findings:
-        typer.echo(
-            f"{finding.mark:5} {finding.what:{width}}  {finding.found}" + (f"; {finding.remedy}" if finding.remedy else "")
-        )
-    if any(finding.level == "bad" for finding in findings):
-        raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.client.connection import Client
+from farflung.client.control import ControlClient
 from farflung.errors import InputError
 from farflung.job import JobSpec, check_job
 from farflung.job.rates import stretched
@@ -24,7 +24,7 @@ def adapted(job: JobSpec, resume: str | None, steps: int | None) -> JobSpec:
     return job
 
 
-def start_line(client: Client, source: str, steps: int | None) -> str:
+def start_line(client: ControlClient, source: str, steps: int | None) -> str:
     """Where a run that continues ``source`` begins (``steps``: of the new job, None: as many as before).
 
     Raises:

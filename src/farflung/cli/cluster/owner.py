@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_worker
-from farflung.cli.home import members_folder, open_client
+from farflung.cli.home import members_folder
 from farflung.cli.options import HomeOption, quantity
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from farflung.api.activity import Activity
 from farflung.api.tolerance import FaultSettings, Tolerance, tolerance
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
 from farflung.cli.options import about, read_text, to_write, write_text
-from farflung.cli.planning import plan_text, read_time, read_topology
+from farflung.cli.planning.inputs import plan_text, read_time, read_topology
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
@@ -23,6 +22,7 @@ from farflung.plan.faults import failure_rates
 from farflung.plan.model import Plan
 from farflung.simulator import Jitter, PriceTable, Simulation, SimulationSettings, Simulator
 from farflung.telemetry import RunFolder, perfetto
+from farflung.telemetry.activity import Activity
 from farflung.units import Bytes, Seconds, counted
 
 __all__ = ["register"]

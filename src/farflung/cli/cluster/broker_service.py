@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from farflung.cli.cluster.systemd_units import broker_unit_text, write_unit
 from farflung.cli.options import host
-from farflung.cli.units import broker_unit_text, write_unit
 from farflung.errors import InputError
 from farflung.security import split_address
 from farflung.security.files import make_private_folder

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.api.activity import Activity
 from farflung.api.what_if import WHAT_IF, changed_topology
 from farflung.broker.planning import Planned, plan_run
-from farflung.cli.options import VerboseOption, about, quantity, read_text, to_write
+from farflung.cli.options import VerboseOption, about, read_text, to_write
+from farflung.cli.planning.inputs import plan_text, read_time, read_topology
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
 from farflung.job import load_job, make_job
@@ -22,6 +22,7 @@ from farflung.messages.submission import Bundle
 from farflung.plan import Plan, plan_answer, stage_table
 from farflung.plan.chosen import chosen_lines
 from farflung.plan.synchronization import sync_lines
+from farflung.telemetry.activity import Activity
 from farflung.units import Seconds, counted
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from farflung.api.why import Reasons
     from farflung.planners.auto import AutoSettings
 
-__all__ = ["read_time", "read_topology", "register"]
-
+__all__ = ["register"]
 
 #: A device or link that speeds a step up by less, at twice its speed, is no bottleneck worth naming.
 _LITTLE = 1.05
@@ -43,31 +43,6 @@ def register(app: typer.Typer) -> None:
     app.command()(plan)
 
 
-def read_topology(text: str) -> Topology:
-    """A TOML file, or the name of a preset.
-
-    Raises:
-        InputError: it is neither.
-    """
-    if text.endswith((".toml", ".json")) or "/" in text:
-        return Topology.from_toml(text)
-    return Topology.preset(text)
-
-
-def read_time(text: str | None, option: str, example: str = "6 h") -> float | None:
-    """A time span of the command line in seconds, more than 0; None stays None.
-
-    Raises:
-        InputError: it is none.
-    """
-    if text is None:
-        return None
-    seconds = quantity(Seconds, text, option)
-    if seconds <= 0:
-        raise InputError(f'{option} must be more than 0, got {text!r}; write e.g. "{example}"')
-    return float(seconds)
-
-
 def with_limits(spec: JobSpec, limits: Mapping[str, object]) -> JobSpec:
     """``spec`` with some of its limits replaced, as if they stood in the job file.
 
@@ -75,16 +50,6 @@ def with_limits(spec: JobSpec, limits: Mapping[str, object]) -> JobSpec:
         InputError: a value is not allowed.
     """
     return make_job(spec.model_dump() | {"limits": spec.limits.model_dump() | dict(limits)}) if limits else spec
-
-
-def plan_text(text: str) -> str:
-    """The plan document in ``text``, which may be one under the key ``plan`` (``farflung plan --json``)."""
-    try:
-        body = json.loads(text)
-    except ValueError:
-        return text
-    inner = body.get("plan") if isinstance(body, dict) else None
-    return json.dumps(inner) if isinstance(inner, dict) else text
 
 
 def plan(

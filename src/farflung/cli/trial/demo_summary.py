@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from farflung.cli.demo_results import Comparison, best_of
+from farflung.cli.trial.demo_results import Comparison, best_of
 from farflung.dashboard import Run
 from farflung.telemetry import RecoveryRecord, StepRecord
 from farflung.units import Seconds, counted
