@@ -45,5 +45,5 @@ def test_the_cpu_time_of_a_running_process_is_that_of_all_its_threads() -> None:
 
 
 def test_a_command_that_fails_is_an_error() -> None:
-    with pytest.raises(TrainingError, match=r"--bogus failed: .*No such option"):
+    with pytest.raises(TrainingError, match=r"(?s)--bogus failed: .*No such option"):
         startup._whole(["-m", "farflung", "--bogus"], os.environ)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from farflung.errors import ConnectionLost, FarflungError, InputError, SecurityError
+from farflung.extras import require_torch
 from farflung.protocol.members import Parting
 from farflung.telemetry.log_line import Detail
 from farflung.transports.rpc import RpcClient
@@ -94,6 +95,7 @@ class Service:
 
         The broker lists the machine as joining meanwhile. A wrong ticket is reported before the slow part.
         """
+        require_torch("a worker")
         self._phase("connecting to the broker")
         member = self._enter()
         self._say(Detail(f"{member.name}: registered with the broker at {member.client.address}"))
