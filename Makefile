@@ -61,7 +61,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(VENV)/.torch
 env: $(VENV)/.dev
 
 install: $(VENV)/.torch
-	$(PIP) install -q -c constraints.txt .
+	$(PIP) install -q -c constraints.txt '.[torch]'
 	@echo "installed: $(BIN)/farflung"
 
 smoke: install

@@ -69,6 +69,14 @@ def test_what_tracing_costs() -> None:
     assert f"(about {micro['note']:.0f} microseconds for each entry" in (DOCS / "traces.md").read_text(encoding="utf-8")
 
 
+def test_the_start_up_time_of_commands() -> None:
+    found = figures("startup")
+    said = rows(section("startup"), 4)
+    assert len(said) == len(found["ratios"])
+    for row, median, ratio in zip(said, found["median_seconds"].values(), found["ratios"].values(), strict=True):
+        assert row[1:3] == [f"{1e3 * median:.0f}", f"{ratio:.2f}"]
+
+
 def test_by_how_much_predictions_are_off() -> None:
     found = figures("prediction")
     text = " ".join(section("prediction").split())

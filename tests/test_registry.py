@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung import registry as registry_module
 from farflung.errors import InputError
 from farflung.registry import Registry
 
@@ -77,7 +76,7 @@ def test_installed_packages_add_members_but_do_not_replace(monkeypatch: pytest.M
         groups.append(group)
         return [Point("violet", "VIOLET"), Point("red", "stolen")]
 
-    monkeypatch.setattr(registry_module, "entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     registry = colours()
     assert registry.get("violet") == "VIOLET"
     assert registry.get("red") == "RED"

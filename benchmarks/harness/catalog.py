@@ -49,6 +49,7 @@ for _module, _name in {
     "planning.simulator": "SimulatorBench",
     "training.sync_loss": "SyncLoss",
     "training.sync_memory": "SyncMemory",
+    "commands.startup": "Startup",
     "network.sync_network": "SyncNetwork",
     "training.sync_speeds": "SyncSpeeds",
     "planning.sync_schedule": "SyncSchedule",

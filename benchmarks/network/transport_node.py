@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks.harness.priority import go_first
 from farflung.errors import FarflungError
-from farflung.security import CertificateAuthority, Credentials, make_request, new_key
+from farflung.security import Credentials, make_request, new_key
+from farflung.security.authority import CertificateAuthority
 from farflung.transports import Endpoint, FrameHandler, LinkStatistics, TransportConfig, Urgency, get_transport
 from farflung.wire.frames import Frame
 

@@ -12,7 +12,8 @@ import pytest
 from farflung.broker.process import Broker
 from farflung.errors import ConnectionLost
 from farflung.worker.membership import join
-from farflung.worker.process import Worker, WorkerOptions
+from farflung.worker.options import WorkerOptions
+from farflung.worker.process import Worker
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from farflung.api.activity import Activity, TrainingProgress
 from farflung.telemetry import StepRecord
+from farflung.telemetry.activity import Activity, TrainingProgress
 
 
 def console(*, terminal: bool) -> Console:

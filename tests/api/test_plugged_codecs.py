@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from farflung import registry as registry_module
 from farflung import train
 from farflung.codecs import CODECS, Payload
 from farflung.codecs.dense import Cast
@@ -28,7 +27,7 @@ class Boom(Cast):
 @pytest.fixture
 def boom(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     point = EntryPoint("boom", f"{__name__}:Boom", "farflung.codecs")
-    monkeypatch.setattr(registry_module, "entry_points", lambda group: [point] if group == "farflung.codecs" else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == "farflung.codecs" else [])
     CODECS._plugins_read = False
     yield
     CODECS.remove("boom")

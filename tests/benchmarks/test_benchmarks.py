@@ -35,7 +35,7 @@ def invoke(*arguments: str) -> Any:
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
     first = "auto chain changing chaos codecs compression coverage crawl emulator exactness fusionllm fuzz grid hybrid joining"
     names = f"{first} kept loss loss-study memory overhead overlap pipeline planning prediction profile shared-cores simulator"
-    names = f"{names} sync-loss sync-memory sync-network sync-schedule sync-speeds sync-strategies trace-cost transport"
+    names = f"{names} startup sync-loss sync-memory sync-network sync-schedule sync-speeds sync-strategies trace-cost transport"
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(BENCHMARKS)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from farflung.checkpoint import CheckpointReader, CheckpointStore
-from farflung.cli import runs
 from farflung.cli.main import main
+from farflung.cli.runs import submit as command
 from farflung.errors import FarflungError, InputError, SecurityError
 from farflung.job import make_job, to_json
 from farflung.telemetry import RunFolder
@@ -44,7 +44,8 @@ planner = "equal_compute"
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
     text_folder(tmp_path)
     with Loopback(tmp_path, 2) as found:
-        monkeypatch.setattr(runs, "open_client", lambda ticket, home, **options: Borrowed(found))
+        monkeypatch.setattr(command, "join_broker", lambda ticket, home, **options: None)
+        monkeypatch.setattr(command, "Client", lambda membership: Borrowed(found))
         yield found
 
 

@@ -20,7 +20,8 @@ from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
-from farflung.worker.process import Worker, WorkerOptions
+from farflung.worker.options import WorkerOptions
+from farflung.worker.process import Worker
 from farflung.worker.training_run import Work
 from tests.support.loopback import Finished, Loopback, text_job
 

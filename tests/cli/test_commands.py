@@ -6,7 +6,9 @@ import json
 import pkgutil
 import subprocess
 import sys
+import textwrap
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
@@ -36,12 +38,12 @@ def imported(*arguments: str) -> set[str]:
 
 def test_every_registered_command_is_listed() -> None:
     registered = {}
-    for found in pkgutil.iter_modules(farflung.cli.__path__):
-        register = getattr(import_module(f"farflung.cli.{found.name}"), "register", None)
+    for found in pkgutil.walk_packages(farflung.cli.__path__, "farflung.cli."):
+        register = getattr(import_module(found.name), "register", None)
         if register is not None:
             part = typer.Typer()
             register(part)
-            registered |= dict.fromkeys(typer.main.get_group(part).commands, found.name)
+            registered |= dict.fromkeys(typer.main.get_group(part).commands, found.name.removeprefix("farflung.cli."))
     assert {name: entry.module for name, entry in COMMANDS.items()} == registered
 
 
@@ -65,8 +67,62 @@ def test_help_imports_no_command() -> None:
 
 def test_a_command_imports_its_own_module_only() -> None:
     loaded = imported("pause", "--help")
-    assert "farflung.cli.members" in loaded
-    assert not loaded & {"farflung.cli.planning", "farflung.cli.demo", "farflung.cli.emulation", "farflung.simulator", "torch"}
+    assert "farflung.cli.cluster.owner" in loaded
+    assert not loaded & {"farflung.cli.planning", "farflung.cli.runs", "farflung.cli.trial", "farflung.simulator", "torch"}
+
+
+#: What ``status`` and the registration of a worker do without.
+HEAVY = {
+    "numpy",
+    "torch",
+    "pydantic",
+    "psutil",
+    "scipy",
+    "networkx",
+    "sqlite3",
+    "farflung.plan",
+    "farflung.job",
+    "farflung.graph",
+}
+
+
+def test_status_imports_only_what_the_request_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path))
+    loaded = imported("status")
+    assert "farflung.client.control" in loaded
+    assert not loaded & {*HEAVY, "rich.console", "farflung.protocol.events"}
+
+
+def test_a_worker_registers_before_it_loads_pytorch() -> None:
+    program = """
+        import json, sys
+        from farflung.cli.cluster import join
+        from farflung.errors import SecurityError
+        from farflung.units import Seconds
+        from farflung.worker import membership
+        from farflung.worker.reconnect import Service
+
+        def enter():
+            print(json.dumps(sorted(sys.modules)))
+            raise SecurityError("enough")
+
+        try:
+            Service(enter, join.WorkerOptions(), print, phase=lambda text: None).run(Seconds(1.0))
+        except SecurityError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=True
+    )
+    modules, error = done.stdout.splitlines()
+    assert error == "enough"
+    assert not set(json.loads(modules)) & HEAVY
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["status", "--help"], ["status", "--json"]])
+def test_absent_options_need_no_conversion(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path))
+    assert "pydantic" not in imported(*arguments)
 
 
 def test_the_help_lists_commands_by_topic() -> None:

@@ -14,7 +14,6 @@ from farflung import __version__
 from farflung.broker.process import Broker
 from farflung.cli.home import drop_ticket, keep_ticket
 from farflung.cli.main import main
-from farflung.engines.registry import ENGINES
 from farflung.security import Ticket
 from tests.support.error_lines import a_ticket, line, main_ok
 
@@ -133,14 +132,11 @@ def test_job_files_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 def test_a_worker_without_pytorch(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(name: str) -> object:
-        raise ModuleNotFoundError("No module named 'torch'", name=name)
-
-    monkeypatch.setattr(ENGINES, "get", none)
+    monkeypatch.setattr("farflung.extras.find_spec", lambda name: None)
     broker = Broker(tmp_path / "broker", listen="127.0.0.1:0")
     try:
         said = line(capsys, "join", str(broker.ticket("join")), "--name", "bare", code=2)
-        assert said == "a worker needs PyTorch, and this Python has none (No module named 'torch'); pip install torch"
+        assert said == "a worker needs PyTorch, which is not installed here: pip install 'farflung[torch]'"
     finally:
         broker.close()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from farflung.cli import demo
 from farflung.cli.main import main
 from farflung.cli.options import to_write
+from farflung.cli.trial import demo
 from farflung.errors import InputError
 from tests.support.error_lines import a_ticket, line, main_ok
 
@@ -151,7 +151,7 @@ def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str], monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("farflung.cli.planning.load_job", interrupted)
+    monkeypatch.setattr("farflung.cli.planning.plan.load_job", interrupted)
     assert main_ok("plan", "job.toml", "--topology", "two-laptops") == 130
     assert capsys.readouterr().err == "\nfarflung: interrupted\n"
 

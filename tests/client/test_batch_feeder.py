@@ -15,7 +15,7 @@ import pytest
 from farflung.broker import planning
 from farflung.client import batch_feeder as feeding
 from farflung.client.batch_feeder import Feeder
-from farflung.client.connection import PlannedRun
+from farflung.client.planned_run import PlannedRun
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.errors import TrainingError

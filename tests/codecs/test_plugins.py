@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farflung import registry as registry_module
 from farflung.api.submission import check_names
 from farflung.codecs import CODECS, Payload, decode_payload, get_codec
 from farflung.codecs.dense import Identity
@@ -43,7 +42,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
 
     def put(**members: str) -> None:
         points = [EntryPoint(name, value, "farflung.codecs") for name, value in members.items()]
-        monkeypatch.setattr(registry_module, "entry_points", lambda group: points if group == "farflung.codecs" else [])
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points if group == "farflung.codecs" else [])
         for name in members:
             CODECS.remove(name)
         CODECS._plugins_read = False

@@ -10,16 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from farflung.errors import SecurityError
-from farflung.security import (
-    Caller,
-    CertificateAuthority,
-    Credentials,
-    certificate_fingerprint,
-    make_request,
-    new_key,
-    read_caller,
-    tls_name,
-)
+from farflung.security import Caller, Credentials, certificate_fingerprint, make_request, new_key, read_caller, tls_name
+from farflung.security.authority import CertificateAuthority
 from farflung.units import Seconds
 
 NOW = 1_790_000_000.0

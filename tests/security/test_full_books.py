@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from farflung.errors import DiskFull, SecurityError
-from farflung.security import NameBook, TicketBook, book, files
+from farflung.security import book, files
 from farflung.security.files import write_private
+from farflung.security.name_book import NameBook
+from farflung.security.ticket_book import TicketBook
 
 NOW = 1e9
 #: Longer than a page, so that each row needs space.

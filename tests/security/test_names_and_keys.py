@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import SecurityError
-from farflung.security import CertificateAuthority, NameBook, kept_key, key_fingerprint, make_request, new_key
+from farflung.security import kept_key, key_fingerprint, make_request, new_key
+from farflung.security.authority import CertificateAuthority
+from farflung.security.name_book import NameBook
 
 NOW = 1e9
 

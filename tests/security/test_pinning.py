@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import ConnectionLost, SecurityError
-from farflung.security import CertificateAuthority, certificate_fingerprint, fetch_server_certificate
+from farflung.security import certificate_fingerprint, fetch_server_certificate
+from farflung.security.authority import CertificateAuthority
 from farflung.units import Seconds
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.errors import SecurityError
-from farflung.security import Ticket, TicketBook
+from farflung.security import Ticket
+from farflung.security.ticket_book import TicketBook
 from farflung.units import Seconds
 
 NOW = 1_790_000_000.0

@@ -33,7 +33,8 @@ from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
-from farflung.worker.process import Worker, WorkerOptions
+from farflung.worker.options import WorkerOptions
+from farflung.worker.process import Worker
 
 PATIENCE = 60.0
 LINES = ("def answer(question):", "    return len(question) % 7", "", "class Thing:", "    size = 3  # of them", "")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.cli.tracing import whole_percents
+from farflung.cli.runs.trace import whole_percents
 from farflung.errors import DataError, WireError
 from farflung.telemetry import (
     ClockOffset,

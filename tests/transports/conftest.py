@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from farflung.security import CertificateAuthority, Credentials, make_request, new_key
+from farflung.security import Credentials, make_request, new_key
+from farflung.security.authority import CertificateAuthority
 
 Member = Callable[..., Credentials]
 

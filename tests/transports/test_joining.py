@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import SecurityError
-from farflung.security import (
-    CertificateAuthority,
-    Credentials,
-    Ticket,
-    TicketBook,
-    certificate_fingerprint,
-    fetch_server_certificate,
-    make_request,
-    new_key,
-)
+from farflung.security import Credentials, Ticket, certificate_fingerprint, fetch_server_certificate, make_request, new_key
+from farflung.security.authority import CertificateAuthority
+from farflung.security.ticket_book import TicketBook
 from farflung.transports import Pinned
 from farflung.transports.rpc import Call, RpcClient, RpcServer
 from farflung.transports.tcp.endpoint import TcpEndpoint

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from farflung.cli.main import app
 from farflung.engines import ComputeDevice
-from farflung.errors import SecurityError
+from farflung.errors import InputError, SecurityError
 from farflung.worker import doctor as diagnosis
 from farflung.worker.doctor import Finding, diagnose
 
@@ -104,6 +104,6 @@ def test_a_gpu_that_pytorch_does_not_see_is_told(tmp_path: Path) -> None:
 
 def test_accelerators_without_torch(tmp_path: Path) -> None:
     def missing() -> list[ComputeDevice]:
-        raise ImportError("No module named 'torch'")
+        raise InputError("computing on this machine needs PyTorch")
 
     assert _found(diagnose(devices=missing, nvidia=tmp_path), "accelerators").found == "not known without torch"

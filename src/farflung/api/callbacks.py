@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from farflung.api.activity import TrainingProgress
+from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import EvaluationRecord, StepRecord
 
 __all__ = ["Callbacks", "StopTraining"]

@@ -12,7 +12,8 @@ from farflung.api.outcome import Outcome
 from farflung.api.stretched_schedule import warn_if_stretched
 from farflung.checkpoint.safetensors import encode, spec_of
 from farflung.client.batch_feeder import Feeder
-from farflung.client.connection import Client, PlannedRun
+from farflung.client.connection import Client
+from farflung.client.planned_run import PlannedRun
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.graph.ir import StateKind

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farflung.api.activity import TrainingProgress
 from farflung.api.argument_names import in_arguments
 from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, TrainArguments, check_types, job_of
 from farflung.api.batches import batch_rows, call_order, evaluation_order
@@ -22,6 +21,7 @@ from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
 from farflung.messages.submission import Bundle
+from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import StepRecord
 
 if TYPE_CHECKING:

@@ -30,16 +30,11 @@ from farflung.checkpoint.store import write_file
 from farflung.errors import FarflungError, InputError, SecurityError
 from farflung.messages.fields import text
 from farflung.messages.versions import PROTOCOL_VERSION, check_versions
-from farflung.security import (
-    CertificateAuthority,
-    Credentials,
-    NameBook,
-    Ticket,
-    TicketBook,
-    certificate_fingerprint,
-    key_fingerprint,
-)
+from farflung.security import Credentials, Ticket, certificate_fingerprint, key_fingerprint
+from farflung.security.authority import CertificateAuthority
 from farflung.security.files import make_private_folder
+from farflung.security.name_book import NameBook
+from farflung.security.ticket_book import TicketBook
 from farflung.transports.addresses import reachable_host
 from farflung.transports.rpc import Call, RpcServer
 from farflung.transports.tcp.sockets import TlsContexts, dial

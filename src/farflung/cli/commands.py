@@ -6,7 +6,9 @@ import planners, codecs and, for some, torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -34,57 +36,83 @@ COMMANDS: dict[str, CommandEntry] = {
     **_panel(
         "Cluster",
         {
-            "broker": ("cluster", "Start a broker and print its tickets."),
-            "join": ("cluster", "Join a broker as a worker."),
-            "status": ("runs", "Show workers and runs."),
-            "ticket": ("cluster", "Issue, list and revoke tickets."),
-            "doctor": ("profiling", "Diagnose this machine."),
-            "profile": ("profiling", "Measure the links between all workers."),
+            "broker": ("cluster.broker", "Start a broker and print its tickets."),
+            "join": ("cluster.join", "Join a broker as a worker."),
+            "status": ("cluster.status", "Show workers and runs."),
+            "ticket": ("cluster.tickets", "Issue, list and revoke tickets."),
+            "doctor": ("cluster.doctor", "Diagnose this machine."),
+            "profile": ("cluster.profile", "Measure the links between all workers."),
         },
     ),
     **_panel(
         "Runs",
         {
-            "submit": ("runs", "Submit a job, or continue a run with --resume."),
-            "watch": ("runs", "Show the progress of a run until the run ends."),
-            "stop": ("runs", "Stop a run after its current step, with a checkpoint."),
-            "logs": ("logs", "Show the log of a run, a worker or the broker."),
-            "report": ("report", "Write a report of one run, or of several for comparison."),
-            "trace": ("tracing", "Show where the time of a run went."),
-            "generate": ("generation", "Continue a text with the model of a run."),
-            "checkpoint": ("checkpoints", "List, verify, export and copy checkpoints."),
+            "submit": ("runs.submit", "Submit a job, or continue a run with --resume."),
+            "watch": ("runs.watch", "Show the progress of a run until the run ends."),
+            "stop": ("runs.stop", "Stop a run after its current step, with a checkpoint."),
+            "logs": ("runs.logs", "Show the log of a run, a worker or the broker."),
+            "report": ("runs.report", "Write a report of one run, or of several for comparison."),
+            "trace": ("runs.trace", "Show where the time of a run went."),
+            "generate": ("runs.generate", "Continue a text with the model of a run."),
+            "checkpoint": ("runs.checkpoint", "List, verify, export and copy checkpoints."),
         },
     ),
     **_panel(
         "This worker",
         {
-            "pause": ("members", "Pause a worker; its part of a run moves to others."),
-            "resume": ("members", "Resume a paused worker."),
-            "drain": ("members", "Leave after the worker's current run."),
-            "leave": ("members", "Leave after the current step."),
-            "limit": ("members", "Limit hours, memory and bandwidth of a worker."),
+            "pause": ("cluster.owner", "Pause a worker; its part of a run moves to others."),
+            "resume": ("cluster.owner", "Resume a paused worker."),
+            "drain": ("cluster.owner", "Leave after the worker's current run."),
+            "leave": ("cluster.owner", "Leave after the current step."),
+            "limit": ("cluster.owner", "Limit hours, memory and bandwidth of a worker."),
         },
     ),
     **_panel(
         "Planning",
         {
-            "plan": ("planning", "Plan a job for a topology and predict its step time."),
-            "simulate": ("simulation", "Run a plan in virtual time."),
-            "graph": ("graphs", "Draw a job's model as a graph of operators."),
+            "plan": ("planning.plan", "Plan a job for a topology and predict its step time."),
+            "simulate": ("planning.simulate", "Run a plan in virtual time."),
+            "graph": ("planning.graph", "Draw a job's model as a graph of operators."),
         },
     ),
     **_panel(
         "Trying it out",
         {
-            "demo": ("demo", "Train a small model across two regions. One worker dies."),
-            "emulate": ("emulation", "Run a command on an emulated network (Linux, root)."),
-            "chaos": ("chaos", "Run a job under injected faults and compare the results."),
+            "demo": ("trial.demo", "Train a small model across two regions. One worker dies."),
+            "emulate": ("trial.emulate", "Run a command on an emulated network (Linux, root)."),
+            "chaos": ("trial.chaos", "Run a job under injected faults and compare the results."),
         },
     ),
 }
 
 
-class LazyCommands(TyperGroup):
+class _LeanParameters:
+    """Parameters that are not converted where they are absent.
+
+    typer imports pydantic for each conversion, also that of ``None`` to ``None``. The import takes as long as that of typer.
+    """
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters."""
+        found = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            if "process_value" not in vars(parameter):
+                parameter.process_value = partial(_processed, parameter, parameter.process_value)
+        return found
+
+
+def _processed(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    absent = value is None and not parameter.required and parameter.nargs == 1 and not parameter.multiple
+    if not absent:
+        return convert(ctx, value)
+    return None if parameter.callback is None else parameter.callback(ctx, parameter, None)
+
+
+class _LeanCommand(_LeanParameters, TyperCommand):
+    """A command."""
+
+
+class LazyCommands(_LeanParameters, TyperGroup):
     """A group whose commands come from ``COMMANDS``. A command's module is imported when ``get_command`` asks for the command."""
 
     entries: ClassVar[dict[str, CommandEntry]] = COMMANDS
@@ -105,6 +133,8 @@ class LazyCommands(TyperGroup):
             return super().get_command(ctx, cmd_name)
         part = typer.Typer()
         import_module(f"farflung.cli.{entry.module}").register(part)
+        for command in part.registered_commands:
+            command.cls = _LeanCommand
         return typer.main.get_group(part).commands[cmd_name]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -15,8 +15,11 @@ from farflung.security import split_address
 from farflung.units import Quantity
 
 __all__ = [
+    "EMULATED",
     "HOME_HELP",
     "HomeOption",
+    "RetryOption",
+    "TicketOption",
     "VerboseOption",
     "about",
     "host",
@@ -27,10 +30,15 @@ __all__ = [
     "write_text",
 ]
 
+#: The variable of the environment that names the topology of an emulated cluster.
+EMULATED = "FARFLUNG_EMULATED"
+
 Kind = TypeVar("Kind", bound=Quantity)
 
 HOME_HELP = "Folder of the broker (default: ~/.farflung/broker)."
 HomeOption = Annotated[Path | None, typer.Option("--home", help=HOME_HELP)]
+TicketOption = Annotated[str | None, typer.Option("--ticket", help="Submit ticket (default: the broker on this machine).")]
+RetryOption = Annotated[str, typer.Option("--retry", help="How long to retry when the broker is unreachable.")]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Print details for experts.")]
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 
-from farflung.client.connection import Client, PlannedRun
+from farflung.client.connection import Client
+from farflung.client.planned_run import PlannedRun
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
 from farflung.messages.arrays import encode_array

@@ -14,12 +14,14 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farflung.errors import VersionError, WireError
 from farflung.messages.fields import table
-from farflung.protocol.members import Member
 from farflung.version import __version__
+
+if TYPE_CHECKING:
+    from farflung.protocol.members import Member
 
 __all__ = ["PROTOCOL_VERSION", "check_versions", "mixed_engines", "own_versions", "read_versions", "version_warnings"]
 

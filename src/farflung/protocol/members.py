@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from farflung.protocol.events import Offer
+if TYPE_CHECKING:
+    from farflung.protocol.events import Offer
 
 __all__ = ["Gone", "Member", "MemberState", "Parting"]
 

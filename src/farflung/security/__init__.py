@@ -1,6 +1,8 @@
-"""Who may join and who speaks: join tickets, the broker's certificate authority, pinned first contact."""
+"""Who may join and who sends: join tickets, certificates, pinned first contact.
 
-from farflung.security.authority import CertificateAuthority
+This module exports what members need. The broker imports ``authority``, ``ticket_book`` and ``name_book``.
+"""
+
 from farflung.security.certificates import (
     Caller,
     Credentials,
@@ -12,19 +14,13 @@ from farflung.security.certificates import (
     read_caller,
     tls_name,
 )
-from farflung.security.name_book import NameBook
 from farflung.security.pinning import fetch_server_certificate, split_address
-from farflung.security.ticket_book import TicketBook, TicketRecord
 from farflung.security.tickets import Ticket
 
 __all__ = [
     "Caller",
-    "CertificateAuthority",
     "Credentials",
-    "NameBook",
     "Ticket",
-    "TicketBook",
-    "TicketRecord",
     "certificate_fingerprint",
     "fetch_server_certificate",
     "kept_key",

@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from farflung.errors import VersionError, WireError
 from farflung.wire.packed import pack_value, unpack_value
 
@@ -200,8 +198,7 @@ class FrameDecoder:
             _checked_section(self._sections[-1], head, len(self._sections) - 1)
         while len(self._sections) < head.count:
             length = head.lengths[len(self._sections)]
-            # numpy.empty: aligned for every element type, and pages are taken as they are written
-            self._sections.append(memoryview(np.empty(length, np.uint8).data) if length else memoryview(b""))
+            self._sections.append(_uninitialized(length) if length else memoryview(b""))
             self._filled = 0
             if length:
                 return None
@@ -281,3 +278,10 @@ def _checked_section(section: memoryview, head: _Head, index: int) -> memoryview
     if actual != expected:
         raise WireError(f"damaged frame: the checksum of section {index} does not match; the link or the sender corrupts data")
     return section
+
+
+def _uninitialized(length: int) -> memoryview:
+    """Allocate ``length`` bytes, aligned for every element type. The system provides pages only as bytes are written."""
+    import numpy as np  # here: control messages have no sections, and commands that only send those start without numpy
+
+    return memoryview(np.empty(length, np.uint8).data)

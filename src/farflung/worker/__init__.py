@@ -3,6 +3,7 @@
 - ``membership``: exchanges a ticket for a certificate; every later connection proves the name.
 - ``reconnect``: ``Service``: joins again when the broker is back.
 - ``owner_limits``: what the machine's owner allows: hours, memory, bandwidth, pause.
+- ``options``: ``WorkerOptions``: how this machine takes part.
 - ``process``: ``Worker``: the session with the broker.
 - ``device_measurement``: which device the worker computes on, and what a warm-up of it finds.
 - ``training_run``: ``Work``: one run on this worker: a thread with an executor.

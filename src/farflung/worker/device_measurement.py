@@ -11,15 +11,12 @@ __all__ = ["check_device", "load_engine", "measure_device"]
 
 
 def load_engine() -> Engine:
-    """The engine that computes.
+    """Return the engine that computes.
 
     Raises:
         InputError: PyTorch is not installed.
     """
-    try:
-        return get_engine("torch")
-    except ImportError as error:
-        raise InputError(f"a worker needs PyTorch, and this Python has none ({error}); pip install torch") from error
+    return get_engine("torch")
 
 
 def check_device(asked: str) -> None:

@@ -16,6 +16,7 @@ from typing import Literal
 import psutil
 
 from farflung.engines import ComputeDevice, get_engine
+from farflung.errors import InputError
 from farflung.security import split_address
 from farflung.transports.addresses import congestion_control, reachable_host
 from farflung.units import Bytes, counted
@@ -81,7 +82,9 @@ def _versions() -> Finding:
     try:
         return Finding(what="versions", found=f"{found}, torch {version('torch')}")
     except PackageNotFoundError:
-        return Finding(what="versions", found=f"{found}, no torch", level="bad", remedy="a worker needs it: pip install torch")
+        return Finding(
+            what="versions", found=f"{found}, no torch", level="bad", remedy="a worker needs it: pip install 'farflung[torch]'"
+        )
 
 
 def _engine_devices() -> Sequence[ComputeDevice]:
@@ -92,8 +95,8 @@ def _accelerators(devices: Callable[[], Sequence[ComputeDevice]], nvidia: Path) 
     what = "accelerators"
     try:
         found = devices()
-    except ImportError:
-        return Finding(what=what, found="not known without torch", level="hint", remedy="install torch")
+    except InputError:
+        return Finding(what=what, found="not known without torch", level="hint", remedy="pip install 'farflung[torch]'")
     accelerators = [str(device) for device in found if device.kind != "cpu"]
     if accelerators:
         return Finding(what=what, found=", ".join(accelerators))

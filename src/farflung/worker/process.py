@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,11 @@ from farflung.worker.device_measurement import load_engine, measure_device
 from farflung.worker.helper import Helping
 from farflung.worker.link_probe import probe_link
 from farflung.worker.membership import Membership
+from farflung.worker.options import WorkerOptions
 from farflung.worker.retained_states import Live, Shelf
 from farflung.worker.training_run import Work
 
-__all__ = ["Worker", "WorkerOptions"]
+__all__ = ["Worker"]
 
 #: Reports that may wait for a slow broker before training does.
 _REPORTS = 1024
@@ -53,31 +53,6 @@ _MIN_FRAME = 64 << 20
 _SMALL = 256 << 10
 #: Of one link.
 _MAX_CONNECTIONS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """How this machine takes part.
-
-    ``device``: as ``engines.choose_device``. ``memory``: bytes that training may use (None: four fifths of what is free).
-    ``listen``: where peers reach it.
-    ``advertise``: the host that it tells its peers (default: the one by which it reaches the broker).
-    An empty ``listen``: it can't be dialled, and dials others. ``relay``: it carries traffic between members of its broker's
-    runs that can't dial each other. ``peak``: the device's FLOP/s by its datasheet (None: that of its best matrix product).
-    ``reliable``: it stays; else it may go at any time, and jobs with ``plan.helpers`` give it no stage, but let it help.
-    ``data``: the folder that relative data paths start from; jobs read nothing else but Python's standard library, unless
-    ``any_path`` lets them read whatever this process may read.
-    """
-
-    device: str = "cpu"
-    memory: float | None = None
-    listen: str = "0.0.0.0:0"
-    advertise: str | None = None
-    peak: float | None = None
-    data: Path = field(default_factory=Path.cwd)
-    any_path: bool = False
-    relay: bool = True
-    reliable: bool = True
 
 
 class Worker:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farflung.errors import ConnectionLost, FarflungError, InputError, SecurityError
+from farflung.extras import require_torch
 from farflung.protocol.members import Parting
+from farflung.telemetry.log_line import Detail
 from farflung.transports.rpc import RpcClient
 from farflung.units import Seconds
-from farflung.worker.device_measurement import check_device
 from farflung.worker.membership import Membership
+from farflung.worker.options import WorkerOptions
 from farflung.worker.owner_limits import WishesFile, minute_of_day
-from farflung.worker.process import Worker, WorkerOptions
+
+if TYPE_CHECKING:
+    from farflung.worker.process import Worker
 
 __all__ = ["Service"]
 
@@ -83,21 +88,27 @@ class Service:
                 worker.close()
             if again is None:
                 return
-            worker = self._begin(Worker(again, self._options, self._say, worker))
+            worker = self._start(again, worker)
 
     def _first(self) -> Worker:
-        """The worker of the first session; a device that is not there is told before the broker hears of this machine."""
-        self._phase("loading PyTorch")
-        check_device(self._options.device)
+        """Register with the broker, then load PyTorch, measure the device and return the worker of the first session.
+
+        The broker lists the machine as joining meanwhile. A wrong ticket is reported before the slow part.
+        """
+        require_torch("a worker")
         self._phase("connecting to the broker")
         member = self._enter()
-        self._phase("measuring the speed of the device")
-        try:
-            worker = self._begin(Worker(member, self._options, self._say))
-        except FarflungError:
-            member.withdraw()
-            member.client.close()
-            raise
+        self._say(Detail(f"{member.name}: registered with the broker at {member.client.address}"))
+        with ExitStack() as undo:  # the broker must not list a machine that does not come
+            undo.callback(member.client.close)
+            undo.callback(member.withdraw)
+            self._phase("loading PyTorch")
+            from farflung.worker.device_measurement import check_device  # here and in _start: PyTorch takes seconds to load
+
+            check_device(self._options.device)
+            self._phase("measuring the speed of the device")
+            worker = self._start(member, None)
+            undo.pop_all()
         self._phase("")
         return worker
 
@@ -145,7 +156,11 @@ class Service:
         if worker is not None:
             worker.stop()
 
-    def _begin(self, worker: Worker) -> Worker:
+    def _start(self, member: Membership, before: Worker | None) -> Worker:
+        """Return the worker of a new session (``before``: that of the last session)."""
+        from farflung.worker.process import Worker
+
+        worker = Worker(member, self._options, self._say, before)
         worker.on_owner = self._owner_said
         if self._wishes is not None:
             self._told = self._wishes.read().told(minute_of_day())

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from farflung.broker.links.probes import Probing
 from farflung.broker.links.table import LinkFigures, LinkTable
-from farflung.cli import profiling
+from farflung.cli.cluster import profile as profiling
 from farflung.cli.main import app
 from farflung.cluster import Device, Topology
 from farflung.engines.base import DeviceReport

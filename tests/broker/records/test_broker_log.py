@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from farflung.cli import logs
 from farflung.cli.main import main
+from farflung.cli.runs import logs
 from farflung.client.connection import Client
 from farflung.errors import InputError, SecurityError
 from farflung.security import kept_key

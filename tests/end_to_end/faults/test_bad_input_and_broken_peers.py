@@ -37,7 +37,8 @@ from farflung.transports.tcp.link import _Pending
 from farflung.wire.frames import Frame
 from farflung.worker import membership
 from farflung.worker.membership import join
-from farflung.worker.process import Worker, WorkerOptions
+from farflung.worker.options import WorkerOptions
+from farflung.worker.process import Worker
 from farflung.worker.training_run import Work
 from tests.support.loopback import Loopback, text_folder, text_job
 from tests.support.played_runs import PATIENCE, play, renamed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,8 +24,8 @@ from farflung.transports.tcp.adaptation import Cap
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.worker.membership import Membership, join
+from farflung.worker.options import WorkerOptions
 from farflung.worker.owner_limits import Wishes, WishesFile, known_workers
-from farflung.worker.process import WorkerOptions
 from farflung.worker.reconnect import Service
 from tests.support.loopback import Finished, Loopback, same, text_folder, text_job, until
 
@@ -214,12 +215,14 @@ def joining(cluster: Loopback) -> object:
     return cluster.client.status()["joining"]
 
 
-def test_a_device_that_is_not_there_is_told_before_the_broker_is_called() -> None:
-    def enter() -> Membership:
-        raise AssertionError("the broker was called")
-
-    with pytest.raises(InputError, match="device 'xpu:7' is not available here: there is "):
-        Service(enter, WorkerOptions(device="xpu:7"), lambda line: None).run(Seconds(5.0))
+def test_a_worker_whose_device_is_not_there_is_not_joining(place: Path, tmp_path: Path) -> None:
+    with Loopback(place, 0, folder=str(tmp_path / "broker")) as cluster:
+        lines: list[str] = []
+        enter = lambda: join(cluster.ticket("join"), name="w", role="worker")  # noqa: E731
+        with pytest.raises(InputError, match="device 'xpu:7' is not available here: there is "):
+            Service(enter, WorkerOptions(device="xpu:7"), lines.append).run(Seconds(5.0))
+        assert any(re.match("w: registered with the broker at ", line) for line in lines)
+        assert joining(cluster) == []
 
 
 def test_a_worker_that_ends_before_its_session_is_not_joining(

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from farflung import __version__
-from farflung.cli.units import unit_text
+from farflung.cli.cluster.systemd_units import unit_text
 from farflung.security import Ticket, new_key
 from farflung.telemetry import RecoveryRecord, RunFolder
 from farflung.telemetry.records import StepRecord
 from farflung.worker import membership
-from farflung.worker.process import Worker, WorkerOptions
+from farflung.worker.options import WorkerOptions
+from farflung.worker.process import Worker
 from tests.support.loopback import Finished, Loopback, _serve, plainly, same, states_of, text_job, until
 
 

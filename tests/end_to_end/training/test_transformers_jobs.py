@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from farflung.cli.main import main
-from farflung.cli.progress import printable
+from farflung.cli.runs.run_view import printable
 from farflung.job import JobSpec
 from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_folder, text_job
 

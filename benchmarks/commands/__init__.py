@@ -1,0 +1,4 @@
+"""Figures of the command line.
+
+- ``startup``: CPU time of commands before they do their work.
+"""

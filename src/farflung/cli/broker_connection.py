@@ -1,0 +1,73 @@
+"""How a command reaches the broker: with the ticket that it was given, or with the one that this machine's broker left."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farflung.cli.home import broker_folder, default_name, own_key, ticket_file
+from farflung.client.control import ControlClient
+from farflung.errors import DiskFull, FarflungError, InputError
+from farflung.security import Ticket, new_key
+from farflung.worker.membership import Membership, join
+
+if TYPE_CHECKING:
+    from farflung.telemetry.activity import Activity
+
+__all__ = ["join_broker", "open_client"]
+
+
+def open_client(
+    ticket: str | None, folder: Path | None = None, *, reads: bool = False, activity: Activity | None = None
+) -> ControlClient:
+    """Return a client of the broker; see ``join_broker``."""
+    return ControlClient(join_broker(ticket, folder, reads=reads, activity=activity))
+
+
+def join_broker(
+    ticket: str | None, folder: Path | None = None, *, reads: bool = False, activity: Activity | None = None
+) -> Membership:
+    """Join as a client, with ``ticket`` or the one in ``folder``, the folder of this machine's broker.
+
+    ``reads``: the command changes nothing, so it works on a full disk without a key of this user.
+    ``activity`` shows that the connection is being made.
+
+    Raises:
+        InputError: there is no ticket.
+        FarflungError: the broker refuses the ticket or does not answer. The text names the file of a ticket that was found.
+    """
+    with nullcontext() if activity is None else activity:
+        if activity is not None:
+            activity.phase("connecting to the broker", silent=True)
+        if ticket is not None:
+            return _join(ticket, lasting=not reads)
+        return _join_with_file(ticket_file(broker_folder(folder)))
+
+
+def _join_with_file(path: Path) -> Membership:
+    if not path.exists() and (path.parent / "authority").is_dir():
+        raise InputError(
+            f"no broker runs with the folder {path.parent}: start it (farflung broker), "
+            "or reach a broker elsewhere with --ticket, or name another folder with --home"
+        )
+    if not path.exists():
+        raise InputError(
+            "no ticket: pass --ticket (the broker prints a submit ticket when it starts), or run this on the broker's machine "
+            f"while it runs (looked for {path}; --home names another broker's folder)"
+        )
+    try:
+        return _join(path.read_text(encoding="ascii", errors="replace"), lasting=False)
+    except FarflungError as error:
+        raise type(error)(f"{error} (no --ticket was given: this is the ticket that a broker left in {path})") from error
+
+
+def _join(text: str, *, lasting: bool) -> Membership:
+    """``lasting``: the broker must recognize this user later. It need not with the owner's ticket, which overrides all keys."""
+    try:
+        key = own_key()
+    except DiskFull:
+        if lasting:
+            raise
+        key = new_key()
+    return join(Ticket.parse(text), name=default_name("client"), role="client", key=key)

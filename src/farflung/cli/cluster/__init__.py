@@ -1,0 +1,12 @@
+"""Commands about machines.
+
+- ``broker``: start a broker; ``broker_service``: ``--service`` writes a systemd unit instead.
+- ``join``: make this machine a worker.
+- ``tickets``: issue, list and revoke tickets.
+- ``status``: workers and runs.
+- ``owner``: what the owner of a machine wants of the worker on it: pause, resume, drain, leave, limit.
+- ``profile``: measure the links between workers.
+- ``doctor``: diagnose this machine.
+- ``systemd_units``: units of brokers and workers.
+- ``timed_log``: the log on the terminal.
+"""

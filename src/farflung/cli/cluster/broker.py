@@ -1,0 +1,75 @@
+"""``farflung broker``: start a broker."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from farflung.cli.cluster.timed_log import timed_log
+from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
+from farflung.cli.options import HomeOption, VerboseOption, host, quantity
+from farflung.units import Bytes, Seconds
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(broker)
+
+
+def broker(
+    listen: Annotated[str, typer.Option(help="Address to listen on (HOST:PORT).")] = "0.0.0.0:7070",
+    advertise: Annotated[str | None, typer.Option(help="Host name or IP address in the tickets (default: detected).")] = None,
+    folder: HomeOption = None,
+    valid: Annotated[str, typer.Option(help="Validity of the printed tickets.")] = "24 h",
+    run_limit: Annotated[str, typer.Option(help="Limit of the disk space of one run.")] = "256 GB",
+    ticket_limit: Annotated[str, typer.Option(help="Limit of the disk space of all runs that share a ticket.")] = "1 TB",
+    mirror: Annotated[str | None, typer.Option(help="Copy checkpoints to an object store, e.g. s3://bucket/folder.")] = None,
+    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit for this command, and exit.")] = False,
+    user: Annotated[bool, typer.Option("--user", help="With --service: a unit of your user, without root.")] = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Start a broker. It prints the tickets for workers and for submitters."""
+    from farflung.api.planning import judge
+    from farflung.broker.process import Broker
+    from farflung.broker.records.run_folders import UploadLimits
+    from farflung.cli.cluster.broker_service import broker_service
+    from farflung.transports.addresses import congestion_control
+
+    validity = quantity(Seconds, valid, "--valid")
+    if service:
+        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror}
+        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit}
+        for line in broker_service(given, broker_folder(folder), user=user):
+            typer.echo(line)
+        return
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    place, say = broker_folder(folder), timed_log(verbose=verbose)
+    limits = UploadLimits(run=quantity(Bytes, run_limit, "--run-limit"), ticket=quantity(Bytes, ticket_limit, "--ticket-limit"))
+    served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, limits=limits)
+    own = None
+    try:
+        if mirror is not None:
+            served.mirror(mirror)
+        submit = served.ticket("submit", validity)
+        own = served.ticket("owner", validity)
+        keep_ticket(own, place)
+        typer.echo(f"broker at {served.address} (members: port {served.member_port}), tickets valid for {valid}")
+        if verbose and (congestion := congestion_control()):
+            typer.echo(congestion)
+        typer.echo(f"\nTo add a worker, run on its machine:\n  farflung join {served.ticket('join', validity)}")
+        typer.echo(f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
+        here = "" if folder is None else f" --home {folder}"
+        typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}\n\nPress Ctrl-C to stop the broker.")
+        over.wait()
+    finally:
+        typer.echo("broker: closing")
+        if own is not None:
+            drop_ticket(own, place)
+        served.close()

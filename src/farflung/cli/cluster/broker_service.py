@@ -1,0 +1,36 @@
+"""``farflung broker --service``: a broker that starts with the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from farflung.cli.cluster.systemd_units import broker_unit_text, write_unit
+from farflung.cli.options import host
+from farflung.errors import InputError
+from farflung.security import split_address
+from farflung.security.files import make_private_folder
+from farflung.transports.addresses import reachable_host
+
+__all__ = ["broker_service"]
+
+
+def broker_service(given: Mapping[str, str | None], folder: Path, *, user: bool) -> list[str]:
+    """Write the unit of a broker with the options ``given`` and its ``folder``; returns what to print, line by line.
+
+    Raises:
+        InputError: the port is not fixed, an option is wrong, the unit can't be written, or there is no systemd.
+    """
+    listen, advertise = str(given["--listen"]), host(given["--advertise"], "--advertise")
+    if listen.endswith(":0"):
+        raise InputError(f"--listen {listen}: a service needs a fixed port, which workers find again after a restart, e.g. 7070")
+    port = split_address(listen)[1]
+    place = folder.absolute()
+    words = ["--home", str(place)]
+    for option, value in given.items():
+        words += [] if value is None else [option, value]
+    make_private_folder(place)
+    lines = write_unit("broker", broker_unit_text(words, place, user=user), user=user)
+    address = f"{advertise or reachable_host(listen.rpartition(':')[0])}:{port}"
+    issue = f"farflung ticket issue --address {address} --home {place}"
+    return [*lines, f"a ticket to join (after the start):  {issue}", f"a ticket to submit:  {issue} --scope submit"]

@@ -1,0 +1,158 @@
+"""``farflung join``: make this machine a worker.
+
+The command imports what registration with the broker needs. ``worker.reconnect`` loads PyTorch after the registration.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from farflung.cli.cluster.timed_log import timed_log
+from farflung.cli.home import default_name, members_folder, own_key, worker_log
+from farflung.cli.options import VerboseOption, host, quantity, readable_folder
+from farflung.errors import FarflungError, InputError
+from farflung.telemetry.activity import Activity
+from farflung.telemetry.log_file import LogWriter
+from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+from farflung.worker.options import WorkerOptions
+
+__all__ = ["register"]
+
+#: The variable of the environment that holds a ticket to join.
+TICKET = "FARFLUNG_TICKET"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(join)
+
+
+def join(
+    ticket: Annotated[
+        str, typer.Argument(envvar=TICKET, help="Ticket that the broker printed, or a file that contains it (also @FILE).")
+    ],
+    name: Annotated[str | None, typer.Option(help="Name of this worker (default: from the host name).")] = None,
+    device: Annotated[str, typer.Option(help="auto (an accelerator, if there is one), cpu, cuda, cuda:N, mps or xpu.")] = "auto",
+    memory: Annotated[str | None, typer.Option(help='Memory for training, e.g. "8 GB" (default: 80 % of what is free).')] = None,
+    peak: Annotated[str | None, typer.Option(help='Peak speed, e.g. "20 TFLOP/s" (default: measured).')] = None,
+    listen: Annotated[str, typer.Option(help="Address to listen on for other workers.")] = "0.0.0.0:0",
+    advertise: Annotated[str | None, typer.Option(help="Host name or IP address for other workers (default: detected).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder that jobs may read; relative data paths start here.")] = None,
+    retry: Annotated[str, typer.Option(help="How long to retry when the broker is unreachable.")] = "10 min",
+    any_path: Annotated[bool, typer.Option("--any-path", help="Let jobs read every file that you can read.")] = False,
+    hours: Annotated[str | None, typer.Option(help='Working hours, e.g. "22:00-07:00" (local time).')] = None,
+    bandwidth: Annotated[str | None, typer.Option(help='Limit of the upload rate, e.g. "20 Mbit/s".')] = None,
+    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit for this command, and exit.")] = False,
+    user: Annotated[bool, typer.Option("--user", help="With --service: a unit of your user, without root.")] = False,
+    no_listen: Annotated[bool, typer.Option("--no-listen", help="Accept no connections from other workers.")] = False,
+    unreliable: Annotated[
+        bool,
+        typer.Option(
+            "--unreliable", help="This machine may leave at any time: jobs with plan.helpers give it no stage, it only helps."
+        ),
+    ] = False,
+    no_relay: Annotated[bool, typer.Option("--no-relay", help="Do not relay traffic between other workers.")] = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
+    from farflung.security import Ticket
+    from farflung.security.files import read_private
+    from farflung.worker import membership
+    from farflung.worker.owner_limits import WishesFile
+    from farflung.worker.reconnect import Service
+
+    kept = _ticket_file(ticket)
+    invitation = Ticket.parse(ticket if kept is None else read_private(kept).decode("ascii", "replace").strip())
+    options = WorkerOptions(
+        device=device,
+        memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
+        peak=None if peak is None else float(quantity(FlopsPerSecond, peak, "--peak")),
+        listen="" if no_listen else listen,
+        advertise=host(advertise, "--advertise"),
+        data=Path.cwd() if data is None else readable_folder(data, "--data"),
+        any_path=any_path,
+        relay=not no_relay,
+        reliable=not unreliable,
+    )
+    own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
+    patience, key = quantity(Seconds, retry, "--retry"), own_key()
+    if service:
+        given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
+        _write_service(own, str(invitation), options, given, user=user)
+        return
+    wishes = WishesFile(members_folder(), own)
+    rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
+    held = wishes.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
+    if str(held) != "no limits":
+        typer.echo(f"{own}: {held} (farflung limit, farflung resume)")
+    certificate = members_folder() / f"{own}.certificate"
+    writer, shown = LogWriter(), timed_log(verbose=verbose)
+
+    def say(line: str) -> None:
+        writer.write(worker_log(own), line)
+        shown(line)
+
+    activity = Activity(Console(), say)
+    serving = Service(
+        lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
+        options,
+        say,
+        wishes,
+        activity.phase,
+    )
+
+    def leave(*_: object) -> None:
+        # the session's locks may be held by the very thread that the signal interrupts
+        threading.Thread(target=serving.part, name="leave", daemon=True).start()
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+    threading.Thread(target=serving.watch, name="wishes", daemon=True).start()
+    try:
+        with activity:
+            serving.run(patience)
+    except FarflungError as error:
+        writer.write(worker_log(own), f"ended: {error}")
+        raise
+    finally:
+        writer.close()
+        wishes.end()
+    typer.echo(f"{own}: left")
+
+
+def _ticket_file(text: str) -> Path | None:
+    """The file that ``text`` says to hold the ticket: ``@FILE``, or a path that is there (None: it is the ticket itself).
+
+    Raises:
+        InputError: there is no such file.
+    """
+    if text.startswith("@"):
+        if not (path := Path(text[1:]).expanduser()).is_file():
+            raise InputError(f"there is no file {text[1:]!r} that could hold a ticket: check the path after @")
+        return path
+    return Path(text) if not text.startswith("farflung") and Path(text).is_file() else None
+
+
+def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:
+    """Write the unit of the worker ``own``, and say how it is started; ``given``: options as they were written."""
+    from farflung.cli.cluster.systemd_units import keep_join_ticket, unit_text, write_unit
+    from farflung.security.certificates import check_name
+
+    check_name(own)
+    words = [str(keep_join_ticket(own, ticket)), "--name", own, "--device", options.device]
+    words += ["--listen", options.listen] if options.listen else ["--no-listen"]
+    words += ["--data", str(options.data.resolve())]
+    for option, value in {**given, "--advertise": options.advertise}.items():
+        words += [] if value is None else [option, value]
+    words += ["--any-path"] if options.any_path else []
+    words += [] if options.relay else ["--no-relay"]
+    words += [] if options.reliable else ["--unreliable"]
+    for line in write_unit(own, unit_text(own, words, options.data.resolve(), user=user), user=user):
+        typer.echo(line)

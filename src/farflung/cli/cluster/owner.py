@@ -1,0 +1,118 @@
+"""``farflung pause``, ``resume``, ``drain``, ``leave``, ``limit``: what a machine's owner wants of the worker on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.cli.broker_connection import open_client
+from farflung.cli.completion import complete_worker
+from farflung.cli.home import members_folder
+from farflung.cli.options import HomeOption, quantity
+from farflung.errors import InputError
+from farflung.units import Bytes, BytesPerSecond
+
+__all__ = ["register"]
+
+NameArgument = Annotated[
+    str | None, typer.Argument(help="The worker's name (default: the one that runs here).", autocompletion=complete_worker)
+]
+TicketOption = Annotated[
+    str | None, typer.Option("--ticket", help="For a worker on another machine: an owner's ticket, or yours.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    for command in (pause, resume, drain, leave, limit):
+        app.command()(command)
+
+
+def pause(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+    """Pause a worker until `farflung resume`. Its run continues without it after the current step."""
+    found = _wish("pause", name, ticket, home, paused=True)
+    typer.echo(f"{found}: paused, and hands over a run that it works on; farflung resume ends the pause")
+
+
+def resume(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+    """Let a paused worker take part again."""
+    typer.echo(f"{_wish('resume', name, ticket, home, paused=False)}: no longer paused")
+
+
+def drain(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+    """Let a worker finish its run, take no other run, and leave."""
+    found = _wish("drain", name, ticket, home, parting="drain")
+    typer.echo(f"{found}: leaves after the run that it works on, at once if there is none")
+
+
+def leave(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+    """Let a worker leave. Its run continues without it after the current step."""
+    found = _wish("leave", name, ticket, home, parting="leave")
+    typer.echo(f"{found}: leaves, after the current step if it works on a run")
+
+
+def limit(
+    name: NameArgument = None,
+    hours: Annotated[str | None, typer.Option(help='Working hours, e.g. "22:00-07:00" ("" removes the limit).')] = None,
+    memory: Annotated[str | None, typer.Option(help='Memory for training, e.g. "4 GB".')] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help='Limit of the upload rate, e.g. "20 Mbit/s" ("" removes the limit).')
+    ] = None,
+) -> None:
+    """Limit what a worker on this machine may use. The limits survive a restart of the worker."""
+    from farflung.worker.owner_limits import WishesFile
+
+    changes: dict[str, object] = {} if hours is None else {"hours": hours}
+    if memory is not None:
+        changes["memory"] = float(quantity(Bytes, memory, "--memory")) if memory else None
+    if bandwidth is not None:
+        changes["bandwidth"] = float(quantity(BytesPerSecond, bandwidth, "--bandwidth")) if bandwidth else None
+    chosen = name or _only("limit")
+    typer.echo(f"{chosen}: {WishesFile(members_folder(), chosen).change(**changes)}")
+
+
+def _wish(command: str, name: str | None, ticket: str | None, home: Path | None, **changes: bool | str) -> str:
+    """Here, if the worker runs here, else through the broker; the worker's name.
+
+    Raises:
+        InputError: no worker of that name is anywhere.
+    """
+    from farflung.worker.owner_limits import WishesFile
+
+    if ticket is None:
+        chosen = name or _only(command)
+        wishes = WishesFile(members_folder(), chosen)
+        if wishes.runs or (wishes.path.exists() and "paused" in changes and home is None):
+            wishes.change(**changes)
+            return chosen
+    if name is None:
+        raise InputError(f"name the worker: farflung {command} NAME --ticket TICKET (farflung status lists the workers)")
+    client = open_client(ticket, home)
+    try:
+        client.wish(name, **changes)
+    finally:
+        client.close()
+    return name
+
+
+def _only(command: str) -> str:
+    """The worker that runs on this machine.
+
+    Raises:
+        InputError: there is none, or more than one.
+    """
+    from farflung.worker.owner_limits import known_workers
+
+    running = [one.name for one in known_workers(members_folder()) if one.runs]
+    if not running:
+        raise InputError(
+            f"you run no worker on this machine: name a worker of another machine, farflung {command} NAME "
+            "(farflung status lists them)"
+        )
+    if len(running) > 1:
+        raise InputError(
+            f"{len(running)} workers run on this machine ({', '.join(running)}): name one, e.g. farflung {command} {running[0]}"
+        )
+    return running[0]

@@ -1,0 +1,100 @@
+"""``farflung ticket``: issue, list and revoke tickets."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.cli.home import known_broker
+from farflung.cli.options import HomeOption, quantity
+from farflung.errors import InputError
+from farflung.units import Seconds
+
+__all__ = ["register"]
+
+tickets = typer.Typer(no_args_is_help=True, help="Issue, list and revoke tickets, on the machine of the broker.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.add_typer(tickets, name="ticket")
+
+
+@tickets.command("issue")
+def issue(
+    address: Annotated[
+        str | None, typer.Option(help="Address of the broker, HOST:PORT (default: as in its own tickets).")
+    ] = None,
+    scope: Annotated[str, typer.Option(help="join, submit, or owner (can stop and export every run).")] = "join",
+    valid: Annotated[str, typer.Option(help="Validity of the ticket.")] = "24 h",
+    folder: HomeOption = None,
+) -> None:
+    """Print a new ticket."""
+    from farflung.security import certificate_fingerprint
+    from farflung.security.authority import CertificateAuthority
+    from farflung.security.ticket_book import TicketBook
+
+    if scope not in ("join", "submit", "owner"):
+        raise InputError(f"unknown scope {scope!r}: known are join, submit, owner")
+    validity, place = quantity(Seconds, valid, "--valid"), known_broker(folder)
+    credentials = CertificateAuthority.open(place / "authority", time.time()).server_credentials(time.time())
+    book = TicketBook(place / "tickets.sqlite")
+    fingerprint = certificate_fingerprint(credentials.certificate)
+    where = address or _known_address(place)
+    typer.echo(book.issue(scope, addresses=[where], fingerprint=fingerprint, now=time.time(), validity=validity))
+
+
+def _known_address(place: Path) -> str:
+    """The address that the broker of this folder was started with.
+
+    Raises:
+        InputError: it has never been started.
+    """
+    from farflung.broker.process import ADDRESS
+
+    try:
+        return (place / ADDRESS).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        raise InputError(
+            f"{place} does not say where its broker is reached: start the broker once, or pass --address host:port"
+        ) from None
+
+
+@tickets.command("list")
+def list_tickets(
+    folder: HomeOption = None,
+) -> None:
+    """List all tickets with their state."""
+    from farflung.security.ticket_book import TicketBook
+    from farflung.security.tickets import describe_time
+
+    for record in TicketBook(known_broker(folder) / "tickets.sqlite").list():
+        state = "revoked" if record.revoked else "expired" if record.expires <= time.time() else "valid"
+        typer.echo(f"{record.ticket_id}  {record.scope:6}  {state:7}  until {describe_time(record.expires)}")
+
+
+@tickets.command("revoke")
+def revoke(
+    ticket_id: Annotated[str, typer.Argument(help="Id of the ticket, from `farflung ticket list`.")],
+    folder: HomeOption = None,
+) -> None:
+    """Revoke a ticket. Members that have joined with it stay."""
+    from farflung.security.ticket_book import TicketBook
+
+    TicketBook(known_broker(folder) / "tickets.sqlite").revoke(ticket_id, time.time())
+    typer.echo(f"{ticket_id}: revoked")
+
+
+@tickets.command("free")
+def free(
+    name: Annotated[str, typer.Argument(help="Name of a worker or client.")],
+    folder: HomeOption = None,
+) -> None:
+    """Release a name whose owner has lost the key, so that another key can use it."""
+    from farflung.security.name_book import NameBook
+
+    NameBook(known_broker(folder) / "names.sqlite").free(name)
+    typer.echo(f"{name}: released; the next member that joins with this name owns it")

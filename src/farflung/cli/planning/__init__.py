@@ -1,0 +1,7 @@
+"""Commands that plan without running anything.
+
+- ``plan``: a plan for a job and a topology.
+- ``simulate``: a plan in virtual time.
+- ``graph``: the model of a job as a graph of operators.
+- ``inputs``: what these commands read: a topology, a plan document, a time span.
+"""

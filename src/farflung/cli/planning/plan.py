@@ -1,0 +1,250 @@
+"""``farflung plan``: what would run where, and how fast, without running it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.api.what_if import WHAT_IF, changed_topology
+from farflung.broker.planning import Planned, plan_run
+from farflung.cli.options import VerboseOption, about, read_text, to_write
+from farflung.cli.planning.inputs import plan_text, read_time, read_topology
+from farflung.cluster import Topology, with_relays
+from farflung.errors import InputError
+from farflung.job import load_job, make_job
+from farflung.job.spec import JobSpec
+from farflung.messages.submission import Bundle
+from farflung.plan import Plan, plan_answer, stage_table
+from farflung.plan.chosen import chosen_lines
+from farflung.plan.synchronization import sync_lines
+from farflung.telemetry.activity import Activity
+from farflung.units import Seconds, counted
+
+if TYPE_CHECKING:
+    from farflung.api.tolerance import Tolerance
+    from farflung.api.why import Reasons
+    from farflung.planners.auto import AutoSettings
+
+__all__ = ["register"]
+
+#: A device or link that speeds a step up by less, at twice its speed, is no bottleneck worth naming.
+_LITTLE = 1.05
+#: Printed below a plan.
+_MORE = "\nmore: -v prints all tables, --explain compares alternatives, --draw plan.html draws the plan, --json prints JSON"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command()(plan)
+
+
+def with_limits(spec: JobSpec, limits: Mapping[str, object]) -> JobSpec:
+    """``spec`` with some of its limits replaced, as if they stood in the job file.
+
+    Raises:
+        InputError: a value is not allowed.
+    """
+    return make_job(spec.model_dump() | {"limits": spec.limits.model_dump() | dict(limits)}) if limits else spec
+
+
+def plan(
+    job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
+    topology: Annotated[str, typer.Option(help="Topology: a TOML file or a preset.")],
+    planner: Annotated[str | None, typer.Option(help="Planner (default: as in the job).")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain/--no-explain", help="Also explain the bottleneck and compare alternatives.")
+    ] = False,
+    draw: Annotated[Path | None, typer.Option(help="Draw a map and a time chart to FILE.html or FILE.svg.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plan and estimate as JSON.")] = False,
+    what_if: Annotated[list[str] | None, typer.Option("--what-if", help=WHAT_IF)] = None,
+    evaluations: Annotated[int, typer.Option(min=0, help="Planner auto: number of plans to evaluate.")] = 64,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="Planner auto: stop after this many seconds instead.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Do not use this device or region.")] = None,
+    stages: Annotated[int | None, typer.Option(min=1, help="Maximum number of stages.")] = None,
+    unreliable: Annotated[str | None, typer.Option(help="Unreliable devices: any, avoid, or backed (by a reliable one).")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Device or region that the data must not leave.")] = None,
+    running: Annotated[Path | None, typer.Option(help="Plan that runs now; moving stages must pay off.")] = None,
+    mtbf: Annotated[
+        str | None, typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: as in the topology).')
+    ] = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Plan a job for the machines of a topology and predict its step time. Nothing is trained."""
+    from farflung.api.submission import bundle_job, check_data
+    from farflung.planners.auto import AutoSettings
+    from farflung.planners.constraints import check_limits
+
+    spec = load_job(job)
+    if planner is not None:
+        spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"planner": planner})})
+    chosen = read_topology(topology)
+    limits = {"exclude": exclude, "stages": stages, "unreliable": unreliable, "data": data}
+    spec = with_limits(spec, {key: value for key, value in limits.items() if value is not None})
+    check_limits(chosen, spec.limits)
+    auto = AutoSettings(evaluations=evaluations, seconds=seconds, stages=spec.limits.stages, replicas=spec.limits.replicas)
+    if spec.plan.planner != "auto" and seconds:
+        raise InputError("--seconds is for the planner auto: add --planner auto")
+    between = read_time(mtbf, "--mtbf")
+    if between is not None and not explain:
+        raise InputError("--mtbf needs --explain, which estimates the cost of machine deaths: add --explain")
+    now = None if running is None else Plan.from_json(plan_text(read_text(running, "plan")))
+    if draw is not None:
+        from farflung.dashboard.drawing import check_drawing
+
+        check_drawing(draw)
+        to_write(draw)
+    changed = {text: changed_topology(chosen, text) for text in what_if or ()}
+    chosen, changed = with_relays(chosen), {text: with_relays(other) for text, other in changed.items()}
+    with Activity() as activity:
+        activity.phase("loading the model", silent=True)
+        with about(job):
+            bundle = bundle_job(spec, base=job.parent, topology=chosen, say=activity.phase)
+        check_data(bundle, job.parent)
+        planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=between, running=now)
+        activity.phase(f"planning for {counted(len(chosen), 'device')} with the planner {spec.plan.planner}")
+        planned = planning.plan(chosen)
+        others = {text: planning.plan(other, start=(planned.plan,)) for text, other in changed.items()}
+        activity.phase("looking for the bottleneck by simulation", silent=True)
+        why = planning.reasons(planned) if explain else None
+        faults = planning.tolerance(planned) if explain else None
+        remedy = "" if as_json else planning.remedy(planned)
+    if draw is not None:
+        typer.echo(f"drawn: {planning.draw(planned, (why, faults), draw)}", err=True)
+    if as_json:
+        typer.echo(json.dumps(_body(planned, others, (why, faults)), indent=1))
+    else:
+        typer.echo(_answer(planned, topology=chosen, remedy=remedy, verbose=verbose))
+        if explain:
+            lines = chosen_lines(planned.plan, bundle.graph, chosen, bundle.job) + sync_lines(
+                planned.plan, bundle.graph, bundle.job
+            )
+            typer.echo("".join(f"{line}\n" for line in lines), nl=False)
+        typer.echo(_told(why, faults) or _MORE)
+        if others:
+            typer.echo("\n" + _comparison(planned, others))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planning:
+    """One task of planning, for the machines that are there and for others."""
+
+    bundle: Bundle
+    topology: Topology
+    auto: AutoSettings
+    mtbf: float | None = None
+    running: Plan | None = None
+
+    def plan(self, topology: Topology, start: tuple[Plan, ...] = ()) -> Planned:
+        """The plan for ``topology``; ``start``: plans that the planner auto begins with."""
+        from farflung.api.planning import judge
+        from farflung.planners import Constrained, get_planner
+        from farflung.planners.auto import Auto
+
+        name = self.bundle.job.plan.planner
+        running = (self.running,) if self.running else ()
+        planner = Auto(replace(self.auto, start=(*running, *start))) if name == "auto" else get_planner(name)
+        return plan_run(self.bundle, topology, judge, Constrained(planner, running=self.running))
+
+    def reasons(self, planned: Planned, *, changes: bool = True) -> Reasons:
+        """Why the plan is as it is. ``changes``: compare it with other planners and topologies."""
+        from farflung.api.why import Case, reasons
+
+        bundle = self.bundle
+        case = Case(
+            graph=bundle.graph,
+            topology=self.topology,
+            job=bundle.job,
+            plan=planned.plan,
+            estimate=planned.estimate,
+            replan=lambda topology: self.plan(topology, start=(planned.plan,)).plan,
+        )
+        return reasons(case, changes=changes)
+
+    def remedy(self, planned: Planned) -> str:
+        """What would shorten the step most, by simulation (empty: nothing alone)."""
+        found = self.reasons(planned, changes=False)
+        best = found.best
+        if best is None or best.factor < _LITTLE:
+            return f"no single device or link helps much; {found.waiting}"
+        return f"{best.what}: {Seconds(best.seconds)} per step ({best.factor:.2f}x as fast)"
+
+    def tolerance(self, planned: Planned) -> Tolerance:
+        """What the plan survives."""
+        from farflung.api.tolerance import FaultSettings, tolerance
+
+        bundle = self.bundle
+        return tolerance(
+            bundle.graph,
+            self.topology,
+            bundle.job,
+            (planned.plan, planned.estimate),
+            FaultSettings(mtbf=self.mtbf),
+            lambda topology: self.plan(topology).plan,
+        )
+
+    def draw(self, planned: Planned, words: tuple[Reasons | None, Tolerance | None], target: Path) -> Path:
+        """Write the drawing of the plan."""
+        from farflung.dashboard.drawing import PlanDrawing, write_drawing
+        from farflung.simulator import SimulationSettings, Simulator
+
+        bundle = self.bundle
+        simulator = Simulator(bundle.graph, self.topology, bundle.job, SimulationSettings(spans=True))
+        drawing = PlanDrawing(
+            name=bundle.job.name,
+            plan=planned.plan,
+            topology=self.topology,
+            estimate=planned.estimate,
+            simulation=simulator.run(planned.plan),
+            texts=tuple((title, found.text) for title, found in zip(("Why", "Deaths"), words, strict=True) if found),
+        )
+        return write_drawing(drawing, target)
+
+
+def _answer(planned: Planned, *, topology: Topology, remedy: str, verbose: bool) -> str:
+    """The answer first, then a table; the tables of the whole estimate if ``verbose``."""
+    answer = plan_answer(planned.plan, planned.estimate, available=len(topology), remedy=remedy)
+    if verbose:
+        return f"{answer}\n\n{planned.explanation}"
+    notes = ["", *planned.notes] if planned.notes else []
+    return "\n".join([answer, "", stage_table(planned.estimate), *notes])
+
+
+def _told(*words: Reasons | Tolerance | None) -> str:
+    return "".join("\n" + found.text for found in words if found)
+
+
+def _body(planned: Planned, others: Mapping[str, Planned], words: tuple[Reasons | None, Tolerance | None]) -> dict[str, object]:
+    body: dict[str, object] = {"plan": json.loads(planned.plan_json), "estimate": planned.estimate.to_dict()}
+    if planned.relays:
+        body["relays"] = [asdict(use) for use in planned.relays]
+    if others:
+        body["what_if"] = {text: _brief(other) for text, other in others.items()}
+    body |= {key: found.to_dict() for key, found in zip(("why", "faults"), words, strict=True) if found}
+    return body
+
+
+def _brief(planned: Planned) -> dict[str, object]:
+    found = planned.estimate
+    return {
+        "step_seconds": found.step_seconds,
+        "samples_per_second": found.step_throughput,
+        "devices": list(planned.plan.devices),
+        "bound_by": found.bound_by,
+    }
+
+
+def _comparison(base: Planned, others: Mapping[str, Planned]) -> str:
+    """A row for each change: its step, how much faster, and what then holds it up."""
+    width = max(8, *(len(text) for text in others))
+    lines = [f"{'what if':{width}}  {'step':>9}  faster  devices  bottleneck"]
+    for text, planned in {"no change": base, **others}.items():
+        found = planned.estimate
+        gain = base.estimate.step_seconds / found.step_seconds if found.step_seconds > 0 else float("inf")
+        count = len(planned.plan.devices)
+        lines.append(f"{text:{width}}  {Seconds(found.step_seconds)!s:>9}  {gain:5.2f}x  {count:7}  {found.bound_by}")
+    return "\n".join(lines)

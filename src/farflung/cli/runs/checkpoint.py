@@ -1,0 +1,186 @@
+"""``farflung checkpoint``: list, verify and export what runs have kept (on the broker's machine, or from a copied folder)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farflung.checkpoint import (
+    CheckpointReader,
+    CheckpointStore,
+    Manifest,
+    ObjectCheckpoints,
+    export_adapters,
+    export_file,
+    locate,
+)
+from farflung.cli.completion import complete_run
+from farflung.cli.home import run_folder
+from farflung.cli.options import HomeOption
+from farflung.errors import CheckpointError, FarflungError, InputError
+from farflung.units import Bytes, counted
+
+__all__ = ["register"]
+
+checkpoints = typer.Typer(no_args_is_help=True, help="List, verify, copy and export checkpoints.")
+
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Name of a run (on the broker's machine), or a folder of a run or checkpoint.", autocompletion=complete_run
+    ),
+]
+StepOption = Annotated[int | None, typer.Option(help="Step of the checkpoint (default: the newest complete one).")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.add_typer(checkpoints, name="checkpoint")
+
+
+def _find(run: str, folder: Path | None, step: int | None = None) -> tuple[CheckpointStore, int | None]:
+    """The checkpoints of a run's name or a folder, and the step if one is named.
+
+    Raises:
+        InputError: there is neither.
+    """
+    store, named = locate(run_folder(run, folder))
+    return store, named if step is None else step
+
+
+def _size(manifest: Manifest) -> Bytes:
+    return Bytes(sum(shard.size for shard in manifest.shards))
+
+
+def _tied(count: int) -> str:
+    """That an export writes some states under further names, too."""
+    return f" (and {counted(count, 'further name')} of tied ones)" if count else ""
+
+
+@checkpoints.command("list")
+def list_checkpoints(
+    run: RunArgument,
+    folder: HomeOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the checkpoints of a run: step, size, number of tensors and shards (one shard per worker)."""
+    store, _ = _find(run, folder)
+    found: list[dict[str, Any]] = []
+    for step in store.steps():
+        try:
+            manifest = store.manifest(step)
+        except FarflungError as error:
+            found.append({"step": step, "problem": str(error)})
+            continue
+        further = sum(map(len, manifest.aliases.values()))
+        counts = {
+            "states": len(manifest.states),
+            "optimizer": len(manifest.optimizer),
+            "shards": len(manifest.shards),
+            "tied": further,
+        }
+        found.append({"step": step, "bytes": int(_size(manifest)), **counts, "ledger": dict(manifest.ledger)})
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    if not found:
+        typer.echo(f"no checkpoint in {store.folder}")
+    for row in found:
+        if "problem" in row:
+            typer.echo(f"step {row['step']:>8}  damaged: {row['problem']}")
+            continue
+        typer.echo(
+            f"step {row['step']:>8}  {Bytes(row['bytes'])!s:>9}  {counted(row['states'], 'state')}{_tied(row['tied'])}, "
+            f"{counted(row['optimizer'], 'optimizer tensor')}, {counted(row['shards'], 'shard')}"
+        )
+
+
+@checkpoints.command()
+def verify(
+    run: RunArgument,
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint (default: all checkpoints).")] = None,
+    folder: HomeOption = None,
+) -> None:
+    """Verify the hashes of all checkpoints, or of the one of --step. Fails if a checkpoint is damaged."""
+    store, chosen = _find(run, folder, step)
+    steps = store.steps()
+    if chosen is not None:
+        store.manifest(chosen)
+        steps = (chosen,)
+    if not steps:
+        raise CheckpointError(f"{store.folder} has no checkpoint: check the folder")
+    failed: list[FarflungError] = []
+    for number in steps:
+        try:
+            manifest = store.verify(number)
+        except FarflungError as error:
+            if chosen is None and number not in store.steps():
+                typer.echo(f"step {number}: the run has removed this checkpoint meanwhile")
+                continue
+            failed.append(error)
+            typer.echo(f"step {number}: {error}")
+        else:
+            typer.echo(f"step {number}: complete, {_size(manifest)} in {counted(len(manifest.shards), 'shard')}")
+    if failed:
+        raise CheckpointError(f"damaged: {counted(len(failed), 'checkpoint')} of {len(steps)}; use a complete one")
+
+
+@checkpoints.command()
+def push(
+    run: RunArgument,
+    url: Annotated[str, typer.Argument(help="Destination, e.g. s3://bucket/folder/run.")],
+    step: StepOption = None,
+    folder: HomeOption = None,
+) -> None:
+    """Copy a checkpoint to an object store. Shards that are there already are not sent again."""
+    store, chosen = _find(run, folder, step)
+    manifest = store.latest() if chosen is None else store.verify(chosen)
+    if manifest is None:
+        raise CheckpointError(f"{store.folder} has no complete checkpoint: there is nothing to copy")
+    there = ObjectCheckpoints(url)
+    sent = there.push(store, manifest.step)
+    typer.echo(f"step {manifest.step}: copied to {there.url} ({Bytes(sent)} sent)")
+
+
+@checkpoints.command()
+def pull(
+    url: Annotated[str, typer.Argument(help="Source, e.g. s3://bucket/folder/run.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the copy; use it in checkpoint.resume.")],
+    step: StepOption = None,
+) -> None:
+    """Copy a checkpoint from an object store, and verify its hashes."""
+    manifest = ObjectCheckpoints(url).pull(CheckpointStore(out / "checkpoints"), step)
+    typer.echo(f"step {manifest.step}: complete, {_size(manifest)} in {out}")
+
+
+@checkpoints.command()
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Argument(help="Output file (safetensors); a folder with --transformers or --adapters.")],
+    transformers: Annotated[bool, typer.Option(help="Write a folder for from_pretrained (adapters are merged).")] = False,
+    adapters: Annotated[bool, typer.Option(help="Write only the LoRA adapters, a folder for peft.")] = False,
+    step: StepOption = None,
+    folder: HomeOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+) -> None:
+    """Export weights to one safetensors file, or to a folder for the transformers library."""
+    if transformers and adapters:
+        raise InputError("--transformers merges the adapters, --adapters writes only them: choose one option")
+    taken = any(out.iterdir()) if out.is_dir() else out.exists()
+    if taken and not force:
+        raise InputError(f"{out} exists already: choose another path, or pass --force to overwrite it")
+    store, chosen = _find(run, folder, step)
+    reader = CheckpointReader.from_folder(store.folder, chosen)
+    if adapters:
+        typer.echo(export_adapters(reader, out))
+    elif transformers:
+        from farflung.cli.runs.model_export import export_model
+
+        for line in export_model(reader, store.folder.parent, out):
+            typer.echo(line)
+    else:
+        written = export_file(reader, out)
+        typer.echo(f"{out}: {counted(len(written), 'tensor')} of step {reader.manifest.step}")

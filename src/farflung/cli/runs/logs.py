@@ -1,0 +1,145 @@
+"""``farflung logs``: what a run, a worker or the broker has logged."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import typer
+
+from farflung.broker.records.broker_log import Log, find_log, run_log
+from farflung.cli.broker_connection import open_client
+from farflung.cli.completion import complete_run_or_worker
+from farflung.cli.home import broker_folder, members_folder, worker_log
+from farflung.cli.options import HomeOption
+from farflung.cli.runs.run_view import printable
+from farflung.client.control import ControlClient
+from farflung.errors import InputError
+from farflung.telemetry import RunFolder
+from farflung.telemetry.log_file import LogPart
+
+__all__ = ["register"]
+
+#: Seconds between two looks at a log that is followed: at a file, and at the broker.
+_HERE, _THERE = 0.3, 1.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(logs)
+
+
+class _Source(Protocol):
+    """A log, wherever it is."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will be added."""
+
+    def last(self, count: int) -> LogPart:
+        """The last ``count`` lines."""
+
+    def more(self, position: int) -> LogPart:
+        """What was added after ``position``."""
+
+
+def logs(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A run (its name or folder; write ./NAME for a folder) or a worker (default: the log of the broker).",
+            autocompletion=complete_run_or_worker,
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines as they come, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=10_000, help="Number of lines from the end.")] = 50,
+    broker: Annotated[
+        bool, typer.Option("--broker", help="Show the broker's log about a worker on this machine, not the worker's own log.")
+    ] = False,
+    ticket: Annotated[str | None, typer.Option("--ticket", help="Ask a broker elsewhere, with a submit or owner ticket.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Show the log of a run, a worker or the broker."""
+    if ticket is None:
+        _show(_here(name or "", broker_folder(home), broker=broker), lines, follow=follow, pause=_HERE)
+        return
+    client = open_client(ticket, home, reads=True)
+    try:
+        _show(_Asked(client, name or ""), lines, follow=follow, pause=_THERE)
+    finally:
+        client.close()
+
+
+def _here(name: str, home: Path, *, broker: bool) -> Log:
+    """The log ``name`` on this machine.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name and (home / "runs" / name).is_dir():
+        return run_log(home / "runs" / name)
+    own = worker_log(name)
+    if name and not broker and own.is_file():
+        return Log(path=own)
+    place = Path(name)
+    if name and place.is_dir() and ("/" in name or name in (".", "..")):
+        return run_log(place)
+    copied = bool(name) and RunFolder(place).job.is_file()
+    if (home / "authority").is_dir():
+        try:
+            return find_log(home, name)
+        except InputError:
+            if not copied:
+                raise
+    if copied:
+        return run_log(place)
+    known = ", ".join(sorted(path.stem for path in members_folder().glob("*.log"))) or "none"
+    what = repr(name) if name else "a broker"
+    raise InputError(
+        f"this machine has no log of {what} (workers with one: {known}; {home} is no broker's folder): "
+        "name a run's folder, or add --ticket"
+    )
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A log that the broker reads."""
+
+    client: ControlClient
+    name: str
+    over: bool = False
+
+    def last(self, count: int) -> LogPart:
+        return self._ask(lines=count)
+
+    def more(self, position: int) -> LogPart:
+        return self._ask(position=position)
+
+    def _ask(self, **wanted: int) -> LogPart:
+        part, self.over = self.client.log(self.name, **wanted)
+        return part
+
+
+def _show(source: _Source, count: int, *, follow: bool, pause: float) -> None:
+    part = source.last(count)
+    _print(part)
+    ended = False
+    try:
+        while follow:
+            part = source.more(part.position)
+            _print(part)
+            if part.lines:
+                continue
+            if ended:
+                return
+            ended = source.over  # its last lines may still be on the way to the file: look once more
+            threading.Event().wait(pause)
+    except KeyboardInterrupt:
+        return  # Ctrl-C is how a log is left
+
+
+def _print(part: LogPart) -> None:
+    for line in part.lines:
+        typer.echo(printable(line))

@@ -1,0 +1,33 @@
+"""``farflung stop``: end a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from farflung.cli.broker_connection import open_client
+from farflung.cli.completion import complete_run
+from farflung.cli.options import HomeOption, TicketOption
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(stop)
+
+
+def stop(
+    run: Annotated[str, typer.Argument(help="Name of the run.", autocompletion=complete_run)],
+    ticket: TicketOption = None,
+    now: Annotated[bool, typer.Option("--now", help="Stop immediately, without a checkpoint.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Stop a run after its current step, with a checkpoint."""
+    client = open_client(ticket, home)
+    try:
+        over = client.stop(run, now=now)
+    finally:
+        client.close()
+    typer.echo(f"{run}: stopped" if over or now else f"{run}: stopping after the current step (--now stops immediately)")

@@ -1,0 +1,292 @@
+"""``farflung demo``: a broker and four workers as processes on this machine, and a model trained across a slow link."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from farflung.cli.home import own_key
+from farflung.cli.runs.run_view import RunView, printable, say, show_run
+from farflung.cli.trial.child_commands import Children
+from farflung.cli.trial.demo_runs import PRESET, VICTIM, DemoRun, demo_job, demo_runs, share_of_time
+from farflung.client.connection import Client
+from farflung.cluster import Topology
+from farflung.errors import FarflungError, InputError, Stopped, TrainingError
+from farflung.ids import new_id
+from farflung.messages.submission import Bundle
+from farflung.telemetry.records import RunResult, StepRecord
+from farflung.units import Seconds
+
+__all__ = ["register"]
+
+#: Seconds for the whole command, and what is kept of them for starting, evaluating, writing text and reports.
+_WHOLE, _KEPT = 170.0, 35.0
+_START_SECONDS = 90.0
+_GRACE = 20.0
+#: How often it is looked whether all processes live, and how long the broker has to say itself that one does not.
+_LOOK_SECONDS, _PATIENCE_SECONDS = 1.0, 5.0
+#: What a reader may expect of the text.
+_TEXT = "(a model this small and this young has learned letters, spaces and short words of Python; it makes no sense yet)"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command()(demo)
+
+
+def demo(
+    folder: Annotated[Path | None, typer.Option(help="New folder for everything (default: runs/demo-<time>).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and a few steps: does it work here?")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of every run at most.")] = None,
+) -> None:
+    """Train a small language model across two emulated regions, dense and compressed, and kill a worker on the way."""
+    console = Console()
+    place = (folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if any(place.iterdir()):
+            raise InputError(f"{place} is not empty: name a new folder with --folder")
+    except OSError as error:
+        raise InputError(f"the folder {place} can't be made: {error.strerror}; name another with --folder") from None
+    environment = {
+        "FARFLUNG_HOME": str(place / "home"),
+        "XDG_CACHE_HOME": str(place / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
+    try:
+        with _signals(), Children(place / "logs", environment) as children:
+            stage = _Demo(children, console, place, quick=quick)
+            try:
+                stage.play(demo_runs(quick=quick, steps=steps))
+            except FarflungError as error:
+                raise stage.explained(error) from error
+    except KeyboardInterrupt:
+        raise Stopped(f"interrupted; what was started is ended, what was trained is in {place}") from None
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Being told to end, by whatever signal, is like Ctrl-C: what was started is ended first."""
+
+    def leave(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    names = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {name: signal.signal(name, leave) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    label: str
+    folder: Path
+    result: RunResult
+
+
+class _Demo:
+    """The cluster, and one run after the other on it."""
+
+    def __init__(self, children: Children, console: Console, place: Path, *, quick: bool) -> None:
+        self._children = children
+        self._console = console
+        self._place = place
+        self._quick = quick
+        self._begin = time.monotonic()
+        self._topology = Topology.preset(PRESET)
+        self._captured: Bundle | None = None
+        self._step_seconds: list[float] = []
+
+    def play(self, runs: Sequence[DemoRun]) -> None:
+        """Everything, from starting the processes to the last line."""
+        say(self._console, f"everything of this demo goes to {self._place}")
+        client = self._start()
+        try:
+            done = [self._train(client, index, runs) for index in range(len(runs))]
+        finally:
+            client.close()
+        self._conclude(done)
+
+    def explained(self, error: FarflungError) -> FarflungError:
+        """``error``, or what became of a child if that is the reason."""
+        try:
+            self._children.check()
+        except TrainingError as cause:
+            return error if str(cause) == str(error) else TrainingError(f"{error}\n{cause}")
+        return error
+
+    # -- the cluster --------------------------------------------------------------------------------------------------
+
+    def _start(self) -> Client:
+        from farflung.security import Ticket
+        from farflung.worker.membership import join
+
+        children, names = self._children, self._topology.names
+        say(self._console, f"starting a broker and {len(names)} workers ({', '.join(names)}) as processes of this machine")
+        say(self._console, "each loads PyTorch and measures its speed: half a minute or so on two cores")
+        children.start("broker", ["broker", "--listen", "127.0.0.1:0", "--home", str(self._place / "broker")])
+        invitation = children.await_line("broker", r"farflung join (\S+)\n", _START_SECONDS)[1]
+        ticket = children.await_line("broker", r"--ticket (\S+)\n", _START_SECONDS)[1]
+        for name in names:
+            children.start(name, ["join", invitation, "--name", name, "--listen", "127.0.0.1:0"])
+        say(self._console, f"the broker is there after {self._clock()}; while the workers start, this process captures the model")
+        self._capture()
+        client = Client(join(Ticket.parse(ticket), name="demo", role="client", key=own_key()))
+        self._await_workers(client)
+        return client
+
+    def _await_workers(self, client: Client) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        missing = set(self._topology.names)
+        while missing:
+            self._children.check()
+            members = client.status()["members"]
+            assert isinstance(members, list)
+            joined = missing & {str(member["name"]) for member in members}
+            missing -= joined
+            for name in sorted(joined):
+                say(self._console, f"{name} joined after {self._clock()}")
+            if missing and time.monotonic() > deadline:
+                raise TrainingError(
+                    f"{', '.join(sorted(missing))} did not join within {_START_SECONDS:g} s; "
+                    f"see {self._children.log(min(missing))}"
+                )
+            time.sleep(0.1)
+        say(self._console, f"all workers are there after {self._clock()}")
+
+    def _clock(self) -> Seconds:
+        return Seconds(time.monotonic() - self._begin)
+
+    def _capture(self) -> None:
+        """Once for all runs: the codec does not change the graph."""
+        from farflung.api.submission import bundle_job
+
+        with_text = DemoRun(label="capture", codec=demo_runs(quick=self._quick, steps=1)[0].codec, steps=1, seconds=0, text=True)
+        job = demo_job(with_text, quick=self._quick)
+        self._captured = bundle_job(job, base=Path(), topology=self._topology, emulate=True)
+        parameters = sum(state.spec.numel for state in self._captured.graph.parameters)
+        link = self._topology.link("east-0", "west-0")
+        say(
+            self._console,
+            f"model: a byte-level GPT of {parameters:,} parameters; data: the sources of Python's standard library; "
+            f"between the regions {link.bandwidth * 8 / 1e6:g} Mbit/s and {Seconds(link.latency)}",
+        )
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
+    def _train(self, client: Client, index: int, runs: Sequence[DemoRun]) -> _Done:
+        assert self._captured is not None
+        limit = share_of_time(runs[index:], _WHOLE - _KEPT - (time.monotonic() - self._begin))
+        run = runs[index].within(limit, self._step_seconds)
+        job = demo_job(run, quick=self._quick)
+        generated = self._captured.generate_graph if run.text else None
+        bundle = replace(self._captured, run=new_id("run"), job=job, generate_graph=generated)
+        say(
+            self._console,
+            f"\n{index + 1} of {len(runs)}: {run.label}, {run.steps} steps in {limit * run.patience:.0f} s at most",
+            "bold",
+        )
+        folder = Path(client.submit(bundle)["folder"])
+        view = RunView(run.label, plan=index == 0)
+        with _Limit(client, bundle.run, limit * run.patience, self._children.check) as bound:
+
+            def on_step(record: StepRecord) -> None:
+                bound.on_step(record)
+                if run.victim in self._children.pids and record.step + 1 >= run.death:
+                    self._kill(run.victim)
+
+            result = show_run(client, bundle.run, console=self._console, view=view, on_step=on_step)
+        self._children.check()  # a run that waits for a worker that is dead was ended for that
+        if bound.reached:
+            say(self._console, f"its time was up: {Seconds(limit * run.patience)}, its share of the demo; that is why it stopped")
+        self._step_seconds.append(view.usual)
+        return _Done(run.label, folder, result)
+
+    def _kill(self, victim: str) -> None:
+        say(self._console, f"the demo kills worker {victim} now (SIGKILL), in the middle of the run: watch what happens", "bold")
+        self._children.kill(victim)
+
+    def _conclude(self, done: Sequence[_Done]) -> None:
+        from farflung.cli.trial.demo_results import compare, explanation, results_table  # brings matplotlib, which takes seconds
+        from farflung.cli.trial.demo_summary import last_lines, recovery_lines
+        from farflung.dashboard import compare_report, load_run, write_report
+
+        runs = [load_run(one.folder, one.label) for one in done]
+        comparison = compare(runs)
+        say(self._console, "\nThe same model, data and seed; only the codec differs:", "bold")
+        say(self._console, results_table(comparison))
+        say(self._console, explanation(comparison))
+        for one, run in zip(done, runs, strict=True):
+            if lines := recovery_lines(run):
+                say(self._console, f"\nThe death of {VICTIM} in the run {run.label}:", "bold")
+                say(self._console, lines)
+            if one.result.sample:
+                say(self._console, f"\ntext by {one.label}:", "bold")
+                say(self._console, _TEXT)
+                say(self._console, printable(one.result.sample))
+        for one in done:
+            write_report(one.folder)
+        page = compare_report([one.folder for one in done], [one.label for one in done], self._place / "report.html")
+        say(self._console, f"\nthe whole demo took {self._clock()}")
+        say(self._console, "\nWhat happened, and what to do next:", "bold")
+        say(self._console, last_lines(comparison, runs, page, done[-1].folder))
+
+
+class _Limit:
+    """Ends a run that takes too long: after a step when ``seconds`` have passed, at once when even that does not come.
+
+    Also one that waits for a process that has died: ``alive`` raises then. (If the run has begun, the broker ends it itself.)
+    """
+
+    def __init__(self, client: Client, run: str, seconds: float, alive: Callable[[], None]) -> None:
+        self._client, self._run, self._seconds, self._alive = client, run, seconds, alive
+        self.reached = False
+        self._over = threading.Event()
+        self._guard = threading.Thread(target=self._watch, name="demo-guard", daemon=True)
+        self._timers = [
+            threading.Timer(_START_SECONDS + seconds + _GRACE, self._abort),
+            threading.Timer(_START_SECONDS + seconds + 2 * _GRACE, client.close),
+        ]
+
+    def __enter__(self) -> _Limit:
+        for timer in self._timers:
+            timer.daemon = True
+            timer.start()
+        self._guard.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        for timer in self._timers:
+            timer.cancel()
+
+    def on_step(self, record: StepRecord) -> None:
+        """Ask for the end when the time is over."""
+        if record.elapsed > self._seconds and not self.reached:
+            self.reached = True
+            self._client.stop(self._run)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            try:
+                self._alive()
+            except TrainingError:
+                if not self._over.wait(_PATIENCE_SECONDS):
+                    self._abort()
+                return
+
+    def _abort(self) -> None:
+        with suppress(FarflungError):
+            self._client.stop(self._run, now=True)

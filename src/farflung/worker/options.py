@@ -1,0 +1,33 @@
+"""How the owner of a machine lets it take part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["WorkerOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How this machine takes part.
+
+    ``device``: as ``engines.choose_device``. ``memory``: bytes that training may use (None: four fifths of what is free).
+    ``listen``: where peers reach it.
+    ``advertise``: the host that it tells its peers (default: the one by which it reaches the broker).
+    An empty ``listen``: it can't be dialled, and dials others. ``relay``: it carries traffic between members of its broker's
+    runs that can't dial each other. ``peak``: the device's FLOP/s by its datasheet (None: that of its best matrix product).
+    ``reliable``: it stays; else it may go at any time, and jobs with ``plan.helpers`` give it no stage, but let it help.
+    ``data``: the folder that relative data paths start from; jobs read nothing else but Python's standard library, unless
+    ``any_path`` lets them read whatever this process may read.
+    """
+
+    device: str = "cpu"
+    memory: float | None = None
+    listen: str = "0.0.0.0:0"
+    advertise: str | None = None
+    peak: float | None = None
+    data: Path = field(default_factory=Path.cwd)
+    any_path: bool = False
+    relay: bool = True
+    reliable: bool = True

@@ -1,0 +1,186 @@
+"""``farflung join --service`` and what an owner says to the worker of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from farflung.cli.cluster import owner as members
+from farflung.cli.cluster.systemd_units import unit_text
+from farflung.cli.main import main
+from farflung.security import Ticket
+from farflung.worker.owner_limits import WishesFile
+
+TICKET = Ticket(scope="join", addresses=("192.0.2.1:7070",), fingerprint=bytes(32), ticket_id="t1", secret=bytes(16), expires=4e9)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    control = tmp_path / "bin" / "systemctl"  # for machines without systemd
+    control.parent.mkdir()
+    control.write_text("#!/bin/sh\n")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([os.environ["PATH"], str(control.parent)]))
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as over:
+        main(list(arguments))
+    return over.value.code, *capsys.readouterr()
+
+
+def test_a_service_is_written_and_started_by_the_commands_that_are_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = home / "my data"
+    data.mkdir()
+    code, out, _ = run(
+        capsys, "join", str(TICKET), "--service", "--user", "--name", "attic", "--data", str(data), "--hours", "22:00-07:00"
+    )
+    unit = home / "config" / "systemd" / "user" / "farflung-attic.service"
+    assert code == 0
+    assert f"wrote {unit}" in out
+    assert "systemctl --user daemon-reload && systemctl --user enable --now farflung-attic" in out
+    text = unit.read_text()
+    kept = home / "home" / "members" / "attic.ticket"
+    assert f'-m farflung join {kept} --name attic --device auto --listen 0.0.0.0:0 --data "{data}" --hours 22:00-07:00' in text
+    assert str(TICKET) not in text, "units are for everybody to read"
+    assert kept.read_text() == str(TICKET)
+    assert kept.stat().st_mode & 0o077 == 0
+    assert "Restart=on-failure" in text, "who was told to leave stays away"
+    assert f"Environment=FARFLUNG_HOME={home / 'home'}" in text
+    verified(unit, home)
+
+
+def test_a_brokers_service_survives_a_reboot(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capsys,
+        *("broker", "--service", "--user", "--listen", "0.0.0.0:7071", "--advertise", "broker.example.org", "--valid", "7 d"),
+        *("--mirror", "s3://bucket/100%"),
+    )
+    unit, folder = home / "config" / "systemd" / "user" / "farflung-broker.service", home / "home" / "broker"
+    assert code == 0
+    assert out.splitlines() == [
+        f"wrote {unit}",
+        "start it:   systemctl --user daemon-reload && systemctl --user enable --now farflung-broker",
+        "its log:    journalctl --user -u farflung-broker -f",
+        "stop it:    systemctl --user stop farflung-broker",
+        f"remove it:  systemctl --user disable --now farflung-broker && rm {unit}",
+        "start it with the machine, and let it run while you are not logged in:  loginctl enable-linger",
+        f"a ticket to join (after the start):  farflung ticket issue --address broker.example.org:7071 --home {folder}",
+        f"a ticket to submit:  farflung ticket issue --address broker.example.org:7071 --home {folder} --scope submit",
+    ]
+    text = unit.read_text()
+    options = f'--home {folder} --listen 0.0.0.0:7071 --advertise broker.example.org --valid "7 d" --mirror s3://bucket/100%%'
+    assert f'-m farflung broker {options} --run-limit "256 GB" --ticket-limit "1 TB"\n' in text
+    for line in ("Restart=always", "KillSignal=SIGKILL", f"WorkingDirectory={folder}", "WantedBy=default.target"):
+        assert line in text.splitlines()
+    assert folder.stat().st_mode & 0o077 == 0
+    verified(unit, home)
+
+
+def verified(unit: Path, home: Path) -> None:
+    """systemd reads the unit without a complaint, where there is systemd."""
+    verify = shutil.which("systemd-analyze")
+    if verify is None:
+        pytest.skip("no systemd-analyze")
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(home)}
+    command = [verify, "--user", "verify", str(unit)]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert [line for line in found.stderr.splitlines() if "farflung" in line] == []
+
+
+def test_a_service_needs_systemd_and_a_fixed_port(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = run(capsys, "broker", "--service", "--user", "--listen", "127.0.0.1:0")
+    assert (code, err) == (
+        2,
+        "farflung: --listen 127.0.0.1:0: a service needs a fixed port, which workers find again after a restart, e.g. 7070\n",
+    )
+    monkeypatch.setenv("PATH", str(home / "nothing"))
+    for command in (("broker", "--service", "--user"), ("join", str(TICKET), "--service", "--user", "--name", "attic")):
+        code, out, err = run(capsys, *command)
+        assert (code, out) == (2, "")
+        assert err == (
+            "farflung: --service needs systemd, and this machine has no systemctl: "
+            "let the machine's own service manager run the command without --service\n"
+        )
+    assert not (home / "config").exists()
+
+
+def test_what_systemd_would_read_otherwise_is_quoted(tmp_path: Path) -> None:
+    text = unit_text("w", ["--data", 'a "b" 100% $HOME \\x'], tmp_path, user=False)
+    assert '--data "a \\"b\\" 100%% $$HOME \\\\x"' in text
+    assert "WantedBy=multi-user.target" in text
+
+
+def test_a_unit_that_cannot_be_written(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "config").write_text("a file")
+    code, _, err = run(capsys, "join", str(TICKET), "--service", "--user", "--name", "attic")
+    assert code == 2
+    assert "cannot write" in err
+    assert "run it as root, or with --user for a service of your own" in err
+
+
+def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wishes = WishesFile(home / "home" / "members", "attic")
+    code, _, err = run(capsys, "pause")
+    assert (code, err) == (
+        2,
+        (
+            "farflung: you run no worker on this machine: name a worker of another machine, farflung pause NAME "
+            "(farflung status lists them)\n"
+        ),
+    )
+    wishes.begin({})
+    assert run(capsys, "pause")[1] == ("attic: paused, and hands over a run that it works on; farflung resume ends the pause\n")
+    assert wishes.read().paused
+    assert run(capsys, "resume", "attic")[1] == "attic: no longer paused\n"
+    assert not wishes.read().paused
+    assert run(capsys, "limit", "--memory", "4 GB", "--bandwidth", "20 Mbit/s", "--hours", "22:00-07:00")[1] == (
+        "attic: works from 22:00 to 07:00, memory 4 GB, sends at most 20 Mbit/s\n"
+    )
+    code, _, err = run(capsys, "limit", "--bandwidth", "0 Mbit/s")
+    assert code == 2
+    assert err == "farflung: a limit of bandwidth must be at least 8 bit/s, got 0 B/s: farflung pause lets a worker rest\n"
+    assert run(capsys, "limit", "attic", "--hours", "", "--memory", "", "--bandwidth", "")[1] == "attic: no limits\n"
+    assert run(capsys, "drain")[1] == "attic: leaves after the run that it works on, at once if there is none\n"
+    assert wishes.read().parting == "drain"
+    assert run(capsys, "leave")[1] == "attic: leaves, after the current step if it works on a run\n"
+    assert wishes.read().parting == "leave"
+
+
+def test_a_worker_elsewhere_is_told_through_the_broker(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+
+    class Broker:
+        def wish(self, name: str, **wishes: object) -> None:
+            told.append((name, wishes))
+
+        def close(self) -> None:
+            told.append("closed")
+
+    monkeypatch.setattr(members, "open_client", lambda ticket, home: Broker())
+    assert run(capsys, "pause", "far", "--ticket", "x")[0] == 0
+    assert told == [("far", {"paused": True}), "closed"]
+    code, _, err = run(capsys, "leave", "--ticket", "x")
+    assert (code, err) == (
+        2,
+        "farflung: name the worker: farflung leave NAME --ticket TICKET (farflung status lists the workers)\n",
+    )
+
+
+def test_several_workers_are_listed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("attic", "cellar"):
+        WishesFile(home / "home" / "members", name).begin({})
+    code, _, err = run(capsys, "leave")
+    assert (code, err) == (2, "farflung: 2 workers run on this machine (attic, cellar): name one, e.g. farflung leave attic\n")
