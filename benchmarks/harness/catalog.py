@@ -37,7 +37,7 @@ for _module, _name in {
     "faults.joining": "Joining",
     "faults.kept": "Kept",
     "training.loss": "Loss",
-    "training.loss_study": "LossStudy",
+    "training.loss_study.loss_study": "LossStudy",
     "training.memory": "Memory",
     "training.overhead": "Overhead",
     "network.overlap": "Overlap",

@@ -21,7 +21,7 @@ import psutil
 from farflung.engines.base import Array, DeviceReport, Engine, EngineSettings, Forward, MicroBatch, StageRunner
 from farflung.engines.devices import ComputeDevice
 from farflung.plan import CostTables
-from farflung.plan.estimate import UPDATE_FLOPS
+from farflung.plan.estimation.estimate import UPDATE_FLOPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

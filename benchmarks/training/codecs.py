@@ -15,12 +15,12 @@ import numpy as np
 from benchmarks.harness.base import Check, Report, Say, Settings
 from farflung.codecs import Codec, get_codec, measure
 from farflung.codecs.base import Array
-from farflung.codecs.indices import encode_indices
 from farflung.codecs.samples import SampleCoder, SampleTable
-from farflung.codecs.selection import select
+from farflung.codecs.sparse.indices import encode_indices
+from farflung.codecs.sparse.selection import select
 from farflung.graph.ir import TensorSpec
 from farflung.plan import CodecChoice
-from farflung.plan.auto_codec import Flow, allocate_codecs
+from farflung.plan.codec_choice.auto_codec import Flow, allocate_codecs
 from farflung.units import BytesPerSecond
 
 __all__ = ["Codecs", "CodecsSettings", "entropy_bits", "heavy_tailed"]

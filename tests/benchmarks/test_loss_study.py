@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.harness.base import override
 from benchmarks.training.loss import Loss, LossSettings, _checks, _topology
-from benchmarks.training.loss_study import LossStudy, auto_variant, summary
-from benchmarks.training.loss_study_runs import Gradients, Training, Values, gpt_stages, train
+from benchmarks.training.loss_study.loss_study import LossStudy, auto_variant, summary
+from benchmarks.training.loss_study.runs import Gradients, Training, Values, gpt_stages, train
 from farflung.codecs.samples import sample_ids
 from farflung.errors import InputError
 

@@ -13,7 +13,8 @@ from matplotlib.text import Text
 
 from benchmarks.harness.picture import looks, spread
 from benchmarks.network import sync_network_plot
-from benchmarks.training import loss_plot, loss_study_plot, sync_loss_plot
+from benchmarks.training import loss_plot, sync_loss_plot
+from benchmarks.training.loss_study import plot as loss_study_plot
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
 

@@ -7,7 +7,7 @@ import pytest
 
 from farflung.codecs import decode_payload, read_codec, read_memory
 from farflung.codecs.exchanged import Remembered, shaped
-from farflung.codecs.topk import TopK
+from farflung.codecs.sparse.topk import TopK
 from farflung.errors import CodecError, InputError
 from farflung.sync.commands import Exchange
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from farflung.codecs import Payload, get_codec, keyed
-from farflung.codecs.randomk import strata
-from farflung.codecs.selection import select, select_blocks, select_sampled
+from farflung.codecs.sparse.randomk import strata
+from farflung.codecs.sparse.selection import select, select_blocks, select_sampled
 from farflung.errors import CodecError, InputError
 
 HEAVY = np.random.default_rng(1).standard_t(3, 300_000).astype(np.float32)

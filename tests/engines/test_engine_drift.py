@@ -19,7 +19,7 @@ from farflung.graph.ir import Graph
 from farflung.job import JobSpec
 from farflung.job.spec import OptimizerSpec
 from farflung.plan import Stage
-from farflung.plan.estimate import memory_of
+from farflung.plan.estimation.stage_memory import memory_of
 from farflung.testing.reference import PlainSettings, plain_loop
 from tests.support.engine_drive import Stages, equal_cuts
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from farflung.codecs.selection import select
+from farflung.codecs.sparse.selection import select
 from farflung.engines.torch import codecs
 from farflung.engines.torch.arrays import to_array
 from farflung.engines.torch.codecs import select_tensor

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from farflung.codecs import get_codec
-from farflung.codecs.selection import select
-from farflung.codecs.topk import TopK
+from farflung.codecs.sparse.selection import select
+from farflung.codecs.sparse.topk import TopK
 from farflung.engines.torch.arrays import to_array
 from farflung.engines.torch.codecs import encode_topk, plain_topk, plain_untopk, select_tensor
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.errors import InputError
-from farflung.plan.faults import FaultModel
+from farflung.plan.fault_tolerance.faults import FaultModel
 from farflung.simulator import simulate_failures
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from farflung.codecs.selection import select
-from farflung.codecs.topk import TopK
+from farflung.codecs.sparse.selection import select
+from farflung.codecs.sparse.topk import TopK
 from farflung.engines.torch import codecs
 from farflung.engines.torch.arrays import to_array
 

@@ -11,8 +11,7 @@
 | `training`        | `train`                                                                      |
 | `local_training`  | training on threads of this process; `local_folder` has its files            |
 | `remote_training` | training on the workers of a ticket                                          |
-| `outcome`         | what either of them returns                                                  |
-| `result`          | `TrainResult`: losses, records, the trained weights                          |
+| `result`          | `Outcome` and `TrainResult`: losses, records, the trained weights            |
 | `argument_names`  | messages for Python callers                                                  |
 | `submission`      | from a job file to a bundle                                                  |
 | `tolerance`, `what_if`, `why` | explanations of a plan                                           |

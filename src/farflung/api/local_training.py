@@ -10,8 +10,8 @@ from pathlib import Path
 from farflung.api.batches import Batches, EvaluationBatches
 from farflung.api.callbacks import Callbacks
 from farflung.api.local_folder import LocalFolder
-from farflung.api.outcome import Outcome
 from farflung.api.planning import plan as make_plan
+from farflung.api.result import Outcome
 from farflung.broker.progress import Progress
 from farflung.client.in_process import LocalHooks, LocalRun
 from farflung.client.shared_batches import SharedBatches

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from farflung.api.batches import Batches, EvaluationBatches
 from farflung.api.callbacks import Callbacks
-from farflung.api.outcome import Outcome
+from farflung.api.result import Outcome
 from farflung.api.stretched_schedule import warn_if_stretched
 from farflung.checkpoint.safetensors import encode, spec_of
 from farflung.client.batch_feeder import Feeder

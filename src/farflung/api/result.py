@@ -15,7 +15,24 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["TrainResult"]
+__all__ = ["Outcome", "TrainResult"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a training ended, wherever it ran: the plan that ran, its records, and the states after ``steps`` steps.
+
+    ``error``: what ended the run before its last step although its states are whole: an exception of the caller's callback, or
+    Ctrl-C (None: nothing did). ``checkpoint``: what ``resume`` takes.
+    """
+
+    plan: Plan
+    records: tuple[StepRecord, ...]
+    evaluations: tuple[EvaluationRecord, ...]
+    states: Mapping[str, Array] = field(repr=False)
+    steps: int
+    error: BaseException | None = None
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

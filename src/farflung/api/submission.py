@@ -18,8 +18,8 @@ from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.job.groups import is_frozen
 from farflung.messages.submission import Bundle
-from farflung.plan.compression import PLANNED, choice_of
-from farflung.plan.sync_choice import job_strategy
+from farflung.plan.codec_choice.compression import PLANNED, choice_of
+from farflung.plan.codec_choice.exchange_codec import job_strategy
 from farflung.plan.synchronization import check_fits
 from farflung.planners import get_planner
 from farflung.sync import get_strategy

@@ -12,7 +12,7 @@ from farflung.errors import FarflungError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import Estimate, Plan
-from farflung.plan.faults import FaultModel, Survival, fault_model, survival
+from farflung.plan.fault_tolerance.faults import FaultModel, Survival, fault_model, survival
 from farflung.simulator import FailureRun, Simulator, simulate_failures
 from farflung.units import Seconds, counted
 

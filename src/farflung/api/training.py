@@ -12,9 +12,8 @@ from farflung.api.batches import batch_rows, call_order, evaluation_order
 from farflung.api.callbacks import Callbacks, StopTraining
 from farflung.api.evaluation import Evaluation
 from farflung.api.local_training import LocalSettings, train_here
-from farflung.api.outcome import Outcome
 from farflung.api.remote_training import train_there
-from farflung.api.result import TrainResult
+from farflung.api.result import Outcome, TrainResult
 from farflung.api.submission import check_names, freeze
 from farflung.errors import FarflungError, GraphError
 from farflung.graph.ir import Graph

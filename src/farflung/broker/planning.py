@@ -18,12 +18,12 @@ from farflung.job.check import decided
 from farflung.job.spec import CodecSpec, JobSpec, LimitSpec, SyncSpec
 from farflung.messages.submission import Bundle
 from farflung.plan import Estimate, Plan, check_memory, check_plan, estimate, explain
-from farflung.plan.adding import adding_lines
 from farflung.plan.allowed import allowed_devices
 from farflung.plan.document import plan_to_json
-from farflung.plan.helped import helped_lines
-from farflung.plan.protection import Protection, protect
-from farflung.plan.summary import listed, plan_line
+from farflung.plan.fault_tolerance.protection import Protection, protect
+from farflung.plan.reduction_choice import adding_lines
+from farflung.plan.report.helper_traffic import helped_lines
+from farflung.plan.report.summary import listed, plan_line
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
 from farflung.planners.finish import Problem
 from farflung.protocol.broker import Member

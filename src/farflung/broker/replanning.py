@@ -30,7 +30,7 @@ from farflung.cost import optimizer_factor
 from farflung.errors import FarflungError
 from farflung.messages.submission import Bundle
 from farflung.plan import Plan
-from farflung.plan.estimate import estimate
+from farflung.plan.estimation.estimate import estimate
 from farflung.planners.constraints import moved_bytes
 from farflung.protocol.broker import BrokerMachine, Member, RunState
 from farflung.protocol.events import BetterPlan, MemberDrifted

@@ -16,14 +16,14 @@ from typing import Protocol
 
 import numpy as np
 
-from farflung.codecs.apportion import apportioned
 from farflung.codecs.base import Array, Codec, Payload, foretold_bytes
+from farflung.codecs.codec_strings import read_codec, read_memory
 from farflung.codecs.dense import HEAD_BYTES
-from farflung.codecs.lowrank import LowRank
+from farflung.codecs.low_rank.apportion import apportioned
+from farflung.codecs.low_rank.lowrank import LowRank
 from farflung.codecs.memory import Difference, ErrorControl, warm_up_ratio
-from farflung.codecs.randomk import RandomK
-from farflung.codecs.topk import TopK
-from farflung.codecs.written import read_codec, read_memory
+from farflung.codecs.sparse.randomk import RandomK
+from farflung.codecs.sparse.topk import TopK
 from farflung.errors import CodecError
 
 __all__ = ["PREFIX", "Exchanged", "Remembered", "coded_bytes", "shaped"]

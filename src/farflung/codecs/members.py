@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from farflung.codecs.base import Array, Codec, Payload
 from farflung.codecs.dense import Cast, Identity
-from farflung.codecs.lowrank import LowRank
-from farflung.codecs.quantized import BlockQuantized
-from farflung.codecs.randomk import RandomK
-from farflung.codecs.topk import TopK
+from farflung.codecs.low_rank.lowrank import LowRank
+from farflung.codecs.quantization.quantized import BlockQuantized
+from farflung.codecs.sparse.randomk import RandomK
+from farflung.codecs.sparse.topk import TopK
 from farflung.errors import CodecError, InputError
 from farflung.registry import Registry
 

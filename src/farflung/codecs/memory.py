@@ -32,7 +32,7 @@ import numpy as np
 from farflung.codecs.base import FLOATING, Array, Codec, Payload, is_number
 from farflung.codecs.dense import Cast
 from farflung.codecs.keys import keyed
-from farflung.codecs.lowrank import LowRank
+from farflung.codecs.low_rank.lowrank import LowRank
 from farflung.codecs.members import decode_payload
 from farflung.errors import InputError
 from farflung.registry import Registry

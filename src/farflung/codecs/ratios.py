@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from farflung.codecs.base import is_number
-from farflung.codecs.topk import FORMATS, bytes_per_kept
-from farflung.codecs.values import VALUES
+from farflung.codecs.sparse.topk import FORMATS, bytes_per_kept
+from farflung.codecs.sparse.values import VALUES
 from farflung.errors import InputError
 
 __all__ = ["PAPER_FACTOR", "Overhead", "adaptive_ratios", "wire_factor", "words_per_kept"]

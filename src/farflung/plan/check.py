@@ -10,7 +10,7 @@ from farflung.errors import InputError, PlanError
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
-from farflung.plan.estimate import Estimate
+from farflung.plan.estimation.results import Estimate
 from farflung.plan.links import pairs_of
 from farflung.plan.model import Plan, Stage
 from farflung.schedules import check_schedule, get_schedule, splits

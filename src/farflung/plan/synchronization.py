@@ -16,9 +16,9 @@ from farflung.graph.ir import Graph
 from farflung.graph.modules import module_runs
 from farflung.job.groups import is_frozen
 from farflung.job.spec import JobSpec
-from farflung.plan.adding import with_adding
+from farflung.plan.codec_choice.exchange_codec import Group, sync_settings
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
-from farflung.plan.sync_choice import Group, sync_settings
+from farflung.plan.reduction_choice import with_adding
 from farflung.plan.traffic import sync_specs
 from farflung.sync import LayerInfo, Sent, Strategy, Traits, World, check_clipping, codec_name, explain, get_strategy
 from farflung.sync.local_step_counts import local_steps

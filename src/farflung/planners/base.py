@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from farflung.cluster import Topology
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
-from farflung.plan.estimate import Estimate
+from farflung.plan.estimation.results import Estimate
 from farflung.plan.model import Plan
 
 __all__ = ["Evaluate", "Judged", "Planner"]

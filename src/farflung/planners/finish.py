@@ -14,7 +14,7 @@ from farflung.graph.ir import Graph
 from farflung.graph.modules import ModuleRun
 from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Estimate, Plan, Stage, assign_codecs, check_memory, codec_of, estimate
-from farflung.plan.estimate import exchange_memory, memory_of
+from farflung.plan.estimation.stage_memory import exchange_memory, memory_of
 from farflung.plan.model import Replica
 from farflung.plan.synchronization import named_sync
 from farflung.planners.cuts import join_runs
@@ -161,7 +161,7 @@ def _item(held: _Kept, job: JobSpec) -> tuple[float, float, float, int]:
 
 
 def _held(items: Sequence[tuple[float, float, float, int]], chosen: set[int]) -> float:
-    """Bytes of a device's stages of which the ``chosen`` recompute, one at a time (see ``plan.estimate``)."""
+    """Bytes of a device's stages of which the ``chosen`` recompute, one at a time (see ``plan.estimation``)."""
     again = [item[2] for item in items if item[3] in chosen]
     whole = sum(full - (saved if index in chosen else 0.0) for saved, full, _, index in items)
     return whole - sum(again) + max(again, default=0.0)

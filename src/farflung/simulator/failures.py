@@ -1,8 +1,8 @@
 """Deaths injected into a run in virtual time, from a seed: checkpoints, pauses, steps made again, machines that stay away.
 
-It plays the story that ``plan.faults`` has formulas for, life by life: each machine draws an exponential life from its rate; a
-death in a step or a pause ends it; what was made since the newest checkpoint is made again. Between two events nothing is drawn,
-so whole checkpoint intervals are passed at once. Cost: O((devices + log devices) per death).
+It plays the story that ``plan.fault_tolerance`` has formulas for, life by life: each machine draws an exponential life from its
+rate; a death in a step or a pause ends it; what was made since the newest checkpoint is made again. Between two events nothing is
+drawn, so whole checkpoint intervals are passed at once. Cost: O((devices + log devices) per death).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from farflung.errors import InputError
-from farflung.plan.faults import FaultModel
+from farflung.plan.fault_tolerance.faults import FaultModel
 
 __all__ = ["FailureRun", "simulate_failures"]
 

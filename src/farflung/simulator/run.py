@@ -74,7 +74,7 @@ def simulate(
 ) -> Simulation:
     """Run ``plan`` on ``topology`` in virtual time, under the rules of the runtime.
 
-    ``graph`` is captured for the largest micro-batch; computing seconds, bytes and memory are those of ``plan.estimate``.
+    ``graph`` is captured for the largest micro-batch; computing seconds, bytes and memory are those of ``plan.estimation``.
     Whether the plan fits the devices' memory is not asked here: the result has peak and limit of each.
 
     Raises:

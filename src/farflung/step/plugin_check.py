@@ -8,7 +8,7 @@ from typing import Any
 from farflung.codecs import CODECS, MEMORIES
 from farflung.errors import InputError
 from farflung.job.spec import JobSpec
-from farflung.plan.compression import PLANNED
+from farflung.plan.codec_choice.compression import PLANNED
 from farflung.planners.catalog import PLANNERS
 from farflung.registry import Registry
 from farflung.sync import codec_name

@@ -14,9 +14,9 @@ import numpy as np
 
 from farflung.codecs import Payload, decode_payload, get_codec, get_memory
 from farflung.codecs.dense import Identity
-from farflung.codecs.indices import CodedIndices, decode_indices, encode_indices
 from farflung.codecs.planes import expand, shrink
 from farflung.codecs.samples import Ids, SampleCoder, SampleTable
+from farflung.codecs.sparse.indices import CodedIndices, decode_indices, encode_indices
 from farflung.errors import CodecError, VersionError, WireError
 from farflung.messages.arrays import decode_array, encode_array, pack_arrays, packed_arrays
 from farflung.testing.damage import INTEGERS, bent, damaged, hurt, resealed, some_array, some_payload

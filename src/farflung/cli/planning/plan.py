@@ -20,7 +20,7 @@ from farflung.job import load_job, make_job
 from farflung.job.spec import JobSpec
 from farflung.messages.submission import Bundle
 from farflung.plan import Plan, plan_answer, stage_table
-from farflung.plan.chosen import chosen_lines
+from farflung.plan.report.decision_report import chosen_lines
 from farflung.plan.synchronization import sync_lines
 from farflung.telemetry.activity import Activity
 from farflung.units import Seconds, counted

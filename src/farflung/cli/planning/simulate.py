@@ -18,7 +18,7 @@ from farflung.errors import InputError
 from farflung.graph.ir import Graph
 from farflung.job import load_job
 from farflung.job.spec import JobSpec
-from farflung.plan.faults import failure_rates
+from farflung.plan.fault_tolerance.faults import failure_rates
 from farflung.plan.model import Plan
 from farflung.simulator import Jitter, PriceTable, Simulation, SimulationSettings, Simulator
 from farflung.telemetry import RunFolder, perfetto

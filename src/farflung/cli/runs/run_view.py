@@ -16,7 +16,7 @@ from rich.text import Text
 from farflung.client.control import ControlClient
 from farflung.client.planned_run import PlannedRun
 from farflung.errors import TrainingError
-from farflung.plan.summary import listed
+from farflung.plan.report.summary import listed
 from farflung.telemetry.activity import pace
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.units import Bytes, Seconds, counted

@@ -1,6 +1,6 @@
 """Top-k of tensors where they lie, with the bytes of the NumPy codec; and PyTorch's own top-k, the codecs' peer.
 
-``select_tensor`` is ``codecs.selection.select`` for any device: magnitudes as integers, an exact choice, ties to the lowest
+``select_tensor`` is ``codecs.sparse.selection`` for any device: magnitudes as integers, an exact choice, ties to the lowest
 index. Both are exact, so they choose the same elements, and only the kept values and their indices leave the device. CUDA devices
 take the kernels of ``selecting`` where Triton is installed and compiles them; else, and for float64, tensor operators find a
 threshold from a sample and choose among the candidates. Cost of these: three passes over the tensor; two synchronizations.
@@ -15,7 +15,7 @@ from functools import cache
 import torch
 
 from farflung.codecs.base import FLOATING, Payload
-from farflung.codecs.topk import MAX_NUMEL, TopK
+from farflung.codecs.sparse.topk import MAX_NUMEL, TopK
 from farflung.engines.base import Array
 from farflung.engines.torch.arrays import spec_of, to_array
 

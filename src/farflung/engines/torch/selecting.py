@@ -1,4 +1,4 @@
-"""Exact top-k of a CUDA tensor by Triton kernels: the elements that ``codecs.selection.select`` chooses, in ascending order.
+"""Exact top-k of a CUDA tensor by Triton kernels: the elements that ``codecs.sparse.selection`` chooses, in ascending order.
 
 Magnitudes are compared as integers, as there. The exact threshold is found digit by digit from the highest: a histogram of the
 digit over the elements that agree with the digits found so far, three passes for float32 (11, 10 and 10 bits), two for float16

@@ -18,8 +18,9 @@ from farflung.errors import InputError, PlanError
 from farflung.job.spec import JobSpec
 from farflung.plan import codec_of, wire_factor_of
 from farflung.plan.buckets import BUCKET_BYTES
-from farflung.plan.estimate import UPDATE_FLOPS, sync_copies
-from farflung.plan.sync_choice import job_strategy
+from farflung.plan.codec_choice.exchange_codec import job_strategy
+from farflung.plan.estimation.estimate import UPDATE_FLOPS
+from farflung.plan.estimation.stage_memory import sync_copies
 from farflung.plan.traffic import sync_bytes
 from farflung.planners.auto.bounds import Bounds, Copy
 from farflung.planners.auto.layout import Context, Layout
@@ -176,7 +177,7 @@ class Quick:
         return self._spans[key]
 
     def _exchange_bytes(self, span: _Span, job: JobSpec, count: int, first: int, end: int) -> float:
-        """Bytes that exchanging gradients takes (see ``plan.estimate.exchange_memory``)."""
+        """Bytes that exchanging gradients takes (see ``plan.estimation.estimate.exchange_memory``)."""
         if job.sync.strategy != "exact":
             return span.gradients * sync_copies(job_strategy(job).traits, count)
         home_end = end if first == 0 else first
@@ -344,7 +345,7 @@ def _served(gradients: float, count: int) -> list[float]:
 
 
 def _held(units: Sequence[_Unit], chosen: set[int]) -> float:
-    """Bytes of one device's units, of which those of ``chosen`` stages recompute: one at a time (see ``plan.estimate``)."""
+    """Bytes of one device's units, of which those of ``chosen`` stages recompute: one at a time (see ``plan.estimation``)."""
     again = [unit for unit in units if unit.recompute or unit.stage in chosen]
     held = sum(unit.memory[unit.recompute or unit.stage in chosen] for unit in units)
     if len(again) < 2:

@@ -16,9 +16,9 @@ from farflung.step.reduction.averaging import Outcome
 from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.sync.arithmetic import aggregated, axpy, norm_of, rescale, weighted_mean
 from farflung.step.sync.mean_exchange import MeanExchange
+from farflung.step.sync.seeded_directions import replayed
 from farflung.step.sync.stage_replica import MeanUnderWay, StageReplica, ranges
 from farflung.step.sync.value_exchange import ValueExchange
-from farflung.step.sync.seeded_directions import replayed
 from farflung.sync import Sent, Traits
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
 from farflung.telemetry.events import SpanKind

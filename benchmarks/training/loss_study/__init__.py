@@ -1,0 +1,7 @@
+"""The benchmark ``loss-study``: how codecs change the loss of real training, over several seeds.
+
+``tasks``        the models and their data
+``runs``         one training under one codec
+``loss_study``   the benchmark
+``plot``         its figure
+"""

@@ -1,0 +1,8 @@
+"""What a plan is predicted to cost.
+
+``cost_tables``          cost of each operator by kind of device, and sums over stages
+``stage_memory``         memory of one copy of a stage
+``gradient_exchanges``   bytes of gradients between the copies of stages
+``estimate``             the whole estimate: lowers a plan to the arrays of ``cost`` and ``schedules``
+``results``              the types of an estimate
+"""

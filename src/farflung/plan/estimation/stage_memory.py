@@ -1,0 +1,71 @@
+"""Memory of one copy of a stage: what it computes with, and what it exchanges with other copies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from farflung.cost import (
+    MemorySettings,
+    OpCost,
+    StageMemory,
+    cast_factor,
+    optimizer_factor,
+    stage_memory,
+)
+from farflung.graph.cut import SubGraph
+from farflung.graph.drift import drifting
+from farflung.job.spec import JobSpec
+from farflung.plan.estimation.cost_tables import CostTables
+from farflung.plan.model import Stage, SyncPlan
+from farflung.plan.synchronization import made_strategy
+from farflung.plan.traffic import gradient_bytes, sync_specs
+from farflung.sync import Sent, Strategy, adds_up, memory_copies
+
+
+def memory_of(
+    cost: OpCost,
+    stage: Stage,
+    sub: SubGraph,
+    job: JobSpec,
+    in_flight_count: int,
+    recompute: bool | None = None,
+) -> StageMemory:
+    """Memory of one stage (arrays of length 1), with ``recompute`` as in the stage or as given."""
+    received = sum(edge.forward_bytes for edge in sub.requires_activations) * cost.part
+    sent = {edge.value: edge.forward_bytes * cost.part for edge in sub.sends_activations}
+    again = stage.recompute if recompute is None else recompute
+    clones = sum(sub.graph.state[name].spec.nbytes for name in drifting(sub)) if again else 0
+    settings = MemorySettings(
+        optimizer=optimizer_factor(job.optimizer.name, job.optimizer.momentum),
+        in_flight=in_flight_count,
+        casts=cast_factor(job.precision),
+        recompute=again,
+        clones=float(clones),
+        slices=max((held.end - held.first for held in stage.replicas), default=job.micro_batches) if job.plan.helpers else 0,
+        delayed=job.optimizer.delayed,
+    )
+    arrays = np.array([received], dtype=np.float64), np.array([sum(sent.values())], dtype=np.float64)
+    return stage_memory(cost, stage.start, [stage.stop], settings, *arrays)
+
+
+def exchange_memory(tables: CostTables, stage: Stage, sub: SubGraph, job: JobSpec, sync: SyncPlan | None) -> float:
+    """The totals of all gradients before they are put in place, and the parts of others that wait for their turn.
+
+    With a sync strategy: its registers, and what all members sent, or where only their mean counts, a copy of what is not
+    averaged in place.
+    """
+    graph = tables.graph
+    if sync is not None:
+        strategy = made_strategy(sync)
+        return sum(spec.nbytes for spec in sync_specs(graph, sub, job.optimizer)) * sync_copies(strategy, len(stage.replicas))
+    if stage.adds is not None:
+        return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))
+    others = sum(end > stage.replicas[0].end for end in job.virtual_ends)
+    return gradient_bytes(graph, sub) + others * max(tables.served(sub, job.optimizer, len(stage.devices)))
+
+
+def sync_copies(strategy: Strategy, members: int) -> float:
+    """Memory that exchanges of ``members`` replicas and the registers take, in copies of the parameters."""
+    summed = 0.05 if strategy.sent is Sent.PARAMETERS else 1.05
+    one_by_one = strategy.sent is not Sent.SCALARS and not adds_up(strategy)
+    return (members + 1.0 if one_by_one else summed) + len(strategy.registers) + memory_copies(strategy, members)
