@@ -73,7 +73,7 @@ class Feeder:
         #: The same for each batch of an evaluation.
         self._evaluators: dict[str, list[str]] = {}
         for stage, piece in setup.side_cut(bundle.eval_graph) if bundle.eval_graph is not None else ():
-            self._evaluators.setdefault(setup.home(stage), []).extend(piece.placeholders)
+            self._evaluators.setdefault(setup.primary(stage), []).extend(piece.placeholders)
         self._endpoint = client.endpoint()
         for device, address in planned.addresses.items():
             self._endpoint.connect(device, address)

@@ -37,9 +37,9 @@ class GradientCheck:
     def exchange(self, step: int, norms: dict[str, float]) -> tuple[float, Array | None]:
         """Send ``norms`` to the workers of the same update; return the norm of all gradients and the factor that clips it."""
         setup, transfer, inbox = self._context.setup, self._context.transfer, self._context.inbox
-        for peer in setup.mates:
+        for peer in setup.update_group:
             transfer.post(peer, "norms", step, {"norms": dict(norms)})  # encoded later, on the sender's thread
-        for peer in setup.mates:
+        for peer in setup.update_group:
             norms |= inbox.take(("norms", step, peer))["norms"]
         ordered = [norms[state.name] for state in setup.graph.parameters if state.name in norms]
         scale = None if self._limit is None else self._context.engine.clip_scale(ordered, self._limit)

@@ -103,11 +103,11 @@ def _loader(job: JobSpec, graph: Graph, source: Source | None, wanted: set[str])
 
 def _own(graph: Graph, setup: RunSetup) -> set[str]:
     pieces = setup.side_cut(graph)
-    return {name for stage, piece in pieces if setup.home(stage) == setup.device for name in piece.placeholders}
+    return {name for stage, piece in pieces if setup.primary(stage) == setup.device for name in piece.placeholders}
 
 
 def _writes(graph: Graph, setup: RunSetup) -> bool:
     """Whether this worker reads tokens or chooses them."""
-    pieces = [(setup.home(stage), piece) for stage, piece in setup.side_cut(graph)]
+    pieces = [(setup.primary(stage), piece) for stage, piece in setup.side_cut(graph)]
     made = graph.position[dict(graph.outputs)["logits"].op]
     return any(device == setup.device and (piece.placeholders or piece.start <= made < piece.stop) for device, piece in pieces)

@@ -40,7 +40,7 @@ class Evaluation:
         if self._opened is None:
             self._opened = open_graph(context, self._stages, setup.eval_graph, Phase.EVAL)
         work, batches, done = self._opened, setup.job.evaluate.batches, 0
-        leads = setup.home(work.pieces[work.maker("loss")][0]) == setup.device
+        leads = setup.primary(work.pieces[work.maker("loss")][0]) == setup.device
         verdicts = _EndVerdicts(context, self._position.step, leads=leads)
         totals: dict[str, float] = {}
         while done < batches and not (done >= EVALUATIONS_AHEAD and verdicts.ends(done - EVALUATIONS_AHEAD)):

@@ -29,7 +29,7 @@ def generate(context: StepContext, stages: LocalStages, step: int) -> None:
     work = open_graph(context, stages, setup.generate_graph, Phase.GENERATE)
     (placeholder,) = (op.name for op in work.graph.placeholders)
     length = work.graph.op(placeholder).outputs[0].shape[-1]
-    leads = setup.home(work.pieces[work.maker("logits")][0]) == setup.device
+    leads = setup.primary(work.pieces[work.maker("logits")][0]) == setup.device
     tokens = _prompt(context, work, placeholder, leads=leads)
     random = np.random.default_rng(derive_seed("generate", job.seed))
     last = False
@@ -58,7 +58,7 @@ def generate(context: StepContext, stages: LocalStages, step: int) -> None:
 def _prompt(context: StepContext, work: ForwardGraph, placeholder: str, *, leads: bool) -> list[int]:
     """Return the prompt on the workers that read tokens or make them (empty on the others)."""
     setup = context.setup
-    readers = {setup.home(stage) for stage, piece in work.pieces if piece.placeholders}
+    readers = {setup.primary(stage) for stage, piece in work.pieces if piece.placeholders}
     if not (leads or setup.device in readers):
         return []
     given = context.hooks.provide(Phase.GENERATE, 0, 0, [placeholder])[placeholder]

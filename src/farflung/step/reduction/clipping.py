@@ -79,7 +79,7 @@ class PreviousNorm:
         self._settle()  # of a step without any update
         self._reported, self._norms = (step, self._norms), {}
         frame = Frame("norm", {"run": self._setup.run, "step": step, "norms": self._reported[1]})
-        for peer in self._setup.mates:
+        for peer in self._setup.update_group:
             self._links.post(peer, OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
 
     def receive(self, peer: str, frame: Frame) -> None:
@@ -88,7 +88,7 @@ class PreviousNorm:
         Raises:
             WireError: it is of another pipeline, or these are no norms.
         """
-        if peer not in self._setup.mates or not self.wanted:
+        if peer not in self._setup.update_group or not self.wanted:
             raise WireError(f"{peer} has no norms to tell in this run")
         norms = table(frame.header, "norms")
         self._mailbox.put(("norm", whole(frame.header, "step"), peer), {name: number(norms, name) for name in norms})
@@ -97,7 +97,7 @@ class PreviousNorm:
         if self._reported is None:
             return
         step, norms = self._reported
-        for peer in self._setup.mates:
+        for peer in self._setup.update_group:
             norms = norms | self._mailbox.take(("norm", step, peer))
         self._reported = None
         ordered = [norms[state.name] for state in self._setup.graph.parameters if state.name in norms]

@@ -65,7 +65,7 @@ class ValueTransfer:
         """Send the value of ``edge`` to its reading stage, or its gradient back to the stage that made it."""
         key = self.key(phase, step, micro_batch, edge, gradient=gradient)
         source, target = (edge.target, edge.source) if gradient else (edge.source, edge.target)
-        peer = self._setup.places[target][micro_batch] if phase in (Phase.TRAIN, Phase.PROBE) else self._setup.home(target)
+        peer = self._setup.places[target][micro_batch] if phase in (Phase.TRAIN, Phase.PROBE) else self._setup.primary(target)
         remembers = self.samples.on and phase is Phase.TRAIN
         if peer == self._setup.device:
             if remembers and not gradient:
