@@ -59,7 +59,7 @@ def test_a_run_is_resumed_by_its_own_submitter_only(two: Loopback, other: Client
 
 def test_a_worker_fetches_the_weights_of_its_own_run_only(two: Loopback) -> None:
     bundle, _ = two.submit(text_job(steps=1, workers=9))
-    rpc = two.workers["a"]._membership.client
+    rpc = two.workers["a"].membership.client
     with pytest.raises(SecurityError, match="'a' does not work on run"):
         list(rpc.stream("states", Frame("states", {"run": bundle.run, "source": "weights", "names": []})))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +18,11 @@ from farflung.protocol.events import Event, MemberJoined
 from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
+from farflung.worker.control_session import BrokerLease
 from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
-from farflung.worker.training_run import Work
+from farflung.worker.run_hooks import WorkerHooks
 from tests.support.loopback import Finished, Loopback, text_job
 
 PATIENCE = 60.0
@@ -34,7 +34,7 @@ def lose(cluster: Loopback, steps: int, *, stale: bool) -> Finished:
 
     def act(run: str, record: StepRecord) -> None:
         for worker in other.values():
-            worker._on_lost("b", ConnectionLost("lost b: it went away"), "an-older-run" if stale else run)
+            worker._current.on_lost("b", ConnectionLost("lost b: it went away"), "an-older-run" if stale else run)
 
     return cluster.run(text_job(steps=steps, on_loss="stop"), on_record=act)
 
@@ -75,30 +75,21 @@ def test_whatever_becomes_of_one_member_the_others_are_looked_after() -> None:
     assert said == ["warning: the loss of a worker was not handled: OSError: the disk is full"] * 3
 
 
-def test_a_worker_that_obeys_for_long_does_not_take_the_broker_for_gone() -> None:
-    class Session:
-        def __init__(self) -> None:
-            self.over, self.waiting, self.beats, self.closed = self, False, 0, False
+def test_a_worker_that_handles_a_message_for_long_does_not_expire_the_broker() -> None:
+    lease = BrokerLease(0.0, length=5.0)
+    lease.receive()
+    assert [lease.silence(float(now)) for now in range(1, 20)] == [None] * 19
+    lease.handled(20.0)
+    assert [lease.silence(float(now)) for now in range(21, 26)] == [None] * 5
+    assert lease.silence(26.0) == 6.0
 
-        def wait(self, seconds: float) -> bool:
-            return self.closed or self.beats == 20
 
-        def send(self, frame: object) -> None:
-            self.beats += 1
-
-        def close(self) -> None:
-            self.closed = True
-
-    said: list[str] = []
-    worker = SimpleNamespace(_lease=5.0, _heard=time.monotonic() - 1000, _obeying=True, _say=said.append)
-    busy = Session()
-    Worker._beat(cast(Any, worker), cast(Any, busy))
-    assert (busy.beats, busy.closed, said) == (20, False, [])
-    worker._heard, worker._obeying = time.monotonic() - 1000, False
-    silent = Session()
-    Worker._beat(cast(Any, worker), cast(Any, silent))
-    assert silent.closed
-    assert said[0].startswith("no message from the broker for 1")
+def test_a_worker_that_was_stopped_gives_the_broker_half_a_lease() -> None:
+    lease = BrokerLease(0.0, length=4.0)
+    assert lease.silence(1.0) is None
+    assert lease.silence(1000.0) is None, "it has read no message in that time"
+    assert lease.silence(1001.0) is None
+    assert lease.silence(1002.5) == 4.5
 
 
 def test_runs_whose_files_are_being_written_do_not_hold_up_an_end() -> None:
@@ -240,11 +231,11 @@ def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
 def test_a_stop_ends_a_text_at_the_next_token(two: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def stop(self: Work) -> bool:
+    def stop(self: WorkerHooks) -> bool:
         asked.append(self.run)
         return len(asked) >= 2 + 3  # asked by the leader: after each of two steps, then after each token
 
-    monkeypatch.setattr(Work, "stop_requested", stop)
+    monkeypatch.setattr(WorkerHooks, "stop_requested", stop)
     end = two.run(text_job(steps=2, generate={"prompt": "def ", "tokens": 50}, data={"tokenizer": "bytes"}))
     assert end.result.status == "finished"
     notes = [frame.header["text"] for frame in end.frames if frame.kind == "note"]

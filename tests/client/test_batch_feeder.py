@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +27,9 @@ from farflung.job import JobSpec
 from farflung.messages.submission import Bundle
 from farflung.plan.model import LinkPlan, Plan, Stage
 from farflung.telemetry.records import RunResult
-from farflung.worker.training_run import Work
-from tests.support.loopback import Loopback, until
+from farflung.worker import training_run
+from farflung.worker.data_feed import CallerFeed
+from tests.support.loopback import Loopback
 from tests.support.small_runs import ROWS, small_job
 
 
@@ -77,9 +79,14 @@ def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monk
         cluster.client.submit(bundle)
         planned: PlannedRun | None = None
         feeder: Feeder | None = None
-        held: list[int] = []
-        close = Work._close
-        monkeypatch.setattr(Work, "_close", lambda self: (held.append(len(self._held)), close(self))[1])
+        feeds: list[CallerFeed] = []
+
+        class Recorded(CallerFeed):
+            def __init__(self, *args: Any) -> None:
+                super().__init__(*args)
+                feeds.append(self)
+
+        monkeypatch.setattr(training_run, "CallerFeed", Recorded)
         # a deadlock ends the run instead of the patience of whoever waits for this test
         guard = threading.Timer(60, lambda: cluster.client.stop(bundle.run, now=True))
         guard.start()
@@ -91,12 +98,11 @@ def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monk
                 feeder = Feeder(bundle, planned, cluster.client, batch)
                 feeder.start()
         guard.cancel()
-        assert feeder is not None
+        assert feeder is not None, frame
         feeder.end()
-        until(lambda: len(held) == 2)
     result = RunResult.from_json(frame.header["result"])
     assert (result.status, result.cause, result.steps) == ("finished", "", 3)
-    assert held == [0, 0], "nothing is kept after its last reader"
+    assert [feed.stored for feed in feeds] == [0, 0], "nothing is stored after its last reader"
 
 
 def test_a_worker_that_only_the_caller_cannot_reach_ends_the_run_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

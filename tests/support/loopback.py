@@ -179,11 +179,13 @@ class Loopback:
         any_path: bool = False,
         listen: str = "127.0.0.1:0",
         reliable: bool = True,
+        on_owner: Callable[[Mapping[str, Any]], None] = lambda header: None,
     ) -> Worker:
         """One more worker; ``data``: its own data folder; an empty ``listen``: it can't be dialled."""
         said = self.said[name] = []
         options = WorkerOptions(listen=listen, memory=memory, data=data or self.home, any_path=any_path, reliable=reliable)
-        worker = Worker(join(self.ticket("join"), name=name, role="worker", key=self.key), options, said.append)
+        member = join(self.ticket("join"), name=name, role="worker", key=self.key)
+        worker = Worker(member, options, said.append, on_owner=on_owner)
         thread = threading.Thread(target=_serve, args=(worker,), name=f"worker-{name}", daemon=True)
         thread.start()
         self._threads.append(thread)
@@ -262,6 +264,12 @@ class Loopback:
         return Finished(
             run=bundle.run, folder=folder, result=result, steps=steps, evaluations=evaluations, devices=devices, frames=frames
         )
+
+
+def cut_off(worker: Worker) -> None:
+    """As if the worker's machine had lost its power: the broker and the peers get no goodbye."""
+    worker.session.break_off()
+    worker.endpoint.close()
 
 
 def _serve(worker: Worker) -> None:

@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 
 from farflung.errors import FarflungError
+from farflung.thread_group import ThreadGroup
 from farflung.transports import TransportConfig
 from farflung.transports.base import Arrival, Urgency
 from farflung.transports.tcp.adaptation import Cap
@@ -29,6 +30,7 @@ class Host:
     def __init__(self) -> None:
         self.config = TransportConfig()
         self.cap = Cap()
+        self.threads = ThreadGroup()
         self.said: list[str] = []
 
     def frame(self, peer: str, frame: Frame) -> None:
@@ -70,12 +72,10 @@ class Bench:
         return connection
 
     def close(self) -> None:
-        threads = [connection.thread for connection in self.link.connections]
         for far in self.far:
             far.close()
         self.link.close()
-        for thread in threads:
-            thread.join(30.0)
+        self.host.threads.join(30.0)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def _dead_after(bench: Bench, seconds: float) -> bool:
     bench.link.tick(now, 0.0)
     dead = connection._closing
     connection.break_off("next")
-    connection.thread.join(30.0)
+    connection.join(30.0)
     return dead
 
 
@@ -126,7 +126,7 @@ def test_a_way_slower_than_thought_gets_more_time_with_each_connection(bench: Be
 def test_a_state_about_no_frame_ends_the_connection_with_an_error(bench: Bench) -> None:
     connection = bench.connect()
     bench.far[0].sendall(_state(errors=[[[], 0, "WireError", "x"]]))
-    connection.thread.join(30.0)
+    connection.join(30.0)
     assert bench.link.connections == []
     assert "a link's state has an error of no frame" in bench.host.said[-1]
 
@@ -138,7 +138,7 @@ def test_a_defect_here_ends_the_connection_and_the_link_hears_of_it(bench: Bench
     monkeypatch.setattr(bench.link, "_take_state", fail)
     connection = bench.connect()
     bench.far[0].sendall(_state())
-    connection.thread.join(30.0)
+    connection.join(30.0)
     assert bench.link.connections == []
     assert "what came failed inside: TypeError: no such thing" in bench.host.said[-1]
 
@@ -200,7 +200,7 @@ def test_time_in_which_this_process_slept_counts_for_no_link(bench: Bench) -> No
     bench.link.tick(now + HOUR, HOUR)  # a closed laptop
     assert not connection._closing
     connection.break_off("next")
-    connection.thread.join(30.0)
+    connection.join(30.0)
     bench.link._received = True
     alone = bench.link.alone_since
     assert alone is not None
@@ -222,6 +222,6 @@ def test_a_set_clock_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPat
 def test_points_of_no_curve_end_the_connection(bench: Bench, points: object) -> None:
     connection = bench.connect()
     bench.far[0].sendall(_state(curve=[0, 0, points]))
-    connection.thread.join(30.0)
+    connection.join(30.0)
     assert bench.link.connections == []
     assert "a link's state has" in bench.host.said[-1] or "at most 64 points" in bench.host.said[-1]

@@ -21,6 +21,7 @@ from farflung.errors import ConnectionLost, FarflungError, SecurityError, Traini
 from farflung.security import Credentials
 from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.transports import Insecure, TransportConfig, Urgency
+from farflung.transports.base import EndpointEvents
 from farflung.transports.tcp import endpoint as tcp_endpoint
 from farflung.transports.tcp.connection import MessageKind, build_message
 from farflung.transports.tcp.endpoint import TcpEndpoint
@@ -135,17 +136,28 @@ class Pair:
     def __init__(self, a: Any, b: Any, config: TransportConfig = CALM) -> None:
         self.got: list[Frame] = []
         self.lost: list[str] = []
+        self.told = threading.Event()
         self.said: list[str] = []
         self.b = TcpEndpoint(
-            b, lambda peer, frame: self.got.append(frame), listen="127.0.0.1:0", config=config, on_lost=self._told
+            b,
+            lambda peer, frame: self.got.append(frame),
+            listen="127.0.0.1:0",
+            config=config,
+            events=EndpointEvents(on_lost=self._told, log=self.said.append),
         )
         self.router = Router(self.b.address)
-        self.a = TcpEndpoint(a, lambda peer, frame: None, listen="127.0.0.1:0", config=config, on_lost=self._told)
-        self.a.say = self.b.say = self.said.append
+        self.a = TcpEndpoint(
+            a,
+            lambda peer, frame: None,
+            listen="127.0.0.1:0",
+            config=config,
+            events=EndpointEvents(on_lost=self._told, log=self.said.append),
+        )
         self.a.connect("b", self.router.address)
 
     def _told(self, peer: str, error: ConnectionLost, run: str) -> None:
         self.lost.append(f"{peer} {run}: {error}")
+        self.told.set()
 
     def close(self) -> None:
         self.a.close()
@@ -207,8 +219,6 @@ def test_a_peer_whose_machine_refuses_is_gone(pair: Pair) -> None:
 def test_who_was_sending_and_is_gone_is_reported(member: Member) -> None:
     """b knows where a is, so it asks a's machine, which refuses."""
     with closing(Pair(member("a"), member("b"))) as pair:
-        told = threading.Event()
-        pair.b._on_lost = lambda peer, error, run: (pair._told(peer, error, run), told.set())[1]
         pair.b.connect("a", pair.a.address)
         pair.a.send("b", Frame("x", {"run": "first"}))
         server, pair.a._server = pair.a._server, socket.socket()
@@ -217,7 +227,7 @@ def test_who_was_sending_and_is_gone_is_reported(member: Member) -> None:
         server.close()
         pair.a._addresses.clear()  # a neither listens nor dials: as good as dead
         pair.router.cut()
-        assert told.wait(PATIENCE)
+        assert pair.told.wait(PATIENCE)
         assert pair.lost[0].startswith("a first: ")
 
 
@@ -309,9 +319,12 @@ def test_a_handler_s_error_reaches_the_sender_and_the_link_lives(member: Member)
 
 
 def test_strangers_are_refused(member: Member) -> None:
-    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as b:
-        said: list[str] = []
-        b.say = said.append
+    said: list[str] = []
+    with closing(
+        TcpEndpoint(
+            member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM, events=EndpointEvents(log=said.append)
+        )
+    ) as b:
         foreign = member("a", cluster="two")
         with closing(TcpEndpoint(foreign, lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as a:
             a.connect("b", b.address)
@@ -338,8 +351,11 @@ def test_who_greets_nobody_keeps_nobody_out(member: Member, monkeypatch: pytest.
 def test_who_trickles_its_greeting_is_cut_off_in_the_end(member: Member) -> None:
     """Each byte would keep a socket's own timeout from running out."""
     said: list[str] = []
-    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as b:
-        b.say = said.append
+    with closing(
+        TcpEndpoint(
+            member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM, events=EndpointEvents(log=said.append)
+        )
+    ) as b:
         host, _, port = b.address.rpartition(":")
         with socket.create_connection((host, int(port))) as caller:
             caller.settimeout(PATIENCE)
@@ -357,8 +373,11 @@ def test_who_trickles_its_greeting_is_cut_off_in_the_end(member: Member) -> None
 
 def test_a_look_at_the_port_is_not_worth_a_line(member: Member) -> None:
     said: list[str] = []
-    with closing(TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as b:
-        b.say = said.append
+    with closing(
+        TcpEndpoint(
+            member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM, events=EndpointEvents(log=said.append)
+        )
+    ) as b:
         dial("b", b.address, TlsContexts(member("broker", role="broker")), 10.0).close()
         until(lambda: not b._greeted._found)
     assert said == []
@@ -402,8 +421,15 @@ def test_a_certificate_that_differs_by_case_is_somebody_else_s(member: Member, m
 )
 def test_bad_greetings_end_the_connection(greeting: bytes, text: str) -> None:
     said: list[str] = []
-    with closing(TcpEndpoint(Insecure(name="b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)) as b:
-        b.say = said.append
+    with closing(
+        TcpEndpoint(
+            Insecure(name="b"),
+            lambda peer, frame: None,
+            listen="127.0.0.1:0",
+            config=CALM,
+            events=EndpointEvents(log=said.append),
+        )
+    ) as b:
         host, _, port = b.address.rpartition(":")
         with socket.create_connection((host, int(port))) as caller:
             caller.sendall(greeting)

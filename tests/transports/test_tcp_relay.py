@@ -16,6 +16,7 @@ import pytest
 from farflung.errors import ConnectionLost, WireError
 from farflung.security import Credentials
 from farflung.transports import Insecure, TransportConfig
+from farflung.transports.base import EndpointEvents
 from farflung.transports.tcp import relay as tcp_relay
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.transports.tcp.relay import Desk, Forwarder
@@ -53,15 +54,15 @@ class Trio:
     def make(self, member: Member | None, name: str, listen: str) -> TcpEndpoint:
         who: Any = Insecure(name=name) if member is None else member(name)
         got = self.got[name] = []
-        made = TcpEndpoint(
+        return TcpEndpoint(
             who,
             lambda peer, frame: got.append(frame),
             listen=listen,
             config=self.config,
-            on_lost=lambda *told: self.lost.append(str(told)),
+            events=EndpointEvents(
+                on_lost=lambda *told: self.lost.append(str(told)), log=lambda line: self.said.append(f"{name}: {line}")
+            ),
         )
-        made.say = lambda line: self.said.append(f"{name}: {line}")
-        return made
 
     def __getitem__(self, name: str) -> TcpEndpoint:
         return self.ends[name]

@@ -12,7 +12,7 @@ from farflung.engines.base import Array
 from farflung.protocol.events import MemberJoined, Offer
 from farflung.protocol.holdings import Decision, Holding
 from farflung.wire.frames import Frame
-from farflung.worker.retained_states import Shelf
+from farflung.worker.retained_states import RetainedStates
 
 
 class Held:
@@ -28,43 +28,43 @@ class Held:
         return {}
 
 
-def kept(shelf: Shelf) -> list[tuple[int, str]]:
-    return [(holding.step, "".join(sorted(holding.states))) for holding in shelf.holdings("r")]
+def kept(retained: RetainedStates) -> list[tuple[int, str]]:
+    return [(holding.step, "".join(sorted(holding.states))) for holding in retained.holdings("r")]
 
 
 def test_attempts_that_end_before_they_train_leave_one_set_of_states() -> None:
-    shelf = Shelf()
-    shelf.put("r", Held(6, "ab"), Held(7, "ab"))
+    retained = RetainedStates()
+    retained.store("r", Held(6, "ab"), Held(7, "ab"))
     for _ in range(8):
-        shelf.keep_only("r")
-        shelf.put("r", Held(7, "ab"))
-    assert kept(shelf) == [(6, "ab"), (7, "ab")], "an older step may be the one that all hold"
-    shelf.put("r", Held(7, "bc"))
-    assert kept(shelf) == [(6, "ab"), (7, "ab"), (7, "bc")], "nobody else may have the first any more"
-    shelf.put("r", Held(7, "abc"))
-    assert kept(shelf) == [(6, "ab"), (7, "abc")]
+        retained.keep_only("r")
+        retained.store("r", Held(7, "ab"))
+    assert kept(retained) == [(6, "ab"), (7, "ab")], "an older step may be the one that all hold"
+    retained.store("r", Held(7, "bc"))
+    assert kept(retained) == [(6, "ab"), (7, "ab"), (7, "bc")], "nobody else may have the first any more"
+    retained.store("r", Held(7, "abc"))
+    assert kept(retained) == [(6, "ab"), (7, "abc")]
 
 
 def test_a_part_that_ends_after_its_run_was_forgotten_leaves_nothing() -> None:
-    shelf = Shelf()
-    shelf.put("r", Held(7, "a"))
-    shelf.clear("r")
-    shelf.put("r", Held(7, "a"))
-    assert (shelf.run, kept(shelf)) == ("", [])
-    shelf.keep_only("r")  # it works for the run again
-    shelf.put("r", Held(7, "a"))
-    assert (shelf.run, kept(shelf)) == ("r", [(7, "a")])
+    retained = RetainedStates()
+    retained.store("r", Held(7, "a"))
+    retained.forget("r")
+    retained.store("r", Held(7, "a"))
+    assert (retained.run, kept(retained)) == ("", [])
+    retained.keep_only("r")  # it works for the run again
+    retained.store("r", Held(7, "a"))
+    assert (retained.run, kept(retained)) == ("r", [(7, "a")])
 
 
 def test_what_was_held_goes_when_training_goes_on_and_the_next_loss_is_kept_again() -> None:
-    shelf = Shelf()
-    shelf.put("r", Held(7, "a"))
-    shelf.begins("other")
-    assert kept(shelf) == [(7, "a")]
-    shelf.begins("r")
-    assert kept(shelf) == []
-    shelf.put("r", Held(9, "a"))
-    assert kept(shelf) == [(9, "a")]
+    retained = RetainedStates()
+    retained.store("r", Held(7, "a"))
+    retained.training_begins("other")
+    assert kept(retained) == [(7, "a")]
+    retained.training_begins("r")
+    assert kept(retained) == []
+    retained.store("r", Held(9, "a"))
+    assert kept(retained) == [(9, "a")]
 
 
 def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -> None:

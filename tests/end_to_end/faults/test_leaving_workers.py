@@ -59,7 +59,7 @@ def test_who_leaves_is_not_told_to_be_given_up(place: Path, tmp_path: Path) -> N
     with Loopback(place, 1, folder=str(tmp_path)) as cluster:
         told: list[str] = []
         cluster.broker._sessions._say = told.append
-        cluster.workers["a"].want({"parting": "leave"})
+        cluster.workers["a"].announce({"parting": "leave"})
         until(lambda: not cluster._members())
         cluster._threads[0].join(60)
         assert cluster.client.status()["gone"] == [{"name": "a", "generation": 1, "cause": "it left"}]
@@ -77,7 +77,7 @@ def test_a_run_is_handed_over_and_no_step_is_made_again(
         def act(run: str, record: StepRecord) -> None:
             if record.step == 3:
                 seen.append(states(cluster))
-                cluster.workers["b"].want(wish)
+                cluster.workers["b"].announce(wish)
                 until(lambda: states(cluster).get("b") != "active")
 
         found = cluster.run(job(), on_record=act, anybody=True)
@@ -99,7 +99,7 @@ def test_who_drains_ends_its_run_first(place: Path, tmp_path: Path, truth: Finis
 
         def act(run: str, record: StepRecord) -> None:
             if record.step == 3:
-                cluster.workers["b"].want({"parting": "drain"})
+                cluster.workers["b"].announce({"parting": "drain"})
                 until(lambda: states(cluster)["b"] != "active")
             if record.step == 6:
                 assert states(cluster)["b"] == "draining"
@@ -172,7 +172,7 @@ def test_a_worker_notices_that_its_broker_is_silent(place: Path, tmp_path: Path,
 
 
 def test_owners_speak_through_the_broker(place: Path, tmp_path: Path) -> None:
-    with Loopback(place, 1, folder=str(tmp_path)) as cluster:
+    with Loopback(place, 0, folder=str(tmp_path)) as cluster:
         told: list[Mapping[str, Any]] = []
         done = threading.Event()
 
@@ -180,7 +180,7 @@ def test_owners_speak_through_the_broker(place: Path, tmp_path: Path) -> None:
             told.append(header)
             done.set()
 
-        cluster.workers["a"].on_owner = hear
+        cluster.add("a", on_owner=hear)
         cluster.client.wish("a", paused=True)  # the same key
         assert done.wait(60)
         assert told == [{"paused": True}]
@@ -338,17 +338,17 @@ def test_a_cap_holds_the_mean() -> None:
 def test_a_capped_worker_sends_no_faster(place: Path, tmp_path: Path) -> None:
     with Loopback(place, 2, folder=str(tmp_path)) as cluster:
         a, b = cluster.workers["a"], cluster.workers["b"]
-        a.want({"bandwidth": 2e6})
+        a.announce({"bandwidth": 2e6})
         a.endpoint.connect("b", b.endpoint.address)
         begin = time.monotonic()
         for _ in range(4):
             a.endpoint.send("b", Frame("probe", {}, (bytes(150_000),)))
-        cap = a._endpoint.cap
+        cap = a.endpoint.cap
         assert cap._free >= begin + 0.3, "600 kB at 2 MB/s"
         cap._free = begin + 1e6
         later = a.endpoint.post("b", Frame("probe"))
-        link = a._endpoint._links["b"]
+        link = a.endpoint._links["b"]
         assert not any(link.waits(one) and not one.state_due for one in link.connections)
         assert not later.done()
-        a.want({"bandwidth": None})
+        a.announce({"bandwidth": None})
         later.result()

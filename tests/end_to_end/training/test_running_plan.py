@@ -22,7 +22,7 @@ from farflung.broker.run_manager import Runs
 from farflung.plan import Plan
 from farflung.protocol.events import RunRestored
 from farflung.telemetry import RunFolder, injecting
-from tests.support.loopback import Finished, Loopback, captured, text_folder, text_job
+from tests.support.loopback import Finished, Loopback, captured, cut_off, text_folder, text_job
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,7 @@ def lost(cluster: Loopback, joins: bool) -> Finished:
         if (name, facts.get("step"), facts.get("device")) == ("worker.before_update", 3, "b") and not done:
             done.append(threading.Thread(target=cluster.add, args=("d",)))
             worker = cluster.workers.pop("b")
-            worker._leaving.set()
-            assert worker._session is not None
-            worker._session.close()
-            worker._endpoint.close()
+            cut_off(worker)
             if joins:
                 done[0].start()
 
