@@ -128,7 +128,7 @@ def join(
 
 
 def _ticket_file(text: str) -> Path | None:
-    """The file that ``text`` says to hold the ticket: ``@FILE``, or a path that is there (None: it is the ticket itself).
+    """Return the file with the ticket if ``text`` is ``@FILE`` or the path of a file (``None``: ``text`` is the ticket).
 
     Raises:
         InputError: there is no such file.
@@ -141,7 +141,7 @@ def _ticket_file(text: str) -> Path | None:
 
 
 def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:
-    """Write the unit of the worker ``own``, and say how it is started; ``given``: options as they were written."""
+    """Write the unit of the worker ``own``, and print how to start it. ``given``: options as the user wrote them."""
     from farflung.cli.cluster.systemd_units import keep_join_ticket, unit_text, write_unit
     from farflung.security.certificates import check_name
 

@@ -75,7 +75,7 @@ def demo(
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Being told to end, by whatever signal, is like Ctrl-C: what was started is ended first."""
+    """Handle other signals that end a process like Ctrl-C, so that all child processes end first."""
 
     def leave(*_: object) -> None:
         raise KeyboardInterrupt
@@ -97,7 +97,7 @@ class _Done:
 
 
 class _Demo:
-    """The cluster, and one run after the other on it."""
+    """The cluster, and the runs on it, one after the other."""
 
     def __init__(self, children: Children, console: Console, place: Path, *, quick: bool) -> None:
         self._children = children
