@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.broker.records.run_folders import RunFolders, UploadLimits
+from farflung.broker.records.run_folders import RunFolders, StorageSettings
 from farflung.client.connection import Client
 from farflung.errors import InputError, SecurityError
 from farflung.security import Caller
@@ -83,7 +83,7 @@ def test_a_submit_ticket_is_no_owners_ticket(two: Loopback) -> None:
 
 
 def folders(place: Path, **limits: float) -> RunFolders:
-    chosen = UploadLimits(**{key: Bytes(value) for key, value in limits.items()})
+    chosen = StorageSettings(**{key: Bytes(value) for key, value in limits.items()})
     return RunFolders(place / "runs", lambda name: f"ticket of {name}", chosen)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farflung.broker.idle_reasons import RunFacts, idle_reason
+from farflung.broker.requests.idle_reasons import RunFacts, idle_reason
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member, Parting
 
@@ -16,7 +16,7 @@ def member(**changes: Any) -> Member:
 
 
 def facts(run: str = "run-1", **changes: Any) -> RunFacts:
-    return RunFacts(**({"run": run, "needs": 0, "runs": True, "looks": True, "takes": True, "findings": {}} | changes))
+    return RunFacts(**({"run": run, "needs": 0, "trains": True, "replans": True, "gives_stage": True, "findings": {}} | changes))
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,10 @@ def facts(run: str = "run-1", **changes: Any) -> RunFacts:
         (member(), [], "waiting for a job"),
         (member(paused=True), [facts()], "paused by its owner"),
         (member(parting=Parting.DRAIN), [facts()], "it leaves"),
-        (member(), [facts(), facts("run-2", runs=False, needs=2)], "run-2 waits for 2 idle workers"),
-        (member(), [facts(runs=False)], "waiting for a job"),
-        (member(), [facts(), facts("run-2", looks=False)], "run-2 keeps its plan (plan.again = false)"),
-        (member(), [facts(takes=False)], "run-1 gives no stage to unreliable workers"),
+        (member(), [facts(), facts("run-2", trains=False, needs=2)], "run-2 waits for 2 idle workers"),
+        (member(), [facts(trains=False)], "waiting for a job"),
+        (member(), [facts(), facts("run-2", replans=False)], "run-2 keeps its plan (plan.again = false)"),
+        (member(), [facts(gives_stage=False)], "run-1 gives no stage to unreliable workers"),
         (member(), [facts(findings={"b": "it is slow"})], "run-1: it is slow"),
         (member(), [facts(findings={"c": "it is slow"})], "run-1: a plan with it is being looked for"),
     ],

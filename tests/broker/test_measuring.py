@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from farflung.broker.measuring import Measuring
+from farflung.broker.planning.device_measurements import DeviceMeasurements
 from farflung.cluster import Topology
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
-from farflung.protocol.broker import Member
 from farflung.protocol.events import HostMeasured, MemberMeasured, Offer
+from farflung.protocol.members import Member
 from farflung.transports.addresses import host_id
 from farflung.wire.frames import Frame
 from tests.support.loopback import Loopback, text_job
@@ -35,7 +35,7 @@ class Workers:
         self.asked: list[str] = []
         self.threads: list[int] = []
         self.bell = threading.Semaphore(0)
-        self.measuring = Measuring(self.send, lambda name: name != absent, PATIENCE)
+        self.measuring = DeviceMeasurements(self.send, lambda name: name != absent, PATIENCE)
 
     def send(self, name: str, frame: Frame) -> None:
         self.asked.append(name)
@@ -73,10 +73,10 @@ def test_nobody_waits_for_who_is_gone() -> None:
     thread = workers.start(members(a="one", b="one"))
     assert workers.bell.acquire(timeout=PATIENCE)
     assert workers.asked == ["b"]
-    workers.measuring.gone("b")
+    workers.measuring.lost("b")
     thread.join(PATIENCE)
     assert not thread.is_alive()
-    Measuring(lambda name, frame: None, lambda name: True, patience=0.0).measure(members(a="one"), 1)
+    DeviceMeasurements(lambda name, frame: None, lambda name: True, patience=0.0).measure(members(a="one"), 1)
 
 
 def shared(*names: str, generation: int = 0) -> list[Member]:
@@ -91,7 +91,7 @@ class Together:
         self.asked: list[tuple[str, bool]] = []
         self.hosts: list[HostMeasured] = []
         self.share = share
-        self.measuring = Measuring(self.send, lambda name: True, PATIENCE, self.hosts.append)
+        self.measuring = DeviceMeasurements(self.send, lambda name: True, PATIENCE, self.hosts.append)
 
     def send(self, name: str, frame: Frame) -> None:
         together = frame.header.get("together") is True

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from farflung.broker.links.reachability import Reaching
+from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
 from farflung.broker.planning import cluster_of, plan_run, strangers_of
 from farflung.cluster import Topology
@@ -17,8 +17,8 @@ from farflung.messages.submission import Bundle
 from farflung.plan.check import check_runnable
 from farflung.planners import get_planner
 from farflung.planners.auto import Auto, AutoSettings
-from farflung.protocol.broker import Member
 from farflung.protocol.events import Offer
+from farflung.protocol.members import Member
 from farflung.units import FlopsPerSecond
 from tests.support.small_runs import small_bundle, small_graph
 
@@ -56,7 +56,7 @@ def test_workers_that_the_submitted_topology_does_not_have_are_left_out_and_name
     two = preset.names[:2]
     bundle = Bundle(run="r", job=JobSpec(micro_batch_sizes=(4,)), graphs={4: builder.build()}, topology=preset)
     there = members_of(two[0], "stranger", two[1])
-    for reaching in (None, Reaching(lambda name, frame: None, None)):
+    for reaching in (None, Reachability(lambda name, frame: None, None)):
         cluster = cluster_of(bundle, there, LinkTable(), reaching)
         assert cluster.names == two
     planned = replace(plan_run(bundle, cluster), strangers=tuple(strangers_of(bundle, there)))

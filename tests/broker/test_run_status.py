@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +82,9 @@ def test_a_run_that_is_stopping_is_still_stopping(home: Path) -> None:
         def stop(run: str, step: int) -> None:
             if step == 1:
                 cluster.client.stop(run)
-                until(lambda: cluster.broker._journal._base.execute("SELECT 1 FROM events WHERE kind='stopping'").fetchall())
+                journal = sqlite3.connect(cluster.broker.home / "journal.sqlite")
+                until(lambda: journal.execute("SELECT 1 FROM events WHERE kind='stopping'").fetchall())
+                journal.close()
                 shutil.copytree(cluster.broker.home, home / "copy", ignore=shutil.ignore_patterns("lock", "result.json"))
 
         found = cluster.run(text_job(steps=100, workers=1), on_record=lambda run, record: stop(run, record.step))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from farflung.broker import worker_reports
 from farflung.broker.process import Broker
-from farflung.broker.run_manager import Runs
+from farflung.broker.session_table import SessionTable
 from farflung.broker.sessions import Sessions
 from farflung.errors import ConnectionLost, WireError
-from farflung.protocol.events import Event, MemberJoined
+from farflung.protocol.members import Member
 from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
@@ -46,32 +47,49 @@ def test_the_loss_of_a_connection_of_another_run_harms_nobody(two: Loopback) -> 
     assert "lost b: it went away" in lose(two, 5000, stale=False).result.cause
 
 
-def test_a_name_is_free_again_whatever_the_loss_does() -> None:
-    class Broken:
-        def handle(self, event: object) -> None:
-            raise RuntimeError("a defect")
+class Events:
+    """What sessions tell, and what goes wrong meanwhile."""
 
-    sessions = Sessions(lambda text: None)
-    session = sessions._enter("w")
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure, self.told = failure, list[object]()
+
+    def joined(self, name: str, generation: int, hello: Frame) -> tuple[str, list[str]]:
+        self._tell(name)
+        return "", []
+
+    def report(self, name: str, frame: Frame) -> None:
+        self._tell(frame)
+
+    def silent(self, silences: Mapping[str, float], lease: float) -> None:
+        self._tell(silences)
+
+    def lost(self, name: str, cause: str) -> None:
+        self._tell(name)
+
+    def _tell(self, what: object) -> None:
+        self.told.append(what)
+        if self.failure is not None:
+            raise self.failure
+
+
+def test_a_name_is_free_again_whatever_the_loss_does() -> None:
+    table = SessionTable(lambda name: 1)
+    sessions = Sessions(table, Events(RuntimeError("a defect")), lambda text: None)
     with pytest.raises(RuntimeError, match="a defect"):
-        sessions._read(cast(Any, Broken()), session, iter(()))
-    assert not sessions.serves("w")
+        sessions._read(table.enter("w"), iter(()))
+    assert not table.serves("w")
 
 
 def test_whatever_becomes_of_one_member_the_others_are_looked_after() -> None:
     said: list[str] = []
-    sessions = Sessions(said.append)
-    looks: list[float] = []
 
-    def look(runs: object, now: float) -> None:
-        looks.append(now)
-        if len(looks) == 3:
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) == 3:
             sessions.close()
-        raise OSError("the disk is full")
 
-    sessions.look = look  # type: ignore[method-assign]
-    sessions.watch(cast(Any, None))
-    assert len(looks) == 3
+    sessions = Sessions(SessionTable(lambda name: 1), Events(OSError("the disk is full")), say)
+    sessions.watch()
     assert said == ["warning: the loss of a worker was not handled: OSError: the disk is full"] * 3
 
 
@@ -92,8 +110,8 @@ def test_a_worker_that_was_stopped_gives_the_broker_half_a_lease() -> None:
     assert lease.silence(1002.5) == 4.5
 
 
-def test_runs_whose_files_are_being_written_do_not_hold_up_an_end() -> None:
-    runs = Runs(lambda name, frame: None, print)
+def test_runs_whose_files_are_being_written_do_not_hold_up_an_end(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, listen="127.0.0.1:0")
     writes, goes_on, failed = threading.Event(), threading.Event(), list[Exception]()
 
     def write() -> None:
@@ -103,14 +121,14 @@ def test_runs_whose_files_are_being_written_do_not_hold_up_an_end() -> None:
 
     def submit() -> None:
         try:
-            runs.submit(cast(Any, SimpleNamespace(run="r")), write)
+            broker.manager.submit(cast(Any, SimpleNamespace(run="r", records=SimpleNamespace(unwritten=broker))), write)
         except OSError as error:
             failed.append(error)
 
     thread = threading.Thread(target=submit)
     thread.start()
     assert writes.wait(PATIENCE)
-    runs.close()
+    broker.close()
     goes_on.set()
     thread.join(PATIENCE)
     assert len(failed) == 1
@@ -121,7 +139,6 @@ def test_nothing_fails_because_nobody_can_be_told(tmp_path: Path) -> None:
         raise BrokenPipeError("the terminal is gone")
 
     broker = Broker(tmp_path, listen="127.0.0.1:0", say=say)
-    broker._say("a line")
     broker.close()
 
 
@@ -140,9 +157,8 @@ class Door:
     }
     caller = Caller(name="w", role="worker")
 
-    def __init__(self) -> None:
-        self.sessions = Sessions(lambda text: None)
-        self.runs = Runs(self.sessions.send, lambda text: None)
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
 
     def on_end(self, action: Callable[[], None]) -> None:
         """The connection stays."""
@@ -156,9 +172,16 @@ class Door:
             over.wait(PATIENCE)
 
         try:
-            return next(self.sessions.serve(self.runs, cast(Any, self), frames())).kind
+            return next(self.broker.serving.serve(cast(Any, self), frames())).kind
         finally:
             over.set()
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    broker = Broker(tmp_path, listen="127.0.0.1:0")
+    yield Door(broker)
+    broker.close()
 
 
 @pytest.mark.parametrize(
@@ -169,34 +192,28 @@ class Door:
         ({"parting": "fly"}, "'parting' must be drain, leave or nothing"),
     ],
 )
-def test_a_hello_with_bad_wishes_leaves_nobody_behind(wishes: dict[str, object], says: str) -> None:
-    door = Door()
+def test_a_hello_with_bad_wishes_leaves_nobody_behind(door: Door, wishes: dict[str, object], says: str) -> None:
     with pytest.raises(WireError, match=says):
         door.welcome(**wishes)
-    assert list(door.runs.machine.members) == []
+    assert list(door.broker.runs.machine.members) == []
     assert door.welcome() == "welcome"
 
 
-def test_a_session_that_can_not_begin_leaves_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_can_not_begin_leaves_nobody_behind(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong, and after whatever part of it."""
-    door = Door()
-    handle = door.runs.handle
 
-    def broken(event: Event) -> None:
-        handle(event)
-        if isinstance(event, MemberJoined):
-            raise RuntimeError("a defect")
+    def broken(members: list[Member]) -> dict[str, list[str]]:
+        raise RuntimeError("a defect")
 
     with monkeypatch.context() as patch:
-        patch.setattr(door.runs, "handle", broken)
+        patch.setattr(worker_reports, "version_warnings", broken)
         with pytest.raises(RuntimeError, match="a defect"):
             door.welcome()
-    assert (list(door.runs.machine.members), door.sessions.serves("w")) == ([], False)
+    assert (list(door.broker.runs.machine.members), door.broker.sessions.serves("w")) == ([], False)
     assert door.welcome() == "welcome"
 
 
 def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
-    own = Loopback(home, 0)
     said: list[str] = []
     gone = threading.Event()
 
@@ -205,7 +222,7 @@ def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
         if "is gone" in text:
             gone.set()
 
-    own.broker._sessions._say = say
+    own = Loopback(home, 0, say=say)
     worker = Worker(join(own.ticket("join"), name="late", role="worker"), WorkerOptions(listen="127.0.0.1:0", memory=1e9), print)
     failed: list[str] = []
 

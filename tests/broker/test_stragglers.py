@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farflung.broker.links.table import LinkFigures, LinkTable
-from farflung.broker.stragglers import Watching
+from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.telemetry import StepRecord
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import Span
@@ -29,7 +29,7 @@ def test_frames_that_are_under_way_together_are_one_train() -> None:
     told: list[str] = []
     table = LinkTable()
     table.put("a", "b", LinkFigures(alpha=0.005, beta=6.25e6))
-    watching = Watching(lambda run, text: told.append(text), table)
+    watching = StragglerMonitor(lambda run, text: told.append(text), table)
 
     def trains(count: int, rate: float, late: float = 0.0) -> None:
         for _ in range(count):
@@ -46,7 +46,7 @@ def test_frames_that_are_under_way_together_are_one_train() -> None:
 
 def test_each_run_has_its_rhythm() -> None:
     told: list[tuple[str, str]] = []
-    watching = Watching(lambda run, text: told.append((run, text)))
+    watching = StragglerMonitor(lambda run, text: told.append((run, text)))
     for attempt, busy in ((1, 0.1), (2, 0.5)):
         for _ in range(30):
             watching.step("r", attempt, "a", busy)
@@ -61,7 +61,7 @@ def test_each_run_has_its_rhythm() -> None:
     watching.silence("r", "a", 3.0, 5.0)
     watching.silence("never", "a", 3.0, 5.0)
     assert told[-1][1].startswith("worker a has been silent for 3.00 s")
-    watching.gone("a")
+    watching.lost("a")
     watching.silence("r", "a", 0.0, 5.0)
     assert len(told) == 2
     for number in range(40):
@@ -71,14 +71,14 @@ def test_each_run_has_its_rhythm() -> None:
 
 def test_who_watches_is_told_of_a_slow_worker(two: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """b computes for longer in some of its steps, as it reports."""
-    heard, steps, slow = Watching.step, [0], list[list[str]]()
+    heard, steps, slow = StragglerMonitor.step, [0], list[list[str]]()
 
-    def step(self: Watching, run: str, attempt: int, name: str, busy: float) -> None:
+    def step(self: StragglerMonitor, run: str, attempt: int, name: str, busy: float) -> None:
         steps[0] += name == "b"
         heard(self, run, attempt, name, 1.0 if name == "b" and 25 <= steps[0] < 35 else 0.1)
         slow.append(self.slow(run))
 
-    monkeypatch.setattr(Watching, "step", step)
+    monkeypatch.setattr(StragglerMonitor, "step", step)
     found = two.run(text_job(steps=50))
     notes = [frame.header["text"] for frame in found.frames if frame.kind == "note"]
     told = [text for text in notes if text.startswith("worker b is ")]
@@ -92,10 +92,10 @@ def test_who_watches_is_told_of_a_slow_worker(two: Loopback, monkeypatch: pytest
 def test_who_watches_is_told_of_a_silent_worker(two: Loopback) -> None:
     def act(run: str, record: StepRecord) -> None:
         if record.step == 2:
-            sessions = two.broker._sessions
-            lease = float(sessions._leases.length)
-            sessions._tell_silence(two.broker._runs, {"b": 0.6 * lease})
-            sessions._tell_silence(two.broker._runs, {"b": 0.0})
+            lease = float(two.broker.sessions.lease)
+            stragglers = two.broker.manager.stragglers
+            stragglers.silence(run, "b", 0.6 * lease, lease)
+            stragglers.silence(run, "b", 0.0, lease)
 
     found = two.run(text_job(steps=5), on_record=act)
     notes = [frame.header["text"] for frame in found.frames if frame.kind == "note"]

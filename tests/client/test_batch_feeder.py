@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farflung.broker import planning
+from farflung.broker.planning import run_planner
 from farflung.client import batch_feeder as feeding
 from farflung.client.batch_feeder import Feeder
 from farflung.client.planned_run import PlannedRun
@@ -73,7 +73,7 @@ def closed_port() -> Iterator[str]:
 
 def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = looping_graph()
-    monkeypatch.setattr(planning, "get_planner", lambda name: ThereAndBack())
+    monkeypatch.setattr(run_planner, "get_planner", lambda name: ThereAndBack())
     bundle = Bundle(run=new_id("run"), job=small_job(workers=2), graphs={ROWS: graph})
     with Loopback(tmp_path, 2) as cluster:
         cluster.client.submit(bundle)
@@ -106,7 +106,7 @@ def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monk
 
 
 def test_a_worker_that_only_the_caller_cannot_reach_ends_the_run_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "get_planner", lambda name: ThereAndBack())
+    monkeypatch.setattr(run_planner, "get_planner", lambda name: ThereAndBack())
     monkeypatch.setattr(feeding, "_PATIENCE", 2)
     bundle = Bundle(run=new_id("run"), job=small_job(workers=2), graphs={ROWS: looping_graph()})
     with Loopback(tmp_path, 2) as cluster, closed_port() as nowhere:

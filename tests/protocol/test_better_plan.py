@@ -9,9 +9,9 @@ from farflung.protocol.events import (
     AbortRun,
     BetterPlan,
     MakePlan,
-    MemberDrifted,
     MemberJoined,
     MemberMeasured,
+    MemberSlowed,
     Offer,
     PlanMade,
     RecoverRun,
@@ -60,9 +60,9 @@ def test_people_are_told_that_nothing_is_lost() -> None:
 def test_a_drift_counts_until_the_device_is_measured_again() -> None:
     made = running()
     for times, speed in ((4.0, 0.25e9), (2.0, 0.125e9), (0.25, 0.5e9), (0.01, 1e9), (1e9, 1e7)):
-        assert made.handle(MemberDrifted(name="a", times=times)) == []
+        assert made.handle(MemberSlowed(name="a", times=times)) == []
         assert abs(made.members["a"].speed - speed) < 1.0, "never taken for faster than measured, nor for still"
     assert made.members["b"].speed == 1e9
     made.handle(MemberMeasured(name="a", speed=2e9, factor=1.0, overhead=0.0))
     assert made.members["a"].speed == 2e9
-    assert made.handle(MemberDrifted(name="nobody", times=2.0)) == []
+    assert made.handle(MemberSlowed(name="nobody", times=2.0)) == []

@@ -16,6 +16,7 @@ import numpy as np
 
 from farflung.api.submission import bundle_job, send_weights
 from farflung.broker.process import Broker
+from farflung.broker.records.run_folders import StorageSettings
 from farflung.checkpoint import CheckpointReader
 from farflung.client.connection import Client
 from farflung.data import Loader, open_source
@@ -149,12 +150,21 @@ class Leash:
 class Loopback:
     """A broker, in a folder of its own, with workers called a, b, c, ... whose data lie in ``home``."""
 
-    def __init__(self, home: Path, workers: int, *, memory: Mapping[str, float] | None = None, folder: str = "broker") -> None:
+    def __init__(
+        self,
+        home: Path,
+        workers: int,
+        *,
+        memory: Mapping[str, float] | None = None,
+        folder: str = "broker",
+        say: Callable[[str], None] = lambda line: None,
+        mirror: str = "",
+    ) -> None:
         self.home = home
         self.said: dict[str, list[str]] = {}
-        self.broker = Broker(home / folder, listen="127.0.0.1:0")
+        self.broker = Broker(home / folder, listen="127.0.0.1:0", say=say, storage=StorageSettings(mirror=mirror))
         # broker, workers and their training share one interpreter here: on a busy machine its threads wait for long
-        self.broker._sessions._leases.length = Seconds(120.0)
+        self.broker.sessions.leases.length = Seconds(120.0)
         self.workers: dict[str, Worker] = {}
         self._threads: list[threading.Thread] = []
         self.key = kept_key(home / "member-key.pem")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from farflung.broker.run_manager import Runs
+from farflung.broker.attempts.launcher import AttemptLauncher
+from farflung.broker.attempts.retained_states import RetainedStates
+from farflung.broker.links.reachability import Reachability
+from farflung.broker.links.routes import Routes
+from farflung.broker.run_table import RunTable
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.protocol.events import MemberJoined, Offer
@@ -70,27 +74,42 @@ def test_what_was_held_goes_when_training_goes_on_and_the_next_loss_is_kept_agai
 def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -> None:
     """A holder was paused; d, who never met it, takes its stage."""
     sent: list[tuple[str, Frame]] = []
-    runs = Runs(lambda name, frame: sent.append((name, frame)), lambda text: None)
+
+    def send(name: str, frame: Frame) -> None:
+        sent.append((name, frame))
+
+    runs = RunTable()
     for name in "abd":
-        runs.handle(MemberJoined(name=name, address=f"192.0.2.1:{ord(name)}", offer=Offer(memory=1e9, speed=1e9)))
+        runs.machine.handle(MemberJoined(name=name, address=f"192.0.2.1:{ord(name)}", offer=Offer(memory=1e9, speed=1e9)))
     blank = Topology.preset("homogeneous-2")
     planned = SimpleNamespace(
         plan=SimpleNamespace(devices=("a", "d")), topology=blank.rename(dict(zip(blank.names, "ad", strict=True)))
     )
     start = SimpleNamespace(
-        moves={"d": {"b": ("w",), "gone": ("v",)}, "a": {}}, live_header=lambda name: {"step": 7, "moves": {}}
+        moves={"d": {"b": ("w",), "gone": ("v",)}, "a": {}},
+        lenders=frozenset(),
+        live_header=lambda name: {"step": 7, "moves": {}},
     )
     live: Any = SimpleNamespace(
         run="r",
-        planned=planned,
-        start=start,
-        preparation=Frame("prepare"),
+        attempt=SimpleNamespace(planned=planned, start=start, preparation=Frame("prepare")),
         job=SimpleNamespace(data=SimpleNamespace(kind="text")),
         submitter="s",
     )
+    unused: Any = None
+    launcher = AttemptLauncher(
+        runs=runs,
+        notices=unused,
+        routes=Routes(runs.machine, runs.changed, Reachability(send, None), send),
+        recorder=unused,
+        retained=RetainedStates(runs, send),
+        send=send,
+        handle=unused,
+        trains=unused,
+    )
     for name in ("a", "d"):
-        runs._prepare(cast(Any, live), name)
-    told = {name: frame.header["addresses"] for name, frame in sent}
+        launcher.prepare(live, name)
+    told = {name: frame.header["addresses"] for name, frame in sent if frame.kind == "prepare"}
     assert told == {
         "a": {"d": "192.0.2.1:100"},
         "d": {"b": "192.0.2.1:98", "a": "192.0.2.1:97"},

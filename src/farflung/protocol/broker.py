@@ -42,10 +42,10 @@ from farflung.protocol.events import (
     HelperGone,
     HostMeasured,
     MakePlan,
-    MemberDrifted,
     MemberJoined,
     MemberLost,
     MemberMeasured,
+    MemberSlowed,
     MemberWants,
     PlanMade,
     PrepareRun,
@@ -151,7 +151,7 @@ class BrokerMachine:
             MemberLost: self._lost,
             MemberMeasured: self._measured,
             HostMeasured: self._host_measured,
-            MemberDrifted: self._drifted,
+            MemberSlowed: self._slowed,
             MemberWants: self._wants,
             RunSubmitted: self._submitted,
             RunRestored: self._restored,
@@ -269,7 +269,7 @@ class BrokerMachine:
             member.capacity, member.measured_with = event.capacity, len(event.names)
         return []
 
-    def _drifted(self, event: MemberDrifted) -> list[Command]:
+    def _slowed(self, event: MemberSlowed) -> list[Command]:
         """What its steps show counts until it is measured again; it is never taken for faster than it was measured."""
         member = self.members.get(event.name)
         if member is not None:

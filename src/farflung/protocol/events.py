@@ -20,10 +20,10 @@ __all__ = [
     "HelperGone",
     "HostMeasured",
     "MakePlan",
-    "MemberDrifted",
     "MemberJoined",
     "MemberLost",
     "MemberMeasured",
+    "MemberSlowed",
     "MemberWants",
     "Offer",
     "PlanMade",
@@ -123,7 +123,7 @@ class HostMeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberDrifted:
+class MemberSlowed:
     """A training worker computes lastingly slower (``times`` above 1: a step takes so many times as long), or faster again."""
 
     name: str
@@ -273,7 +273,7 @@ Event = (
     MemberJoined
     | MemberMeasured
     | HostMeasured
-    | MemberDrifted
+    | MemberSlowed
     | MemberLost
     | MemberWants
     | RunSubmitted

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.broker.links.freshness import Freshness
 from farflung.broker.links.table import LinkFigures, LinkTable
+from farflung.broker.links.traffic_figures import update_from_traffic
 from farflung.errors import WireError
 from farflung.messages.link_reports import Told, read_links, write_links
 from farflung.transports.base import LinkStatistics
@@ -20,7 +20,7 @@ def _known(beta: float = 1e6, relay: str = "") -> LinkTable:
 
 def test_what_was_seen_alone_replaces_the_probe() -> None:
     table = _known()
-    fresh = Freshness(table).take("a", {"b": Told(alpha=0.03, beta=0.5e6)})
+    fresh = update_from_traffic(table, "a", {"b": Told(alpha=0.03, beta=0.5e6)})
     assert fresh == {("a", "b"): LinkFigures(alpha=0.03, beta=0.5e6, source="training")}
     assert table.get("a", "b") == fresh["a", "b"]
     assert table.get("b", "a") is None
@@ -28,40 +28,36 @@ def test_what_was_seen_alone_replaces_the_probe() -> None:
 
 def test_what_was_seen_in_company_only_raises() -> None:
     table = _known()
-    fresh = Freshness(table)
-    assert fresh.take("a", {"b": Told(alpha=0.02, least=0.4e6)}) == {}
-    assert fresh.take("a", {"b": Told(alpha=0.02, least=1.04e6)}) == {}
-    found = fresh.take("a", {"b": Told(alpha=0.02, beta=1.1e6, least=2e6)})["a", "b"]
+    assert update_from_traffic(table, "a", {"b": Told(alpha=0.02, least=0.4e6)}) == {}
+    assert update_from_traffic(table, "a", {"b": Told(alpha=0.02, least=1.04e6)}) == {}
+    found = update_from_traffic(table, "a", {"b": Told(alpha=0.02, beta=1.1e6, least=2e6)})["a", "b"]
     assert (found.beta, found.source) == (2e6, "training")
 
 
 def test_a_link_that_nobody_probed_gets_figures_of_its_own() -> None:
     table = LinkTable()
-    fresh = Freshness(table)
-    assert fresh.take("a", {"b": Told(alpha=0.02, least=1e6)}) == {}  # others may have shared the line
-    assert fresh.take("a", {"b": Told(alpha=0.02, beta=2e6)})["a", "b"].beta == 2e6
+    assert update_from_traffic(table, "a", {"b": Told(alpha=0.02, least=1e6)}) == {}  # others may have shared the line
+    assert update_from_traffic(table, "a", {"b": Told(alpha=0.02, beta=2e6)})["a", "b"].beta == 2e6
 
 
 def test_latency_is_renewed_where_traffic_tells_no_rate() -> None:
     table = _known()
-    found = Freshness(table).take("a", {"b": Told(alpha=0.05, least=0.1e6)})["a", "b"]
+    found = update_from_traffic(table, "a", {"b": Told(alpha=0.05, least=0.1e6)})["a", "b"]
     assert found == LinkFigures(alpha=0.05, beta=1e6, source="probe")
 
 
 def test_small_changes_are_no_news() -> None:
     table = _known()
-    fresh = Freshness(table)
-    assert fresh.take("a", {"b": Told(alpha=0.02, beta=1e6)})
-    assert fresh.take("a", {"b": Told(alpha=0.0201, beta=1.005e6)}) == {}
+    assert update_from_traffic(table, "a", {"b": Told(alpha=0.02, beta=1e6)})
+    assert update_from_traffic(table, "a", {"b": Told(alpha=0.0201, beta=1.005e6)}) == {}
 
 
 def test_figures_of_a_relay_belong_to_it() -> None:
     table = _known(relay="r")
-    fresh = Freshness(table)
-    assert fresh.take("a", {"b": Told(alpha=0.01, beta=9e6)}, lambda peer: "r") == {}  # it went directly
-    found = fresh.take("a", {"b": Told(alpha=0.03, beta=3e6, relay="r")}, lambda peer: "r")["a", "b"]
+    assert update_from_traffic(table, "a", {"b": Told(alpha=0.01, beta=9e6)}, lambda peer: "r") == {}  # it went directly
+    found = update_from_traffic(table, "a", {"b": Told(alpha=0.03, beta=3e6, relay="r")}, lambda peer: "r")["a", "b"]
     assert (found.beta, found.relay) == (3e6, "r")
-    assert fresh.take("a", {"b": Told(alpha=0.01, beta=9e6)})["a", "b"].relay == ""  # nobody says that it needs a relay
+    assert update_from_traffic(table, "a", {"b": Told(alpha=0.01, beta=9e6)})["a", "b"].relay == ""
 
 
 def test_what_is_told_comes_back_and_unknown_links_are_left_out() -> None:

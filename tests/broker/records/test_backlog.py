@@ -90,7 +90,7 @@ def test_the_journal_waits_for_space(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite", said.append)
     with injecting(Disk(2, "journal")):
         for attempt in (1, 2, 3):
-            journal.note("r", "planned", attempts=attempt)
+            journal.write("r", "planned", attempts=attempt)
     journal.close()
     (kept,) = Journal(tmp_path / "journal.sqlite").runs
     assert kept.attempts == 3
@@ -136,7 +136,7 @@ def test_a_run_outlives_a_full_disk(place: Path, tmp_path: Path, truth: Finished
     assert found.result.status == "finished", found.result.cause
     assert found.losses == truth.losses
     assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
-    while cluster.broker._runs.live(found.run).unwritten._trying:
+    while cluster.broker.runs.live(found.run).records.unwritten.waits:
         pass
     assert [r.step for r in RunFolder(found.folder).committed() if isinstance(r, StepRecord)] == list(range(STEPS))
     notes = [frame.header["text"] for frame in found.frames if frame.kind == "note"]

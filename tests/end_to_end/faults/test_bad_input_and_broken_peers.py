@@ -390,7 +390,7 @@ def test_no_certificate_in_the_name_of_a_connected_worker(place: Path) -> None:
         while own._members():
             continue
         own.workers["a"].close()
-        while own.broker._sessions.serves("a"):
+        while own.broker.sessions.serves("a"):
             continue
         own.add("a")
         assert own._members() == ["a"], "it is back, with a new certificate"
@@ -479,9 +479,8 @@ def test_a_full_disk_ends_the_run_with_its_cause(cluster: Loopback, captured: Bu
 
 
 def test_a_broker_that_is_ended_says_so(place: Path, captured: Bundle) -> None:
-    own = Loopback(place, 2, folder="apart")
     said: list[str] = []
-    own.broker._runs._say = said.append
+    own = Loopback(place, 2, folder="apart", say=said.append)
     ended: list[threading.Thread] = []
 
     def end_it(run: str) -> None:

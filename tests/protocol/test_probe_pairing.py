@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.protocol.rounds import star_rounds, tournament
+from farflung.protocol.probe_pairing import star_rounds, tournament
 
 NAMES = st.integers(0, 24).map(lambda count: [f"w{index}" for index in range(count)])
 

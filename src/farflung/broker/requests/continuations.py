@@ -1,4 +1,4 @@
-"""A run that continues an earlier one: from its newest checkpoint, with the job and graphs that the broker kept."""
+"""A run that continues an earlier one: from its newest checkpoint, with the job and graphs that the broker stored."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farflung.broker.records.restore import read_bundle
+from farflung.broker.records.bundle_file import read_bundle
 from farflung.broker.records.run_folders import RunFolders
-from farflung.broker.run_manager import Runs
+from farflung.broker.run_table import RunTable
 from farflung.checkpoint import Manifest, locate
 from farflung.errors import CheckpointError, InputError
 from farflung.job import check_job
@@ -26,7 +26,7 @@ _LISTED = 8
 class Continuations:
     """Finds earlier runs and makes the bundles that continue them. Any thread may call."""
 
-    runs: Runs
+    runs: RunTable
     folders: RunFolders
 
     def find(self, source: str, caller: Caller) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from farflung.errors import InputError
-from farflung.protocol.joining import Server, choose_server
+from farflung.protocol.server_choice import Server, choose_server
 
 ONE = Server(name="a", stage=0, bandwidth=1e8, work=1e9, power=1e9)
 

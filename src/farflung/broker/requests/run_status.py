@@ -21,16 +21,16 @@ def run_status(live: LiveRun, run: Run, *, ahead: int, slow: Sequence[str], chec
     ``ahead``: runs that are queued before this one. ``checkpoint``: the path of the newest checkpoint ("": there is none).
     ``now``: the monotonic clock, in seconds.
     """
-    last, evaluation, result = live.latest.step, live.latest.evaluation, live.result
-    training = 0.0 if live.started is None else float(now) - live.started
+    last, evaluation, result = live.records.latest.step, live.records.latest.evaluation, live.result
+    training = 0.0 if live.times.started is None else float(now) - live.times.started
     return {
         "run": live.run,
         "job": live.job.name,
         "state": "stopping" if run.stopping and not run.state.over else run.state.value,
-        "cause": run.cause or ("" if run.state is RunState.RUNNING or run.state.over else live.lost),
+        "cause": run.cause or ("" if run.state is RunState.RUNNING or run.state.over else live.times.lost),
         "ahead": ahead,
         "needs": run.needs,
-        "recoveries": max(live.attempt - 1, live.begun - 1, 0),
+        "recoveries": max(live.attempt.number - 1, live.times.begun - 1, 0),
         "slow": list(slow) if run.state is RunState.RUNNING else [],
         "devices": list(run.devices),
         "step": _steps(live),
@@ -44,6 +44,6 @@ def run_status(live: LiveRun, run: Run, *, ahead: int, slow: Sequence[str], chec
 
 
 def _steps(live: LiveRun) -> int:
-    if live.latest.step is not None:
-        return live.latest.step.step + 1
-    return live.first_step if live.result is None else live.result.steps
+    if live.records.latest.step is not None:
+        return live.records.latest.step.step + 1
+    return live.attempt.first_step if live.result is None else live.result.steps
