@@ -50,9 +50,9 @@ def test_the_run_is_planned_again_for_all_once_they_have_let_go() -> None:
 
 def test_people_are_told_that_nothing_is_lost() -> None:
     better = RecoverRun(run="r", cause="there is a better plan", better=True)
-    assert better.told == "there is a better plan; the run continues with the new plan from the last step"
-    assert RecoverRun(run="r", cause="worker b leaves", handed=True).told == "worker b leaves; other workers take over its part"
-    assert RecoverRun(run="r", cause="b died").told.startswith(
+    assert better.text == "there is a better plan; the run continues with the new plan from the last step"
+    assert RecoverRun(run="r", cause="worker b leaves", migrated=True).text == "worker b leaves; other workers take over its part"
+    assert RecoverRun(run="r", cause="b died").text.startswith(
         "lost: b died; the run continues from the state on the other workers"
     )
 

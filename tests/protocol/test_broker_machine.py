@@ -14,12 +14,12 @@ from farflung.protocol.events import (
     Command,
     DismissMember,
     FinishRun,
-    HandOver,
     MakePlan,
     MemberJoined,
     MemberLost,
     MemberMeasured,
     MemberWants,
+    MigrateRun,
     Offer,
     PlanMade,
     PrepareRun,
@@ -56,12 +56,12 @@ def leaves(name: str) -> MemberWants:
 def test_a_worker_that_leaves_hands_over_after_the_step_and_that_is_no_loss() -> None:
     made = running("a", "b")
     made.runs["r"].workers = None
-    assert made.handle(leaves("b")) == [HandOver(run="r", name="a"), HandOver(run="r", name="b")]
+    assert made.handle(leaves("b")) == [MigrateRun(run="r", name="a"), MigrateRun(run="r", name="b")]
     assert made.handle(leaves("b")) == [], "asked twice"
     assert made.members["b"].state(trains=True) == "draining"
     assert made.handle(RunEnded(run="r", name="b", whole=False)) == []
     assert made.handle(RunEnded(run="r", name="a", whole=False)) == [
-        RecoverRun(run="r", cause="worker b leaves", handed=True),
+        RecoverRun(run="r", cause="worker b leaves", migrated=True),
         MakePlan(run="r", members=("a",), attempt=2),
         DismissMember(name="b"),
     ]
@@ -83,7 +83,7 @@ def test_who_is_paused_gets_no_work_until_it_is_not() -> None:
     made.handle(RunEnded(run="r", name="a", whole=False))
     commands = made.handle(RunEnded(run="r", name="b", whole=False))
     assert commands == [
-        RecoverRun(run="r", cause="worker a is paused", handed=True),
+        RecoverRun(run="r", cause="worker a is paused", migrated=True),
         MakePlan(run="r", members=("b",), attempt=2),
     ]
     assert made.members["a"].state(trains=False) == "standby"
@@ -127,7 +127,7 @@ def test_who_withdraws_from_an_attempt_that_is_over_hands_nothing_over(wish: dic
     assert made.handle(MemberWants(name="c", **wish)) == []
     assert MakePlan(run="r", members=("a", "b"), attempt=2) in drop(made, "a", "b", "c")
     begin(made, "a", "b")
-    assert made.handle(leaves("b")) == [HandOver(run="r", name="a"), HandOver(run="r", name="b")]
+    assert made.handle(leaves("b")) == [MigrateRun(run="r", name="a"), MigrateRun(run="r", name="b")]
 
 
 def test_jobs_queue_in_their_order() -> None:
@@ -483,7 +483,7 @@ def test_a_run_that_is_stopping_ends_at_a_loss() -> None:
 
 def test_a_restored_run_waits_for_its_workers_for_a_while() -> None:
     made = BrokerMachine()
-    assert made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=4, hoped=2)) == []
+    assert made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=4, expected=2)) == []
     assert made.handle(MemberJoined(name="a", address="a:1", offer=OFFER)) == []
     assert made.handle(WaitedEnough(run="r")) == [MakePlan(run="r", members=("a",), attempt=5)]
     begin(made, "a")
@@ -492,7 +492,7 @@ def test_a_restored_run_waits_for_its_workers_for_a_while() -> None:
 
 def test_a_restored_run_waits_for_those_who_hold_its_states() -> None:
     made = BrokerMachine()
-    made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=4, hoped=1, named=("a",)))
+    made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=4, expected=1, names=("a",)))
     assert made.handle(MemberJoined(name="b", address="b:1", offer=OFFER)) == []
     joined = made.handle(MemberJoined(name="a", address="a:1", offer=OFFER))
     assert [(command.members, command.attempt) for command in joined if isinstance(command, MakePlan)] == [(("b", "a"), 5)]
@@ -500,7 +500,7 @@ def test_a_restored_run_waits_for_those_who_hold_its_states() -> None:
 
 def test_a_restored_run_waits_for_nobody_for_ever() -> None:
     made = BrokerMachine()
-    made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=4, hoped=1, named=("a",)))
+    made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=4, expected=1, names=("a",)))
     assert made.handle(MemberJoined(name="b", address="b:1", offer=OFFER)) == []
     assert made.handle(WaitedEnough(run="r")) == [MakePlan(run="r", members=("b",), attempt=5)]
 
@@ -513,7 +513,7 @@ def restarted(*named: str) -> BrokerMachine:
     """A broker after its restart: ``old`` had two workers, ``queued`` had none yet."""
     made = BrokerMachine()
     made.handle(RunRestored(run="queued", workers=None))
-    made.handle(RunRestored(run="old", workers=None, recoveries=2, attempts=4, hoped=2, named=named))
+    made.handle(RunRestored(run="old", workers=None, recoveries=2, attempts=4, expected=2, names=named))
     return made
 
 
@@ -543,8 +543,8 @@ def test_workers_are_kept_for_an_interrupted_run_no_longer_than_it_waits_or_last
 
 def test_interrupted_runs_keep_to_the_workers_that_each_had() -> None:
     made = BrokerMachine()
-    made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=1, hoped=1, named=("a",)))
-    made.handle(RunRestored(run="q", workers=None, recoveries=2, attempts=1, hoped=2, named=("b", "c")))
+    made.handle(RunRestored(run="r", workers=None, recoveries=2, attempts=1, expected=1, names=("a",)))
+    made.handle(RunRestored(run="q", workers=None, recoveries=2, attempts=1, expected=2, names=("b", "c")))
     assert made.handle(MemberJoined(name="b", address="b:1", offer=OFFER)) == []
     assert plans(made.handle(MemberJoined(name="a", address="a:1", offer=OFFER))) == [("r", ("a",))]
     assert plans(made.handle(MemberJoined(name="c", address="c:1", offer=OFFER))) == [("q", ("b", "c"))]

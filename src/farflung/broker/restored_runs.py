@@ -89,7 +89,7 @@ class RestoredRuns:
             outcome=_OUTCOMES[result.status],
             cause=result.cause,
             kind=kind,
-            named=live.last_plan.devices if live.last_plan is not None else (),
+            names=live.last_plan.devices if live.last_plan is not None else (),
         )
         self.add(live, event)
 
@@ -108,8 +108,8 @@ class RestoredRuns:
             workers=live.job.workers,
             recoveries=live.job.most_recoveries,
             attempts=journaled.attempts,
-            hoped=expected,
-            named=live.last_plan.devices if expected and live.last_plan is not None else (),
+            expected=expected,
+            names=live.last_plan.devices if expected and live.last_plan is not None else (),
             helped=live.job.plan.helpers,
             unreliable=unreliable_of(live.job, None if live.bundle is None else live.bundle.topology),
             stopping=journaled.stopping,

@@ -118,7 +118,7 @@ class Silent(Leases):
     who = "b"
 
     def expired(self, now: float) -> list[tuple[str, int]]:
-        return [(name, held.generation) for name, held in self._held.items() if name == self.who]
+        return [(name, lease.generation) for name, lease in self._leases.items() if name == self.who]
 
 
 def test_a_silent_worker_is_given_up_and_not_heard_when_it_comes_back(place: Path, tmp_path: Path) -> None:

@@ -108,6 +108,6 @@ def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tm
         live, event = restored(attempts)
         assert live.planned is None, "it has made none of its own"
         assert live.running == known
-        assert event.named == (plan.devices if known else ())
+        assert event.names == (plan.devices if known else ())
     folder.plan.write_text("{torn", encoding="utf-8")
     assert restored(1)[0].running is None

@@ -20,9 +20,9 @@ from farflung.protocol.events import (
     DismissMember,
     Event,
     FinishRun,
-    HandOver,
     HelperGone,
     MakePlan,
+    MigrateRun,
     PrepareRun,
     RecoverRun,
     RunFailed,
@@ -56,7 +56,7 @@ class CommandExecutor:
             self.send(command.name, Frame("dismissed"))
             return None
         live = self.runs.live(command.run)
-        if isinstance(command, StopRun | HandOver | AbortRun):
+        if isinstance(command, StopRun | MigrateRun | AbortRun):
             self.send(command.name, _order(command, live.attempt.number))
             return None
         match command:
@@ -90,7 +90,7 @@ class CommandExecutor:
         return (lambda: self.notices.operator_of(live.run, text)) if text else None
 
 
-def _order(command: StopRun | HandOver | AbortRun, attempt: int) -> Frame:
+def _order(command: StopRun | MigrateRun | AbortRun, attempt: int) -> Frame:
     if isinstance(command, AbortRun):
         return Frame("abort", {"run": command.run, "cause": command.cause, "keep": command.keep, "attempt": attempt})
     return Frame("stop" if isinstance(command, StopRun) else "hand_over", {"run": command.run})

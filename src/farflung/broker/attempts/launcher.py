@@ -98,7 +98,7 @@ class AttemptLauncher:
         if not live.times.lost:
             live.times.lost_at = monotonic()
         live.times.lost = command.cause
-        self.notices.watchers(live, Frame("note", {"text": command.told}))
+        self.notices.watchers(live, Frame("note", {"text": command.text}))
         return lambda: self.notices.operator_of(live.run, f"{command.cause}; {command.then}")
 
     @staticmethod
