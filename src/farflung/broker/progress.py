@@ -36,6 +36,29 @@ class RecordList:
             self.evaluations.append(record)
 
 
+class _Times:
+    """When training began, and when the last step ended, by ``clock``. Not thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._begin = self._ended = clock.now()
+
+    def begin(self, elapsed: float) -> None:
+        """Training begins or continues now, after ``elapsed`` seconds."""
+        self._ended = self._clock.now()
+        self._begin = Seconds(self._ended - elapsed)
+
+    def elapsed(self) -> Seconds:
+        """Return the time since training began."""
+        return Seconds(self._clock.now() - self._begin)
+
+    def step(self) -> tuple[Seconds, Seconds]:
+        """A step ends now. Return its time, and the time since training began."""
+        now = self._clock.now()
+        seconds, self._ended = Seconds(now - self._ended), now
+        return seconds, Seconds(now - self._begin)
+
+
 class Progress:
     """Merges step reports of ``workers`` workers into records. Any thread may call.
 
@@ -51,7 +74,7 @@ class Progress:
         predicted_seconds: float | None = None,
         first_step: int = 0,
     ) -> None:
-        self._job, self._workers, self._clock, self._sink = job, workers, clock, sink
+        self._job, self._workers, self._sink = job, workers, sink
         self._predicted = predicted_seconds
         #: Reentrant: ``sink`` may end the run, which calls ``close``.
         self._lock = threading.RLock()
@@ -59,8 +82,7 @@ class Progress:
         self._open: dict[int, list[StepReport]] = {}
         self._first = self._next = first_step
         self._closed = False
-        #: When training began, and when the last step ended (seconds of ``clock``).
-        self._begin = self._ended = clock.now()
+        self._times = _Times(clock)
         self._last: StepRecord | None = None
 
     @property
@@ -75,8 +97,7 @@ class Progress:
 
     def begin(self, elapsed: float = 0.0) -> None:
         """Training begins now, or continues after ``elapsed`` seconds; times count from here."""
-        self._ended = self._clock.now()
-        self._begin = Seconds(self._ended - elapsed)
+        self._times.begin(elapsed)
 
     def settle(self, end: int, reports: Iterable[StepReport]) -> None:
         """The run continues at step ``end``: all steps before it are committed, although a dead worker did not report them.
@@ -122,7 +143,7 @@ class Progress:
         correct = outputs.get("correct")
         record = EvaluationRecord(
             step=step,
-            elapsed=self._clock.now() - self._begin,
+            elapsed=self._times.elapsed(),
             loss=loss,
             perplexity=exp(loss) if self._tokens_per_sample and loss < 700 else None,
             accuracy=None if correct is None else correct / max(self._job.micro_batch_sizes),
@@ -142,8 +163,7 @@ class Progress:
         self._sink(self._last)
 
     def _merge(self, reports: list[StepReport]) -> StepRecord:
-        now = self._clock.now()
-        seconds, self._ended = now - self._ended, now
+        seconds, elapsed = self._times.step()
         leader = next((report for report in reports if report.loss is not None), reports[0])
         samples = min(leader.samples, sum(self._job.micro_batch_sizes))  # fewer where replicas rest in the step
         sent: dict[Pair, int] = {}
@@ -161,7 +181,7 @@ class Progress:
             step=leader.step,
             loss=float("nan") if leader.loss is None else leader.loss,
             seconds=seconds,
-            elapsed=now - self._begin,
+            elapsed=elapsed,
             samples=samples,
             tokens=samples * self._tokens_per_sample,
             learning_rate=leader.rate,
