@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from farflung.broker.attempts.launcher import AttemptLauncher
-from farflung.broker.attempts.retained_states import RetainedStates
+from farflung.broker.attempts.retained_states import RetainedStates as BrokerRetainedStates
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.routes import Routes
 from farflung.broker.run_table import RunTable
@@ -102,7 +102,7 @@ def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -
         notices=unused,
         routes=Routes(runs.machine, runs.changed, Reachability(send, None), send),
         recorder=unused,
-        retained=RetainedStates(runs, send),
+        retained=BrokerRetainedStates(runs, send),
         send=send,
         handle=unused,
         trains=unused,
