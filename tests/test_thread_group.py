@@ -64,6 +64,15 @@ def test_a_thread_that_cannot_start_is_no_member(monkeypatch: pytest.MonkeyPatch
     group.join()
 
 
+def test_a_cancelled_thread_does_not_call() -> None:
+    group, done = ThreadGroup(), list[str]()
+    group.later(0.0, "soon", lambda: done.append("soon")).join()
+    group.later(1e6, "much-later", lambda: done.append("much later"))
+    group.cancel()
+    group.join()
+    assert done == ["soon"]
+
+
 def test_an_owner_learns_what_ended_a_thread() -> None:
     group, errors = ThreadGroup(), list[BaseException]()
     group.spawn("fails", int, "x", on_error=errors.append)

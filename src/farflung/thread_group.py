@@ -14,8 +14,10 @@ class ThreadGroup:
     """The threads of one owner. Any thread may call; a thread that has ended takes no memory here."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        #: Reentrant: a signal's handler may spawn a thread while the main thread holds it.
+        self._lock = threading.RLock()
         self._threads: list[threading.Thread] = []
+        self._cancelled = threading.Event()
 
     def spawn(
         self, name: str, target: Callable[..., object], *args: object, on_error: Callable[[BaseException], None] | None = None
@@ -43,6 +45,14 @@ class ThreadGroup:
             thread.start()
             self._threads.append(thread)
         return thread
+
+    def later(self, seconds: float, name: str, target: Callable[[], object]) -> threading.Thread:
+        """Start a daemon thread that calls ``target`` after ``seconds``, unless ``cancel`` is called before."""
+        return self.spawn(name, lambda: self._cancelled.wait(seconds) or target())
+
+    def cancel(self) -> None:
+        """End the threads of ``later`` that still wait, without their calls."""
+        self._cancelled.set()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until all threads have ended, except the calling one; at most ``timeout`` seconds together (None: no limit)."""

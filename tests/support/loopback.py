@@ -166,6 +166,8 @@ class Loopback:
         # broker, workers and their training share one interpreter here: on a busy machine its threads wait for long
         self.broker.sessions.leases.length = Seconds(120.0)
         self.workers: dict[str, Worker] = {}
+        #: All workers, those that tests have lost included.
+        self._added: list[Worker] = []
         self._threads: list[threading.Thread] = []
         self.key = kept_key(home / "member-key.pem")
         self.client = Client(join(self.ticket("submit"), name="client", role="client", key=self.key))
@@ -200,6 +202,7 @@ class Loopback:
         thread.start()
         self._threads.append(thread)
         self.workers[name] = worker
+        self._added.append(worker)
         # workers join one after the other, so that plans name them in this order
         until(lambda: not thread.is_alive() or name in self._members())
         return worker
@@ -213,7 +216,7 @@ class Loopback:
             worker.stop()
         for thread in self._threads:
             thread.join(timeout=PATIENCE)
-        for worker in self.workers.values():
+        for worker in (*self._added, *self.workers.values()):
             worker.close()
         self.broker.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from farflung.plan import Plan
 from farflung.protocol.events import Event, RunFailed, RunRestored, WaitedEnough
 from farflung.telemetry import RecoveryRecord, RunFolder, RunResult, StepRecord
 from farflung.telemetry.faults import fault_point
+from farflung.thread_group import ThreadGroup
 from farflung.units import counted
 from farflung.wire.frames import Frame
 
@@ -48,7 +48,7 @@ class RestoredRuns:
     handle: Callable[[Event], None]
     recorder: RunRecorder
     say: Callable[[str], None]
-    _timers: list[threading.Timer] = field(default_factory=list)
+    _threads: ThreadGroup = field(default_factory=ThreadGroup)
 
     def restore(self, runs: tuple[JournaledRun, ...]) -> None:
         """Restore ``runs`` of the journal."""
@@ -62,11 +62,8 @@ class RestoredRuns:
 
     def close(self) -> None:
         """Cancel the timers, and join their threads."""
-        for timer in self._timers:
-            timer.cancel()
-        for timer in self._timers:
-            if timer is not threading.current_thread():
-                timer.join()
+        self._threads.cancel()
+        self._threads.join()
 
     def _restore(self, journaled: JournaledRun, root: Path) -> None:
         result = RunFolder(root).read_result()  # written before the journal says so
@@ -115,21 +112,15 @@ class RestoredRuns:
             stopping=journaled.stopping,
         )
         self.add(live, event)
-        self._later(_RETURN_SECONDS, f"return-{live.run}", lambda: self.handle(WaitedEnough(run=live.run)))
+        self._threads.later(_RETURN_SECONDS, f"return-{live.run}", lambda: self.handle(WaitedEnough(run=live.run)))
         if live.job.data.kind == "caller":
-            self._later(_FEEDER_SECONDS, f"feeder-{live.run}", lambda: self._check_feeder(live))
+            self._threads.later(_FEEDER_SECONDS, f"feeder-{live.run}", lambda: self._check_feeder(live))
 
     def _check_feeder(self, live: LiveRun) -> None:
         if live.attended or live.result is not None:
             return
         cause = f"{live.submitter}, the process that submitted it and has the data, did not come back"
         self.handle(RunFailed(run=live.run, cause=cause, kind="ConnectionLost"))
-
-    def _later(self, seconds: float, name: str, act: Callable[[], None]) -> None:
-        timer = threading.Timer(seconds, act)
-        timer.name, timer.daemon = name, True
-        self._timers.append(timer)
-        timer.start()
 
 
 def _live(journaled: JournaledRun, root: Path, bundle: Bundle | None) -> LiveRun:

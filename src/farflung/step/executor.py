@@ -164,6 +164,7 @@ class Executor:
         """Stop the sender threads."""
         self._parts.mode.close()
         self._context.outbox.close()
+        self._parts.copies.close()
         self.inbox.clear()
 
     def on_frame(self, peer: str, frame: Frame) -> None:

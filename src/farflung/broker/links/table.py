@@ -14,6 +14,7 @@ from farflung.broker.links.slowdowns import LinkSlowdowns
 from farflung.checkpoint.store import write_file
 from farflung.cluster import Device, Topology, pair_of
 from farflung.errors import FarflungError
+from farflung.thread_group import ThreadGroup
 from farflung.units import BytesPerSecond
 
 __all__ = ["LinkFigures", "LinkTable"]
@@ -48,7 +49,9 @@ class LinkTable:
     def __init__(self, path: Path | None = None, say: Callable[[str], None] = lambda text: None) -> None:
         self._path, self._say = path, say
         self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
+        self._threads = ThreadGroup()
+        #: Whether a thread waits to write.
+        self._waiting = False
         self._warned = self._closed = False
         self._links: dict[tuple[str, str], LinkFigures] = {}
         self._uplinks: dict[str, float] = {}
@@ -154,23 +157,21 @@ class LinkTable:
         """Write what waits, and join the thread; nothing is written later."""
         with self._lock:
             self._closed = True
-            timer, self._timer = self._timer, None
-            if timer is not None:
-                timer.cancel()
+            waiting, self._waiting = self._waiting, False
+            if waiting:
                 self._write()
-        if timer is not None:
-            timer.join()  # without the lock, which the thread may want
+        self._threads.cancel()
+        self._threads.join()  # without the lock, which the thread may want
 
     def _write_later(self) -> None:
-        if self._path is not None and self._timer is None and not self._closed:
-            self._timer = threading.Timer(self.LATER, self._time_over)
-            self._timer.name, self._timer.daemon = "link-table", True
-            self._timer.start()
+        if self._path is not None and not (self._waiting or self._closed):
+            self._waiting = True
+            self._threads.later(self.LATER, "link-table", self._time_over)
 
     def _time_over(self) -> None:
         with self._lock:
-            if self._timer is not None:
-                self._timer = None
+            if self._waiting:
+                self._waiting = False
                 self._write()
 
     def _write(self) -> None:

@@ -6,7 +6,6 @@ The command imports what registration with the broker needs. ``worker.reconnect`
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -20,10 +19,14 @@ from farflung.cli.options import VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError, InputError
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
+from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
 
 __all__ = ["register"]
+
+#: How long the threads of the command may take to end, in seconds.
+_END_SECONDS = 5.0
 
 #: The variable of the environment that holds a ticket to join.
 TICKET = "FARFLUNG_TICKET"
@@ -108,13 +111,15 @@ def join(
         activity.phase,
     )
 
+    threads = ThreadGroup()
+
     def leave(*_: object) -> None:
         # the session's locks may be held by the very thread that the signal interrupts
-        threading.Thread(target=serving.part, name="leave", daemon=True).start()
+        threads.spawn("leave", serving.part)
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    threading.Thread(target=serving.watch, name="wishes", daemon=True).start()
+    threads.spawn("owner-limits", serving.watch)
     try:
         with activity:
             serving.run(patience)
@@ -122,6 +127,8 @@ def join(
         writer.write(worker_log(own), f"ended: {error}")
         raise
     finally:
+        serving.stop()
+        threads.join(_END_SECONDS)
         writer.close()
         wishes.end()
     typer.echo(f"{own}: left")

@@ -19,6 +19,7 @@ import typer
 from farflung.cli.options import EMULATED
 from farflung.cli.planning.inputs import read_time
 from farflung.errors import InputError
+from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, Seconds, counted
 
 if TYPE_CHECKING:
@@ -84,14 +85,15 @@ def emulate(
         for text in beside or ():
             _beside(emulation, text, variables)
         emulation.play()
-        over = threading.Event()
-        threading.Thread(target=_announce, args=(network, over), name="timeline", daemon=True).start()
+        over, threads = threading.Event(), ThreadGroup()
+        threads.spawn("timeline", _announce, network, over)
         if beat is not None:
-            threading.Thread(target=_watch, args=(emulation, beat, over), name="counters", daemon=True).start()
+            threads.spawn("counters", _watch, emulation, beat, over)
         try:
             status = _run(emulation, command or [], None if each else emulation[node or next(iter(emulation.nodes))], variables)
         finally:
             over.set()
+            threads.join()
             if counters:
                 typer.echo(_table(emulation, end=True), err=True)
     if status:

@@ -20,6 +20,7 @@ from farflung.step.context import StepContext
 from farflung.step.stages.copy_coding import Coder, Incoming, Version
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.transfer.outbox import OutgoingFrame
+from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Urgency
 from farflung.units import Bytes, counted
 from farflung.wire.frames import Frame
@@ -58,6 +59,7 @@ class StateCopies:
         self._guarded: dict[str, list[StateCopy]] = {}
         self._coming: dict[str, Incoming] = {}
         self._coder = Coder()
+        self._threads = ThreadGroup()
         #: On the leader: the step of the interval under way (None: none so far), and (owner, guard) of its incomplete copies.
         self._round: int | None = None
         self._open: set[tuple[str, str]] = set()
@@ -99,8 +101,11 @@ class StateCopies:
             self._begin(guards, copy, None if before is None else (before.holding.step, before.read(before.holding.states)))
 
     def _begin(self, guards: Sequence[str], copy: StateCopy, base: Version | None) -> None:
-        args, name = (guards, copy, base), f"copies-{self._context.setup.device}"
-        threading.Thread(target=self._send, args=args, name=name, daemon=True).start()
+        self._threads.spawn(f"copies-{self._context.setup.device}", self._send, guards, copy, base)
+
+    def close(self) -> None:
+        """Wait for the threads that send copies; the outbox must be closed."""
+        self._threads.join()
 
     def receive(self, peer: str, frame: Frame) -> None:
         """Store a piece of a copy, or the message that one is complete (transport thread).
