@@ -86,13 +86,13 @@ ELSEWHERE = {
     "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/runs/test_checkpoint.py",
     "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/runs/test_checkpoint.py",
     "python -m benchmarks loss --set timed_steps=0 --set variants=dense,int8,int4,topk-10,adatopk-10,auto "
-    "--set data=DATA.txt --set tune=TUNE.txt --set plot=loss-bytes.svg": "benchmarks/test_benchmarks.py",
+    "--set data=DATA.txt --set tune=TUNE.txt --set plot=loss-bytes.svg": "benchmarks/scenarios/test_benchmarks.py",
     "farflung broker --mirror s3://bucket/runs": "cli/test_cli_processes.py",
     "farflung chaos job.toml --workers 3 --faults 6 --kinds kill,stop,full_disk --seed 1": "chaos/test_trial.py",
     "farflung chaos job.toml --at worker.prepared --kinds kill --no-broker --json": "chaos/test_trial.py",
-    "farflung emulate two-laptops -- python3 -c 'print(\"I am {node} at {address}\")'": "emulation/test_emulation_page.py",
+    "farflung emulate two-laptops -- python3 -c 'print(\"I am {node} at {address}\")'": "emulation/scenarios/test_page.py",
     "farflung emulate machines.toml --cluster --counters -- farflung submit job.toml --topology machines.toml": (
-        "emulation/test_emulation_page.py"
+        "emulation/scenarios/test_page.py"
     ),
 }
 

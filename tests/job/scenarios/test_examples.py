@@ -10,7 +10,7 @@ import pytest
 from farflung.data import assign
 from farflung.job import load_job
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 FIELDS = {
     "text": ("inputs", "targets", "labels", "attention_mask"),
     "array": ("inputs", "labels"),

@@ -94,7 +94,7 @@ def cond(net, x):
         (
             lambda net, x: Peek.apply(net.linear(x)).sum(),
             (
-                r"^in the backward of tests\.frontends\.test_traps\.Peek, test_traps\.py:40: "
+                r"^in the backward of tests\.frontends\.scenarios\.test_traps\.Peek, test_traps\.py:40: "
                 r"return gradient \* 2 if .* depends .*: use torch\.where"
             ),
         ),

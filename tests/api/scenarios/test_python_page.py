@@ -13,7 +13,7 @@ import torch
 
 from farflung import Evaluation, TrainResult, train
 
-PAGE = (Path(__file__).resolve().parent.parent.parent / "docs/python.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs/python.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

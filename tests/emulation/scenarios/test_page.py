@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "emulation.md").read_text(encoding="utf-8")
 
 JOB = """

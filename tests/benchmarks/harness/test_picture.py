@@ -16,7 +16,7 @@ from benchmarks.network import sync_network_plot
 from benchmarks.training import loss_plot, sync_loss_plot
 from benchmarks.training.loss_study import plot as loss_study_plot
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
+RESULTS = Path(__file__).resolve().parents[3] / "docs/results"
 
 
 def figures(name):

@@ -11,7 +11,7 @@ import pytest
 
 from farflung.codecs import Payload, decode_payload, get_codec
 
-FOUND = json.loads((Path(__file__).parents[2] / "docs" / "golden.json").read_text(encoding="utf-8"))["payloads"]
+FOUND = json.loads((Path(__file__).parents[3] / "docs" / "golden.json").read_text(encoding="utf-8"))["payloads"]
 
 
 @pytest.mark.parametrize("entry", FOUND, ids=[f"{one['codec']}-{index}" for index, one in enumerate(FOUND)])

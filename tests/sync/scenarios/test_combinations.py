@@ -17,7 +17,7 @@ from farflung.job.spec import JobSpec
 from farflung.plan.synchronization import check_fits
 from farflung.sync import STRATEGIES, get_strategy
 
-PAGE = Path(__file__).parents[2] / "docs" / "sync.md"
+PAGE = Path(__file__).parents[3] / "docs" / "sync.md"
 DENSE = {"identity", "fp16", "bf16", "int8", "int4"}
 ROUGH = {"topk", "randomk", "sign", "int2", "lowrank"}
 COLUMNS = ["strategy", "codecs", "`clip_norm`", 'with `clip_by = "previous"`', "`sync.patience`", "`by_speed`"]
