@@ -35,7 +35,7 @@ class CallerFeed:
         self._stored: dict[DataKey, tuple[Array, int]] = {}
         graph = setup.eval_graph
         cut = () if graph is None else setup.side_cut(graph)
-        self._evaluated = [piece for stage, piece in cut if setup.home(stage) == setup.device]
+        self._evaluated = [piece for stage, piece in cut if setup.primary(stage) == setup.device]
 
     @property
     def stored(self) -> int:
