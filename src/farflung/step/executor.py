@@ -10,17 +10,19 @@ from collections.abc import Sequence
 
 from farflung.engines.base import Array, Engine
 from farflung.graph.cut import SubGraph
+from farflung.messages.data import EvaluationVote, Losses, Norms, StepReady, Token, Verdict
 from farflung.messages.step_reports import StepReport
 from farflung.plan.check import check_runnable
 from farflung.step.context import StepContext
 from farflung.step.evaluation.evaluation import Evaluation
 from farflung.step.evaluation.generation import generate
+from farflung.step.gradient_check import GradientCheck
 from farflung.step.hybrid.stage_server import StageServer
 from farflung.step.inbox import Inbox
 from farflung.step.optimizer_step import OptimizerStep, StepParts, send_trace
 from farflung.step.pipeline import PipelineMode, TrainingMode
 from farflung.step.reduction.gradient_exchange import gradient_exchange
-from farflung.step.router import Receive, Router
+from farflung.step.router import Receive, Router, new_messages
 from farflung.step.run_position import RunPosition
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
 from farflung.step.stages.local_stages import LocalStages
@@ -70,12 +72,15 @@ class Executor:
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
         vote = StepVote(context, copies.due, participation.part)
-
-        def losses(peer: str, frame: Frame) -> None:
-            context.transfer.receive(peer, frame)
-            vote.received(int(frame.header["step"]))
-
-        routes: dict[str, Receive] = {"losses": losses}
+        check, commit = GradientCheck(context, stages), TwoPhaseCommit(context, stages)
+        messages = new_messages()
+        messages.register(Losses, vote.receive_losses)
+        messages.register(Verdict, vote.receive_verdict)
+        messages.register(Norms, check.receive)
+        messages.register(StepReady, commit.receive)
+        messages.register(EvaluationVote, self._evaluation.receive)
+        messages.register(Token, lambda _, token: context.inbox.put(("token", token.step, token.index), token))
+        routes: dict[str, Receive] = dict.fromkeys(("value", "data"), context.transfer.receive)
         routes |= dict.fromkeys(("part", "total"), sums.receive) | dict.fromkeys(("copy", "copied"), copies.receive)
         if sync is not None:
             routes |= dict.fromkeys(("sync", "pieces", "pace", "norm"), sync.receive)
@@ -93,11 +98,12 @@ class Executor:
             participation=participation,
             mode=mode,
             vote=vote,
+            check=check,
             sums=sums,
-            commit=TwoPhaseCommit(context, stages),
+            commit=commit,
             copies=copies,
         )
-        return parts, Router(context, self._position, routes)
+        return parts, Router(context, self._position, messages, routes)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import numpy as np
 from farflung.engines.base import Array
 from farflung.errors import InputError
 from farflung.ids import derive_seed
+from farflung.messages.data import Token
 from farflung.step.context import StepContext
 from farflung.step.evaluation.forward_pass import ForwardGraph, open_graph, run_forward
 from farflung.step.run_setup import Phase
@@ -42,10 +43,10 @@ def generate(context: StepContext, stages: LocalStages, step: int) -> None:
             token = _sample(outputs["logits"][0, len(window) - 1].astype(np.float64), job.generate.temperature, random)
             last = context.hooks.stop_requested() and index + 1 < job.generate.tokens
             for peer in setup.peers:
-                context.transfer.post(peer, f"token-{index}", step, {"token": token, "stop": last})
+                context.transfer.post(peer, Token(run=setup.run, step=step, index=index, token=token, stop=last))
         else:
-            message = context.inbox.take((f"token-{index}", step))
-            token, last = int(message["token"]), bool(message["stop"])
+            message: Token = context.inbox.take(("token", step, index))
+            token, last = message.token, message.stop
         tokens.append(token)
         if last:
             break
