@@ -104,10 +104,10 @@ class Averager:
     """All means of one worker; a ``Reduction``. The compute thread calls ``contribute`` and ``wait``, any thread ``receive``."""
 
     def __init__(
-        self, groups: Mapping[int, Sequence[str]], nbytes: int, mailbox: Inbox, sender: PieceSender, clock: Clock | None = None
+        self, groups: Mapping[int, Sequence[str]], nbytes: int, inbox: Inbox, sender: PieceSender, clock: Clock | None = None
     ) -> None:
         """``groups``: the devices of each own stage, by rank. ``nbytes``: of the parameters here."""
-        self._groups, self._mailbox, self._sender = groups, mailbox, sender
+        self._groups, self._inbox, self._sender = groups, inbox, sender
         self._clock = clock or MonotonicClock()
         self.window = Window(nbytes)
         #: Guards all that follows and the window. Reentrant: pieces that came early are taken inside ``contribute``.
@@ -152,10 +152,10 @@ class Averager:
         with self._lock:
             going = self._exchanges.get((stage, tag))
         patience = None if going is None else going.spec.patience
-        while patience is not None and not self._mailbox.wait_for(key, patience):
+        while patience is not None and not self._inbox.wait_for(key, patience):
             self.expire()
             patience = max(patience / 4, 0.01)
-        outcome: Outcome = self._mailbox.take(key)
+        outcome: Outcome = self._inbox.take(key)
         return outcome
 
     def expire(self) -> None:
@@ -173,7 +173,7 @@ class Averager:
         with self._lock:
             keys = [("averaged", *key) for key in self._exchanges]
         for key in keys:
-            self._mailbox.wait_for(key, None)
+            self._inbox.wait_for(key, None)
 
     # -- frames -------------------------------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Averager:
             outcome = Outcome(
                 gap=going.gap, norm=going.norm, missing=frozenset(going.missing), begin=going.begin, end=self._clock.now()
             )
-            self._mailbox.put(("averaged", *key), outcome)
+            self._inbox.put(("averaged", *key), outcome)
 
     def _pump(self) -> None:
         """Send pieces in the order in which exchanges began, as far as the window allows."""

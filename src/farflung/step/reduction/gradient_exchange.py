@@ -44,8 +44,8 @@ class GradientExchange:
         self._reduction.receive(peer, frame)
 
 
-def gradient_exchange(setup: RunSetup, mailbox: Inbox, links: Outbox) -> GradientExchange:
+def gradient_exchange(setup: RunSetup, inbox: Inbox, links: Outbox) -> GradientExchange:
     """The exchange of ``setup``'s run: in the job's order, or along the plan's routes where the job allows any order."""
     in_order = all(stage.adds is None for stage in setup.plan.stages)
     order: AddOrder = job_order(setup) if in_order else route_order(setup)
-    return GradientExchange(order, GradientSums(setup.run, order, mailbox, links))
+    return GradientExchange(order, GradientSums(setup.run, order, inbox, links))

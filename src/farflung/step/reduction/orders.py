@@ -98,7 +98,7 @@ class AddOrder(Protocol):
         """The own part in piece ``number`` of ``stage``."""
 
     def header(self, number: int, slot: int) -> dict[str, Any]:
-        """What a frame says of the part ``slot`` of piece ``number``, beside run, step and stage."""
+        """Header fields of the part ``slot`` of piece ``number``, beside run, step and stage."""
 
     def received(self, peer: str, frame: Frame) -> tuple[int, int]:
         """The piece and the slot that ``frame`` is for.
@@ -200,11 +200,11 @@ class RouteOrder:
             adds=(rank, *way.adds(rank)),
             up=None if way.up[rank] < 0 else devices[way.up[rank]],
             total_from=self.device if way.down[rank] < 0 else devices[way.down[rank]],
-            down=tuple(devices[child] for child in way.tells(rank)),
+            down=tuple(devices[child] for child in way.passes_to(rank)),
         )
 
     def header(self, number: int, slot: int) -> dict[str, Any]:
-        """The piece; the sender's rank says which part."""
+        """The piece; the sender's rank is the part."""
         return {"piece": number}
 
     def received(self, peer: str, frame: Frame) -> tuple[int, int]:
@@ -223,8 +223,8 @@ def job_order(setup: RunSetup) -> JobOrder:
     """The exact order of ``setup``'s run; with a sync strategy nothing is summed here."""
     stages = {} if setup.plan.sync is not None else uses_of(setup)
     pieces, servers = {}, {}
-    for stage, held in stages.items():
-        places = {use: index for index, use in enumerate(held.uses)}
+    for stage, of_stage in stages.items():
+        places = {use: index for index, use in enumerate(of_stage.uses)}
         buckets = buckets_of(setup.graph, setup.subgraphs[stage], setup.job.optimizer, setup.plan.stages[stage].devices)
         servers[stage] = tuple(bucket.server for bucket in buckets)
         pieces[stage] = tuple(
@@ -257,17 +257,17 @@ def route_order(setup: RunSetup) -> RouteOrder:
     """The order of the routes that ``setup``'s plan chose for each stage."""
     stages = uses_of(setup)
     pieces, ways = {}, {}
-    for stage, held in stages.items():
+    for stage, of_stage in stages.items():
         reduction, members = setup.plan.stages[stage].adds, len(setup.plan.stages[stage].devices)
         assert reduction is not None
-        count = reduction.count(members, sum(spec.nbytes for spec in held.specs))
-        cuts = runs_of([spec.numel for spec in held.specs], count)
+        count = reduction.count(members, sum(spec.nbytes for spec in of_stage.specs))
+        cuts = runs_of([spec.numel for spec in of_stage.specs], count)
         ways[stage] = tuple(reduction.way(number, members) for number in range(len(cuts)))
         pieces[stage] = tuple(
             GradientPiece(
                 runs=runs,
-                specs=tuple(TensorSpec(dtype=held.specs[index].dtype, shape=(stop - start,)) for index, start, stop in runs),
-                states=tuple(held.uses[index].state for index, _, _ in runs),
+                specs=tuple(TensorSpec(dtype=of_stage.specs[index].dtype, shape=(stop - start,)) for index, start, stop in runs),
+                states=tuple(of_stage.uses[index].state for index, _, _ in runs),
             )
             for runs in cuts
         )
