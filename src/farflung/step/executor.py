@@ -69,16 +69,16 @@ class Executor:
         sync = synchronized(setup, context.inbox, context.outbox, (context.note, context.trace, context.transfer.gauge))
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
-        vote = StepVote(context, copies.due, participation.part)
+        vote = StepVote(context, copies.due, participation.takes_part)
 
         def losses(peer: str, frame: Frame) -> None:
             context.transfer.receive(peer, frame)
             vote.received(int(frame.header["step"]))
 
         routes: dict[str, Receive] = {"losses": losses}
-        routes |= dict.fromkeys(("part", "total"), sums.receive) | dict.fromkeys(("copy", "copied"), copies.receive)
+        routes |= {**sums.receivers, **dict.fromkeys(("copy", "copied"), copies.receive)}
         if sync is not None:
-            routes |= dict.fromkeys(("sync", "pieces", "pace", "norm"), sync.receive)
+            routes |= sync.receivers
         mode: TrainingMode
         if setup.job.plan.helpers:
             mode = StageServer(context, stages, vote, sums)
@@ -245,7 +245,7 @@ class Executor:
         fault_point("checkpoint.before_shard", step=self.step, device=self.setup.device)
         states, optimizer = self.stages.shard()
         if self._parts.sync is not None:
-            optimizer |= self._parts.sync.kept()
+            optimizer |= self._parts.sync.retained()
         samples = self._context.transfer.samples
         if samples.on:
             self.inbox.wait_until(lambda: samples.settled)

@@ -28,6 +28,7 @@ from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.messages.fields import text, whole
 from farflung.step.inbox import Inbox
+from farflung.step.reduction.base import Receive
 from farflung.step.reduction.piece_sender import PieceSender, SentPiece, Window
 from farflung.step.reduction.pieces import Piece, pieces_of
 from farflung.sync import SyncRound
@@ -177,8 +178,13 @@ class Averager:
 
     # -- frames -------------------------------------------------------------------------------------------------------
 
+    @property
+    def receivers(self) -> Mapping[str, Receive]:
+        """Frames of pieces."""
+        return {"pieces": self.receive}
+
     def receive(self, peer: str, frame: Frame) -> None:
-        """Pieces, or the means of some, came from ``peer`` (transport thread)."""
+        """Take pieces, or the means of some, from ``peer`` (transport thread); errors as in ``Reduction.receivers``."""
         stage = whole(frame.header, "stage")
         if peer not in self._groups.get(stage, ()):
             raise WireError(f"{peer} is no replica of stage {stage}, of which one is here")

@@ -7,7 +7,7 @@ order, each as soon as it is there. Transport threads only store parts in the in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from farflung.graph.ir import Use
 from farflung.messages.arrays import pack_arrays
 from farflung.messages.fields import whole
 from farflung.step.inbox import Inbox
-from farflung.step.reduction.base import GradientPart
+from farflung.step.reduction.base import GradientPart, Receive
 from farflung.step.reduction.orders import AddOrder, Role
 from farflung.step.reduction.pieces import GradientPiece, Sums, plus, unpack_sums
 from farflung.step.transfer.outbox import Outbox, OutgoingFrame
@@ -76,12 +76,22 @@ class GradientSums:
         arrays = self._arrays.pop(stage)
         return {use: array for use, array in zip(self._order.stages[stage].uses, arrays, strict=True) if array is not None}
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """A part or a total came from ``peer`` (transport thread)."""
-        number, slot = self._order.received(peer, frame)
+    @property
+    def receivers(self) -> Mapping[str, Receive]:
+        """Parts to add, and totals."""
+        return {"part": self.receive_part, "total": self.receive_total}
+
+    def receive_part(self, peer: str, frame: Frame) -> None:
+        """Store a part that is added here (transport thread); errors as in ``Reduction.receivers``."""
+        self._receive(frame, *self._order.part_of(peer, frame))
+
+    def receive_total(self, peer: str, frame: Frame) -> None:
+        """Store a total (transport thread); errors as in ``Reduction.receivers``."""
+        self._receive(frame, self._order.total_of(peer, frame), 0)
+
+    def _receive(self, frame: Frame, number: int, slot: int) -> None:
         step, stage = whole(frame.header, "step"), whole(frame.header, "stage")
-        key = (frame.kind, step, stage, number, slot if frame.kind == "part" else 0)
-        self._inbox.put(key, unpack_sums(self._order.pieces[stage][number], frame))
+        self._inbox.put((frame.kind, step, stage, number, slot), unpack_sums(self._order.pieces[stage][number], frame))
 
     def _open_stage(self, step: int, stage: int, arrays: list[Array | None]) -> None:
         if stage in self._arrays:

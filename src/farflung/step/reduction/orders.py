@@ -100,8 +100,15 @@ class AddOrder(Protocol):
     def header(self, number: int, slot: int) -> dict[str, Any]:
         """Header fields of the part ``slot`` of piece ``number``, beside run, step and stage."""
 
-    def received(self, peer: str, frame: Frame) -> tuple[int, int]:
-        """The piece and the slot that ``frame`` is for.
+    def part_of(self, peer: str, frame: Frame) -> tuple[int, int]:
+        """The piece and the slot of a part that ``peer`` sent.
+
+        Raises:
+            WireError: ``peer`` does not send that here.
+        """
+
+    def total_of(self, peer: str, frame: Frame) -> int:
+        """The piece of a total that ``peer`` sent.
 
         Raises:
             WireError: ``peer`` does not send that here.
@@ -157,17 +164,27 @@ class JobOrder:
         """Bucket and part."""
         return {"bucket": number, "part": slot}
 
-    def received(self, peer: str, frame: Frame) -> tuple[int, int]:
-        """Parts come to the bucket's server, totals from it."""
+    def part_of(self, peer: str, frame: Frame) -> tuple[int, int]:
+        """Parts come to the bucket's server."""
+        stage, number, part = self._place(frame)
+        if self.servers[stage][number] != self.device or (peer, part) not in self.parts[stage]:
+            raise WireError(f"{peer} has no part {part} of bucket {number} of stage {stage} to send here")
+        return number, part
+
+    def total_of(self, peer: str, frame: Frame) -> int:
+        """Totals come from the bucket's server."""
+        stage, number, part = self._place(frame)
+        if self.servers[stage][number] != peer:
+            raise WireError(f"{peer} has no total {part} of bucket {number} of stage {stage} to send here")
+        return number
+
+    def _place(self, frame: Frame) -> tuple[int, int, int]:
         stage, number = whole(frame.header, "stage"), whole(frame.header, "bucket")
         part = whole(frame.header, "part", high=self.micro_batches)
-        servers = self.servers.get(stage, ())
-        if number >= len(servers):
-            raise WireError(f"stage {stage} has {len(servers)} buckets to exchange here, not number {number}")
-        server = self.device if frame.kind == "part" else peer
-        if servers[number] != server or (frame.kind == "part" and (peer, part) not in self.parts[stage]):
-            raise WireError(f"{peer} has no {frame.kind} {part} of bucket {number} of stage {stage} to send here")
-        return number, part
+        count = len(self.servers.get(stage, ()))
+        if number >= count:
+            raise WireError(f"stage {stage} has {count} buckets to exchange here, not number {number}")
+        return stage, number, part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,16 +224,26 @@ class RouteOrder:
         """The piece; the sender's rank is the part."""
         return {"piece": number}
 
-    def received(self, peer: str, frame: Frame) -> tuple[int, int]:
-        """Partial sums come up, totals come down the piece's route."""
-        stage, number = whole(frame.header, "stage"), whole(frame.header, "piece")
-        ways, devices = self.ways.get(stage, ()), self.devices.get(stage, ())
-        if number >= len(ways) or peer not in devices:
-            raise WireError(f"stage {stage} has {len(ways)} pieces to sum here, number {number} of {peer} is none of them")
-        way, own, other = ways[number], devices.index(self.device), devices.index(peer)
-        if (way.up[other] != own) if frame.kind == "part" else (way.down[own] != other):
-            raise WireError(f"{peer} has no {frame.kind} of piece {number} of stage {stage} to send here")
+    def part_of(self, peer: str, frame: Frame) -> tuple[int, int]:
+        """Partial sums come up the piece's route."""
+        stage, number, own, other = self._place(peer, frame)
+        if self.ways[stage][number].up[other] != own:
+            raise WireError(f"{peer} has no part of piece {number} of stage {stage} to send here")
         return number, other
+
+    def total_of(self, peer: str, frame: Frame) -> int:
+        """Totals come down the piece's route."""
+        stage, number, own, other = self._place(peer, frame)
+        if self.ways[stage][number].down[own] != other:
+            raise WireError(f"{peer} has no total of piece {number} of stage {stage} to send here")
+        return number
+
+    def _place(self, peer: str, frame: Frame) -> tuple[int, int, int, int]:
+        stage, number = whole(frame.header, "stage"), whole(frame.header, "piece")
+        count, devices = len(self.ways.get(stage, ())), self.devices.get(stage, ())
+        if number >= count or peer not in devices:
+            raise WireError(f"stage {stage} has {count} pieces to sum here, number {number} of {peer} is none of them")
+        return stage, number, devices.index(self.device), devices.index(peer)
 
 
 def job_order(setup: RunSetup) -> JobOrder:
