@@ -71,7 +71,7 @@ class Executor:
         sync = synchronized(setup, context.inbox, context.outbox, (context.note, context.trace, context.transfer.gauge))
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
-        vote = StepVote(context, copies.due, participation.part)
+        vote = StepVote(context, copies.due, participation.takes_part)
         check, commit = GradientCheck(context, stages), TwoPhaseCommit(context, stages)
         messages = new_messages()
         messages.register(Losses, vote.receive_losses)
@@ -81,9 +81,9 @@ class Executor:
         messages.register(EvaluationVote, self._evaluation.receive)
         messages.register(Token, lambda _, token: context.inbox.put(("token", token.step, token.index), token))
         routes: dict[str, Receive] = dict.fromkeys(("value", "data"), context.transfer.receive)
-        routes |= dict.fromkeys(("part", "total"), sums.receive) | dict.fromkeys(("copy", "copied"), copies.receive)
+        routes |= {**sums.receivers, **dict.fromkeys(("copy", "copied"), copies.receive)}
         if sync is not None:
-            routes |= dict.fromkeys(("sync", "pieces", "pace", "norm"), sync.receive)
+            routes |= sync.receivers
         mode: TrainingMode
         if setup.job.plan.helpers:
             mode = StageServer(context, stages, vote, sums)
@@ -252,7 +252,7 @@ class Executor:
         fault_point("checkpoint.before_shard", step=self.step, device=self.setup.device)
         states, optimizer = self.stages.shard()
         if self._parts.sync is not None:
-            optimizer |= self._parts.sync.kept()
+            optimizer |= self._parts.sync.retained()
         samples = self._context.transfer.samples
         if samples.on:
             self.inbox.wait_until(lambda: samples.settled)

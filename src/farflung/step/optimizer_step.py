@@ -84,7 +84,7 @@ class OptimizerStep:
         if parts.sync is not None:
             parts.sync.begin(step, rates(setup.job, step))
         parts.commit.begin()
-        rests = not parts.participation.part(step, setup.device)
+        rests = not parts.participation.takes_part(step, setup.device)
         losses = self._rest(step) if rests else parts.mode.run(step, meter)
         begin = trace.now()
         with meter.waiting():

@@ -73,7 +73,7 @@ class Group:
             assert not parcel.waits
             frame = parcel.make()
             assert frame is not None
-            self.members[int(device[1:])].receive(name, frame)
+            self.members[int(device[1:])].receivers[frame.kind](name, frame)
 
         return SimpleNamespace(post=post)
 
@@ -127,15 +127,15 @@ def test_what_belongs_to_nobody_is_refused() -> None:
 
     root, leaf = group.members[1], group.members[0]
     with pytest.raises(WireError, match="stage 0 has 3 pieces to sum here, number 9 of w0 is none of them"):
-        root.receive("w0", frame("part", piece=9))
+        root.receivers["part"]("w0", frame("part", piece=9))
     with pytest.raises(WireError, match="number 0 of w7 is none of them"):
-        root.receive("w7", frame("part"))
+        root.receivers["part"]("w7", frame("part"))
     with pytest.raises(WireError, match="w2 has no part of piece 0 of stage 0 to send here"):
-        leaf.receive("w2", frame("part"))
+        leaf.receivers["part"]("w2", frame("part"))
     with pytest.raises(WireError, match="w0 has no total of piece 0 of stage 0 to send here"):
-        root.receive("w0", frame("total"))
+        root.receivers["total"]("w0", frame("total"))
     with pytest.raises(WireError, match=r"the gradient of 'p0' is float32\[1\], float32\[2\] came"):
-        root.receive("w0", frame("part"))
+        root.receivers["part"]("w0", frame("part"))
 
 
 def any_order(case: Case, kind: str) -> Case:
