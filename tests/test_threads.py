@@ -56,7 +56,7 @@ def test_every_thread_has_a_row_and_every_row_a_thread() -> None:
 
 
 def test_a_row_has_all_columns() -> None:
-    assert [row.text for row in rows() if row.text.count("|") != 6 or "| |" in row.text] == []
+    assert [row.text for row in rows() if row.text.count("|") != 5 or "| |" in row.text] == []
 
 
 def test_a_surviving_thread_is_found_with_its_row() -> None:
