@@ -35,7 +35,7 @@ COVERED = {
     ("README.md", "python"): (2, "test_documented_code.py"),
     ("docs/codecs.md", "python"): (1, "test_documented_code.py"),
     ("docs/codecs.md", "toml"): (1, "test_documented_code.py"),
-    ("docs/emulation.md", "python"): (1, "emulation/scenarios/test_emulation_page.py"),
+    ("docs/emulation.md", "python"): (1, "emulation/scenarios/test_page.py"),
     ("docs/emulation.md", "toml"): (2, "test_documented_code.py"),
     ("docs/grids.md", "python"): (2, "test_documented_code.py"),
     ("docs/jobs.md", "python"): (1, "test_job_page.py"),
