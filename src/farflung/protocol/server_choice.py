@@ -1,8 +1,8 @@
 """Which reliable server a helper joins.
 
-Source: Hybrid-PS section 3.4: a device measures its links to all servers and joins the stage with the best mean bandwidth. What
-differs: stages whose mean bandwidth is within ``NEAR`` of the best count as equally near, and of these the one is chosen that has
-the most work for its power; of that stage's servers the one with the best link, then the fewest helpers. Cost: O(servers).
+Source: Hybrid-PS section 3.4: a device measures its links to all servers and joins the stage with the best mean bandwidth.
+Difference: stages whose mean bandwidth is within ``NEAR`` of the best count as equally near. Of these, the stage with the most
+work for its power is chosen; of its servers, one with a link near the best and with the fewest helpers. Cost: O(servers).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farflung.errors import InputError
 
 __all__ = ["NEAR", "Server", "choose_server"]
 
-#: Measured bandwidths that differ by less say nothing.
+#: Bandwidths above this share of the best one count as equal.
 NEAR = 0.8
 
 
@@ -23,7 +23,7 @@ NEAR = 0.8
 class Server:
     """A server of ``stage`` as a joining device sees it: ``bandwidth`` to it and back, bytes per second.
 
-    ``work``: FLOPs of a step that are its to see to; ``power``: FLOP/s of it and of its helpers.
+    ``work``: FLOPs of its slices in a step. ``power``: FLOP/s of the server and its helpers together.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Server:
 
 
 def choose_server(servers: Sequence[Server]) -> Server:
-    """The server for one more helper.
+    """Return the server for one more helper.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no server.
     """
     if not servers:
         raise InputError("a helper needs a server to join, and can reach none; give it a way to a reliable worker")

@@ -1,4 +1,4 @@
-"""Where an attempt of a run begins: from what workers still hold, from the newest checkpoint, or from the first states."""
+"""Where an attempt of a run begins: with retained states, with the newest checkpoint, or with the first states."""
 
 from __future__ import annotations
 

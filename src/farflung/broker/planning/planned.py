@@ -19,7 +19,7 @@ __all__ = ["Planned", "RelayUse"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayUse:
-    """``pair`` reaches each other through ``relays[0]``; the others stand by. Seconds and bytes per second of both directions."""
+    """``pair`` reach each other through ``relays[0]``; the other relays are backups. Figures are for both directions."""
 
     pair: tuple[str, str]
     relays: tuple[str, ...]
@@ -28,7 +28,7 @@ class RelayUse:
 
     @classmethod
     def of(cls, topology: Topology, pair: tuple[str, str]) -> RelayUse:
-        """What ``topology`` says of ``pair``."""
+        """Return the relays and figures of ``pair`` in ``topology``."""
         ways = [topology.link(*ends) for ends in (pair, pair[::-1])]
         return cls(
             pair=pair,
@@ -47,24 +47,24 @@ class RelayUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A plan, the topology that it stands on, and what it is predicted to cost."""
+    """A plan, the topology for which it was made, and its estimate."""
 
     plan: Plan
     topology: Topology
     estimate: Estimate
     codec: CodecSpec
-    #: What the job asks for.
+    #: The number of workers that the job asks for.
     workers: int | None = None
     limits: LimitSpec
-    #: Into how many stages the model can be cut at most.
+    #: The largest number of stages into which the model can be cut.
     parts: int
-    #: The job with what it left open (None: it leaves nothing open).
+    #: The job with the decisions that it left open (None: it leaves nothing open).
     decided: JobSpec | None = None
-    #: Workers that are there, but not in the submitted topology.
+    #: Joined workers that are not in the submitted topology.
     strangers: tuple[str, ...] = ()
-    #: How replicas sum where the job leaves the order open, as lines.
+    #: How replicas add gradients if the job leaves the order open, as lines.
     sums: tuple[str, ...] = ()
-    #: What helpers are sent, as lines.
+    #: The traffic of helpers, as lines.
     helped: tuple[str, ...] = ()
 
     @property
@@ -73,7 +73,7 @@ class Planned:
         return plan_to_json(self.plan)
 
     def protection(self, job: JobSpec) -> Protection:
-        """Who keeps copies of whose states."""
+        """Which devices store copies of the states of other devices."""
         return protect(self.plan, self.topology, job, self.estimate)
 
     @property
@@ -89,7 +89,7 @@ class Planned:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know beside the estimate, as lines: decisions, dense links, helpers, relays, hosts, devices."""
+        """Notes on the estimate, as lines: decisions, dense links, helpers, relays, hosts, devices."""
         lines = [
             *self._decisions(),
             *self._dense_links(),
@@ -101,7 +101,7 @@ class Planned:
         return (*lines, *(f"unused: {listed(names)} ({why})" for names, why in self._unused()))
 
     def _unused(self) -> list[tuple[Sequence[str], str]]:
-        """The devices without a stage, and why."""
+        """Return the devices without a stage, and the reasons."""
         allowed = {device.name for device in allowed_devices(self.topology, self.limits)}
         idle = [name for name in self.topology.names if name not in self.plan.devices]
         groups: list[tuple[Sequence[str], str]] = [
@@ -120,14 +120,14 @@ class Planned:
         )
 
     def _shared_hosts(self) -> Iterator[str]:
-        """The devices of the plan that slow each other down."""
+        """Yield the devices of the plan that slow each other down."""
         for capacity, members in self.topology.hosts:
             names = [name for name in (self.topology.names[i] for i in members) if name in self.plan.devices]
             if len(names) > capacity:
                 yield f"{', '.join(names)} share the cores of one host; {capacity:.1f} of them reach full speed at the same time"
 
     def _decisions(self) -> list[str]:
-        """What the planner decided of what the job left open, as a line for the job file."""
+        """Return the decisions that the job left open, as a line for the job file."""
         job = self.decided
         if job is None:
             return []
@@ -151,7 +151,7 @@ class Planned:
         return f'{planner} predicts no shorter step with more devices; plan.planner = "equal_number" uses all'
 
     def _dense_links(self) -> list[str]:
-        """The links that stay dense because the job wants its codec on slow links only."""
+        """Return the links without codec, where the job wants its codec on slow links only."""
         if self.codec.where == "all" or self.codec.name == "identity":
             return []
         links = [link for link in self.estimate.links if link.source_device != link.target_device]

@@ -19,7 +19,7 @@ from farflung.planners.finish import Problem
 
 __all__ = ["Judge", "plan_run"]
 
-#: Makes the judge of the plans of one graph on one topology under one job; ``api`` has the simulator's.
+#: Returns the function that predicts the plans of one graph, topology and job; ``api`` uses the simulator.
 Judge = Callable[[Graph, Topology, JobSpec], Evaluate]
 
 
@@ -32,11 +32,11 @@ def plan_run(
 ) -> Planned:
     """Plan ``bundle`` for ``topology`` with the job's planner and check the result.
 
-    ``judge``: who predicts the step time, and chooses where the planner compares plans (default: the timed dry-run).
-    ``planner``: takes the place of the job's. ``running``: the plan that ran until now; what moves must be worth it.
+    ``judge``: predicts step times, also where the planner compares plans (default: the timed dry-run).
+    ``planner``: replaces the job's planner. ``running``: the plan that ran until now; a move of states must be worth it.
 
     Raises:
-        PlanError: nothing fits; the text says which device lacks how much.
+        PlanError: no plan fits; the text says which device lacks how much memory.
     """
     everybody = topology
     if bundle.job.plan.helpers:
@@ -68,10 +68,10 @@ def plan_run(
 
 
 def _with_stages(graph: Graph, topology: Topology) -> Topology:
-    """The devices that get stages where unreliable ones only help.
+    """Return the devices that get stages, if unreliable devices only help.
 
     Raises:
-        PlanError: there is none, or the model can't be helped: a state goes from micro-batch to micro-batch.
+        PlanError: there are none, or the model can't use helpers: it passes a state from micro-batch to micro-batch.
     """
     if graph.state_updates:
         raise PlanError(
@@ -89,7 +89,7 @@ def _with_stages(graph: Graph, topology: Topology) -> Topology:
 
 
 def _decided(job: JobSpec, plan: Plan) -> JobSpec:
-    """The job with what it left open as the plan has it."""
+    """Return the job with the decisions of the plan."""
     if not job.open.anything:
         return job
     name = "exact" if plan.sync is None else plan.sync.strategy

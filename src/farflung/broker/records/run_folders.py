@@ -33,7 +33,7 @@ class StorageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Owner:
-    """Whose run it is: the key it was handed in with, the name and ticket at that time."""
+    """The owner of a run: the key with which it was submitted, and the name and ticket at that time."""
 
     key: str = ""
     name: str = ""
@@ -41,7 +41,7 @@ class _Owner:
 
 
 class RunFolders:
-    """A folder for each run below ``root``. ``ticket_of`` tells with which ticket a member joined. Any thread may call."""
+    """A folder for each run below ``root``. ``ticket_of`` returns the ticket with which a member joined. Any thread may call."""
 
     def __init__(self, root: Path, ticket_of: Callable[[str], str], settings: StorageSettings) -> None:
         self.root = root
