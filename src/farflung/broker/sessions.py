@@ -376,6 +376,7 @@ def _measured(name: str, header: Mapping[str, Any]) -> MemberMeasured:
         speed=number(header, "speed", low=1.0),
         factor=number(header, "factor", low=_LEAST_FACTOR),
         overhead=number(header, "overhead", low=0.0),
+        convolution=number(header, "convolution", low=_LEAST_FACTOR) if "convolution" in header else 1.0,
         share=number(header, "share", low=0.0) if header.get("share") is not None else None,
     )
 
@@ -394,6 +395,7 @@ def _offer(header: Mapping[str, Any]) -> Offer:
         speed=number(raw, "speed", low=1.0),
         factor=number(raw, "factor", low=_LEAST_FACTOR),
         overhead=number(raw, "overhead", low=0.0),
+        convolution=number(raw, "convolution", low=_LEAST_FACTOR) if "convolution" in raw else 1.0,
         host=text(raw, "host", limit=100),
         processors=_processors(raw),
         kind=text(raw, "kind", limit=20),

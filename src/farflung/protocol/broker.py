@@ -260,7 +260,9 @@ class BrokerMachine:
     def _measured(self, event: MemberMeasured) -> list[Command]:
         member = self.members.get(event.name)
         if member is not None:
-            member.offer = replace(member.offer, speed=event.speed, factor=event.factor, overhead=event.overhead)
+            member.offer = replace(
+                member.offer, speed=event.speed, factor=event.factor, overhead=event.overhead, convolution=event.convolution
+            )
             member.drift = 1.0
         return []
 

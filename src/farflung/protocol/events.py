@@ -55,6 +55,7 @@ class Offer:
     """What a worker offers: memory in bytes, achieved speed in FLOP/s, device kind and its versions.
 
     ``factor``: lambda, the achieved share of the peak. ``overhead``: seconds that each operator costs beside its FLOPs.
+    ``convolution``: how many times as fast as other operators convolutions run.
     ``host``: the same for all workers of one machine (empty: not known). ``processors``: what it computes on there; workers of a
     host that have one in common share it. ``relay``: it may relay between members of its runs.
     ``reliable``: it stays; else it may go at any time without a word.
@@ -64,6 +65,7 @@ class Offer:
     speed: float
     factor: float = 1.0
     overhead: float = 0.0
+    convolution: float = 1.0
     host: str = ""
     processors: tuple[str, ...] = ()
     kind: str = "cpu"
@@ -111,6 +113,7 @@ class MemberMeasured:
     speed: float
     factor: float
     overhead: float
+    convolution: float = 1.0
     share: float | None = None
 
 

@@ -543,8 +543,13 @@ def _ignore(header: Mapping[str, Any]) -> None:
 
 def _older(offer: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured before."""
-    return {key: offer[key] for key in ("speed", "factor", "overhead")}
+    return {key: offer[key] for key in ("speed", "factor", "overhead", "convolution")}
 
 
 def _speed(report: DeviceReport) -> dict[str, float]:
-    return {"speed": report.flops_per_second, "factor": report.speed_factor, "overhead": report.launch_seconds}
+    return {
+        "speed": report.flops_per_second,
+        "factor": report.speed_factor,
+        "overhead": report.launch_seconds,
+        "convolution": report.convolution,
+    }
