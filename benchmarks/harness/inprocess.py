@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from farflung.broker.progress import Progress
+from farflung.broker.progress import Progress, RecordList
 from farflung.client.in_process import LocalHooks, LocalRun
 from farflung.client.shared_batches import SharedBatches
 from farflung.clock import MonotonicClock
@@ -88,7 +88,14 @@ def run_planned(
     }
     first = next(iter(setups.values()))
     shared = SharedBatches(given.batches, sum(1 for piece in first.subgraphs if piece.placeholders))
-    progress = Progress(given.job, len(setups), MonotonicClock(), on_record or _ignore)
+    records = RecordList()
+
+    def sink(record: StepRecord | EvaluationRecord) -> None:
+        records(record)
+        if on_record is not None:
+            on_record(record)
+
+    progress = Progress(given.job, len(setups), MonotonicClock(), sink)
     micro: list[tuple[float, ...]] = []
 
     def report(done: StepReport) -> None:
@@ -103,16 +110,12 @@ def run_planned(
     run.run()
     executors = run.executors.values()
     return InProcess(
-        records=tuple(progress.steps),
-        evaluations=tuple(progress.evaluations),
+        records=tuple(records.steps),
+        evaluations=tuple(records.evaluations),
         micro_losses=tuple(micro),
         gradients=[executor.gradients for executor in executors],
         states=[runner.states() for executor in executors for runner in executor.stages.bases.values()],
     )
-
-
-def _ignore(record: StepRecord | EvaluationRecord) -> None:
-    return
 
 
 class _Hooks(LocalHooks):

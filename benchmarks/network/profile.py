@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.harness.base import Check, Report, Say, Settings, bounded
 from benchmarks.network.profile_training import TrainingPart, train
 from benchmarks.network.transport_node import make_members
-from farflung.broker.links.probes import Probing
+from farflung.broker.links.probes import LinkProbes
 from farflung.broker.links.table import LinkTable
 from farflung.cluster import Network
 from farflung.emulation import Emulation
@@ -160,13 +160,13 @@ def measure(network: Network, say: Say) -> tuple[LinkTable, float, list[str]]:
             listen = f"{emulation[name].address}:{_PORT}"
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             nodes[name] = emulation[name].start([*command, listen], **pipes)
-        probing = Probing(lambda name, frame: _ask(nodes[name], frame), table)
+        probes = LinkProbes(lambda name, frame: _ask(nodes[name], frame), table)
         members = [(name, _address(name, node)) for name, node in nodes.items()]
-        listeners = [threading.Thread(target=_listen, args=(probing, name, node), daemon=True) for name, node in nodes.items()]
+        listeners = [threading.Thread(target=_listen, args=(probes, name, node), daemon=True) for name, node in nodes.items()]
         for listener in listeners:
             listener.start()
         begin = time.monotonic()
-        for frame in probing.run(members):
+        for frame in probes.run(members):
             if frame.kind == "round":
                 say(f"round {frame.header['number']} of {frame.header['of']}")
             elif frame.kind == "unreachable":
@@ -193,13 +193,13 @@ def _ask(node: subprocess.Popen[str], frame: Frame) -> None:
     node.stdin.flush()
 
 
-def _listen(probing: Probing, name: str, node: subprocess.Popen[str]) -> None:
+def _listen(probes: LinkProbes, name: str, node: subprocess.Popen[str]) -> None:
     assert node.stdout is not None
     with node.stdout as lines:
         for line in lines:
             answer = json.loads(line)
-            probing.answer(name, answer["peer"], read_probe(answer))
-    probing.gone(name)
+            probes.answer(name, answer["peer"], read_probe(answer))
+    probes.lost(name)
 
 
 def compare(network: Network, table: LinkTable) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from farflung.errors import FarflungError
 from farflung.security import Credentials, make_request, new_key
 from farflung.security.authority import CertificateAuthority
 from farflung.transports import Endpoint, FrameHandler, LinkStatistics, TransportConfig, Urgency, get_transport
+from farflung.transports.base import EndpointEvents
 from farflung.wire.frames import Frame
 
 __all__ = ["main", "make_members"]
@@ -44,10 +45,9 @@ def _endpoint(folder: Path, name: str, transport: str, handler: FrameHandler, li
     most = 16 if transport == "tcp" else 1
     config = TransportConfig(max_stripes=most)
     credentials = Credentials.load(folder / name)
-    endpoint = get_transport(transport)(credentials, handler, listen=listen, config=config)
-    if transport == "tcp":
-        endpoint.say = lambda text: print(text, file=sys.stderr, flush=True)  # type: ignore[attr-defined]  # noqa: T201
-    return endpoint
+    events = EndpointEvents(log=lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
+    given = {"events": events} if transport == "tcp" else {}
+    return get_transport(transport)(credentials, handler, listen=listen, config=config, **given)
 
 
 def _tell(**facts: Any) -> None:

@@ -1,4 +1,7 @@
-"""Time as a parameter: the real clock for the runtime, a virtual one for tests and simulation."""
+"""Time as a parameter: the real clocks for the runtime, a virtual one for tests and simulation.
+
+Every other module reads the time here.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,17 @@ from typing import Protocol
 
 from farflung.units import Seconds
 
-__all__ = ["Clock", "MonotonicClock", "VirtualClock"]
+__all__ = ["Clock", "MonotonicClock", "VirtualClock", "monotonic", "wall_time"]
+
+
+def monotonic() -> float:
+    """Seconds since an arbitrary moment; never goes back."""
+    return time.monotonic()
+
+
+def wall_time() -> float:
+    """Seconds since 1970, for dates that machines exchange or store; may go back."""
+    return time.time()
 
 
 class Clock(Protocol):

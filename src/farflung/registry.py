@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from farflung.errors import FarflungError, InputError
+from farflung.foreign_code import translated
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -61,11 +62,11 @@ class Registry(Generic[T]):
             known = f"known are {', '.join(names)}" if names else "none is installed"
             raise InputError(f"unknown {self._kind} {name!r}: {hint}{known}") from None
         with self.blame(name, "can't be loaded"):
-            try:
-                return loader()
-            except Exception:
-                self._broken.add(name)
-                raise
+            with ExitStack() as failed:
+                failed.callback(self._broken.add, name)
+                member = loader()
+                failed.pop_all()
+            return member
 
     def brought_by(self, name: str) -> str | None:
         """The package (and its version) that brings ``name`` as a plug-in; None: the name is built in, or unknown."""
@@ -80,19 +81,19 @@ class Registry(Generic[T]):
     def blame(self, name: str, what: str, kind: type[FarflungError] = InputError) -> Iterator[None]:
         """What the plug-in ``name`` raises inside comes out as an error of ``kind`` that says which plug-in of which package
         failed at ``what``; our own errors, and those of built-in members, stay as they are."""
-        try:
-            yield
-        except FarflungError:
-            raise
-        except Exception as error:  # a plug-in may raise anything, and nobody else says whose fault it was
-            package = self.brought_by(name)
+
+        def describe(error: Exception) -> Exception:
+            package = None if isinstance(error, FarflungError) else self.brought_by(name)
             if package is None:
-                raise
+                return error
             cause = " ".join(f"{type(error).__name__}: {error}".split())
-            raise kind(
+            return kind(
                 f"{self._kind} {name!r} of the package {package} {what}: {cause}; install what it lacks, or another version "
                 f"of it, or take another {self._kind}"
-            ) from error
+            )
+
+        with translated(describe):
+            yield
 
     def remove(self, name: str) -> None:
         """Forget ``name`` (nothing happens where it is unknown)."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farflung.broker import run_manager as runs
+from farflung.broker.attempts import finisher, planner
 from farflung.broker.records.run_store import RunStore
 from farflung.errors import InputError
 from farflung.telemetry import StepRecord
@@ -16,7 +16,7 @@ from tests.support.loopback import Loopback, plainly, same, states_of, text_job,
 
 
 def test_a_plan_that_comes_late_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    late, real = threading.Event(), runs.preparation_of
+    late, real = threading.Event(), planner.preparation_of
     job = text_job(steps=6)
     with Loopback(home, 2) as cluster:
 
@@ -31,12 +31,12 @@ def test_a_plan_that_comes_late_changes_nothing(home: Path, monkeypatch: pytest.
                 late.set()
                 until(lambda: f"plan-{run}" not in [thread.name for thread in threading.enumerate()])
 
-        monkeypatch.setattr(runs, "preparation_of", held)
+        monkeypatch.setattr(planner, "preparation_of", held)
         found = cluster.run(job, anybody=True, on_record=act)
-        live = cluster.broker._runs.live(found.run)
+        live = cluster.broker.runs.live(found.run)
     assert found.result.status == "finished", found.result.cause
     assert [record.step for record in found.steps] == list(range(6)), "reports were heard to the end"
-    assert live.attempt == live.store.attempt == 2
+    assert live.attempt.number == live.store.attempt == 2
     module, _ = plainly(job, home)
     held_states, tensors = states_of(found), module.state_dict()
     assert same(held_states, {name: tensors[name].detach().numpy() for name in held_states}) == []
@@ -54,12 +54,12 @@ def test_an_upload_ends_with_its_run(home: Path, monkeypatch: pytest.MonkeyPatch
         bundle, _ = cluster.submit(text_job(steps=4, checkpoint={"every": 1}))
         assert arrived.wait(60)
         cluster.client.stop(bundle.run, now=True)
-        until(lambda: cluster.workers["a"]._current is None)
+        until(lambda: cluster.workers["a"]._current.part is None)
         gate.set()
 
 
 def test_runs_that_were_over_long_ago_are_let_go(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "MOST_OVER", 2)
+    monkeypatch.setattr(finisher, "MOST_OVER", 2)
     with Loopback(home, 0) as cluster:
         bundles = [cluster.submit(text_job(name=f"job-{number}"))[0] for number in range(4)]
         waiting = bundles.pop(1)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from farflung.broker import worker_reports
 from farflung.broker.process import Broker
-from farflung.broker.run_manager import Runs
+from farflung.broker.session_table import SessionTable
 from farflung.broker.sessions import Sessions
 from farflung.errors import ConnectionLost, WireError
-from farflung.protocol.events import Event, MemberJoined
+from farflung.protocol.members import Member
 from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
+from farflung.worker.control_session import BrokerLease
 from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
-from farflung.worker.training_run import Work
+from farflung.worker.run_hooks import WorkerHooks
 from tests.support.loopback import Finished, Loopback, text_job
 
 PATIENCE = 60.0
@@ -34,7 +35,7 @@ def lose(cluster: Loopback, steps: int, *, stale: bool) -> Finished:
 
     def act(run: str, record: StepRecord) -> None:
         for worker in other.values():
-            worker._on_lost("b", ConnectionLost("lost b: it went away"), "an-older-run" if stale else run)
+            worker._current.on_lost("b", ConnectionLost("lost b: it went away"), "an-older-run" if stale else run)
 
     return cluster.run(text_job(steps=steps, on_loss="stop"), on_record=act)
 
@@ -46,63 +47,71 @@ def test_the_loss_of_a_connection_of_another_run_harms_nobody(two: Loopback) -> 
     assert "lost b: it went away" in lose(two, 5000, stale=False).result.cause
 
 
-def test_a_name_is_free_again_whatever_the_loss_does() -> None:
-    class Broken:
-        def handle(self, event: object) -> None:
-            raise RuntimeError("a defect")
+class Events:
+    """What sessions tell, and what goes wrong meanwhile."""
 
-    sessions = Sessions(lambda text: None)
-    session = sessions._enter("w")
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure, self.told = failure, list[object]()
+
+    def joined(self, name: str, generation: int, hello: Frame) -> tuple[str, list[str]]:
+        self._tell(name)
+        return "", []
+
+    def report(self, name: str, frame: Frame) -> None:
+        self._tell(frame)
+
+    def silent(self, silences: Mapping[str, float], lease: float) -> None:
+        self._tell(silences)
+
+    def lost(self, name: str, cause: str) -> None:
+        self._tell(name)
+
+    def _tell(self, what: object) -> None:
+        self.told.append(what)
+        if self.failure is not None:
+            raise self.failure
+
+
+def test_a_name_is_free_again_whatever_the_loss_does() -> None:
+    table = SessionTable(lambda name: 1)
+    sessions = Sessions(table, Events(RuntimeError("a defect")), lambda text: None)
     with pytest.raises(RuntimeError, match="a defect"):
-        sessions._read(cast(Any, Broken()), session, iter(()))
-    assert not sessions.serves("w")
+        sessions._read(table.enter("w"), iter(()))
+    assert not table.serves("w")
 
 
 def test_whatever_becomes_of_one_member_the_others_are_looked_after() -> None:
     said: list[str] = []
-    sessions = Sessions(said.append)
-    looks: list[float] = []
 
-    def look(runs: object, now: float) -> None:
-        looks.append(now)
-        if len(looks) == 3:
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) == 3:
             sessions.close()
-        raise OSError("the disk is full")
 
-    sessions.look = look  # type: ignore[method-assign]
-    sessions.watch(cast(Any, None))
-    assert len(looks) == 3
+    sessions = Sessions(SessionTable(lambda name: 1), Events(OSError("the disk is full")), say)
+    sessions.watch()
     assert said == ["warning: the loss of a worker was not handled: OSError: the disk is full"] * 3
 
 
-def test_a_worker_that_obeys_for_long_does_not_take_the_broker_for_gone() -> None:
-    class Session:
-        def __init__(self) -> None:
-            self.over, self.waiting, self.beats, self.closed = self, False, 0, False
-
-        def wait(self, seconds: float) -> bool:
-            return self.closed or self.beats == 20
-
-        def send(self, frame: object) -> None:
-            self.beats += 1
-
-        def close(self) -> None:
-            self.closed = True
-
-    said: list[str] = []
-    worker = SimpleNamespace(_lease=5.0, _heard=time.monotonic() - 1000, _obeying=True, _say=said.append)
-    busy = Session()
-    Worker._beat(cast(Any, worker), cast(Any, busy))
-    assert (busy.beats, busy.closed, said) == (20, False, [])
-    worker._heard, worker._obeying = time.monotonic() - 1000, False
-    silent = Session()
-    Worker._beat(cast(Any, worker), cast(Any, silent))
-    assert silent.closed
-    assert said[0].startswith("no message from the broker for 1")
+def test_a_worker_that_handles_a_message_for_long_does_not_expire_the_broker() -> None:
+    lease = BrokerLease(0.0, length=5.0)
+    lease.receive()
+    assert [lease.silence(float(now)) for now in range(1, 20)] == [None] * 19
+    lease.handled(20.0)
+    assert [lease.silence(float(now)) for now in range(21, 26)] == [None] * 5
+    assert lease.silence(26.0) == 6.0
 
 
-def test_runs_whose_files_are_being_written_do_not_hold_up_an_end() -> None:
-    runs = Runs(lambda name, frame: None, print)
+def test_a_worker_that_was_stopped_gives_the_broker_half_a_lease() -> None:
+    lease = BrokerLease(0.0, length=4.0)
+    assert lease.silence(1.0) is None
+    assert lease.silence(1000.0) is None, "it has read no message in that time"
+    assert lease.silence(1001.0) is None
+    assert lease.silence(1002.5) == 4.5
+
+
+def test_runs_whose_files_are_being_written_do_not_hold_up_an_end(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, listen="127.0.0.1:0")
     writes, goes_on, failed = threading.Event(), threading.Event(), list[Exception]()
 
     def write() -> None:
@@ -112,14 +121,14 @@ def test_runs_whose_files_are_being_written_do_not_hold_up_an_end() -> None:
 
     def submit() -> None:
         try:
-            runs.submit(cast(Any, SimpleNamespace(run="r")), write)
+            broker.manager.submit(cast(Any, SimpleNamespace(run="r", records=SimpleNamespace(unwritten=broker))), write)
         except OSError as error:
             failed.append(error)
 
     thread = threading.Thread(target=submit)
     thread.start()
     assert writes.wait(PATIENCE)
-    runs.close()
+    broker.close()
     goes_on.set()
     thread.join(PATIENCE)
     assert len(failed) == 1
@@ -130,7 +139,6 @@ def test_nothing_fails_because_nobody_can_be_told(tmp_path: Path) -> None:
         raise BrokenPipeError("the terminal is gone")
 
     broker = Broker(tmp_path, listen="127.0.0.1:0", say=say)
-    broker._say("a line")
     broker.close()
 
 
@@ -149,9 +157,8 @@ class Door:
     }
     caller = Caller(name="w", role="worker")
 
-    def __init__(self) -> None:
-        self.sessions = Sessions(lambda text: None)
-        self.runs = Runs(self.sessions.send, lambda text: None)
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
 
     def on_end(self, action: Callable[[], None]) -> None:
         """The connection stays."""
@@ -165,9 +172,16 @@ class Door:
             over.wait(PATIENCE)
 
         try:
-            return next(self.sessions.serve(self.runs, cast(Any, self), frames())).kind
+            return next(self.broker.serving.serve(cast(Any, self), frames())).kind
         finally:
             over.set()
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    broker = Broker(tmp_path, listen="127.0.0.1:0")
+    yield Door(broker)
+    broker.close()
 
 
 @pytest.mark.parametrize(
@@ -178,34 +192,28 @@ class Door:
         ({"parting": "fly"}, "'parting' must be drain, leave or nothing"),
     ],
 )
-def test_a_hello_with_bad_wishes_leaves_nobody_behind(wishes: dict[str, object], says: str) -> None:
-    door = Door()
+def test_a_hello_with_bad_wishes_leaves_nobody_behind(door: Door, wishes: dict[str, object], says: str) -> None:
     with pytest.raises(WireError, match=says):
         door.welcome(**wishes)
-    assert list(door.runs.machine.members) == []
+    assert list(door.broker.runs.machine.members) == []
     assert door.welcome() == "welcome"
 
 
-def test_a_session_that_can_not_begin_leaves_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_can_not_begin_leaves_nobody_behind(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong, and after whatever part of it."""
-    door = Door()
-    handle = door.runs.handle
 
-    def broken(event: Event) -> None:
-        handle(event)
-        if isinstance(event, MemberJoined):
-            raise RuntimeError("a defect")
+    def broken(members: list[Member]) -> dict[str, list[str]]:
+        raise RuntimeError("a defect")
 
     with monkeypatch.context() as patch:
-        patch.setattr(door.runs, "handle", broken)
+        patch.setattr(worker_reports, "version_warnings", broken)
         with pytest.raises(RuntimeError, match="a defect"):
             door.welcome()
-    assert (list(door.runs.machine.members), door.sessions.serves("w")) == ([], False)
+    assert (list(door.broker.runs.machine.members), door.broker.sessions.serves("w")) == ([], False)
     assert door.welcome() == "welcome"
 
 
 def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
-    own = Loopback(home, 0)
     said: list[str] = []
     gone = threading.Event()
 
@@ -214,7 +222,7 @@ def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
         if "is gone" in text:
             gone.set()
 
-    own.broker._sessions._say = say
+    own = Loopback(home, 0, say=say)
     worker = Worker(join(own.ticket("join"), name="late", role="worker"), WorkerOptions(listen="127.0.0.1:0", memory=1e9), print)
     failed: list[str] = []
 
@@ -240,11 +248,11 @@ def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
 def test_a_stop_ends_a_text_at_the_next_token(two: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def stop(self: Work) -> bool:
+    def stop(self: WorkerHooks) -> bool:
         asked.append(self.run)
         return len(asked) >= 2 + 3  # asked by the leader: after each of two steps, then after each token
 
-    monkeypatch.setattr(Work, "stop_requested", stop)
+    monkeypatch.setattr(WorkerHooks, "stop_requested", stop)
     end = two.run(text_job(steps=2, generate={"prompt": "def ", "tokens": 50}, data={"tokenizer": "bytes"}))
     assert end.result.status == "finished"
     notes = [frame.header["text"] for frame in end.frames if frame.kind == "note"]

@@ -71,28 +71,28 @@ CLUSTER = (
 ELSEWHERE = {
     "farflung --install-completion": "cli/test_completion.py",
     "farflung --show-completion": "cli/test_completion.py",
-    "farflung broker --listen 0.0.0.0:7070 --advertise broker.example.org --service": "cli/test_member_commands.py",
+    "farflung broker --listen 0.0.0.0:7070 --advertise broker.example.org --service": "cli/cluster/test_owner.py",
     "farflung submit --resume RUN": "broker/test_continuations.py",
     "farflung submit --resume RUN --steps 2000": "broker/test_continuations.py",
     "farflung submit job.toml --resume RUN": "broker/test_continuations.py",
     'farflung generate RUN --prompt "def " --max-tokens 50 --top-k 40 --top-p 0.9 --seed 7 --step 200': (
-        "cli/test_generate_command.py"
+        "cli/runs/test_generate.py"
     ),
-    "farflung join farflung1-... --name attic-pc --data /data --service": "cli/test_member_commands.py",
-    "farflung demo --folder NEW_FOLDER --steps N --quick": "cli/test_demo_whole.py",
+    "farflung join farflung1-... --name attic-pc --data /data --service": "cli/cluster/test_owner.py",
+    "farflung demo --folder NEW_FOLDER --steps N --quick": "cli/trial/test_demo.py",
     "farflung checkpoint export RUN out --transformers": "end_to_end/training/test_transformers_jobs.py",
     "farflung checkpoint export RUN out --adapters": "end_to_end/training/test_transformers_jobs.py",
-    "farflung checkpoint export RUN out.safetensors": "cli/test_checkpoint_commands.py",
-    "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/test_checkpoint_commands.py",
-    "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/test_checkpoint_commands.py",
+    "farflung checkpoint export RUN out.safetensors": "cli/runs/test_checkpoint.py",
+    "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/runs/test_checkpoint.py",
+    "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/runs/test_checkpoint.py",
     "python -m benchmarks loss --set timed_steps=0 --set variants=dense,int8,int4,topk-10,adatopk-10,auto "
-    "--set data=DATA.txt --set tune=TUNE.txt --set plot=loss-bytes.svg": "benchmarks/test_benchmarks.py",
+    "--set data=DATA.txt --set tune=TUNE.txt --set plot=loss-bytes.svg": "benchmarks/scenarios/test_benchmarks.py",
     "farflung broker --mirror s3://bucket/runs": "cli/test_cli_processes.py",
     "farflung chaos job.toml --workers 3 --faults 6 --kinds kill,stop,full_disk --seed 1": "chaos/test_trial.py",
     "farflung chaos job.toml --at worker.prepared --kinds kill --no-broker --json": "chaos/test_trial.py",
-    "farflung emulate two-laptops -- python3 -c 'print(\"I am {node} at {address}\")'": "emulation/test_emulation_page.py",
+    "farflung emulate two-laptops -- python3 -c 'print(\"I am {node} at {address}\")'": "emulation/scenarios/test_page.py",
     "farflung emulate machines.toml --cluster --counters -- farflung submit job.toml --topology machines.toml": (
-        "emulation/test_emulation_page.py"
+        "emulation/scenarios/test_page.py"
     ),
 }
 

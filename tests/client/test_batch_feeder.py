@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from farflung.broker import planning
+from farflung.broker.planning import run_planner
 from farflung.client import batch_feeder as feeding
 from farflung.client.batch_feeder import Feeder
 from farflung.client.planned_run import PlannedRun
@@ -26,8 +27,9 @@ from farflung.job import JobSpec
 from farflung.messages.submission import Bundle
 from farflung.plan.model import LinkPlan, Plan, Stage
 from farflung.telemetry.records import RunResult
-from farflung.worker.training_run import Work
-from tests.support.loopback import Loopback, until
+from farflung.worker import training_run
+from farflung.worker.data_feed import CallerFeed
+from tests.support.loopback import Loopback
 from tests.support.small_runs import ROWS, small_job
 
 
@@ -71,15 +73,20 @@ def closed_port() -> Iterator[str]:
 
 def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = looping_graph()
-    monkeypatch.setattr(planning, "get_planner", lambda name: ThereAndBack())
+    monkeypatch.setattr(run_planner, "get_planner", lambda name: ThereAndBack())
     bundle = Bundle(run=new_id("run"), job=small_job(workers=2), graphs={ROWS: graph})
     with Loopback(tmp_path, 2) as cluster:
         cluster.client.submit(bundle)
         planned: PlannedRun | None = None
         feeder: Feeder | None = None
-        held: list[int] = []
-        close = Work._close
-        monkeypatch.setattr(Work, "_close", lambda self: (held.append(len(self._held)), close(self))[1])
+        feeds: list[CallerFeed] = []
+
+        class Recorded(CallerFeed):
+            def __init__(self, *args: Any) -> None:
+                super().__init__(*args)
+                feeds.append(self)
+
+        monkeypatch.setattr(training_run, "CallerFeed", Recorded)
         # a deadlock ends the run instead of the patience of whoever waits for this test
         guard = threading.Timer(60, lambda: cluster.client.stop(bundle.run, now=True))
         guard.start()
@@ -91,16 +98,15 @@ def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monk
                 feeder = Feeder(bundle, planned, cluster.client, batch)
                 feeder.start()
         guard.cancel()
-        assert feeder is not None
+        assert feeder is not None, frame
         feeder.end()
-        until(lambda: len(held) == 2)
     result = RunResult.from_json(frame.header["result"])
     assert (result.status, result.cause, result.steps) == ("finished", "", 3)
-    assert held == [0, 0], "nothing is kept after its last reader"
+    assert [feed.stored for feed in feeds] == [0, 0], "nothing is stored after its last reader"
 
 
 def test_a_worker_that_only_the_caller_cannot_reach_ends_the_run_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "get_planner", lambda name: ThereAndBack())
+    monkeypatch.setattr(run_planner, "get_planner", lambda name: ThereAndBack())
     monkeypatch.setattr(feeding, "_PATIENCE", 2)
     bundle = Bundle(run=new_id("run"), job=small_job(workers=2), graphs={ROWS: looping_graph()})
     with Loopback(tmp_path, 2) as cluster, closed_port() as nowhere:

@@ -71,11 +71,11 @@ class Orders(RuleBasedStateMachine):
         self.take(self.machine.handle(RunSubmitted(run=run, workers=workers, recoveries=recoveries)))
         return run
 
-    @rule(target=runs, workers=st.one_of(st.none(), st.integers(1, 4)), hoped=st.integers(0, 4), named=st.sets(NAMES))
-    def restore(self, workers: int | None, hoped: int, named: set[str]) -> str:
+    @rule(target=runs, workers=st.one_of(st.none(), st.integers(1, 4)), expected=st.integers(0, 4), names=st.sets(NAMES))
+    def restore(self, workers: int | None, expected: int, names: set[str]) -> str:
         run = f"run-{len(self.machine.runs)}"
-        chosen = tuple(sorted(named)) if hoped else ()
-        event = RunRestored(run=run, workers=workers, recoveries=2, attempts=len(named), hoped=hoped, named=chosen)
+        chosen = tuple(sorted(names)) if expected else ()
+        event = RunRestored(run=run, workers=workers, recoveries=2, attempts=len(names), expected=expected, names=chosen)
         self.take(self.machine.handle(event))
         return run
 
@@ -136,24 +136,24 @@ class Orders(RuleBasedStateMachine):
 
     def _kept_from(self, run: Run, interrupted: list[Run]) -> set[str]:
         """Whom runs that a restart interrupted keep from ``run``."""
-        named = {name for other in interrupted for name in other.named} - run.named
-        everybody = not run.hoped and any(not other.named for other in interrupted)
+        named = {name for other in interrupted for name in other.expected_names} - run.expected_names
+        everybody = not run.expected and any(not other.expected_names for other in interrupted)
         return set(self.machine.members) if everybody else named
 
     @rule()
     def nobody_is_kept_after_the_wait(self) -> None:
         for one in self.machine.runs:
             self.take(self.machine.handle(WaitedEnough(run=one)))
-        assert not any(one.hoped or one.named for one in self.machine.runs.values() if not one.state.over)
+        assert not any(one.expected or one.expected_names for one in self.machine.runs.values() if not one.state.over)
 
     @invariant()
     def nobody_waits_in_vain(self) -> None:
         idle = {name for name, member in self.machine.members.items() if member.run is None}
         waiting = [run for run in self.machine.runs.values() if run.state is RunState.WAITING]
         for run in waiting:
-            free = idle - self._kept_from(run, [other for other in waiting if other.hoped and other is not run])
+            free = idle - self._kept_from(run, [other for other in waiting if other.expected and other is not run])
             refused = bool(run.refused) and free <= run.refused
-            assert len(free) < run.needs or refused or not run.named <= free
+            assert len(free) < run.needs or refused or not run.expected_names <= free
         for run in self.machine.runs.values():
             assert run.state is not RunState.WAITING or run.awaited or not run.stopping, "who stops it, and when?"
 

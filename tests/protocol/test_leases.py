@@ -25,7 +25,7 @@ def test_whoever_says_nothing_is_given_up_and_any_word_renews() -> None:
     leases.grant("a", 1, 0.0)
     leases.grant("b", 7, 0.0)
     assert looks(leases, 0.0, 4.0) == []
-    assert leases.hear("b", 7, 4.0)
+    assert leases.renew("b", 7, 4.0)
     assert looks(leases, 4.5, 6.0) == [("a", 1)]
     assert leases.silence("b", 6.0) == 2.0
     assert leases.end("a", 1)
@@ -37,11 +37,11 @@ def test_an_older_generation_is_not_heard() -> None:
     leases = Leases()
     leases.grant("a", 1, 0.0)
     leases.grant("a", 2, 1.0)
-    assert not leases.hear("a", 1, 2.0)
+    assert not leases.renew("a", 1, 2.0)
     assert not leases.end("a", 1), "its end takes nothing from the one that came after it"
     assert leases.generation("a") == 2
-    assert leases.hear("a", 2, 2.0)
-    assert not leases.hear("nobody", 0, 0.0)
+    assert leases.renew("a", 2, 2.0)
+    assert not leases.renew("nobody", 0, 0.0)
     assert leases.generation("nobody") == 0
 
 
@@ -64,7 +64,7 @@ def test_only_the_newest_session_is_ever_heard(events: list[tuple[str, int, bool
             leases.grant(name, newest[name], float(place))
         else:
             generation = newest[name] - back
-            assert leases.hear(name, generation, float(place)) == (back == 0 and newest[name] > 0)
+            assert leases.renew(name, generation, float(place)) == (back == 0 and newest[name] > 0)
 
 
 @pytest.mark.parametrize("late", [0.25, 0.6])

@@ -158,7 +158,7 @@ class World:
 
     def give(self, server: Server, command: Give) -> None:
         what = self.needs(server, command.task, again=command.recompute)
-        self.duplicates += sum(command.task in one.given for one in server.pool._devices.values()) > 1
+        self.duplicates += server.pool.takers(command.task) > 1
         if command.helper in self.servers:
             self.lent += 1
             self.servers[command.helper].lent.append((server.name, *what))

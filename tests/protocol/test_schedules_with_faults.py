@@ -22,12 +22,12 @@ from farflung.protocol.events import (
     DismissMember,
     Event,
     FinishRun,
-    HandOver,
     HelperGone,
     MakePlan,
     MemberJoined,
     MemberLost,
     MemberWants,
+    MigrateRun,
     Offer,
     PlanMade,
     PrepareRun,
@@ -65,7 +65,7 @@ class World:
         self.plans: list[MakePlan] = []
         self.attempt: dict[str, int] = {}
         self.started: dict[str, int] = {}
-        self.handing: set[int] = set()
+        self.migrating: set[int] = set()
         self.ledger: list[int] = []
         self.checkpoint = self.furthest = self.begun = 0
         self.outcome = ""
@@ -120,7 +120,7 @@ class World:
         self.started.clear()
         self.plans.clear()
         self.helping.clear()
-        again = RunRestored(run="r", workers=self.workers, recoveries=50, attempts=attempts, hoped=self.chance.randint(0, 4))
+        again = RunRestored(run="r", workers=self.workers, recoveries=50, attempts=attempts, expected=self.chance.randint(0, 4))
         self.tell(replace(again, helped=self.helped))
 
     def obey(self, name: str) -> None:
@@ -132,8 +132,8 @@ class World:
             self.started[name] = self.attempt[name]
         elif isinstance(command, AskHelper) and self.chance.random() < 0.2:
             self.up[name].append(RunFailed(run="r", name=name, cause="no way", attempt=attempt))
-        elif isinstance(command, HandOver):
-            self.handing.add(attempt)
+        elif isinstance(command, MigrateRun):
+            self.migrating.add(attempt)
         elif isinstance(command, AbortRun):
             self.started.pop(name, None)
             if command.keep:
@@ -166,7 +166,7 @@ class World:
                 self.tell(RunAdvanced(run="r"))
             if len(self.ledger) % EVERY == 0:
                 self.checkpoint = len(self.ledger)
-            if run.attempts not in self.handing or len(self.ledger) == STEPS:
+            if run.attempts not in self.migrating or len(self.ledger) == STEPS:
                 return
         self.checkpoint = len(self.ledger)
         for name in run.devices:

@@ -28,6 +28,7 @@ Runs, from one process to many:
 ``worker_deaths``          ways to lose a worker or a link in mid step
 ``resumed_runs``           the second half of a run
 ``helped_runs``            runs with helpers
+``thread_table``           the table of threads in the documentation
 ``patient_cluster``        processes whose broker expires leases late
 ``quiet``                  waiting for transports
 

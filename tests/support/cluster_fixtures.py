@@ -5,6 +5,7 @@ The ``conftest.py`` of each such folder imports them all.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,17 @@ from farflung.broker.links import reachability as reaching
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from tests.support.loopback import Loopback, text_folder
+from tests.support.thread_table import rows, surviving
 
-__all__ = ["home", "no_warm_up", "one_thread", "own_cache", "patient_dialing", "three", "two"]
+__all__ = ["home", "no_warm_up", "one_thread", "own_cache", "patient_dialing", "threads_end", "three", "two"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_end() -> Iterator[None]:
+    """Whatever a module's brokers, workers and runs have started ends with them."""
+    before = threading.enumerate()
+    yield
+    assert surviving(before, rows()) == []
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,6 +16,7 @@ import numpy as np
 
 from farflung.api.submission import bundle_job, send_weights
 from farflung.broker.process import Broker
+from farflung.broker.records.run_folders import StorageSettings
 from farflung.checkpoint import CheckpointReader
 from farflung.client.connection import Client
 from farflung.data import Loader, open_source
@@ -149,13 +150,24 @@ class Leash:
 class Loopback:
     """A broker, in a folder of its own, with workers called a, b, c, ... whose data lie in ``home``."""
 
-    def __init__(self, home: Path, workers: int, *, memory: Mapping[str, float] | None = None, folder: str = "broker") -> None:
+    def __init__(
+        self,
+        home: Path,
+        workers: int,
+        *,
+        memory: Mapping[str, float] | None = None,
+        folder: str = "broker",
+        say: Callable[[str], None] = lambda line: None,
+        mirror: str = "",
+    ) -> None:
         self.home = home
         self.said: dict[str, list[str]] = {}
-        self.broker = Broker(home / folder, listen="127.0.0.1:0")
+        self.broker = Broker(home / folder, listen="127.0.0.1:0", say=say, storage=StorageSettings(mirror=mirror))
         # broker, workers and their training share one interpreter here: on a busy machine its threads wait for long
-        self.broker._sessions._leases.length = Seconds(120.0)
+        self.broker.sessions.leases.length = Seconds(120.0)
         self.workers: dict[str, Worker] = {}
+        #: All workers, those that tests have lost included.
+        self._added: list[Worker] = []
         self._threads: list[threading.Thread] = []
         self.key = kept_key(home / "member-key.pem")
         self.client = Client(join(self.ticket("submit"), name="client", role="client", key=self.key))
@@ -179,15 +191,18 @@ class Loopback:
         any_path: bool = False,
         listen: str = "127.0.0.1:0",
         reliable: bool = True,
+        on_owner: Callable[[Mapping[str, Any]], None] = lambda header: None,
     ) -> Worker:
         """One more worker; ``data``: its own data folder; an empty ``listen``: it can't be dialled."""
         said = self.said[name] = []
         options = WorkerOptions(listen=listen, memory=memory, data=data or self.home, any_path=any_path, reliable=reliable)
-        worker = Worker(join(self.ticket("join"), name=name, role="worker", key=self.key), options, said.append)
+        member = join(self.ticket("join"), name=name, role="worker", key=self.key)
+        worker = Worker(member, options, said.append, on_owner=on_owner)
         thread = threading.Thread(target=_serve, args=(worker,), name=f"worker-{name}", daemon=True)
         thread.start()
         self._threads.append(thread)
         self.workers[name] = worker
+        self._added.append(worker)
         # workers join one after the other, so that plans name them in this order
         until(lambda: not thread.is_alive() or name in self._members())
         return worker
@@ -201,7 +216,7 @@ class Loopback:
             worker.stop()
         for thread in self._threads:
             thread.join(timeout=PATIENCE)
-        for worker in self.workers.values():
+        for worker in (*self._added, *self.workers.values()):
             worker.close()
         self.broker.close()
 
@@ -262,6 +277,12 @@ class Loopback:
         return Finished(
             run=bundle.run, folder=folder, result=result, steps=steps, evaluations=evaluations, devices=devices, frames=frames
         )
+
+
+def cut_off(worker: Worker) -> None:
+    """As if the worker's machine had lost its power: the broker and the peers get no goodbye."""
+    worker.session.break_off()
+    worker.endpoint.close()
 
 
 def _serve(worker: Worker) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from farflung.errors import ConnectionLost
 from farflung.telemetry import EvaluationRecord, Injector, RecoveryRecord, RunFolder, StepRecord
-from tests.support.loopback import Finished, Loopback, same
+from tests.support.loopback import Finished, Loopback, cut_off, same
 
 STEPS = 12
 
@@ -26,10 +26,7 @@ def at(point: str, step: int, device: str, act: Callable[[], None]) -> Injector:
 def vanish(cluster: Loopback, name: str) -> None:
     """As if its machine had lost its power: nobody is told anything."""
     worker = cluster.workers.pop(name)
-    worker._leaving.set()
-    assert worker._session is not None
-    worker._session.close()
-    worker._endpoint.close()
+    cut_off(worker)
 
 
 def equal(truth: Finished, found: Finished) -> None:
@@ -48,7 +45,7 @@ def equal(truth: Finished, found: Finished) -> None:
 
 def cut(cluster: Loopback) -> None:
     """The link from b to a breaks for good; both live on."""
-    link = cluster.workers["b"]._endpoint._link("a", incoming=False)
+    link = cluster.workers["b"].endpoint._link("a", incoming=False)
     link.fail(ConnectionLost("lost a: a cable was cut"))
 
 

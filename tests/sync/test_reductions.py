@@ -55,7 +55,7 @@ def test_every_member_ends_with_the_sum_of_all_and_each_transfer_stands_once(cas
     assert [member for member in range(members) if way.up[member] < 0] == [way.root]
     told = {way.root}
     for _ in range(members):
-        told |= {target for source in told for target in way.tells(source)}
+        told |= {target for source in told for target in way.passes_to(source)}
     assert told == set(range(members))
     sent = transfers(reduction, members)
     assert sum(item.part for item in sent) == pytest.approx(2 * (members - 1)), "each link of a tree carries all twice"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from farflung.broker.run_manager import Runs
+from farflung.broker.attempts import retained_states
+from farflung.broker.attempts.launcher import AttemptLauncher
+from farflung.broker.links.reachability import Reachability
+from farflung.broker.links.routes import Routes
+from farflung.broker.run_table import RunTable
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.protocol.events import MemberJoined, Offer
 from farflung.protocol.holdings import Decision, Holding
 from farflung.wire.frames import Frame
-from farflung.worker.retained_states import Shelf
+from farflung.worker.retained_states import RetainedStates
 
 
 class Held:
@@ -28,69 +32,84 @@ class Held:
         return {}
 
 
-def kept(shelf: Shelf) -> list[tuple[int, str]]:
-    return [(holding.step, "".join(sorted(holding.states))) for holding in shelf.holdings("r")]
+def kept(retained: RetainedStates) -> list[tuple[int, str]]:
+    return [(holding.step, "".join(sorted(holding.states))) for holding in retained.holdings("r")]
 
 
 def test_attempts_that_end_before_they_train_leave_one_set_of_states() -> None:
-    shelf = Shelf()
-    shelf.put("r", Held(6, "ab"), Held(7, "ab"))
+    retained = RetainedStates()
+    retained.store("r", Held(6, "ab"), Held(7, "ab"))
     for _ in range(8):
-        shelf.keep_only("r")
-        shelf.put("r", Held(7, "ab"))
-    assert kept(shelf) == [(6, "ab"), (7, "ab")], "an older step may be the one that all hold"
-    shelf.put("r", Held(7, "bc"))
-    assert kept(shelf) == [(6, "ab"), (7, "ab"), (7, "bc")], "nobody else may have the first any more"
-    shelf.put("r", Held(7, "abc"))
-    assert kept(shelf) == [(6, "ab"), (7, "abc")]
+        retained.keep_only("r")
+        retained.store("r", Held(7, "ab"))
+    assert kept(retained) == [(6, "ab"), (7, "ab")], "an older step may be the one that all hold"
+    retained.store("r", Held(7, "bc"))
+    assert kept(retained) == [(6, "ab"), (7, "ab"), (7, "bc")], "nobody else may have the first any more"
+    retained.store("r", Held(7, "abc"))
+    assert kept(retained) == [(6, "ab"), (7, "abc")]
 
 
 def test_a_part_that_ends_after_its_run_was_forgotten_leaves_nothing() -> None:
-    shelf = Shelf()
-    shelf.put("r", Held(7, "a"))
-    shelf.clear("r")
-    shelf.put("r", Held(7, "a"))
-    assert (shelf.run, kept(shelf)) == ("", [])
-    shelf.keep_only("r")  # it works for the run again
-    shelf.put("r", Held(7, "a"))
-    assert (shelf.run, kept(shelf)) == ("r", [(7, "a")])
+    retained = RetainedStates()
+    retained.store("r", Held(7, "a"))
+    retained.forget("r")
+    retained.store("r", Held(7, "a"))
+    assert (retained.run, kept(retained)) == ("", [])
+    retained.keep_only("r")  # it works for the run again
+    retained.store("r", Held(7, "a"))
+    assert (retained.run, kept(retained)) == ("r", [(7, "a")])
 
 
 def test_what_was_held_goes_when_training_goes_on_and_the_next_loss_is_kept_again() -> None:
-    shelf = Shelf()
-    shelf.put("r", Held(7, "a"))
-    shelf.begins("other")
-    assert kept(shelf) == [(7, "a")]
-    shelf.begins("r")
-    assert kept(shelf) == []
-    shelf.put("r", Held(9, "a"))
-    assert kept(shelf) == [(9, "a")]
+    retained = RetainedStates()
+    retained.store("r", Held(7, "a"))
+    retained.training_begins("other")
+    assert kept(retained) == [(7, "a")]
+    retained.training_begins("r")
+    assert kept(retained) == []
+    retained.store("r", Held(9, "a"))
+    assert kept(retained) == [(9, "a")]
 
 
 def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -> None:
     """A holder was paused; d, who never met it, takes its stage."""
     sent: list[tuple[str, Frame]] = []
-    runs = Runs(lambda name, frame: sent.append((name, frame)), lambda text: None)
+
+    def send(name: str, frame: Frame) -> None:
+        sent.append((name, frame))
+
+    runs = RunTable()
     for name in "abd":
-        runs.handle(MemberJoined(name=name, address=f"192.0.2.1:{ord(name)}", offer=Offer(memory=1e9, speed=1e9)))
+        runs.machine.handle(MemberJoined(name=name, address=f"192.0.2.1:{ord(name)}", offer=Offer(memory=1e9, speed=1e9)))
     blank = Topology.preset("homogeneous-2")
     planned = SimpleNamespace(
         plan=SimpleNamespace(devices=("a", "d")), topology=blank.rename(dict(zip(blank.names, "ad", strict=True)))
     )
     start = SimpleNamespace(
-        moves={"d": {"b": ("w",), "gone": ("v",)}, "a": {}}, live_header=lambda name: {"step": 7, "moves": {}}
+        moves={"d": {"b": ("w",), "gone": ("v",)}, "a": {}},
+        lenders=frozenset(),
+        live_header=lambda name: {"step": 7, "moves": {}},
     )
     live: Any = SimpleNamespace(
         run="r",
-        planned=planned,
-        start=start,
-        preparation=Frame("prepare"),
+        attempt=SimpleNamespace(planned=planned, start=start, preparation=Frame("prepare")),
         job=SimpleNamespace(data=SimpleNamespace(kind="text")),
         submitter="s",
     )
+    unused: Any = None
+    launcher = AttemptLauncher(
+        runs=runs,
+        notices=unused,
+        routes=Routes(runs.machine, runs.changed, Reachability(send, None), send),
+        recorder=unused,
+        retained=retained_states.RetainedStates(runs, send),
+        send=send,
+        handle=unused,
+        trains=unused,
+    )
     for name in ("a", "d"):
-        runs._prepare(cast(Any, live), name)
-    told = {name: frame.header["addresses"] for name, frame in sent}
+        launcher.prepare(live, name)
+    told = {name: frame.header["addresses"] for name, frame in sent if frame.kind == "prepare"}
     assert told == {
         "a": {"d": "192.0.2.1:100"},
         "d": {"b": "192.0.2.1:98", "a": "192.0.2.1:97"},

@@ -12,7 +12,7 @@ from farflung.api.callbacks import Callbacks
 from farflung.api.local_folder import LocalFolder
 from farflung.api.planning import plan as make_plan
 from farflung.api.result import Outcome
-from farflung.broker.progress import Progress
+from farflung.broker.progress import Progress, RecordList
 from farflung.client.in_process import LocalHooks, LocalRun
 from farflung.client.shared_batches import SharedBatches
 from farflung.clock import MonotonicClock
@@ -69,7 +69,10 @@ def train_here(
     }
     listener = _Listener(folder, callbacks)
 
+    records = RecordList()
+
     def sink(record: StepRecord | EvaluationRecord) -> None:
+        records(record)
         listener.take(record)
         run.wake()
 
@@ -90,8 +93,8 @@ def train_here(
     folder.write_result(_result("finished" if steps == job.steps else "stopped", progress, folder, clock.now() - begin))
     return Outcome(
         plan=plan,
-        records=tuple(progress.steps),
-        evaluations=tuple(progress.evaluations),
+        records=tuple(records.steps),
+        evaluations=tuple(records.evaluations),
         states=run.states(),
         steps=steps,
         error=listener.error,

@@ -21,6 +21,7 @@ from farflung.messages.submission import Bundle
 from farflung.security import Ticket
 from farflung.security.user_home import own_key
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
+from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds
 from farflung.worker.membership import join
 
@@ -28,6 +29,8 @@ __all__ = ["train_there"]
 
 #: A broker that was killed may be started again.
 _PATIENCE = Seconds(120.0)
+#: How long the caller's callbacks may take when the run is interrupted, in seconds.
+_END_SECONDS = 10.0
 
 
 def train_there(
@@ -41,7 +44,7 @@ def train_there(
     """Train ``bundle`` on the idle workers of the ticket's broker.
 
     Raises:
-        SecurityError: the ticket is not good.
+        SecurityError: the broker refuses the ticket.
         TrainingError: the run failed; the text is its cause.
         KeyboardInterrupt: the second Ctrl-C, which does not wait for the end of the step.
     """
@@ -55,14 +58,14 @@ def train_there(
         _say_waiting(client.submit(bundle), callbacks)
         client.patience = _PATIENCE
         follower.follow()
-        if isinstance(follower.error, KeyboardInterrupt) and not follower.records:
+        if isinstance(follower.error, KeyboardInterrupt) and not follower.records.steps:
             raise KeyboardInterrupt(f"{bundle.run} was cancelled")  # it has no plan, or no state yet
         assert follower.planned is not None  # a run can't finish without a plan
         names = [s.name for s in bundle.graph.states if s.kind is not StateKind.CONSTANT and s.persistent]
         return Outcome(
             plan=follower.planned.plan,
-            records=tuple(follower.records),
-            evaluations=tuple(follower.evaluations),
+            records=tuple(follower.records.steps),
+            evaluations=tuple(follower.records.evaluations),
             states=client.states(bundle.run, names),
             steps=follower.steps,
             error=follower.error,
@@ -73,14 +76,15 @@ def train_there(
             follower.stop()  # also a run that was only just submitted
             if follower.planned is None and not error.args:
                 error.args = (f"{bundle.run} was cancelled",)
-        if follower.kept:
+        if follower.checkpoint:
             error.add_note(
-                f"the broker has a checkpoint of {bundle.run} after step {follower.kept}; train(..., resume={bundle.run!r}) "
-                "continues from it"
+                f"the broker has a checkpoint of {bundle.run} after step {follower.checkpoint}; "
+                f"train(..., resume={bundle.run!r}) continues from it"
             )
         raise
     finally:
         client.close()
+        follower.join()
 
 
 def _to_send(bundle: Bundle, states: Mapping[str, Array]) -> dict[str, Array]:
@@ -102,33 +106,86 @@ def _warn(bundle: Bundle, client: Client) -> None:
             warn_if_stretched(bundle.job, int(str(client.resumable(bundle.job.checkpoint.resume)["steps"])))
 
 
+class _Records:
+    """The records of the run, and what the callbacks have seen of them. Only the watching thread calls ``take``."""
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        self.callbacks = callbacks
+        self.steps: list[StepRecord] = []
+        self.evaluations: list[EvaluationRecord] = []
+        #: The newest training step, and evaluation, that the callbacks have seen: after a loss the run repeats some.
+        self._seen_step = self._seen_evaluation = -1
+
+    def take(self, line: str) -> None:
+        """Add a record, and call the callbacks if it is new."""
+        record = read_record(line)
+        if isinstance(record, RecoveryRecord):
+            self.steps = [one for one in self.steps if one.step < record.step]
+            self.evaluations = [one for one in self.evaluations if one.step < record.step]
+        elif isinstance(record, StepRecord):
+            self.steps.append(record)
+            if record.step > self._seen_step:
+                self._seen_step = record.step
+                self.callbacks(record)
+        elif isinstance(record, EvaluationRecord):
+            self.evaluations.append(record)
+            if record.step > self._seen_evaluation:
+                self._seen_evaluation = record.step
+                self.callbacks(record)
+
+
+class _Feeding:
+    """Feeds the newest plan of the run. The watching thread calls ``begin``, the caller's thread ``end`` when it is over."""
+
+    def __init__(self, bundle: Bundle, client: Client, sources: tuple[Batches, EvaluationBatches | None]) -> None:
+        self._bundle, self._client, self._sources = bundle, client, sources
+        self._feeder: Feeder | None = None
+        #: The attempt that is fed.
+        self._attempt = 0
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the feeding early."""
+        return None if self._feeder is None else self._feeder.error
+
+    def begin(self, planned: PlannedRun) -> None:
+        """Feed ``planned`` from its first step on; after a loss there is a new plan, which may begin at an earlier step."""
+        if planned.attempt <= self._attempt:
+            return
+        self.end()
+        self._attempt = planned.attempt
+        self._feeder = Feeder(self._bundle, planned, self._client, *self._sources)
+        self._feeder.start()
+
+    def end(self) -> None:
+        """Feed no more."""
+        if self._feeder is not None:
+            self._feeder.end()
+
+
 class _Follower:
     """Watches the run on a thread of its own and feeds it. The callbacks run on this thread, too."""
 
     def __init__(
         self, bundle: Bundle, client: Client, sources: tuple[Batches, EvaluationBatches | None], callbacks: Callbacks
     ) -> None:
-        self._bundle, self._client, self._sources, self._callbacks = bundle, client, sources, callbacks
+        self._run, self._client = bundle.run, client
+        self.records = _Records(callbacks)
+        self._feeding = _Feeding(bundle, client, sources)
         self.planned: PlannedRun | None = None
-        self.records: list[StepRecord] = []
-        self.evaluations: list[EvaluationRecord] = []
         #: Steps of the newest checkpoint (0: none), and of the run when it ended.
-        self.kept = self.steps = 0
-        self._interrupted = False
-        self._feeder: Feeder | None = None
-        #: The plan that was fed last; how many steps, and evaluations after which step, the callbacks have seen.
-        self._fed = 0
-        self._told, self._evaluated = 0, -1
-        self._stopping = False
+        self.checkpoint = self.steps = 0
+        self._interrupted = self._stopping = False
         self._failed: BaseException | None = None
+        self._watching = ThreadGroup()
+        #: Set when the watching thread has nothing more to do.
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch_all, name=f"watch-{bundle.run}", daemon=True)
 
     @property
     def error(self) -> BaseException | None:
         """What ended the run early although its states are whole."""
-        if self._callbacks.error is not None:
-            return self._callbacks.error
+        if self.records.callbacks.error is not None:
+            return self.records.callbacks.error
         return KeyboardInterrupt() if self._interrupted else None
 
     def follow(self) -> None:
@@ -139,8 +196,8 @@ class _Follower:
             KeyboardInterrupt: the second Ctrl-C.
             BaseException: what the caller's own batch function raised.
         """
-        # Ctrl-C reaches the main thread only. There it would break the stream, and the broker would take this process for dead.
-        self._thread.start()
+        # Ctrl-C reaches the main thread only. There it would break the stream, and the broker would consider this process lost.
+        self._watching.spawn(f"watch-{self._run}", self._watch, on_error=self._fail)
         try:
             try:
                 self._over.wait()
@@ -149,78 +206,50 @@ class _Follower:
                 self.stop()
                 self._over.wait()
         finally:
-            self._end_feeding()
-        self._thread.join()
+            self._feeding.end()
+        self._watching.join()
         if self._failed is not None:
             raise self._failed
 
-    def _watch_all(self) -> None:
-        try:
-            self._watch()
-        except BaseException as error:  # noqa: BLE001 - whatever ends this thread is raised where the caller waits
-            self._failed = error
-        finally:
-            self._over.set()
-
-    def _watch(self) -> None:
-        """Take what the broker reports."""
-        for frame in self._client.watch(self._bundle.run):
-            if frame.kind == "planning":
-                self._callbacks.progress.captured()
-            elif frame.kind == "planned":
-                self.planned = PlannedRun.from_frame(frame)
-            elif frame.kind == "started" and self.planned is not None:
-                self._feed(self.planned)
-            elif frame.kind == "checkpoint":
-                self.kept = max(self.kept, int(frame.header["step"]))
-            elif frame.kind == "record":
-                self._take(str(frame.header["line"]))
-            elif frame.kind == "result":
-                self._end(RunResult.from_json(str(frame.header["result"])))
+    def join(self) -> None:
+        """Wait for the watching thread; the client must be closed."""
+        self._watching.join(_END_SECONDS)
 
     def stop(self) -> None:
         """Ask the broker to end the run after the current step."""
         if not self._stopping:
             self._stopping = True
-            with suppress(ConnectionLost, InputError):  # it is over already, or away: then ``watch`` says so
-                self._client.stop(self._bundle.run)
+            with suppress(ConnectionLost, InputError):  # the run is over already, or the broker away: then ``watch`` says so
+                self._client.stop(self._run)
 
-    def _feed(self, planned: PlannedRun) -> None:
-        """Feed the plan from its first step on; after a loss there is a new plan, which may begin at an earlier step."""
-        if planned.attempt <= self._fed:
-            return
-        self._end_feeding()
-        self._fed = planned.attempt
-        self._feeder = Feeder(self._bundle, planned, self._client, *self._sources)
-        self._feeder.start()
+    def _fail(self, error: BaseException) -> None:
+        self._failed = error
+        self._over.set()
 
-    def _end_feeding(self) -> None:
-        if self._feeder is not None:
-            self._feeder.end()
-
-    def _take(self, line: str) -> None:
-        record = read_record(line)
-        if isinstance(record, RecoveryRecord):
-            self.records = [one for one in self.records if one.step < record.step]
-            self.evaluations = [one for one in self.evaluations if one.step < record.step]
-        elif isinstance(record, StepRecord):
-            self.records.append(record)
-            if record.step >= self._told:
-                self._told = record.step + 1
-                self._callbacks(record)
-        elif isinstance(record, EvaluationRecord):
-            self.evaluations.append(record)
-            if record.step > self._evaluated:
-                self._evaluated = record.step
-                self._callbacks(record)
-        if self._callbacks.error is not None:
-            self.stop()
+    def _watch(self) -> None:
+        """Take what the broker reports."""
+        for frame in self._client.watch(self._run):
+            if frame.kind == "planning":
+                self.records.callbacks.progress.captured()
+            elif frame.kind == "planned":
+                self.planned = PlannedRun.from_frame(frame)
+            elif frame.kind == "started" and self.planned is not None:
+                self._feeding.begin(self.planned)
+            elif frame.kind == "checkpoint":
+                self.checkpoint = max(self.checkpoint, int(frame.header["step"]))
+            elif frame.kind == "record":
+                self.records.take(str(frame.header["line"]))
+                if self.records.callbacks.error is not None:
+                    self.stop()
+            elif frame.kind == "result":
+                self._end(RunResult.from_json(str(frame.header["result"])))
+        self._over.set()
 
     def _end(self, result: RunResult) -> None:
-        if self._feeder is not None and self._feeder.error is not None and result.status != "failed":
-            raise self._feeder.error  # which has stopped the run; of a run that failed the broker knows the cause
+        if self._feeding.error is not None and result.status != "failed":
+            raise self._feeding.error  # which has stopped the run; of a run that failed the broker knows the cause
         self.steps = result.steps
         ours = result.status == "stopped" and self._stopping
         if result.status != "finished" and not ours:
-            kind: type[FarflungError] = self._client.failure(self._bundle.run)
-            raise kind(f"{self._bundle.run} {result.status} after {result.steps} steps: {result.cause or 'by request'}")
+            kind: type[FarflungError] = self._client.failure(self._run)
+            raise kind(f"{self._run} {result.status} after {result.steps} steps: {result.cause or 'by request'}")

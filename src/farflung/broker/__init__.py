@@ -1,21 +1,21 @@
-"""The broker process: tickets, members' sessions, runs.
+"""The broker process: tickets, workers' sessions, runs.
 
-- ``process``: ``Broker``: ports, certificates, the parts below.
-- ``sessions``: sessions of workers: reports in, commands out.
-- ``client_requests``: what clients and workers ask for: submit, status, stop, watch, transfers.
-- ``run_status``: what ``farflung status`` shows of a run.
-- ``idle_reasons``: why a worker is idle.
-- ``run_manager``: ``Runs``: carries out the commands of ``protocol.broker``.
-- ``live_run``: one run in memory.
-- ``continuations``: a run that continues an earlier one.
-- ``planning``: from a job and the present machines to a plan with its estimate.
-- ``measuring``: fresh measurements before a plan is made.
-- ``replanning``: looks for a better plan while a run goes on.
-- ``preparation``: what workers are told of the next attempt.
-- ``attempt_start``: where an attempt begins: retained states, checkpoint or first states.
-- ``helper_assignment``: which helper helps which server.
-- ``progress``: workers' reports become the run's records.
-- ``stragglers``: which device or link is slow, and who is silent.
+In the order in which a worker or a job passes through it:
+
+- ``process``: ``Broker``: makes the parts, connects them, opens the ports.
+- ``admission``: ``Admission``: tickets become certificates.
+- ``session_table``, ``sessions``: ``Sessions``: reports of workers in, commands out, leases.
+- ``worker_reports``: ``WorkerReports``: each report of a worker goes to the part that it concerns.
+- ``requests``: what clients and workers ask for: submit, status, stop, watch, transfers.
+- ``run_table``: ``RunTable``: the runs in memory and the machine of ``protocol.broker``, behind one lock.
+- ``run_manager``: ``RunManager``: events to the machine, and its commands to ``attempts``.
+- ``planning``: from a job and the joined machines to a plan with its estimate.
+- ``live_run``: ``LiveRun``: one run in memory.
+- ``attempts``: an attempt: planning, launch, helpers, better plans, end.
+- ``progress``, ``run_recorder``: step reports become the run's records.
+- ``notices``: messages to the operator and to the watchers of a run.
+- ``straggler_monitor``: slow devices and links, silent workers.
+- ``restored_runs``: runs of an earlier broker process.
 - ``links``: what is known of links, and how it is measured.
-- ``records``: what is kept on disk.
+- ``records``: what is stored on disk.
 """

@@ -1,56 +1,59 @@
-"""The broker process: tickets are exchanged for certificates, members' sessions are served, runs are looked after.
+"""The broker process: makes the parts, connects them, and opens the two ports.
 
-The decisions are those of the pure machine of ``protocol.broker``. ``sessions`` speaks with the workers, ``runs`` carries out
-what the machine decides, ``methods`` answers clients.
+The pure machine of ``protocol.broker`` decides. ``Sessions`` talks to workers, ``RunManager`` carries out the decisions, and the
+classes of ``requests`` answer clients.
 """
 
 from __future__ import annotations
 
 import fcntl
 import shutil
-import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from farflung.broker.client_requests import Methods
-from farflung.broker.links.reachability import DIAL_SECONDS, Dial
+from farflung.broker.admission import Admission
+from farflung.broker.links.network import Network
+from farflung.broker.links.probes import LinkProbes
+from farflung.broker.links.reachability import DIAL_SECONDS, Dial, Reachability
+from farflung.broker.links.relays import Relays
+from farflung.broker.links.routes import Routes
 from farflung.broker.links.table import LinkTable
+from farflung.broker.notices import Notices
 from farflung.broker.planning import Judge
 from farflung.broker.records.broker_log import BrokerLog
 from farflung.broker.records.journal import Journal
 from farflung.broker.records.mirror import Mirror
-from farflung.broker.records.restore import restore
-from farflung.broker.records.run_folders import RunFolders, UploadLimits
-from farflung.broker.run_manager import Runs
+from farflung.broker.records.run_folders import RunFolders, StorageSettings
+from farflung.broker.requests.link_profile import LinkProfile
+from farflung.broker.requests.run_control import RunControl
+from farflung.broker.requests.status_queries import StatusQueries
+from farflung.broker.requests.submissions import Submissions
+from farflung.broker.requests.transfers import Transfers
+from farflung.broker.requests.watchers import Watchers
+from farflung.broker.restored_runs import RestoredRuns
+from farflung.broker.run_manager import RunManager
+from farflung.broker.run_table import RunTable
+from farflung.broker.session_table import SessionTable
 from farflung.broker.sessions import Sessions
+from farflung.broker.worker_reports import WorkerReports
 from farflung.checkpoint.store import write_file
-from farflung.errors import FarflungError, InputError, SecurityError
-from farflung.messages.fields import text
-from farflung.messages.versions import PROTOCOL_VERSION, check_versions
-from farflung.security import Credentials, Ticket, certificate_fingerprint, key_fingerprint
+from farflung.clock import wall_time
+from farflung.errors import FarflungError, InputError
+from farflung.security import Credentials, Ticket
 from farflung.security.authority import CertificateAuthority
 from farflung.security.files import make_private_folder
 from farflung.security.name_book import NameBook
 from farflung.security.ticket_book import TicketBook
 from farflung.transports.addresses import reachable_host
-from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.rpc import RpcServer
 from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
-from farflung.wire.frames import Frame
 
 __all__ = ["ADDRESS", "Broker"]
 
 _DAY = Seconds(86400.0)
-#: How long a certificate, and the right to a name, lasts.
-_MEMBER = 7 * 86400.0
-#: Tickets that each role joins with; ``owner`` is for the broker's owner, who may do all.
-_SCOPES = {"worker": ("join",), "client": ("submit", "owner")}
-#: Names of clients' certificates begin with this, so that no client can speak as a worker.
-_CLIENT = "client-"
-_MAX_NAME = 63
 
 #: The file of the broker's folder with the address that its tickets name, for ``farflung ticket issue``.
 ADDRESS = "address"
@@ -61,17 +64,17 @@ def _nobody(line: str) -> None:
 
 
 def _safely(say: Callable[[str], None]) -> Callable[[str], None]:
-    """``say``, but nothing fails because nobody can be told (a closed terminal, a broken pipe, a full disk)."""
+    """``say``, but nothing fails because the line can't be shown (a closed terminal, a broken pipe, a full disk)."""
 
-    def told(line: str) -> None:
+    def safe(line: str) -> None:
         with suppress(OSError, ValueError):
             say(line)
 
-    return told
+    return safe
 
 
 class Broker:
-    """Listens at two ports: one for those with a ticket, one (given on joining) for members with certificates."""
+    """Listens at two ports: the door for callers with a ticket, and one (told on joining) for members with certificates."""
 
     def __init__(
         self,
@@ -81,12 +84,11 @@ class Broker:
         advertise: str | None = None,
         say: Callable[[str], None] = _nobody,
         judge: Judge | None = None,
-        limits: UploadLimits | None = None,
+        storage: StorageSettings | None = None,
     ) -> None:
-        """``home`` keeps keys, tickets and runs. ``advertise``: the host that tickets name (default: that of ``listen``).
+        """``home`` stores keys, tickets and runs. ``advertise``: the host that tickets name (default: that of ``listen``).
 
-        ``say`` is told what a person at this machine may want to know, a line at a time, from any thread. ``judge`` predicts step
-        times (default: the estimate's timed dry-run). ``limits``: what may be uploaded.
+        ``say`` receives lines for the operator, from any thread. ``judge`` predicts step times (default: the timed dry-run).
 
         Raises:
             InputError: the address can't be listened at, or another broker uses ``home``.
@@ -94,152 +96,164 @@ class Broker:
         """
         self.home = home
         made = not home.exists()
-        self._lock = _own(home)
-        self._log = BrokerLog(home, _safely(say))
-        say = self._say = self._log.say
-        try:
-            self._open(listen, advertise, say, judge, limits or UploadLimits())
-        except BaseException:  # whatever went wrong, the folder is free again
-            self._log.close()
-            self._lock.close()
-            if made:  # for nothing
-                shutil.rmtree(home, ignore_errors=True)
-            raise
+        with ExitStack() as failed:  # what is undone unless everything succeeds
+            if made:
+                failed.callback(shutil.rmtree, home, ignore_errors=True)
+            opening = failed.enter_context(ExitStack())
+            opening.callback(_own(home).close)
+            log = BrokerLog(home, _safely(say))
+            opening.callback(log.close)
+            self._open(opening, log, judge, storage or StorageSettings(), (listen, advertise))
+            #: What ``close`` calls, the last entry first; each is called even if another one fails.
+            self._closing = opening.pop_all()
+            failed.pop_all()
 
     def _open(
-        self, listen: str, advertise: str | None, say: Callable[[str], None], judge: Judge | None, limits: UploadLimits
+        self,
+        opening: ExitStack,
+        log: BrokerLog,
+        judge: Judge | None,
+        storage: StorageSettings,
+        where: tuple[str, str | None],
     ) -> None:
-        self._authority = CertificateAuthority.open(self.home / "authority", time.time())
-        self._credentials = self._authority.server_credentials(time.time())
+        """Make the parts in the order in which they need each other. ``close`` runs in the reverse order."""
+        say, now = log.say, wall_time()
+        authority = CertificateAuthority.open(self.home / "authority", now)
+        credentials = authority.server_credentials(now)
         self.tickets = TicketBook(self.home / "tickets.sqlite")
         self.names = NameBook(self.home / "names.sqlite", say)
-        self._sessions = Sessions(say, self.names.advance)
-        self._links = LinkTable(self.home / "links.json", say)
-        self._runs = Runs(self._sessions.send, say, judge, self._links, _dialler(self._credentials, say), self._log.frame)
-        self._methods = Methods(
-            self._runs, self._sessions, RunFolders(self.home / "runs", self.names.ticket, limits), self.names.key
+        folders = RunFolders(self.home / "runs", self.names.ticket, storage)
+        self.sessions = SessionTable(self.names.advance)
+        self.runs = RunTable()
+        links = LinkTable(self.home / "links.json", say)
+        opening.callback(links.close)
+        journal = Journal(self.home / "journal.sqlite", say)
+        opening.callback(journal.close)
+        notices = Notices(say, self.runs, log.frame)
+        self.network = self._make_network(links, _dialer(credentials, say))
+        self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
+        self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say)
+        server, door = RpcServer(credentials), RpcServer(credentials, door=True)
+        opening.callback(serving.join)
+        opening.callback(server.close)
+        opening.callback(serving.close)
+        self._serve_requests(opening, server, folders, notices, Mirror(storage.mirror, say) if storage.mirror else None)
+        restored = RestoredRuns(
+            folder=folders.root,
+            add=self.manager.restore,
+            handle=self.manager.handle,
+            recorder=self.manager.recorder,
+            say=say,
         )
-        self._journal = Journal(self.home / "journal.sqlite", say)
-        self._runs.note = self._journal.note
-        restore(self._journal, self.home / "runs", self._runs, say)
-        self._door, self._server = RpcServer(self._credentials, door=True), RpcServer(self._credentials)
-        self._door.unary("join", self._join, anonymous=True)
-        self._server.unary("renew", self._renew)
-        self._server.unary("withdraw", self._withdraw)
-        self._server.session("session", lambda call, frames: self._sessions.serve(self._runs, call, frames))
-        self._methods.register(self._server)
-        host, port = _split(listen)
-        door = self._door.listen(listen, anonymous=True)
-        self._member_port = self._listen_for_members(host, int(door.rpartition(":")[2]), fixed=port != 0)
-        self.address = f"{advertise or reachable_host(host)}:{door.rpartition(':')[2]}"
-        write_file(self.home / ADDRESS, [self.address.encode()])
-        self._server.start()
-        self._door.start()
-        threading.Thread(target=self._sessions.watch, args=(self._runs,), name="leases", daemon=True).start()
+        opening.callback(restored.close)
+        opening.callback(self.manager.close)
+        opening.callback(self.network.reachability.close)
+        opening.callback(door.close)
+        restored.restore(journal.runs)
+        server.session("session", serving.serve)
+        self._admission = Admission(
+            authority=authority,
+            credentials=credentials,
+            tickets=self.tickets,
+            names=self.names,
+            sessions=self.sessions,
+            member_port=lambda: self.member_port,
+        )
+        self._admission.register(door, server)
+        self._listen(door, server, *where)
+        serving.start()
 
-    @property
-    def member_port(self) -> int:
-        """The port for members (firewalls must let it in, too): the one after the door's, or any free one if that is taken."""
-        return self._member_port
+    def _make_network(self, links: LinkTable, dial_worker: Dial) -> Network:
+        send = self.sessions.send
+        reachability = Reachability(send, dial_worker)
+        return Network(
+            table=links,
+            reachability=reachability,
+            probes=LinkProbes(send, links),
+            relays=Relays(send),
+            routes=Routes(self.runs.machine, self.runs.changed, reachability, send),
+        )
+
+    def _make_reports(self, notices: Notices) -> WorkerReports:
+        manager = self.manager
+        return WorkerReports(
+            runs=self.runs,
+            handle=manager.handle,
+            send=self.sessions.send,
+            notices=notices,
+            network=self.network,
+            measurements=manager.measurements,
+            recorder=manager.recorder,
+            retained=manager.retained,
+            helpers=manager.helpers,
+            replanner=manager.replanner,
+            stragglers=manager.stragglers,
+        )
+
+    def _serve_requests(
+        self, opening: ExitStack, server: RpcServer, folders: RunFolders, notices: Notices, mirror: Mirror | None
+    ) -> None:
+        runs, manager, sessions = self.runs, self.manager, self.sessions
+        watchers = Watchers(runs, folders, manager.handle)
+        opening.callback(watchers.close)
+        if mirror is not None:
+            opening.callback(mirror.close)
+        status = StatusQueries(
+            runs=runs,
+            sessions=sessions,
+            folders=folders,
+            network=self.network,
+            measurements=manager.measurements,
+            replanner=manager.replanner,
+            stragglers=manager.stragglers,
+        )
+        control = RunControl(runs=runs, folders=folders, handle=manager.handle, send=sessions.send, owner_key=self.names.key)
+        transfers = Transfers(runs=runs, folders=folders, notices=notices, mirror=mirror)
+        submissions = Submissions(runs=runs, folders=folders, begin=manager.submit)
+        profile = LinkProfile(runs=runs, network=self.network)
+        for part in (submissions, transfers, status, watchers, control, profile):
+            part.register(server)
 
     def ticket(self, scope: str = "join", validity: Seconds = _DAY) -> Ticket:
-        """A fresh ticket: ``join`` for workers, ``submit`` for those who hand in jobs, ``owner`` for who may do all."""
-        fingerprint = certificate_fingerprint(self._credentials.certificate)
-        return self.tickets.issue(scope, addresses=[self.address], fingerprint=fingerprint, now=time.time(), validity=validity)
-
-    def mirror(self, url: str) -> None:
-        """Copy checkpoints to the object store ``url`` from now on.
-
-        Raises:
-            InputError: it can't be opened.
-        """
-        self._methods.mirror = Mirror(url, self._say)
+        """Return a new ticket: ``join`` for workers, ``submit`` for clients, ``owner`` for clients with all rights."""
+        return self._admission.ticket(scope, self.address, validity)
 
     def close(self) -> None:
-        """End all runs and sessions; workers see their broker go."""
-        mirror = self._methods.mirror
-        files = (self._links, self._journal, self._log, self._lock)
-        parts = (self._door, self._runs, mirror, self._methods, self._sessions, self._server, *files)
-        with ExitStack() as all_of_them:  # whatever goes wrong with one, the others are closed
-            for part in reversed(parts):
-                if part is not None:
-                    all_of_them.callback(part.close)
+        """End all runs and sessions, and join all threads; workers see that their broker ends."""
+        self._closing.close()
 
-    def _listen_for_members(self, host: str, door: int, *, fixed: bool) -> int:
-        """The port that it was when ``door`` was opened last, so that members find a broker that was started again."""
-        kept = self.home / "ports"
+    def _listen(self, door: RpcServer, server: RpcServer, listen: str, advertise: str | None) -> None:
+        host, port = _split(listen)
+        opened = door.listen(listen, anonymous=True).rpartition(":")[2]
+        #: The port for members (firewalls must let it in, too): the one after the door's, or any free one if that is taken.
+        self.member_port = self._listen_for_members(server, host, int(opened), fixed=port != 0)
+        #: ``host:port`` of the door.
+        self.address = f"{advertise or reachable_host(host)}:{opened}"
+        write_file(self.home / ADDRESS, [self.address.encode()])
+        server.start()
+        door.start()
+
+    def _listen_for_members(self, server: RpcServer, host: str, door: int, *, fixed: bool) -> int:
+        """Open the port that was open with ``door`` the last time, so that members find a restarted broker."""
+        stored = self.home / "ports"
         ports = [door + 1] if fixed and door < 65535 else []
         with suppress(OSError, ValueError):
-            last = [int(word) for word in kept.read_text(encoding="utf-8").split()]
+            last = [int(word) for word in stored.read_text(encoding="utf-8").split()]
             ports[:0] = last[1:2] if last[:1] == [door] and 0 < last[1] < 65536 else []
         for port in [*ports, 0]:
             try:
-                found = _split(self._server.listen(f"{host}:{port}"))[1]
+                found = _split(server.listen(f"{host}:{port}"))[1]
             except InputError:
                 if not port:
                     raise
-                continue  # somebody has it; members are told the port when they join
-            write_file(kept, [f"{door} {found}\n".encode()])
+                continue  # it is taken; members learn the port when they join
+            write_file(stored, [f"{door} {found}\n".encode()])
             return found
         raise AssertionError("port 0 is any free one")
 
-    def _renew(self, call: Call, frame: Frame) -> Frame:
-        """A fresh certificate for who shows one: the same name, role and key."""
-        check_versions(frame.header, PROTOCOL_VERSION)
-        caller, now, request = call.caller, time.time(), frame.header.get("request")
-        assert caller is not None
-        ticket = self.names.ticket(caller.name)
-        if not caller.key or self.names.key(caller.name) != caller.key:
-            raise SecurityError(f"the name {caller.name!r} is not bound to this key any more; join again with a ticket")
-        if any(record.ticket_id == ticket and record.revoked is not None for record in self.tickets.list()):
-            raise SecurityError(
-                f"the ticket that {caller.name!r} joined with was revoked; ask the broker's owner for a fresh one"
-            )
-        certificate = self._authority.sign(
-            request if isinstance(request, bytes) else b"", name=caller.name, role=caller.role, now=now
-        )
-        if key_fingerprint(certificate) != caller.key:
-            raise SecurityError("a certificate is renewed for its own key only; join again with a ticket")
-        return self._granted(certificate, caller.name, caller.role, ticket)
 
-    def _withdraw(self, call: Call, frame: Frame) -> Frame:
-        """Somebody with a certificate ends before its session began."""
-        del frame
-        assert call.caller is not None
-        self._sessions.withdrawn(call.caller.name)
-        return Frame("withdrawn")
-
-    def _granted(self, certificate: bytes, name: str, role: str, ticket: str) -> Frame:
-        now = time.time()
-        self.names.bind(name, key_fingerprint(certificate), ticket, now=now, until=now + _MEMBER)
-        if role == "worker":
-            self._sessions.admitted(name)
-        answer = {"certificate": certificate, "authority": self._credentials.authority, "port": self._member_port, "name": name}
-        return Frame("joined", answer)
-
-    def _join(self, call: Call, frame: Frame) -> Frame:
-        header = frame.header
-        check_versions(header, PROTOCOL_VERSION)
-        role = text(header, "role")
-        if role not in ("worker", "client"):
-            raise SecurityError(f"unknown role {role!r:.40}: known are client, worker")
-        known = _SCOPES[role]
-        scope = known[-1] if header.get("scope") == known[-1] else known[0]
-        now = time.time()
-        secret, request = header.get("secret"), header.get("request")
-        record = self.tickets.check(text(header, "ticket"), secret if isinstance(secret, bytes) else b"", scope, now)
-        name = _granted_name(text(header, "name"), role)
-        if role == "worker" and self._sessions.serves(name):
-            raise SecurityError(
-                f"the name {name!r} is taken by a worker that is connected; choose another with --name, or end that one first"
-            )
-        granted = "owner" if scope == "owner" else role
-        certificate = self._authority.sign(request if isinstance(request, bytes) else b"", name=name, role=granted, now=now)
-        return self._granted(certificate, name, role, record.ticket_id)
-
-
-def _dialler(credentials: Credentials, say: Callable[[str], None]) -> Dial:
-    """Tries whether a worker can be dialled from here, and proves its name."""
+def _dialer(credentials: Credentials, say: Callable[[str], None]) -> Dial:
+    """Return a function that dials a worker from here, and checks its name."""
     contexts = TlsContexts(credentials)
 
     def dial_worker(name: str, address: str) -> None:
@@ -252,19 +266,6 @@ def _dialler(credentials: Credentials, say: Callable[[str], None]) -> Dial:
     return dial_worker
 
 
-def _granted_name(asked: str, role: str) -> str:
-    """The name that the certificate will say.
-
-    Raises:
-        SecurityError: a worker asks for a name by which it could speak for the broker or for a client.
-    """
-    if role == "client":
-        return asked if asked.startswith(_CLIENT) else f"{_CLIENT}{asked}"[:_MAX_NAME].rstrip("-_")
-    if asked == "broker" or asked.startswith(_CLIENT):
-        raise SecurityError(f"a worker can't be called {asked!r}: choose another name with --name")
-    return asked
-
-
 def _split(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -273,7 +274,7 @@ def _split(listen: str) -> tuple[str, int]:
 
 
 def _own(home: Path) -> BinaryIO:
-    """Hold ``home`` for this process: two brokers would hand out each other's tickets and write each other's runs."""
+    """Lock ``home`` for this process: two brokers would use each other's tickets and write each other's runs."""
     make_private_folder(home)
     file = (home / "lock").open("ab")
     try:

@@ -13,16 +13,56 @@ from farflung.messages.step_reports import StepReport
 from farflung.telemetry.records import CodecUse, EvaluationRecord, StepRecord
 from farflung.units import Seconds
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "RecordList"]
 
-#: Workers are at most a step or two apart; more open steps than this are a defect, and their memory would have no bound.
+#: Workers are at most two steps apart. More open steps than this are a defect, and would take memory without a bound.
 _MAX_OPEN = 64
+
+Pair = tuple[int, int]
+
+
+class RecordList:
+    """A sink that collects records in memory."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+        self.evaluations: list[EvaluationRecord] = []
+
+    def __call__(self, record: StepRecord | EvaluationRecord) -> None:
+        """Append ``record``."""
+        if isinstance(record, StepRecord):
+            self.steps.append(record)
+        else:
+            self.evaluations.append(record)
+
+
+class _Times:
+    """When training began, and when the last step ended, by ``clock``. Not thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._begin = self._ended = clock.now()
+
+    def begin(self, elapsed: float) -> None:
+        """Training begins or continues now, after ``elapsed`` seconds."""
+        self._ended = self._clock.now()
+        self._begin = Seconds(self._ended - elapsed)
+
+    def elapsed(self) -> Seconds:
+        """Return the time since training began."""
+        return Seconds(self._clock.now() - self._begin)
+
+    def step(self) -> tuple[Seconds, Seconds]:
+        """A step ends now. Return its time, and the time since training began."""
+        now = self._clock.now()
+        seconds, self._ended = Seconds(now - self._ended), now
+        return seconds, Seconds(now - self._begin)
 
 
 class Progress:
-    """Collects step reports of ``workers`` workers and gives complete records to ``sink``, in step order (under its lock).
+    """Merges step reports of ``workers`` workers into records. Any thread may call.
 
-    ``steps`` and ``evaluations`` hold all records, unless ``keep`` is turned off; ``count`` and ``last`` are always there.
+    ``sink`` receives the records in the order of steps, under the lock of this object.
     """
 
     def __init__(
@@ -34,43 +74,45 @@ class Progress:
         predicted_seconds: float | None = None,
         first_step: int = 0,
     ) -> None:
-        self._job = job
-        self._workers = workers
-        self._clock = clock
-        self._sink = sink
+        self._job, self._workers, self._sink = job, workers, sink
         self._predicted = predicted_seconds
+        #: Reentrant: ``sink`` may end the run, which calls ``close``.
         self._lock = threading.RLock()
+        #: step -> the reports that came
         self._open: dict[int, list[StepReport]] = {}
-        self._next = first_step
+        self._first = self._next = first_step
         self._closed = False
-        self._begin = clock.now()
-        self._last = self._begin
-        self.tokens_per_sample = job.data.sequence if job.data.kind == "text" else 0
-        self.keep = True
-        self.count = 0
-        self.last: StepRecord | None = None
-        self.steps: list[StepRecord] = []
-        self.evaluations: list[EvaluationRecord] = []
+        self._times = _Times(clock)
+        self._last: StepRecord | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of steps on record."""
+        return self._next - self._first
+
+    @property
+    def last(self) -> StepRecord | None:
+        """The record of the last step."""
+        return self._last
 
     def begin(self, elapsed: float = 0.0) -> None:
-        """Training begins now, or goes on after ``elapsed`` seconds: times count from here."""
-        self._last = self._clock.now()
-        self._begin = Seconds(self._last - elapsed)
+        """Training begins now, or continues after ``elapsed`` seconds; times count from here."""
+        self._times.begin(elapsed)
 
-    def settle(self, end: int, told: Iterable[StepReport]) -> None:
-        """The run goes on at step ``end``: what stands before it is committed, though a worker died before it had said so.
+    def settle(self, end: int, reports: Iterable[StepReport]) -> None:
+        """The run continues at step ``end``: all steps before it are committed, although a dead worker did not report them.
 
-        ``told``: reports of those who live, with all losses.
+        ``reports``: the reports of the remaining workers, with all losses.
         """
         with self._lock:
-            for report in told:
+            for report in reports:
                 if self._next <= report.step < end:
                     self._open.setdefault(report.step, []).append(report)
             while not self._closed and self._next < end and self._open.get(self._next):
                 self._complete()
 
     def close(self) -> None:
-        """Hear no more: what still comes belongs to a plan that is over."""
+        """Ignore later reports: they belong to a plan that is over."""
         with self._lock:
             self._closed = True
 
@@ -89,21 +131,11 @@ class Progress:
             while len(self._open.get(self._next, ())) == self._workers:
                 self._complete()
 
-    def _complete(self) -> None:
-        """The next step is on record (under the lock)."""
-        record = self._merge(self._open.pop(self._next))
-        self._next += 1
-        self.count += 1
-        self.last = record
-        if self.keep:
-            self.steps.append(record)
-        self._sink(record)
-
     def evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Take an evaluation: mean outputs over its micro-batches (``loss``; ``correct``: right answers per micro-batch).
 
         Raises:
-            WireError: there is no loss among them.
+            WireError: the outputs have no loss.
         """
         loss = outputs.get("loss")
         if loss is None:
@@ -111,41 +143,47 @@ class Progress:
         correct = outputs.get("correct")
         record = EvaluationRecord(
             step=step,
-            elapsed=self._clock.now() - self._begin,
+            elapsed=self._times.elapsed(),
             loss=loss,
-            perplexity=exp(loss) if self.tokens_per_sample and loss < 700 else None,
+            perplexity=exp(loss) if self._tokens_per_sample and loss < 700 else None,
             accuracy=None if correct is None else correct / max(self._job.micro_batch_sizes),
         )
         with self._lock:
-            if self._closed:
-                return
-            if self.keep:
-                self.evaluations.append(record)
-            self._sink(record)
+            if not self._closed:
+                self._sink(record)
+
+    @property
+    def _tokens_per_sample(self) -> int:
+        return self._job.data.sequence if self._job.data.kind == "text" else 0
+
+    def _complete(self) -> None:
+        """Put the next step on record (under the lock)."""
+        self._last = self._merge(self._open.pop(self._next))
+        self._next += 1
+        self._sink(self._last)
 
     def _merge(self, reports: list[StepReport]) -> StepRecord:
-        now = self._clock.now()
-        seconds, self._last = now - self._last, now
+        seconds, elapsed = self._times.step()
         leader = next((report for report in reports if report.loss is not None), reports[0])
         samples = min(leader.samples, sum(self._job.micro_batch_sizes))  # fewer where replicas rest in the step
-        sent: dict[tuple[int, int], int] = {}
-        dense: dict[tuple[int, int], int] = {}
+        sent: dict[Pair, int] = {}
+        dense: dict[Pair, int] = {}
         busy: dict[int, float] = {}
-        codecs: dict[tuple[int, int], CodecUse] = {}
+        codecs: dict[Pair, CodecUse] = {}
         for report in reports:
             codecs |= {pair: codecs.get(pair, CodecUse()).plus(use) for pair, use in report.codecs.items()}
             for total, part in ((sent, report.sent), (dense, report.dense)):
                 for pair, count in part.items():
                     total[pair] = total.get(pair, 0) + count
-            for stage, seconds_busy in report.stage_busy.items():  # of replicas the one that is busy longest
+            for stage, seconds_busy in report.stage_busy.items():  # of the replicas of a stage, the busiest one
                 busy[stage] = max(busy.get(stage, 0.0), seconds_busy)
         return StepRecord(
             step=leader.step,
             loss=float("nan") if leader.loss is None else leader.loss,
             seconds=seconds,
-            elapsed=now - self._begin,
+            elapsed=elapsed,
             samples=samples,
-            tokens=samples * self.tokens_per_sample,
+            tokens=samples * self._tokens_per_sample,
             learning_rate=leader.rate,
             predicted_seconds=self._predicted,
             link_bytes=sent,

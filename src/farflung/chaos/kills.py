@@ -15,6 +15,7 @@ from farflung.client.connection import Client
 from farflung.errors import TrainingError
 from farflung.messages.submission import Bundle
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord, read_record
+from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds
 
 __all__ = ["BROKER", "HELPED", "Say", "differing_tensors", "may_die", "play"]
@@ -70,7 +71,7 @@ def _hunt(
     waits until half of the workers would be left, or there would soon be nobody to recover. ``what``: faults, and who is told of
     brokers.
     """
-    left, helpers, returns = list(what[0]), list[threading.Thread](), what[1]
+    left, restarts, returns = list(what[0]), ThreadGroup(), what[1]
     devices: list[str] = []
     fault: Fault | None = None
     killed, source, at = 0.0, "", 0
@@ -94,10 +95,8 @@ def _hunt(
                 fault = replace(fault, victim=devices[fault.after_step % len(devices)])
             killed, source, at = time.monotonic(), "", record.step
             cluster.kill(fault.victim)
-            helpers.append(threading.Thread(target=_restart, args=(cluster, fault.victim, devices, returns)))
-            helpers[-1].start()
-    for helper in helpers:
-        helper.join()
+            restarts.spawn(f"restart-{fault.victim}", _restart, cluster, fault.victim, devices, returns)
+    restarts.join()
 
 
 def _restart(cluster: LocalCluster, victim: str, devices: Sequence[str], returns: list[tuple[float, float]]) -> None:

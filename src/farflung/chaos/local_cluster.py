@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -84,11 +85,10 @@ class LocalCluster:
         self.ticket = self._join_ticket = ""
 
     def __enter__(self) -> LocalCluster:
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             self._start()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -125,11 +125,10 @@ class LocalCluster:
     def client(self) -> Client:
         """One who may submit, once all workers have joined."""
         client = Client(join(Ticket.parse(self.ticket), name=f"bench-{os.getpid()}", role="client", key=self._key))
-        try:
+        with ExitStack() as undo:
+            undo.callback(client.close)
             self._wait_for_workers(client)
-        except BaseException:
-            client.close()
-            raise
+            undo.pop_all()
         return client
 
     def kill(self, name: str) -> None:

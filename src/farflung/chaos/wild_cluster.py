@@ -25,6 +25,7 @@ from farflung.chaos.saboteur import Order
 from farflung.chaos.wires import Board, Wire
 from farflung.errors import TrainingError
 from farflung.security import Ticket
+from farflung.thread_group import ThreadGroup
 
 __all__ = ["WildCluster"]
 
@@ -40,6 +41,7 @@ class WildCluster(LocalCluster):
         super().__init__(folder, names, data=data)
         self.board = Board()
         self._wires: list[Wire] = []
+        self._faults = ThreadGroup()
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -54,13 +56,14 @@ class WildCluster(LocalCluster):
         for wire in self._wires:
             wire.close()
         self._wires.clear()
+        self._faults.join(_MOMENT_SECONDS)
 
     def strike(self, fault: Fault, over: Callable[[float | None], None]) -> None:
         """Let ``fault`` happen. ``over`` hears, from another thread, when it struck (``time.monotonic``), once all is well again.
 
         None: the process did not come to the fault's moment in time.
         """
-        threading.Thread(target=lambda: over(self._strike(fault)), name=f"fault-{fault.kind}", daemon=True).start()
+        self._faults.spawn(f"fault-{fault.kind}", lambda: over(self._strike(fault)))
 
     def _strike(self, fault: Fault) -> float | None:
         name, pause = fault.victim, threading.Event()

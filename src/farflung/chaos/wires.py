@@ -12,9 +12,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from farflung.thread_group import ThreadGroup
+
 __all__ = ["Board", "Wire"]
 
 _BLOCK = 1 << 16
+#: A connection that is being made has a timeout of 10 s.
+_END_SECONDS = 15.0
 
 
 class Board:
@@ -72,7 +76,8 @@ class Wire:
         self._sockets: set[socket.socket] = set()
         self._server = socket.create_server(listen)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
-        threading.Thread(target=self._accept, name="wire", daemon=True).start()
+        self._threads = ThreadGroup()
+        self._threads.spawn("wire-accept", self._accept)
 
     def close(self) -> None:
         """End it with all connections."""
@@ -86,6 +91,7 @@ class Wire:
         for one in sockets:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)  # its thread closes it
+        self._threads.join(_END_SECONDS)
 
     def _accept(self) -> None:
         while True:
@@ -93,7 +99,7 @@ class Wire:
                 near, address = self._server.accept()
             except OSError:
                 return
-            threading.Thread(target=self._join, args=(near, int(address[1])), name="wire", daemon=True).start()
+            self._threads.spawn("wire-join", self._join, near, int(address[1]))
 
     def _join(self, near: socket.socket, port: int) -> None:
         name = self._near if isinstance(self._near, str) else self._near(port)
@@ -112,7 +118,7 @@ class Wire:
         for one in (near, far):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for source, sink, names in ((near, far, (name, self._far)), (far, near, (self._far, name))):
-            threading.Thread(target=self._carry, args=(source, sink, names), name="wire", daemon=True).start()
+            self._threads.spawn("wire-carry", self._carry, source, sink, names)
 
     def _wait(self, sender: str, receiver: str) -> bool:
         """Wait until something may pass; whether it is to be damaged."""

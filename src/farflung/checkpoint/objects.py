@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from farflung.checkpoint.manifest import Manifest, check_size
 from farflung.checkpoint.store import CheckpointStore, kept_steps
 from farflung.errors import CheckpointError, FarflungError, InputError
+from farflung.foreign_code import translated
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -178,10 +179,8 @@ def _open(url: str) -> ObjectStore:
     if "://" not in url:
         raise InputError(f"{url!r} is no URL of an object store; write e.g. s3://bucket/folder")
     options: dict[str, Any] = {"mkdir": True} if url.startswith("file:") else {}
-    try:
+    with translated(lambda error: InputError(f"{url} is no object store that can be opened: {_short(error)}")):
         return from_url(url, **options)
-    except Exception as error:  # noqa: BLE001 - obstore raises several kinds for what a person wrote
-        raise InputError(f"{url} is no object store that can be opened: {_short(error)}") from None
 
 
 def _short(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""What a shell's Tab key completes: names of runs and workers, from files on this machine; nothing is asked over the network."""
+"""Completion by a shell: names of runs and workers, from files on this machine. Nothing uses the network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["complete_run", "complete_run_or_worker", "complete_worker"]
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
-    """Runs of this machine's broker (that of ``--home`` where it stands before), the newest first."""
+    """Return the runs of this machine's broker, or of that in ``--home`` if the option came before; the newest first."""
     chosen = next((context.params[name] for name in ("home", "folder") if context.params.get(name)), None)
     runs = broker_folder(None if chosen is None else Path(str(chosen))) / "runs"
     try:
@@ -23,12 +23,12 @@ def complete_run(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_worker(incomplete: str) -> list[str]:
-    """Workers that have ever run on this machine."""
+    """Return the workers that have ever run on this machine."""
     from farflung.worker.owner_limits import known_workers
 
     return [worker.name for worker in known_workers(members_folder()) if worker.name.startswith(incomplete)]
 
 
 def complete_run_or_worker(context: typer.Context, incomplete: str) -> list[str]:
-    """Both."""
+    """Return runs, then workers."""
     return [*complete_run(context, incomplete), *complete_worker(incomplete)]

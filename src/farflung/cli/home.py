@@ -1,4 +1,4 @@
-"""Where this machine keeps what belongs to farflung, and which ticket it uses when none is given."""
+"""The folders of farflung on this machine, and the ticket that commands use by default."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = [
 
 
 def broker_folder(chosen: Path | None) -> Path:
-    """The folder of this machine's broker: what ``--home`` says, or ``broker`` in ``home()``."""
+    """Return the folder of this machine's broker: ``chosen`` (``--home``), or ``broker`` in ``home()``."""
     return chosen or home() / "broker"
 
 
 def known_broker(chosen: Path | None) -> Path:
-    """``broker_folder``, if a broker has been started with it.
+    """Return ``broker_folder`` if a broker has been started with it.
 
     Raises:
-        InputError: none has.
+        InputError: no broker was started with it.
     """
     place = broker_folder(chosen)
     if not (place / "authority").is_dir():
@@ -47,17 +47,17 @@ def known_broker(chosen: Path | None) -> Path:
 
 
 def members_folder() -> Path:
-    """Where the wishes for this user's workers lie."""
+    """Return the folder with the owner's limits for this user's workers."""
     return home() / "members"
 
 
 def worker_log(name: str) -> Path:
-    """The log of the worker ``name`` of this machine (which may not exist)."""
+    """Return the log file of the worker ``name`` on this machine. The file may not exist."""
     return members_folder() / f"{name}.log"
 
 
 def run_folder(run: str, broker: Path | None = None) -> Path:
-    """The folder of a run, given by its name at this machine's broker (whose folder is ``broker``) or by its path.
+    """Return the folder of a run. ``run`` is its name at this machine's broker (in the folder ``broker``), or a path.
 
     Raises:
         InputError: there is none.
@@ -73,25 +73,25 @@ def run_folder(run: str, broker: Path | None = None) -> Path:
 
 
 def ticket_file(folder: Path) -> Path:
-    """Where the broker whose folder is ``folder`` keeps the owner's ticket while it runs."""
+    """Return where the broker whose folder is ``folder`` keeps the owner's ticket while it runs."""
     return folder / "submit-ticket"
 
 
 def keep_ticket(ticket: Ticket, folder: Path) -> Path:
-    """Keep the owner's ticket in the broker's folder, so that commands on this machine need none."""
+    """Store the owner's ticket in the broker's folder, so that commands on this machine need none."""
     make_private_folder(folder)
     write_private(ticket_file(folder), str(ticket).encode())
     return ticket_file(folder)
 
 
 def drop_ticket(ticket: Ticket, folder: Path) -> None:
-    """Remove the kept ticket if it is still this one (the broker that it leads to has ended)."""
+    """Remove the stored ticket if it is ``ticket``. A broker calls this when it ends."""
     path = ticket_file(folder)
     if path.is_file() and path.read_text(encoding="ascii", errors="replace") == str(ticket):
         path.unlink()
 
 
 def default_name(role: str) -> str:
-    """A member name from this machine's host name and process id."""
+    """Return a member name from this machine's host name and process id."""
     host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-") or "host"
     return f"{host[:40]}-{role}-{os.getpid()}"

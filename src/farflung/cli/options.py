@@ -1,4 +1,4 @@
-"""What options hold: quantities, and files to read and to write; each error names the option or the file, and what to do."""
+"""Options that several commands have, and the checks of their values. Each error names the option or the file, and the remedy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def quantity(kind: type[Kind], text: str, option: str) -> Kind:
     """Return ``text`` as a quantity; ``option`` names its origin in errors.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a quantity of this kind.
     """
     try:
         return kind.parse(text)
@@ -56,10 +56,10 @@ def quantity(kind: type[Kind], text: str, option: str) -> Kind:
 
 @contextmanager
 def about(file: Path) -> Iterator[None]:
-    """What is wrong with the input inside is said to be in ``file``.
+    """Put the name of ``file`` before the text of an ``InputError`` of the block.
 
     Raises:
-        InputError: the same, with the file's name before it.
+        InputError: the error of the block.
     """
     try:
         yield
@@ -70,7 +70,7 @@ def about(file: Path) -> Iterator[None]:
 
 
 def readable_folder(path: Path, option: str) -> Path:
-    """``path``, if it is a folder that this process can read.
+    """Return ``path`` if it is a folder that this process can read.
 
     Raises:
         InputError: it is missing, is a file, or can't be read.
@@ -87,10 +87,10 @@ def readable_folder(path: Path, option: str) -> Path:
 
 
 def host(text: str | None, option: str) -> str | None:
-    """``text`` as the host that others shall dial (None: none is named).
+    """Return ``text``, the host to which others connect (``None``: not given).
 
     Raises:
-        InputError: it is no name and no IP address.
+        InputError: it is neither a name nor an IP address.
     """
     try:
         if text is not None:
@@ -101,7 +101,7 @@ def host(text: str | None, option: str) -> str | None:
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file; ``what`` it is stands in the error.
+    """Return the text of a file. ``what`` describes the file in the error.
 
     Raises:
         InputError: it is not there, or no text.
@@ -114,7 +114,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def to_write(path: Path) -> Path:
-    """``path``, if a file could be written there: to be asked before the work whose outcome it shall hold.
+    """Return ``path`` if a file can be written there. Commands check this before the work whose result the file gets.
 
     Raises:
         InputError: its folder is missing or may not be written, or it is a folder itself.

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from farflung import errors
+from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, TrainingError
 from farflung.ids import new_id
 from farflung.units import Seconds
@@ -35,6 +35,7 @@ class ControlClient:
         #: How long ``watch`` tries to reach a broker that does not answer any more.
         self.patience = Seconds(0.0)
         self._failed: dict[str, type[FarflungError]] = {}
+        self._closed = threading.Event()
 
     def resumable(self, source: str) -> Mapping[str, object]:
         """``step``, ``steps`` and ``schedule`` of an earlier run, from whose newest checkpoint another one may continue.
@@ -89,17 +90,17 @@ class ControlClient:
         self._rpc.call("member", Frame("member", {"name": name, **wishes}))
 
     def watch(self, run: str) -> Iterator[Frame]:
-        """What the broker tells of ``run``, from its beginning until it is over.
+        """The broker's messages about ``run``, from its beginning to its end.
 
-        A broker that went away is called again for ``patience``, and a ``note`` says so. Then records go on where they broke
-        off; what was told beside them (the plan, notes) is told again.
+        If the broker is lost, it is called again for ``patience``, and a ``note`` says so. Records then continue where they broke
+        off; the other messages (the plan, notes) are repeated.
         """
         records, away, patience = 0, False, self.patience
-        until = time.monotonic() + patience
-        while True:
+        until = monotonic() + patience
+        while not self._closed.is_set():
             try:
                 for frame in self._rpc.stream("watch", Frame("watch", {"run": run, "records": records})):
-                    away, until = False, time.monotonic() + patience
+                    away, until = False, monotonic() + patience
                     records += frame.kind == "record"
                     if frame.kind == "result" and frame.header.get("kind"):
                         self._failed[run] = _kind(frame.header["kind"])
@@ -107,22 +108,23 @@ class ControlClient:
                     if frame.kind == "result":
                         return
             except ConnectionLost as error:
-                if time.monotonic() >= until:
+                if monotonic() >= until:
                     raise
                 if not away:
                     yield Frame("note", {"text": f"{error}; trying again for at most {patience}"})
                 away = True
             else:
-                if time.monotonic() >= until:
+                if monotonic() >= until:
                     return
-            threading.Event().wait(_RETRY_SECONDS)
+            self._closed.wait(_RETRY_SECONDS)
 
     def failure(self, run: str) -> type[FarflungError]:
         """The class of the error that ended ``run``, as the last ``watch`` of it said (``TrainingError`` where it did not)."""
         return self._failed.get(run, TrainingError)
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection; ``watch`` ends too."""
+        self._closed.set()
         self._rpc.close()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from farflung.engines.base import Array, Engine
 from farflung.errors import TrainingError
 from farflung.step.executor import Executor
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
+from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint
 from farflung.wire.frames import Frame
 
@@ -46,6 +48,9 @@ class LocalRun:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._working = len(setups)
+        #: All executors begin to train when the last one is prepared.
+        self._prepared = threading.Barrier(len(setups))
+        self._computing = ThreadGroup()
         for device, setup in setups.items():
             endpoint = make_endpoint(device, self._receiver(device))
             self._endpoints.append(endpoint)
@@ -64,13 +69,8 @@ class LocalRun:
             FarflungError: the first error of any worker.
             KeyboardInterrupt: the run was ended at once.
         """
-        barrier = threading.Barrier(len(self.executors))
-        threads = [
-            threading.Thread(target=self._work, args=(executor, barrier), name=f"compute-{device}", daemon=True)
-            for device, executor in self.executors.items()
-        ]
-        for thread in threads:
-            thread.start()
+        for device, executor in self.executors.items():
+            self._computing.spawn(f"compute-{device}", self._work, executor, on_error=self._fail)
         try:
             self._wait(on_interrupt)
         except KeyboardInterrupt:
@@ -79,8 +79,7 @@ class LocalRun:
             raise
         finally:
             self._close()
-        for thread in threads:
-            thread.join()
+            self._computing.join(_END_SECONDS)
         if self._failed is not None:
             raise self._failed
 
@@ -113,28 +112,23 @@ class LocalRun:
 
         return receive
 
-    def _work(self, executor: Executor, barrier: threading.Barrier) -> None:
+    def _work(self, executor: Executor) -> None:
+        """One worker's part (compute thread)."""
         try:
-            self._train(executor, barrier)
+            self._engine.set_threads(self._threads)
+            executor.prepare()
+            with suppress(threading.BrokenBarrierError):  # another worker has failed
+                self._prepared.wait()
+                executor.run()
         finally:
             with self._lock:
                 self._working -= 1
                 if not self._working:
                     self._over.set()
 
-    def _train(self, executor: Executor, barrier: threading.Barrier) -> None:
-        try:
-            self._engine.set_threads(self._threads)
-            executor.prepare()
-            barrier.wait()
-            executor.run()
-        except threading.BrokenBarrierError:
-            return
-        except BaseException as error:  # noqa: BLE001 - the first failure of any worker, whatever it is, ends all of them
-            barrier.abort()
-            self._fail(error)
-
     def _fail(self, error: BaseException) -> None:
+        """The first failure of any worker ends all of them."""
+        self._prepared.abort()
         with self._lock:
             self._failed = self._failed or error
         for executor in self.executors.values():
@@ -148,7 +142,7 @@ class LocalRun:
 
 
 class LocalHooks:
-    """What hooks of workers of this process have in common: they begin anew, nobody interferes, and nothing is written, since
+    """Hooks for workers of this process: they start from initial states, nothing stops them, and they write nothing, because
     states are read from the executors."""
 
     def first_optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
@@ -156,26 +150,26 @@ class LocalHooks:
         return {}
 
     def stop_requested(self) -> bool:
-        """Nobody asks."""
+        """Never."""
         return False
 
     def ends_after(self, phase: Phase, step: int) -> bool | None:
-        """It does not."""
+        """Never."""
         return False
 
     def leave_requested(self) -> bool:
-        """Nobody leaves."""
+        """Never."""
         return False
 
     def save_requested(self) -> bool:
-        """Nobody can be lost here."""
+        """Never: no worker of this process can be lost alone."""
         return False
 
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
-        """Nothing is kept."""
+        """Store nothing."""
 
     def on_text(self, tokens: Sequence[int]) -> None:
-        """Nobody reads it."""
+        """Drop the text."""
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Nobody is told."""
+        """Drop the event."""

@@ -1,4 +1,4 @@
-"""Micro-batches from a function of the caller's, handed to every stage that reads a part of them."""
+"""Micro-batches from a function of the caller, for every stage that reads a part of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ __all__ = ["SharedBatches"]
 class SharedBatches:
     """Calls ``batch(step, micro_batch)`` once for each micro-batch, in order, however many workers read it.
 
-    ``batch`` returns every placeholder's array by name. ``readers``: how many workers ask for each micro-batch; after the last
-    has asked, it is forgotten.
+    ``batch`` returns every placeholder's array by name. ``readers``: how many workers read each one; the last frees it.
     """
 
     def __init__(self, batch: Callable[[int, int], Mapping[str, Array]], readers: int) -> None:
         self._batch = batch
         self._readers = readers
         self._lock = threading.Lock()
-        self._kept: dict[tuple[int, int], tuple[Mapping[str, Array], int]] = {}
+        self._stored: dict[tuple[int, int], tuple[Mapping[str, Array], int]] = {}
 
     def get(self, step: int, micro_batch: int, names: Sequence[str]) -> dict[str, Array]:
         """The arrays of ``names``.
@@ -32,11 +31,11 @@ class SharedBatches:
         """
         with self._lock:
             key = (step, micro_batch)
-            arrays, asked = self._kept.get(key) or (self._batch(step, micro_batch), 0)
-            if asked + 1 < self._readers:
-                self._kept[key] = (arrays, asked + 1)
+            arrays, reads = self._stored.get(key) or (self._batch(step, micro_batch), 0)
+            if reads + 1 < self._readers:
+                self._stored[key] = (arrays, reads + 1)
             else:
-                self._kept.pop(key, None)
+                self._stored.pop(key, None)
         missing = [name for name in names if name not in arrays]
         if missing:
             raise DataError(f"the batch of step {step} has no {missing[0]!r}; it has {', '.join(arrays) or 'nothing'}")

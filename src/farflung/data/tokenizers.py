@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from farflung.errors import DataError, InputError
+from farflung.foreign_code import translated
 from farflung.ids import content_hash
 
 __all__ = ["BytesTokenizer", "CharsTokenizer", "FileTokenizer", "Tokenizer"]
@@ -104,11 +105,9 @@ class FileTokenizer:
         if not path.is_file():
             raise DataError(f"tokenizer {name!r} is not on this machine (looked at {path}): copy the tokenizer.json there")
         text = path.read_text(encoding="utf-8", errors="replace")
-        try:
+        with translated(lambda error: DataError(f"tokenizer {name!r} can't be read: {error}; it must be a tokenizer.json")):
             json.loads(text)
-            self._tokenizer = Library.from_str(text)
-        except Exception as error:  # noqa: BLE001 (the library raises bare Exception for a bad file)
-            raise DataError(f"tokenizer {name!r} can't be read: {error}; it must be a tokenizer.json") from None
+            self._tokenizer = Library.from_str(text)  # raises a bare Exception for a bad file
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from farflung.emulation.session import Emulation, Node
 from farflung.errors import EmulationError, InputError
+from farflung.thread_group import ThreadGroup
 
 __all__ = ["expand", "run_each", "start_cluster"]
 
@@ -43,18 +43,17 @@ def run_each(
     ``variables`` are added to the environment.
     Returns 0, or the exit status of the first node whose command failed.
     """
-    running = []
+    running, readers = [], ThreadGroup()
     for node in emulation.nodes.values():
         arguments = expand(command, node, emulation)
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = node.start(arguments, env=variables, text=True, errors="replace", **pipes)
-        reader = threading.Thread(target=_relay, args=(node.name, process, say), name=f"output of {node.name}", daemon=True)
-        reader.start()
-        running.append((process, reader))
-    for process, reader in running:
-        reader.join()
+        readers.spawn(f"output-{node.name}", _relay, node.name, process, say)
+        running.append(process)
+    readers.join()
+    for process in running:
         process.wait()
-    return next((process.returncode for process, _ in running if process.returncode), 0)
+    return next((process.returncode for process in running if process.returncode), 0)
 
 
 def _relay(name: str, process: subprocess.Popen[str], say: Callable[[str], None]) -> None:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -153,11 +154,10 @@ class Emulation:
     def __enter__(self) -> Self:
         require_root()
         sweep()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             self._start()
-        except BaseException:  # whatever it was, what has been made must go
-            self.close()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -1,0 +1,28 @@
+"""Decisions as pure state machines: events in, commands out; no clock, no socket, no file.
+
+The broker, in the order in which an event passes through it:
+
+- ``events``: events and commands.
+- ``broker``: ``BrokerMachine``: passes events to the parts below.
+- ``members``, ``runs``: one member, one run; ``cluster_state``: ``ClusterState``: all of them.
+- ``membership``: members join, leave and are lost.
+- ``run_queue``: which waiting run gets which members.
+- ``attempts``: an attempt from its plan to its end.
+- ``helper_pool``: which unreliable members help which run; ``server_choice``: which server of the run.
+- ``holdings``: which retained states a run continues from.
+
+What the broker observes:
+
+- ``leases``: ``Leases``: which members have been silent for too long.
+- ``hosts``: workers that share processors.
+- ``probe_pairing``: which devices probe each other, in rounds.
+- ``straggler_detector``: ``StragglerDetector``: slow devices and links, silent workers.
+- ``replan_timer``: ``ReplanTimer``: when to search for a better plan.
+
+The task pool of a stage server:
+
+- ``pool_events``: events and commands.
+- ``task_pool``: ``TaskPool``: passes events to the parts below.
+- ``pool_state``: slices and devices; ``answer_times``: how long helpers take; ``task_choice``: which device computes what.
+- ``ordered_items``: ``InOrder``: the order in which results are added.
+"""

@@ -1,4 +1,4 @@
-"""What happens to a broker, and what it decides: plain data, no I/O."""
+"""Events that a broker receives, and commands that it emits: plain data, no I/O."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = [
     "DismissMember",
     "Event",
     "FinishRun",
-    "HandOver",
     "HelperGone",
     "HostMeasured",
     "MakePlan",
-    "MemberDrifted",
     "MemberJoined",
     "MemberLost",
     "MemberMeasured",
+    "MemberSlowed",
     "MemberWants",
+    "MigrateRun",
     "Offer",
     "PlanMade",
     "PrepareRun",
@@ -42,11 +42,11 @@ __all__ = [
     "WaitedEnough",
 ]
 
-#: The class of errors that nothing more precise is known of.
+#: The class of errors without a more precise class.
 TRAINING_ERROR = "TrainingError"
-#: The class of the error that there is no plan for the workers that are there.
+#: The class of the error that there is no plan for the present workers.
 PLAN_ERROR = "PlanError"
-#: That of the error that what somebody gave (the job's topology) does not go with them.
+#: The class of the error that an input (the job's topology) does not match the workers.
 INPUT_ERROR = "InputError"
 
 
@@ -54,11 +54,11 @@ INPUT_ERROR = "InputError"
 class Offer:
     """What a worker offers: memory in bytes, achieved speed in FLOP/s, device kind and its versions.
 
-    ``factor``: lambda, the achieved share of the peak. ``overhead``: seconds that each operator costs beside its FLOPs.
+    ``factor``: lambda, the achieved share of the peak. ``overhead``: seconds that each operator costs in addition to its FLOPs.
     ``convolution``: how many times as fast as other operators convolutions run.
-    ``host``: the same for all workers of one machine (empty: not known). ``processors``: what it computes on there; workers of a
-    host that have one in common share it. ``relay``: it may relay between members of its runs.
-    ``reliable``: it stays; else it may go at any time without a word.
+    ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
+    computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
+    otherwise it may leave at any time without notice.
     """
 
     memory: float
@@ -80,9 +80,9 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberWants:
-    """A worker's owner has other wishes: to be left out for a while, or to go (``parting``: ``drain``, ``leave``).
+    """A worker's owner has other wishes: it shall be left out for a while, or leave (``parting``: ``drain``, ``leave``).
 
-    ``memory``: bytes that training may use from now on (None: as before).
+    ``memory``: bytes that training may use from now on (None: unchanged).
     """
 
     name: str
@@ -93,7 +93,7 @@ class MemberWants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberJoined:
-    """A worker opened its session; ``address`` is where its peers reach it, ``wants`` what its owner wants (None: nothing)."""
+    """A worker opened its session. ``address``: where its peers dial it. ``wants``: wishes of its owner (None: it has none)."""
 
     name: str
     address: str
@@ -104,9 +104,9 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberMeasured:
-    """An idle worker has measured its device anew: achieved speed in FLOP/s, lambda, seconds per operator.
+    """An idle worker has measured its device again: achieved speed in FLOP/s, lambda, seconds per operator.
 
-    ``share``: of that speed what it reached while the other workers of its host measured, too (None: it measured alone).
+    ``share``: the share of that speed that it reached together with the other workers of its host (None: it measured alone).
     """
 
     name: str
@@ -126,8 +126,8 @@ class HostMeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberDrifted:
-    """A training worker computes lastingly slower (``times`` above 1: a step takes so many times as long), or faster again."""
+class MemberSlowed:
+    """A training worker computes lastingly slower (``times`` above 1: a step takes this many times as long), or faster again."""
 
     name: str
     times: float
@@ -143,10 +143,10 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSubmitted:
-    """A job was handed in; it starts when ``workers`` idle workers are there (None: when any is).
+    """A job was submitted. It starts when ``workers`` workers are idle (None: when any worker is).
 
-    ``recoveries``: how many losses in a row, without a new step between them, it survives (0: the first one ends it).
-    ``helped``: its plans are for reliable workers, and unreliable ones help these; ``unreliable``: who is so by its topology.
+    ``recoveries``: the run survives this many consecutive losses without a new step (0: the first loss ends it). ``helped``: its
+    plans are for reliable workers, and unreliable ones help these; ``unreliable``: workers that its topology marks as such.
     """
 
     run: str
@@ -158,12 +158,11 @@ class RunSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRestored:
-    """A run that an earlier life of the broker left behind.
+    """A run of an earlier broker process.
 
-    ``attempts``: how many that life had begun, or more. ``outcome``: how it had ended (empty: it had not), with ``cause`` and
-    ``kind``. ``hoped``: how many workers it had; it waits for as many until ``WaitedEnough``, among them those
-    ``named``, who hold the newest states. Of a run that is over, ``named`` are the workers that it had.
-    ``stopping``: somebody has asked for its end.
+    ``attempts``: the number of its attempts, or more. ``outcome``: how it ended (empty: it did not), with ``cause`` and ``kind``.
+    ``expected``: the number of its workers; until ``WaitedEnough`` it waits for as many, among them all ``names``, which retain
+    the newest states. For a run that is over, ``names`` are the workers that it had. ``stopping``: a stop was requested.
     """
 
     run: str
@@ -173,8 +172,8 @@ class RunRestored:
     outcome: str = ""
     cause: str = ""
     kind: str = ""
-    hoped: int = 0
-    named: tuple[str, ...] = ()
+    expected: int = 0
+    names: tuple[str, ...] = ()
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
     stopping: bool = False
@@ -182,21 +181,21 @@ class RunRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitedEnough:
-    """The workers that ``run`` had before the broker was started again have had their time to come back."""
+    """The time for the workers of a restored ``run`` to come back is over."""
 
     run: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAdvanced:
-    """``run`` has made a step that it had never made before: losses count from here."""
+    """``run`` has made a step for the first time: losses count from here."""
 
     run: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetterPlan:
-    """There is a better plan for ``run`` than that of its ``attempt``, for those who are there now (``cause`` says why)."""
+    """There is a better plan for ``run`` than that of its ``attempt``, for the present workers (``cause`` says why)."""
 
     run: str
     attempt: int
@@ -228,8 +227,7 @@ class RunPrepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDropped:
-    """A worker has let go of its part, as ``AbortRun`` with ``keep`` asked, and told what it still holds (``attempt``: of which
-    plan)."""
+    """A worker has dropped its part of plan number ``attempt``, and reported its retained states."""
 
     run: str
     name: str
@@ -240,7 +238,7 @@ class RunDropped:
 class RunEnded:
     """A worker finished its part (``attempt``: for which plan; 0: for the current one).
 
-    ``whole``: up to the job's end; else it stopped before, because somebody asked for it or to hand over.
+    ``whole``: up to the job's end; otherwise a stop or a migration was requested.
     """
 
     run: str
@@ -266,7 +264,7 @@ class RunFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Somebody asked the run to end after its current step, or ``now``."""
+    """A stop was requested, after the current step or ``now``."""
 
     run: str
     now: bool = False
@@ -276,7 +274,7 @@ Event = (
     MemberJoined
     | MemberMeasured
     | HostMeasured
-    | MemberDrifted
+    | MemberSlowed
     | MemberLost
     | MemberWants
     | RunSubmitted
@@ -331,7 +329,7 @@ class AskHelper:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperGone:
-    """``name`` helps the run no more: its server is to be told."""
+    """``name`` does not help the run any more: notify its servers."""
 
     run: str
     name: str
@@ -347,8 +345,8 @@ class StopRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandOver:
-    """Ask ``name`` to end the attempt after its current step, with a checkpoint that the next one goes on from."""
+class MigrateRun:
+    """Let ``name`` end the attempt after its current step, with a checkpoint from which the next attempt begins."""
 
     run: str
     name: str
@@ -356,14 +354,14 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DismissMember:
-    """``name`` wanted to go and may: nobody needs it."""
+    """``name`` wants to leave and may: nobody needs it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRun:
-    """Tell ``name`` to drop the run at once; ``keep``: it will go on, so what it holds is to be kept and told."""
+    """Let ``name`` drop the run at once; ``keep``: the run continues, so it retains and reports its states."""
 
     run: str
     name: str
@@ -375,29 +373,29 @@ class AbortRun:
 class RecoverRun:
     """The run's attempt is over because of ``cause``; the next one begins when there are workers for it.
 
-    ``handed``: it ended between two steps, and nothing is made again. ``better``: nobody is lost, there is a better plan.
+    ``migrated``: it ended between two steps, and nothing is repeated. ``better``: nobody is lost, there is a better plan.
     """
 
     run: str
     cause: str
-    handed: bool = False
+    migrated: bool = False
     better: bool = False
 
     @property
     def then(self) -> str:
-        """How it goes on, for people."""
+        """How the run continues, for people."""
         if self.better:
             return "the run continues with the new plan from the last step"
         return (
             "other workers take over its part"
-            if self.handed
+            if self.migrated
             else "the run continues from the state on the other workers, or from its newest checkpoint"
         )
 
     @property
-    def told(self) -> str:
-        """What happened, and how it goes on."""
-        return f"{'' if self.handed or self.better else 'lost: '}{self.cause}; {self.then}"
+    def text(self) -> str:
+        """What happened, and how the run continues."""
+        return f"{'' if self.migrated or self.better else 'lost: '}{self.cause}; {self.then}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +415,7 @@ Command = (
     | AskHelper
     | HelperGone
     | StopRun
-    | HandOver
+    | MigrateRun
     | DismissMember
     | AbortRun
     | RecoverRun

@@ -1,9 +1,10 @@
-"""What workers still hold of a run after a loss, and the one step to go on from: pure data and choices, no I/O.
+"""States that workers retain of a run after a loss, and the step from which the run continues: data and choices, no I/O.
 
-Source: two-phase commit. A worker is *ready* with a step when its gradients are complete and held; it applies the step only once
-all are ready. So workers are at most one step apart, and whoever is behind one that has applied can apply, too: nobody keeps a
-second copy of anything to undo a step. What differs: nobody coordinates the commit (``step.two_phase_commit`` says who tells
-whom); and the choice after a loss is made from what is left, whoever died. Cost of a choice: O(holdings x states).
+Source: two-phase commit. A worker is *ready* with a step when its gradients are complete and retained. It applies the step only
+once all workers are ready. So workers are at most one step apart, and a worker behind one that has applied the step can apply it,
+too. Nobody needs a second copy to undo a step. Differences: there is no coordinator of the commit (see
+``step.two_phase_commit``), and the choice after a loss uses what is left, whichever worker died. Cost of a choice:
+O(holdings x states).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["Decision", "Holding", "Resume", "ahead", "choose", "moves"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """How a step ended: ``applied`` (else it was left out), and the factor that clipped its gradients (None: none did)."""
+    """How a step ended: ``applied`` (otherwise it was skipped), and the factor that clipped its gradients (None: unclipped)."""
 
     applied: bool = True
     scale: float | None = None
@@ -26,8 +27,8 @@ class Decision:
 class Holding:
     """``states`` (names; their optimizer slots belong to them) as they are after ``step`` steps, ``committed`` of which count.
 
-    ``ready``: the next step's gradients are held, so that one can be applied. ``decision``: how the last step before ``step``
-    ended. ``copied``: it is a copy of another worker's stage, or an older state of the own one, kept for this case.
+    ``ready``: the next step's gradients are retained, so that step can be applied. ``decision``: how the last step before
+    ``step`` ended. ``copied``: it is a copy of another worker's stage, or an older state of its own stage.
     """
 
     step: int
@@ -40,9 +41,9 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """The run goes on after ``step`` steps, ``committed`` of which count; ``holders``: state -> who has it then.
+    """The run continues after ``step`` steps, ``committed`` of which count. ``holders``: state -> workers that have it then.
 
-    ``decision``: what those do who are ready with the step before. ``copied``: some state is there as a copy only.
+    ``decision``: how workers that are ready end the step before. ``copied``: some state exists as a copy only.
     """
 
     step: int
@@ -53,7 +54,7 @@ class Resume:
 
 
 def choose(held: Mapping[str, Sequence[Holding]], needed: Iterable[str]) -> Resume | None:
-    """The newest step of which all ``needed`` states are held by some of the workers in ``held`` (None: there is none)."""
+    """Return the newest step whose ``needed`` states the workers in ``held`` retain together (None: there is none)."""
     wanted = frozenset(needed)
     everything = [(name, holding) for name, holdings in held.items() for holding in holdings]
     for step in sorted({holding.step for _, holding in everything}, reverse=True):
@@ -81,9 +82,10 @@ def choose(held: Mapping[str, Sequence[Holding]], needed: Iterable[str]) -> Resu
 
 
 def moves(resume: Resume, wants: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Who gets which states from whom: device -> holder -> states. What a device holds itself does not move.
+    """Return which states move: device -> worker that has them -> states. A device keeps the states that it has.
 
-    ``wants``: device -> the states of its stages. ``sizes``: bytes of each state. Of several holders the one that gives least.
+    ``wants``: device -> the states of its stages. ``sizes``: bytes of each state. Of several workers that have a state, the one
+    that sends least sends it.
     """
     given: dict[str, int] = {}
     found: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -100,6 +102,6 @@ def moves(resume: Resume, wants: Mapping[str, Iterable[str]], sizes: Mapping[str
 
 
 def ahead(holding: Holding, decision: Decision) -> Holding:
-    """``holding`` after the step that it was ready with."""
+    """Return ``holding`` after the step with which it was ready."""
     committed = holding.committed + decision.applied
     return replace(holding, step=holding.step + 1, committed=committed, ready=False, decision=decision)

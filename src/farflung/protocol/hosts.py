@@ -1,8 +1,8 @@
 """Workers that share the processors of one host, and how many of them reach their full speed at the same time.
 
-Workers share a host if they name the same host and have a processor in common, directly or through other workers. Containers that
-are pinned to different cores share none. The capacity of a host is what its workers measured together; for more workers than
-that, and before, it is the number of processors divided by the threads of a worker.
+Workers share a host if they name the same host and have a processor in common, directly or through other workers. Containers on
+different cores do not share a host. The capacity of a host is what its workers measured together. Before that, and for more
+workers, it is the number of processors divided by the threads of a worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["host_capacity", "host_groups", "host_names"]
 
 
 def host_groups(members: Sequence[Member]) -> list[list[Member]]:
-    """The sets of two members or more that share processors, each in the order of ``members``."""
+    """Return the sets of two or more members that share processors, each in the order of ``members``."""
     groups: list[tuple[set[tuple[str, str, str]], list[Member]]] = []
     for member in members:
         offer = member.offer
@@ -34,7 +34,7 @@ def host_groups(members: Sequence[Member]) -> list[list[Member]]:
 
 
 def host_capacity(group: Sequence[Member], threads: int) -> float:
-    """How many of ``group``, which share processors, reach their full speed at once with ``threads`` each."""
+    """Return how many of ``group``, which share processors, reach their full speed at once with ``threads`` each."""
     measured = max(group, key=lambda member: member.measured_with)
     if measured.measured_with >= len(group):
         return measured.capacity
@@ -44,7 +44,7 @@ def host_capacity(group: Sequence[Member], threads: int) -> float:
 
 
 def host_names(members: Sequence[Member]) -> dict[str, tuple[str, list[Member]]]:
-    """For each member that shares processors: a name for its host, and all who share them."""
+    """Return, for each member that shares processors, a name for its host and all members that share them."""
     found: dict[str, tuple[str, list[Member]]] = {}
     for group in host_groups(members):
         name = f"host of {min(member.name for member in group)}"

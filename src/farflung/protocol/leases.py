@@ -1,9 +1,9 @@
-"""Who is still heard: leases by the receiver's clock, and generations that fence out those who come back too late.
+"""Leases by the receiver's clock, and generations that fence out members that come back too late.
 
-A lease is renewed by whatever its holder says and runs out after ``length`` seconds of silence (Gray and Cheriton, "Leases", SOSP
-1989, without their clocks that agree: only the receiver's monotonic clock counts, so a clock that is set changes nothing). Each
-session of a member has a number, its generation; what is said under an older one is not heard. A receiver that was stopped itself
-has heard nobody in that time, so it lets leases run on by as much as it missed. O(members) for each look.
+Any message of a member renews its lease. The lease expires after ``length`` seconds of silence (Gray and Cheriton, "Leases", SOSP
+1989; unlike there, only the receiver's monotonic clock counts, so clocks need not agree). Each session of a member has a number,
+its generation; messages under an older one are ignored. A receiver that was stopped itself received nothing in that time, so it
+extends all leases by the time that it missed. Cost: O(members) for each call of ``expired``.
 """
 
 from __future__ import annotations
@@ -14,60 +14,61 @@ from farflung.units import Seconds
 
 __all__ = ["LEASE", "Leases"]
 
-#: How long a member may be silent.
+#: Seconds for which a member may be silent.
 LEASE = Seconds(5.0)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Held:
+class _Lease:
     generation: int
-    heard: float
+    #: When the member sent something last.
+    renewed: float
 
 
 class Leases:
     """The leases of all members; times are seconds of one monotonic clock. Not thread-safe."""
 
     def __init__(self, length: Seconds = LEASE, tick: Seconds = Seconds(0.5)) -> None:  # noqa: B008 - immutable
-        """``tick``: how often ``expired`` is asked."""
+        """``tick``: seconds between two calls of ``expired``."""
         self.length, self._tick = length, tick
-        self._held: dict[str, _Held] = {}
-        self._looked: float | None = None
+        self._leases: dict[str, _Lease] = {}
+        self._checked: float | None = None
 
     def grant(self, name: str, generation: int, now: float) -> None:
-        """``name`` has a new session; what it says under an older generation is not heard any more."""
-        self._held[name] = _Held(generation=generation, heard=now)
+        """``name`` has a new session; messages under an older generation are ignored from now on."""
+        self._leases[name] = _Lease(generation=generation, renewed=now)
 
-    def hear(self, name: str, generation: int, now: float) -> bool:
-        """``name`` said something under ``generation``; False: that is over."""
-        held = self._held.get(name)
-        if held is None or held.generation != generation:
+    def renew(self, name: str, generation: int, now: float) -> bool:
+        """``name`` sent something under ``generation``. Return False if that session is over."""
+        lease = self._leases.get(name)
+        if lease is None or lease.generation != generation:
             return False
-        held.heard = now
+        lease.renewed = now
         return True
 
     def end(self, name: str, generation: int) -> bool:
-        """The session is over; False: it was before, or another one has taken its place."""
-        held = self._held.get(name)
-        if held is None or held.generation != generation:
+        """The session is over. Return False if it was over before, or if a newer one has replaced it."""
+        lease = self._leases.get(name)
+        if lease is None or lease.generation != generation:
             return False
-        del self._held[name]
+        del self._leases[name]
         return True
 
     def generation(self, name: str) -> int:
-        """The current one (0: ``name`` has no session)."""
-        held = self._held.get(name)
-        return 0 if held is None else held.generation
+        """Return the current generation of ``name`` (0: it has no session)."""
+        lease = self._leases.get(name)
+        return 0 if lease is None else lease.generation
 
     def silence(self, name: str, now: float) -> Seconds:
-        """For how long nothing was heard of ``name`` (0: it has no session)."""
-        held = self._held.get(name)
-        return Seconds(0.0 if held is None else max(now - held.heard, 0.0))
+        """Return the time since ``name`` sent something (0: it has no session)."""
+        lease = self._leases.get(name)
+        return Seconds(0.0 if lease is None else max(now - lease.renewed, 0.0))
 
     def expired(self, now: float) -> list[tuple[str, int]]:
-        """Names and generations whose lease has run out; they hold it until ``end``."""
-        missed = 0.0 if self._looked is None else now - self._looked - self._tick
-        if missed > self._tick:  # this process was stopped, or starved: what came meanwhile waits to be read
-            for held in self._held.values():
-                held.heard = min(held.heard + missed, now)
-        self._looked = now
-        return [(name, held.generation) for name, held in self._held.items() if now - held.heard > self.length]
+        """Return names and generations of members whose lease has expired; they stay here until ``end``."""
+        missed = 0.0 if self._checked is None else now - self._checked - self._tick
+        if missed > self._tick:  # this process was stopped, or got no CPU time: messages that came meanwhile wait to be read
+            for lease in self._leases.values():
+                lease.renewed = min(lease.renewed + missed, now)
+        self._checked = now
+        return [(name, lease.generation) for name, lease in self._leases.items() if now - lease.renewed > self.length]

@@ -1,4 +1,4 @@
-"""The members of a cluster as people see them: in which state each is, and what its owner wants of it."""
+"""The members of a cluster: their states as people see them, and the wishes of their owners."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ __all__ = ["Gone", "Member", "MemberState", "Parting"]
 
 
 class MemberState(StrEnum):
-    """Where a member stands. ``joining``: it has a certificate and no session yet; ``profiling``: it, or its links, are measured;
-    ``standby``: it waits for work; ``assigned``: a plan counts on it; ``active``: it trains; ``draining``: it leaves, or is
-    paused, as soon as what it does is over; ``gone``: it left, or was lost."""
+    """The state of a member.
+
+    ``joining``: it has a certificate and no session yet. ``profiling``: its device or its links are measured. ``standby``: it
+    waits for work. ``assigned``: it is part of a plan. ``active``: it trains. ``draining``: it leaves or pauses when its present
+    work is over. ``gone``: it left or was lost.
+    """
 
     JOINING = "joining"
     PROFILING = "profiling"
@@ -27,7 +30,7 @@ class MemberState(StrEnum):
 
 
 class Parting(StrEnum):
-    """How a member wants to go: ``leave`` hands over what it does after the current step, ``drain`` ends its run first."""
+    """How a member wants to leave: ``leave`` migrates its work after the current step, ``drain`` ends its run first."""
 
     NO = ""
     DRAIN = "drain"
@@ -36,9 +39,12 @@ class Parting(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """A connected worker. ``dismissed``: it was told that it may go. ``drift``: how many times as long as its last measurement
-    says it takes to compute, as its steps have shown since (1 or more). ``capacity``: how many of the ``measured_with`` workers
-    of its host, itself included, reached their full speed at once (0: that was not measured)."""
+    """A connected worker.
+
+    ``dismissed``: it was told that it may leave. ``drift``: its step times over those of its last measurement (1 or more).
+    ``capacity``: how many of the ``measured_with`` workers of its host, itself included, reached their full speed at once
+    (0: not measured).
+    """
 
     name: str
     address: str
@@ -54,7 +60,7 @@ class Member:
 
     @property
     def speed(self) -> float:
-        """FLOP/s that it reaches now."""
+        """FLOP/s that it reaches now, from measurement and step times."""
         return self.offer.speed / self.drift
 
     @property
@@ -64,7 +70,7 @@ class Member:
 
     @property
     def withdraws(self) -> bool:
-        """Whether it wants to hand over the run that it works on."""
+        """Whether its run must continue without it."""
         return self.paused or self.parting is Parting.LEAVE
 
     def state(self, *, trains: bool, profiled: bool = False) -> MemberState:
@@ -80,7 +86,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """A worker that was here."""
+    """A member that was lost or left."""
 
     name: str
     generation: int

@@ -1,4 +1,4 @@
-"""What happens to a task pool, and what it decides: plain data, no I/O. Seconds are of the server's clock."""
+"""Events that a task pool receives, and commands that it emits: plain data, no I/O. Times are seconds of the server's clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class TaskKind(StrEnum):
-    """What is to be done with a slice."""
+    """The two tasks of a slice."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -57,7 +57,7 @@ class StepBegan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputCame:
-    """The stage's inputs of the slices ``indices`` are here, and stay until the step is committed."""
+    """The stage's inputs of the slices ``indices`` have arrived, and stay until the step is committed."""
 
     indices: tuple[int, ...]
     now: float
@@ -65,7 +65,7 @@ class InputCame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientCame:
-    """All that the backwards of the slices ``indices`` need beside their forwards is here."""
+    """Everything that the backwards of the slices ``indices`` need, apart from their forwards, has arrived."""
 
     indices: tuple[int, ...]
     now: float
@@ -82,7 +82,7 @@ class HelperCame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperWent:
-    """``helper`` is gone, or can't be reached."""
+    """``helper`` is lost, or can't be reached."""
 
     helper: str
     now: float
@@ -90,7 +90,7 @@ class HelperWent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """``device`` has done ``task``, which took it ``seconds``."""
+    """``device`` has computed ``task`` in ``seconds``."""
 
     device: str
     task: Task
@@ -100,7 +100,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
-    """Nothing happened but the time."""
+    """Only time has passed."""
 
     now: float
 
@@ -114,7 +114,7 @@ class ServerFree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FellowFree:
-    """``fellow``, another server of the stage, has nothing left to compute of its own slices in ``step``."""
+    """``fellow``, another server of the stage, has computed all its own slices in ``step``."""
 
     fellow: str
     step: int
@@ -129,8 +129,7 @@ PoolEvent = StepBegan | InputCame | GradientCame | HelperCame | HelperWent | Ans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendStates:
-    """Send ``helper`` the stage's states of ``step``, before any task of it (of several servers that it helps,
-    one does)."""
+    """Send ``helper`` the stage's states of ``step``, before any of its tasks. Of several servers that it helps, one does."""
 
     helper: str
     step: int
@@ -138,8 +137,10 @@ class SendStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Give:
-    """Send ``task`` to ``helper`` (or a fellow); ``recompute``: a backward whose forward it has not made, so the stage's
-    input goes along."""
+    """Send ``task`` to ``helper`` (or a peer server).
+
+    ``recompute``: a backward whose forward it has not computed, so the stage's input is sent, too.
+    """
 
     helper: str
     task: Task

@@ -10,17 +10,19 @@ from collections.abc import Sequence
 
 from farflung.engines.base import Array, Engine
 from farflung.graph.cut import SubGraph
+from farflung.messages.data import EvaluationVote, Losses, Norms, StepReady, Token, Verdict
 from farflung.messages.step_reports import StepReport
 from farflung.plan.check import check_runnable
 from farflung.step.context import StepContext
 from farflung.step.evaluation.evaluation import Evaluation
 from farflung.step.evaluation.generation import generate
+from farflung.step.gradient_check import GradientCheck
 from farflung.step.hybrid.stage_server import StageServer
 from farflung.step.inbox import Inbox
 from farflung.step.optimizer_step import OptimizerStep, StepParts, send_trace
 from farflung.step.pipeline import PipelineMode, TrainingMode
 from farflung.step.reduction.gradient_exchange import gradient_exchange
-from farflung.step.router import Receive, Router
+from farflung.step.router import Receive, Router, new_messages
 from farflung.step.run_position import RunPosition
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
 from farflung.step.stages.local_stages import LocalStages
@@ -69,16 +71,19 @@ class Executor:
         sync = synchronized(setup, context.inbox, context.outbox, (context.note, context.trace, context.transfer.gauge))
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
-        vote = StepVote(context, copies.due, participation.part)
-
-        def losses(peer: str, frame: Frame) -> None:
-            context.transfer.receive(peer, frame)
-            vote.received(int(frame.header["step"]))
-
-        routes: dict[str, Receive] = {"losses": losses}
-        routes |= dict.fromkeys(("part", "total"), sums.receive) | dict.fromkeys(("copy", "copied"), copies.receive)
+        vote = StepVote(context, copies.due, participation.takes_part)
+        check, commit = GradientCheck(context, stages), TwoPhaseCommit(context, stages)
+        messages = new_messages()
+        messages.register(Losses, vote.receive_losses)
+        messages.register(Verdict, vote.receive_verdict)
+        messages.register(Norms, check.receive)
+        messages.register(StepReady, commit.receive)
+        messages.register(EvaluationVote, self._evaluation.receive)
+        messages.register(Token, lambda _, token: context.inbox.put(("token", token.step, token.index), token))
+        routes: dict[str, Receive] = dict.fromkeys(("value", "data"), context.transfer.receive)
+        routes |= {**sums.receivers, **dict.fromkeys(("copy", "copied"), copies.receive)}
         if sync is not None:
-            routes |= dict.fromkeys(("sync", "pieces", "pace", "norm"), sync.receive)
+            routes |= sync.receivers
         mode: TrainingMode
         if setup.job.plan.helpers:
             mode = StageServer(context, stages, vote, sums)
@@ -93,11 +98,12 @@ class Executor:
             participation=participation,
             mode=mode,
             vote=vote,
+            check=check,
             sums=sums,
-            commit=TwoPhaseCommit(context, stages),
+            commit=commit,
             copies=copies,
         )
-        return parts, Router(context, self._position, routes)
+        return parts, Router(context, self._position, messages, routes)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -164,6 +170,7 @@ class Executor:
         """Stop the sender threads."""
         self._parts.mode.close()
         self._context.outbox.close()
+        self._parts.copies.close()
         self.inbox.clear()
 
     def on_frame(self, peer: str, frame: Frame) -> None:
@@ -245,7 +252,7 @@ class Executor:
         fault_point("checkpoint.before_shard", step=self.step, device=self.setup.device)
         states, optimizer = self.stages.shard()
         if self._parts.sync is not None:
-            optimizer |= self._parts.sync.kept()
+            optimizer |= self._parts.sync.retained()
         samples = self._context.transfer.samples
         if samples.on:
             self.inbox.wait_until(lambda: samples.settled)

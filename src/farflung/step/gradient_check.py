@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from farflung.engines.base import Array
 from farflung.errors import TrainingError
+from farflung.messages.data import Norms, Verdict
 from farflung.step.context import StepContext
 from farflung.step.stages.local_stages import LocalStages
 
@@ -37,26 +37,30 @@ class GradientCheck:
     def exchange(self, step: int, norms: dict[str, float]) -> tuple[float, Array | None]:
         """Send ``norms`` to the workers of the same update; return the norm of all gradients and the factor that clips it."""
         setup, transfer, inbox = self._context.setup, self._context.transfer, self._context.inbox
-        for peer in setup.mates:
-            transfer.post(peer, "norms", step, {"norms": dict(norms)})  # encoded later, on the sender's thread
-        for peer in setup.mates:
-            norms |= inbox.take(("norms", step, peer))["norms"]
+        for peer in setup.update_group:
+            transfer.post(peer, Norms(run=setup.run, step=step, norms=dict(norms)))  # encoded later: a copy
+        for peer in setup.update_group:
+            norms |= inbox.take(("norms", step, peer))
         ordered = [norms[state.name] for state in setup.graph.parameters if state.name in norms]
         scale = None if self._limit is None else self._context.engine.clip_scale(ordered, self._limit)
         return math.sqrt(sum(norm * norm for norm in ordered)), scale
 
-    def judge(self, step: int, verdict: Mapping[str, object], norm: float | None) -> str | None:
+    def receive(self, peer: str, message: Norms) -> None:
+        """Store the norms of ``peer`` (transport thread)."""
+        self._context.inbox.put(("norms", message.step, peer), message.norms)
+
+    def judge(self, step: int, verdict: Verdict, norm: float | None) -> str | None:
         """Return None if the step may be applied, else the job's ``on_nan`` (``skip`` or ``rollback``).
 
         Raises:
             TrainingError: the loss or the norm is not finite, and the job says ``stop``.
         """
-        if verdict["finite"] and (norm is None or math.isfinite(norm)):
+        if verdict.finite and (norm is None or math.isfinite(norm)):
             return None
         policy = self._context.setup.job.on_nan
         if policy == "stop":
-            losses = f"the loss of micro-batches {verdict['bad']}"
-            raise _not_finite(step, losses if not verdict["finite"] else "the norm of the gradients")
+            losses = f"the loss of micro-batches {list(verdict.bad)}"
+            raise _not_finite(step, losses if not verdict.finite else "the norm of the gradients")
         return policy
 
     def check_local(self, step: int) -> None:

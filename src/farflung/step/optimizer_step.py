@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from farflung.engines.base import Array
 from farflung.job.rates import rates
+from farflung.messages.data import Verdict
 from farflung.messages.step_reports import StepReport
 from farflung.step.context import StepContext
 from farflung.step.gradient_check import GradientCheck
@@ -38,6 +38,7 @@ class StepParts:
     participation: Participation
     mode: TrainingMode
     vote: StepVote
+    check: GradientCheck
     sums: GradientExchange
     commit: TwoPhaseCommit
     copies: StateCopies
@@ -57,7 +58,6 @@ class OptimizerStep:
     def __init__(self, context: StepContext, stages: LocalStages, parts: StepParts, *, keep_gradients: bool = False) -> None:
         """``keep_gradients``: store the gradients of the job's last step, unclipped, in ``gradients``."""
         self._context, self._stages, self._parts = context, stages, parts
-        self._check = GradientCheck(context, stages)
         self._keep_gradients = keep_gradients
         self.gradients: dict[str, Array] = {}
         #: Samples of applied steps that nobody computed, because replicas did not take part.
@@ -84,7 +84,7 @@ class OptimizerStep:
         if parts.sync is not None:
             parts.sync.begin(step, rates(setup.job, step))
         parts.commit.begin()
-        rests = not parts.participation.part(step, setup.device)
+        rests = not parts.participation.takes_part(step, setup.device)
         losses = self._rest(step) if rests else parts.mode.run(step, meter)
         begin = trace.now()
         with meter.waiting():
@@ -93,12 +93,12 @@ class OptimizerStep:
                 parts.sums.finish(step, self._stages.bases)
             if parts.mode.makes_gradients and not rests:
                 exchange_uses(context, self._stages, step)
-            verdict = context.inbox.take(("verdict", step))
-            norm, scale = (None, None) if rests or not self._check.needs_norm else self._norm(step)
-        on_nan = self._check.judge(step, verdict, norm)
+            verdict: Verdict = context.inbox.take(("verdict", step))
+            norm, scale = (None, None) if rests or not self._parts.check.needs_norm else self._norm(step)
+        on_nan = self._parts.check.judge(step, verdict, norm)
         with meter.waiting():
             if norm is None:
-                self._check.check_local(step)
+                self._parts.check.check_local(step)
                 parts.commit.prepared()
                 parts.commit.agree(step)
         trace.note(SpanKind.WAIT, "for the end of the step", begin, step=step)
@@ -106,12 +106,12 @@ class OptimizerStep:
         begin = trace.now()
         with meter.computing(setup.own_stages[0]):
             self._commit(step, scale, on_nan)
-            if verdict.get("copy"):
+            if verdict.copy_states:
                 parts.copies.take(step)
         trace.note(SpanKind.COMPUTE, "update", begin, step=step, stage=setup.own_stages[0])
         self._report(step, meter, losses, (verdict, norm, on_nan is not None))
         fault_point("worker.after_update", step=step, device=setup.device)
-        return StepEnd(stop=bool(verdict["stop"]), save=bool(verdict.get("save")))
+        return StepEnd(stop=verdict.stop, save=verdict.save)
 
     def _rest(self, step: int) -> dict[int, float]:
         """Take no part in ``step``: drop the data that the submitter sends for it."""
@@ -125,10 +125,10 @@ class OptimizerStep:
 
     def _norm(self, step: int) -> tuple[float, Array | None]:
         """Exchange norms, which also tell all workers that this one is prepared."""
-        norms = self._check.local_norms()
+        norms = self._parts.check.local_norms()
         self._parts.commit.prepared()
         fault_point("worker.prepared", step=step, device=self._context.setup.device)
-        return self._check.exchange(step, norms)
+        return self._parts.check.exchange(step, norms)
 
     def _commit(self, step: int, scale: Array | None, on_nan: str | None) -> None:
         """The second phase: all workers are prepared."""
@@ -145,7 +145,7 @@ class OptimizerStep:
             parts.commit.rolled_back(step)
 
     def _report(
-        self, step: int, meter: StepMeter, losses: Mapping[int, float], ended: tuple[Mapping[str, Any], float | None, bool]
+        self, step: int, meter: StepMeter, losses: Mapping[int, float], ended: tuple[Verdict, float | None, bool]
     ) -> None:
         """Store the step's report, and give it to the hooks once its last frame has been encoded.
 
@@ -154,7 +154,7 @@ class OptimizerStep:
         verdict, norm, skipped = ended
         context, participation, sync = self._context, self._parts.participation, self._parts.sync
         ordered = tuple(losses[index] for index in sorted(losses))
-        everyone: list[float] = verdict["losses"]
+        everyone = verdict.losses
         busy = dict(meter.busy)
         report = StepReport(
             step=step,

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from farflung.messages import router
+from farflung.messages.schema import Channel
 from farflung.step.context import StepContext
 from farflung.step.run_position import RunPosition
 from farflung.wire.frames import Frame
 
-__all__ = ["Receive", "Router"]
+__all__ = ["Messages", "Receive", "Router", "new_messages"]
 
 #: Takes a frame from a peer.
 Receive = Callable[[str, Frame], None]
+#: From types of messages to the parts that take them.
+Messages = router.Router[str, None]
+
+
+def new_messages() -> Messages:
+    """Return an empty table of the messages between workers."""
+    return Messages(Channel.DATA)
 
 
 class Router:
     """The receiving side of one worker's part in a run (transport threads)."""
 
-    def __init__(self, context: StepContext, position: RunPosition, routes: Mapping[str, Receive]) -> None:
-        """``routes``: kind of frame -> the part that takes it. All other kinds are values and messages of the step."""
-        self._context, self._position, self._routes = context, position, dict(routes)
+    def __init__(self, context: StepContext, position: RunPosition, messages: Messages, arrays: Mapping[str, Receive]) -> None:
+        """``arrays``: kind -> the part that takes frames with arrays, which it decodes itself. ``messages``: all other kinds."""
+        self._context, self._position, self._messages, self._arrays = context, position, messages, dict(arrays)
 
     def receive(self, peer: str, frame: Frame) -> None:
         """Store what came from ``peer``. Waits while a batch of the submitter is farther ahead than the next step.
@@ -32,5 +41,5 @@ class Router:
         if frame.kind == "data":
             self._position.wait_until_due(frame.header)
         begin = context.trace.now()
-        self._routes.get(frame.kind, context.transfer.receive)(peer, frame)
+        self._arrays.get(frame.kind, self._messages.receive)(peer, frame)
         context.frames.decoded(peer, frame, begin)

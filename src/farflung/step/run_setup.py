@@ -1,4 +1,4 @@
-"""What a worker is told about a run, and what it asks of its surroundings."""
+"""What every worker knows of a run, and what a step asks of its surroundings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_k
 
 
 def attempt_name(run: str, attempt: int) -> str:
-    """What the peers of ``run``'s plan number ``attempt`` call it: frames of an older plan are not heard."""
+    """Return the name of plan number ``attempt`` of ``run`` between workers: frames of an older plan are ignored."""
     return run if attempt == 1 else f"{run}~{attempt}"
 
 
@@ -37,15 +37,16 @@ class Phase(StrEnum):
 
 
 def data_key(phase: Phase) -> str:
-    """What the key of a batch that the submitter sends begins with: training and evaluation batches have keys of their own."""
+    """Return the beginning of the key of a batch that the submitter sends: training and evaluation have keys of their own."""
     return "eval" if phase is Phase.EVAL else "data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What a checkpoint's states are made of: ``steps`` that count (not those that were skipped or rolled back).
+    """What the states of a checkpoint consist of: applied ``steps`` (not those that were skipped or rolled back).
 
-    ``rested``: samples of such steps, since the attempt's first, that nobody computed because replicas rested (``sync.pacing``).
+    ``rested``: samples of such steps, since the attempt's first, that nobody computed because replicas took no part
+    (``sync.pacing``).
     """
 
     steps: int
@@ -57,10 +58,10 @@ class RunSetup:
     """A run as every worker sees it; ``device`` is this worker's name in the plan, ``run`` the run's ``attempt_name``.
 
     ``graphs``: training graphs by number of samples in the micro-batch (they differ in shapes only). ``eval_graph`` and
-    ``generate_graph`` read the same states by the same names. ``first_step`` is where a resumed run goes on, ``committed`` how
-    many of the steps before it count in the states that it begins with. ``recovered``: the run goes on after a loss.
-    ``survives``: what it holds when its part ends may be gone on from. ``kept_step`` and ``kept_committed``: where the newest
-    checkpoint stands, if the run does not begin with that one. ``rounds``: who keeps copies of whose states.
+    ``generate_graph`` read the same states by the same names. ``first_step`` is where a resumed run continues; ``committed`` is
+    how many steps before it were applied. ``recovered``: the run continues after a loss. ``survives``: a later attempt may
+    continue from the states that this one leaves. ``kept_step`` and ``kept_committed``: the same of the newest checkpoint, if the
+    run does not begin with that one. ``rounds``: which workers store copies of whose states.
     """
 
     run: str
@@ -90,7 +91,7 @@ class RunSetup:
 
     @cached_property
     def ways(self) -> Mapping[Way, int]:
-        """Which values have a table of what was sent of each sample, and what it takes for one."""
+        """The values that have a cache of what was sent of each sample, and its bytes for one sample."""
         return ways_of(self.plan, self.subgraphs)
 
     @cached_property
@@ -105,13 +106,13 @@ class RunSetup:
         return tuple(tuple(replica.device for replica in held for _ in replica.micro_batches) for held in replicas)
 
     @cached_property
-    def speaks_for(self) -> frozenset[int]:
-        """The own stages whose home this device is: it keeps their checkpoints, gives their norms, and evaluates."""
-        return frozenset(index for index in self.own_stages if self.home(index) == self.device)
+    def primary_stages(self) -> frozenset[int]:
+        """The own stages whose primary this device is: it writes their checkpoints, gives their norms, and evaluates."""
+        return frozenset(index for index in self.own_stages if self.primary(index) == self.device)
 
     @cached_property
     def loss_stage(self) -> int:
-        """The stage that makes the loss; its device leads the run."""
+        """The stage that makes the loss; its primary leads the run."""
         position = self.graph.position[self.graph.loss.op]
         return next(stage.index for stage in self.plan.stages if stage.start <= position < stage.stop)
 
@@ -131,7 +132,7 @@ class RunSetup:
         return next((stage.devices.index(self.device) for stage in self.plan.stages if self.device in stage.devices), 0)
 
     @cached_property
-    def mates(self) -> tuple[str, ...]:
+    def update_group(self) -> tuple[str, ...]:
         """The other devices whose gradients belong to the same updates: with a sync strategy those of the pipeline, else all."""
         if self.plan.sync is None:
             return self.peers
@@ -147,12 +148,12 @@ class RunSetup:
         return sum(self.job.weight(index) for index in replica.micro_batches)
 
     def keeps(self, step: int) -> bool:
-        """Whether the job wants a checkpoint after ``step`` steps, that of the end left aside."""
+        """Return whether the job wants a checkpoint after ``step`` steps; the checkpoint of the end does not count."""
         every = self.job.checkpoint.every
         return bool(every and step and step % every == 0)
 
     def evaluates(self, step: int) -> bool:
-        """Whether the job wants an evaluation after ``step`` steps, that of the end left aside."""
+        """Return whether the job wants an evaluation after ``step`` steps; the evaluation of the end does not count."""
         every = self.job.evaluate.every
         return bool(every and step and step % every == 0) and step < self.job.steps
 
@@ -160,13 +161,13 @@ class RunSetup:
         """Return the stage that writes ``state`` into checkpoints and norms: the first that reads it."""
         return next(piece.stage for piece in self.subgraphs if state in piece.states)
 
-    def home(self, stage: int) -> str:
-        """The device that speaks for ``stage``: that of its first replica."""
+    def primary(self, stage: int) -> str:
+        """Return the primary of ``stage``: the device of its first replica."""
         return self.plan.stages[stage].device
 
     @property
     def most_keys(self) -> int:
-        """More than what can ever wait in a worker's mailbox: a bound for what a peer gone wrong may put there.
+        """More than the keys that can ever wait in a worker's inbox: a bound for a faulty peer.
 
         A worker is at most a step behind, so values of two steps wait (counted twice over, for other graphs than training's),
         the uses of parameters that come from other stages and replicas, and a few messages of each peer.
@@ -192,15 +193,15 @@ class RunSetup:
     def side_cut(self, graph: Graph) -> tuple[tuple[int, SubGraph], ...]:
         """Evaluation or generation ``graph`` cut so that every state is read where training keeps it: (stage, sub-graph).
 
-        A state that training does not read may be read anywhere: ``lent`` says where.
+        A state that training does not read may be read anywhere: see ``unread_states``.
         """
         homes = {stage.stage: frozenset(stage.states) - self.graph.unread for stage in self.subgraphs}
         parts = derive_bounds(graph, [homes[index] for index in range(len(self.subgraphs))])
         pieces = cut(graph, [(start, stop) for _, start, stop in parts])
         return tuple((stage, piece) for (stage, _, _), piece in zip(parts, pieces, strict=True))
 
-    def lent(self, stage: int, piece: SubGraph) -> tuple[str, ...]:
-        """The states that ``piece`` of a ``side_cut`` reads in ``stage`` and that stage 0 has: training reads them nowhere."""
+    def unread_states(self, stage: int, piece: SubGraph) -> tuple[str, ...]:
+        """Return the states that ``piece`` of a ``side_cut`` reads in ``stage`` and that training reads nowhere."""
         if stage == 0:
             return ()
         return tuple(name for name in piece.states if name in self.graph.unread and name in piece.graph.uses)
@@ -223,29 +224,29 @@ class RunHooks(Protocol):
         whether the run shall end there."""
 
     def save_requested(self) -> bool:
-        """Asked on the leader after each step's losses: whether a checkpoint to recover from shall be written after the step."""
+        """Return, on the leader after each step's losses, whether a checkpoint to recover from is written after the step."""
 
     def leave_requested(self) -> bool:
-        """Asked on the leader after each step's losses but the last one's: whether the attempt shall end after the step, with a
-        checkpoint that another one goes on from."""
+        """Return, on the leader after each step's losses but the last one's, whether the attempt ends after the step, with a
+        checkpoint from which another one continues."""
 
     def ends_after(self, phase: Phase, step: int) -> bool | None:
-        """Asked on every worker after training step ``step`` (``TRAIN``) and after an evaluation when ``step`` steps are done
-        (``EVAL``): whether the run ends here. All workers must get the same answer. None: not known yet; the executor asks
-        again when its mailbox is poked (under the mailbox's lock)."""
+        """Return, on every worker after training step ``step`` (``TRAIN``) and after an evaluation when ``step`` steps are done
+        (``EVAL``), whether the run ends here. All workers must get the same answer. None: not known yet; the executor asks
+        again when its inbox is poked, under the inbox's lock."""
 
     def on_step(self, report: StepReport) -> None:
-        """A step was applied (or skipped)."""
+        """Report a step that was applied (or skipped)."""
 
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
-        """Keep this worker's share of the checkpoint after ``step`` steps; the arrays are good until this returns."""
+        """Store this worker's share of the checkpoint after ``step`` steps; the arrays are valid until this returns."""
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
-        """Means over the evaluation's micro-batches (on the worker that makes the outputs)."""
+        """Report means over the evaluation's micro-batches (on the worker that makes the outputs)."""
 
     def on_text(self, tokens: Sequence[int]) -> None:
-        """Generated tokens, the prompt included (on the worker that makes the logits)."""
+        """Report generated tokens, the prompt included (on the worker that makes the logits)."""
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Something to tell, from any thread: ``trace`` with ``spans`` (a list of ``Span``) and ``lost`` (how many were dropped),
-        ``note`` with ``text`` (a line that people should read; told by one worker), ``helper`` with ``text`` (one has gone)."""
+        """Report an event, from any thread: ``trace`` with ``spans`` (a list of ``Span``) and ``lost`` (how many were dropped),
+        ``note`` with ``text`` (a line for people, from one worker only), ``helper`` with ``text`` (a helper has gone)."""

@@ -10,6 +10,8 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 
+from farflung.errors import WireError
+from farflung.messages.data import Losses, Verdict
 from farflung.step.context import StepContext
 
 __all__ = ["StepVote"]
@@ -38,11 +40,26 @@ class StepVote:
             self._mine = (step, dict(losses))
             self.received(step)
         else:
-            fields = {str(micro_batch): loss for micro_batch, loss in losses.items()}
-            self._context.transfer.post(setup.leader, "losses", step, {"losses": fields})
+            found = {str(micro_batch): loss for micro_batch, loss in losses.items()}
+            self._context.transfer.post(setup.leader, Losses(run=setup.run, step=step, losses=found))
+
+    def receive_losses(self, peer: str, message: Losses) -> None:
+        """Store losses of another replica (transport thread); the leader announces its verdict as soon as it has all."""
+        self._context.inbox.put(("losses", message.step, peer), message.losses)
+        self.received(message.step)
+
+    def receive_verdict(self, peer: str, message: Verdict) -> None:
+        """Store the verdict on a step (transport thread).
+
+        Raises:
+            WireError: ``peer`` is not the leader.
+        """
+        if peer != self._context.setup.leader:
+            raise WireError(f"only {self._context.setup.leader} decides on a step, not {peer}")
+        self._context.inbox.put(("verdict", message.step), message)
 
     def received(self, step: int) -> None:
-        """Losses of another replica are in the inbox: the leader announces its verdict as soon as it has all."""
+        """Announce the verdict on ``step`` if all losses are here."""
         at, mine = self._mine
         inbox = self._context.inbox
         found = inbox.seen([("losses", step, device) for device in self._awaited(step)]) if at == step else None
@@ -75,13 +92,20 @@ class StepVote:
         more = step + 1 < setup.job.steps
         leave = more and not stop and hooks.leave_requested()
         ordered = [losses[index] for index in sorted(losses)]
-        # a last step that saves drains the run; without ``save`` the end of the run writes its own checkpoint
-        asked = {"stop": stop or leave, "save": (save and more and not stop) or leave, "copy": more and self._copy_due(step)}
-        verdict = {"finite": not bad, "bad": bad, "losses": ordered, **asked}
+        verdict = Verdict(
+            run=setup.run,
+            step=step,
+            finite=not bad,
+            bad=tuple(bad),
+            losses=tuple(ordered),
+            stop=stop or leave,
+            save=(save and more and not stop) or leave,  # a last step that saves drains the run, which then writes no other one
+            copy_states=more and self._copy_due(step),
+        )
         self._context.inbox.put(("verdict", step), verdict)
         for peer in setup.peers:
-            self._context.transfer.post(peer, "verdict", step, verdict)
+            self._context.transfer.post(peer, verdict)
 
 
-def _losses(found: list[dict[str, dict[str, float]]]) -> dict[int, float]:
-    return {int(micro_batch): loss for fields in found for micro_batch, loss in fields["losses"].items()}
+def _losses(found: list[dict[str, float]]) -> dict[int, float]:
+    return {int(micro_batch): loss for losses in found for micro_batch, loss in losses.items()}

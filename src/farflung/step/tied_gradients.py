@@ -34,7 +34,7 @@ def _receivers(context: StepContext, index: int, stage: Stage) -> list[str]:
     setup = context.setup
     if setup.plan.sync is not None:
         return [stage.devices[setup.number]]
-    mine, owns = setup.plan.stages[index].devices, index in setup.speaks_for
+    mine, owns = setup.plan.stages[index].devices, index in setup.primary_stages
     return [device for device in stage.devices if device == setup.device or (owns and device not in mine)]
 
 

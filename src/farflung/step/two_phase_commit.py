@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from farflung.engines.base import Array
+from farflung.messages.data import StepReady
 from farflung.messages.step_reports import StepReport
 from farflung.protocol.holdings import Decision, Holding
 from farflung.step.context import StepContext
@@ -77,7 +78,7 @@ class TwoPhaseCommit:
         before = [peer for peer in first if peer != setup.device]
         later = [peer for peer in setup.peers if peer not in first]
         for peer in before:
-            transfer.post(peer, "prepared", step, {})
+            transfer.post(peer, StepReady(run=setup.run, step=step))
         if setup.device not in first:
             inbox.take(("prepared", step, self._herald(setup.device)))  # all workers are prepared
             return
@@ -85,7 +86,11 @@ class TwoPhaseCommit:
             inbox.take(("prepared", step, peer))
         for peer in later:
             if self._herald(peer) == setup.device:
-                transfer.post(peer, "prepared", step, {})
+                transfer.post(peer, StepReady(run=setup.run, step=step))
+
+    def receive(self, peer: str, message: StepReady) -> None:
+        """Store that ``peer`` is prepared, or reports that all are (transport thread)."""
+        self._context.inbox.put(("prepared", message.step, peer), True)
 
     def _herald(self, device: str) -> str:
         """Return the worker of the first stage that tells ``device``, which has another stage, that all are prepared."""

@@ -129,7 +129,7 @@ class Traits:
         return 2.0 / members if self.adds_up else 1.0
 
     def memory_copies(self, members: int) -> float:
-        """Copies of what is exchanged that a member keeps to remember what its codec dropped."""
+        """Copies of what is exchanged that a member stores to remember what its codec dropped."""
         sender, receiver = MEMORY_COPIES.get(codec_name(self.memory), (0.0, 0.0))
         return sender + receiver * members
 
@@ -145,7 +145,7 @@ class Strategy(Protocol):
         """Refuse what can't work in ``world``.
 
         Raises:
-            InputError: a setting does not fit the layers or members; the text says what to change.
+            InputError: a setting does not fit the layers or members; the message names what to change.
         """
 
     def init(self, world: World) -> Commands:

@@ -1,4 +1,4 @@
-"""What a strategy tells an engine to do: a few commands over named registers, one tensor per layer in each.
+"""The instructions of a strategy to an engine: a few commands over named registers, one tensor per layer in each.
 
 Registers that every engine has: ``parameters`` and ``gradient`` (of this step, summed over micro-batches). A strategy names the
 others that it needs. Commands name layers by number from the input.
@@ -34,7 +34,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axpy:
-    """``into <- a x + b into``; with ``b = 0`` what ``into`` held is not read."""
+    """``into <- a x + b into``; with ``b = 0`` the old values of ``into`` are not read."""
 
     into: str
     x: str

@@ -15,7 +15,7 @@ Sources, seconds for S bytes over equal links (latency a, b bytes per second), n
 
 ``seconds`` counts the same transfers over unequal links, one message at a time on a directed link, and under caps of what a
 member may send or take. What differs from the papers: links decide who is whose neighbour. Cost of ``choose``: n! / n orders of
-the ring up to 7 members, O(n^3) beyond; 2 n trees, O(n^2) each; the winner's is kept for the next time.
+the ring up to 7 members, O(n^3) beyond; 2 n trees, O(n^2) each; the result is cached.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Run = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a piece is summed: ``up[m]`` gets what member m has added up, ``down[m]`` tells m the total (-1: m is the root)."""
+    """How a piece is summed: ``up[m]`` gets what member m has added up, ``down[m]`` sends m the total (-1: m is the root)."""
 
     root: int
     up: tuple[int, ...]
@@ -56,7 +56,7 @@ class Way:
         """Whose partial sums ``member`` adds to its own values, in this order."""
         return tuple(child for child, parent in enumerate(self.up) if parent == member)
 
-    def tells(self, member: int) -> tuple[int, ...]:
+    def passes_to(self, member: int) -> tuple[int, ...]:
         """To whom ``member`` passes the total on."""
         return tuple(child for child, parent in enumerate(self.down) if parent == member)
 
@@ -116,9 +116,9 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """``source`` sends ``part`` of what is summed to ``target``, when all of the rounds before has arrived there."""
+    """``source`` sends ``part`` of what is summed to ``target``, when all of the turns before has arrived there."""
 
-    round: int
+    turn: int
     source: int
     target: int
     part: float
@@ -150,7 +150,7 @@ class Choice:
 
 @lru_cache(maxsize=256)
 def transfers(reduction: Reduction, members: int) -> tuple[Transfer, ...]:
-    """What crosses the links, in rounds; turns of a tree follow each other by one round."""
+    """What crosses the links, in turns; the pieces of a tree follow each other by one turn."""
     found = []
     cuts = reduction.cuts(members)
     for piece in range(cuts):
@@ -159,10 +159,10 @@ def transfers(reduction: Reduction, members: int) -> tuple[Transfer, ...]:
         heights, depths = _heights(way.up), _depths(way.down)
         for member in range(members):
             if member != way.root:
-                up = Transfer(round=first + heights[member], source=member, target=way.up[member], part=1 / cuts)
+                up = Transfer(turn=first + heights[member], source=member, target=way.up[member], part=1 / cuts)
                 late = first + heights[way.root] + depths[member] - 1
-                found += [up, Transfer(round=late, source=way.down[member], target=member, part=1 / cuts)]
-    return tuple(sorted(found, key=lambda sent: (sent.round, sent.source, sent.target)))
+                found += [up, Transfer(turn=late, source=way.down[member], target=member, part=1 / cuts)]
+    return tuple(sorted(found, key=lambda sent: (sent.turn, sent.source, sent.target)))
 
 
 def seconds(reduction: Reduction, links: GroupLinks, nbytes: float) -> Seconds:
@@ -172,8 +172,8 @@ def seconds(reduction: Reduction, links: GroupLinks, nbytes: float) -> Seconds:
     free: dict[tuple[int, int], float] = {}
     out, into, turn = [0.0] * members, [0.0] * members, 0
     for sent in transfers(reduction, members):
-        if sent.round != turn:
-            turn, made = sent.round, list(here)
+        if sent.turn != turn:
+            turn, made = sent.turn, list(here)
         a, b, size = sent.source, sent.target, sent.part * nbytes
         begin = max(made[a], free.get((a, b), 0.0), out[a])
         slow = min(links.beta[a][b], links.up[a] if links.up else inf)
@@ -250,7 +250,7 @@ def _nearest(hop: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
 
 def _improved(order: tuple[int, ...], cost: Callable[[Sequence[int]], tuple[float, float]]) -> tuple[int, ...]:
-    """With stretches turned round where that helps (2-opt, each once)."""
+    """With stretches reversed where that helps (2-opt, each once)."""
     best, low = order, cost(order)
     for start in range(1, len(order) - 1):
         for stop in range(start + 2, len(order) + 1):

@@ -1,4 +1,4 @@
-"""Rounds with members missing: who counts, with which weight, and when a round stops waiting."""
+"""Sync rounds with missing members: who counts, with which weight, and when a sync round stops waiting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def renormalized(group: Sequence[int], weights: Sequence[float], present: Collec
 class SyncRound:
     """One exchange as seen by who ends it: complete when all have arrived, or at the deadline with at least ``quorum``.
 
-    A value: each event gives the next round. Times are seconds of the caller's clock.
+    A value: each event returns the next value. Times are seconds of the caller's clock.
     """
 
     group: tuple[int, ...]
@@ -48,8 +48,8 @@ class SyncRound:
         """``member`` is known to be gone: nobody waits for it, unless it had arrived."""
         if self.closed or member not in self.group or member in self.arrived or len(self.group) == 1:
             return self
-        kept = [index for index, other in enumerate(self.group) if other != member]
-        group, weights = tuple(self.group[i] for i in kept), tuple(self.weights[i] for i in kept)
+        present = [index for index, other in enumerate(self.group) if other != member]
+        group, weights = tuple(self.group[i] for i in present), tuple(self.weights[i] for i in present)
         return replace(self, group=group, weights=weights).tick(now)
 
     def tick(self, now: float) -> SyncRound:

@@ -26,6 +26,7 @@ import numpy as np
 
 from farflung.clock import Clock, MonotonicClock
 from farflung.testing.decoders import Case, some_case
+from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds
 
 __all__ = ["MAX_SECONDS", "MAX_WALL_SECONDS", "MEMORY_FACTOR", "Findings", "Fuzzing", "fuzz_decoders", "summary"]
@@ -104,13 +105,13 @@ class Watch:
         if self._fuzzing.hung is None:
             yield
             return
-        thread = threading.Thread(target=self._keep_looking, name="fuzz-watch", daemon=True)
-        thread.start()
+        threads = ThreadGroup()
+        threads.spawn("fuzz-watch", self._keep_looking)
         try:
             yield
         finally:
             self._over.set()
-            thread.join()
+            threads.join()
 
     def _keep_looking(self) -> None:
         while not self._over.wait(5.0):

@@ -8,11 +8,22 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from farflung.errors import ConnectionLost
+from farflung.errors import ConnectionLost, FarflungError
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 
-__all__ = ["Arrival", "Endpoint", "FrameHandler", "LinkStatistics", "LossHandler", "TransferHandler", "Urgency", "lost"]
+__all__ = [
+    "Arrival",
+    "Endpoint",
+    "EndpointEvents",
+    "FrameHandler",
+    "LinkStatistics",
+    "LossHandler",
+    "TransferHandler",
+    "Urgency",
+    "failure_of",
+    "lost",
+]
 
 #: Called on a transport thread for each frame that arrives: (peer, frame). It may block: that is the back-pressure.
 FrameHandler = Callable[[str, Frame], None]
@@ -48,6 +59,23 @@ class Arrival:
 #: Told of each arrival on a transport thread, before the frame's handler; must not wait.
 TransferHandler = Callable[[Arrival], None]
 
+
+def _ignore(text: str) -> None:
+    del text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointEvents:
+    """Who is called, on transport threads, when something happens at an endpoint.
+
+    ``on_lost``: see ``LossHandler``. ``on_arrival``: see ``TransferHandler``. ``log`` takes lines about links.
+    """
+
+    on_lost: LossHandler | None = None
+    on_arrival: TransferHandler | None = None
+    log: Callable[[str], None] = _ignore
+
+
 _NO_TIME = Seconds(0.0)
 
 
@@ -79,6 +107,20 @@ class LinkStatistics:
     alpha: Seconds = _NO_TIME
     beta: float = 0.0
     least: float = 0.0
+
+
+def failure_of(what: str, call: Callable[..., object], *args: object) -> FarflungError | None:
+    """Call ``call(*args)`` and return the error that it raises (None: none). ``what`` begins the text of a defect's error.
+
+    For threads that serve many frames or links: a defect in one of them ends neither the thread nor the others.
+    """
+    try:
+        call(*args)
+    except FarflungError as error:
+        return error
+    except Exception as defect:  # noqa: BLE001 - a handler may have any defect: its frame's sender gets the error
+        return FarflungError(f"{what} failed inside: {type(defect).__name__}: {defect}")
+    return None
 
 
 class Endpoint(Protocol):

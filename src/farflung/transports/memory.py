@@ -9,8 +9,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from farflung.clock import MonotonicClock
-from farflung.errors import ConnectionLost, FarflungError, InputError
-from farflung.transports.base import FrameHandler, LinkStatistics, Urgency
+from farflung.errors import ConnectionLost, InputError
+from farflung.transports.base import FrameHandler, LinkStatistics, Urgency, failure_of
 from farflung.transports.config import TransportConfig
 from farflung.transports.meter import Meter, frame_bytes
 from farflung.wire.frames import Frame
@@ -94,13 +94,7 @@ class _Lane:
                     return
                 frame, size, future = self._waiting.popleft()
                 self._handling = future
-            error: BaseException | None = None
-            try:
-                self._receiver.take(self._sender, frame, size)
-            except FarflungError as raised:
-                error = raised
-            except Exception as raised:  # noqa: BLE001 - a handler's defect belongs to the sender's future, the lane must live
-                error = FarflungError(f"{self._receiver.name} failed inside: {type(raised).__name__}: {raised}")
+            error = failure_of(self._receiver.name, self._receiver.take, self._sender, frame, size)
             with self._changed:
                 self._handling = None
                 self._changed.notify_all()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from farflung.clock import Clock, MonotonicClock
 from farflung.errors import ConnectionLost, InputError
-from farflung.transports.base import Endpoint, LinkStatistics, Urgency
+from farflung.transports.base import Endpoint, LinkStatistics, Urgency, failure_of
 from farflung.transports.meter import Meter, frame_bytes
 from farflung.units import BytesPerSecond, Seconds
 from farflung.wire.frames import Frame
@@ -77,7 +77,7 @@ class _DelayLine:
         self._changed = threading.Condition()
         self._actions: deque[tuple[float, Callable[[], None]]] = deque()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"shaped-{name}", daemon=True)
         self._thread.start()
 
     def put(self, at: float, action: Callable[[], None]) -> None:
@@ -115,8 +115,8 @@ class _Link:
     def __init__(self, shape: LinkShape, uplink: Uplink, window: int, wait_until: WaitUntil, peer: str) -> None:
         self.shape, self.uplink = shape, uplink
         self.room = threading.Semaphore(window)
-        self.outward = _DelayLine(wait_until, f"shaped-{peer}-out")
-        self.back = _DelayLine(wait_until, f"shaped-{peer}-back")
+        self.outward = _DelayLine(wait_until, f"{peer}-out")
+        self.back = _DelayLine(wait_until, f"{peer}-back")
 
 
 class ShapedEndpoint:
@@ -220,16 +220,16 @@ class ShapedEndpoint:
         return left
 
     def _hand_over(self, link: _Link, peer: str, frame: Frame, future: Future[None]) -> None:
-        try:
+        def post() -> None:
             if self._closing.is_set():
                 raise ConnectionLost(f"the connection to {peer} was closed on this side")
-            taken = self._inner.post(peer, frame)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the frame's future, the line must live
+            self._inner.post(peer, frame).add_done_callback(
+                lambda done: link.back.put(self._clock.now() + link.shape.latency_seconds, lambda: _pass_on(done, future))
+            )
+
+        error = failure_of(f"the link to {peer}", post)
+        if error is not None:
             future.set_exception(error)
-            return
-        taken.add_done_callback(
-            lambda done: link.back.put(self._clock.now() + link.shape.latency_seconds, lambda: _pass_on(done, future))
-        )
 
     def _finish(self, link: _Link, peer: str, size: int, done: Future[None]) -> None:
         self._meter.end(peer, size, delivered=done.exception() is None)

@@ -1,18 +1,23 @@
-"""A worker process: joins a broker, offers its device and runs its part of runs.
+"""A worker process: joins a broker, offers its device, and takes part in runs. In the order in which a worker uses them:
 
-- ``membership``: exchanges a ticket for a certificate; every later connection proves the name.
-- ``reconnect``: ``Service``: joins again when the broker is back.
+- ``membership``: ``join``: exchanges a ticket for a certificate; every later connection proves the name.
+- ``reconnect``: ``Service``: serves a broker through as many sessions as it takes.
 - ``owner_limits``: what the machine's owner allows: hours, memory, bandwidth, pause.
-- ``options``: ``WorkerOptions``: how this machine takes part.
-- ``process``: ``Worker``: the session with the broker.
-- ``device_measurement``: which device the worker computes on, and what a warm-up of it finds.
-- ``training_run``: ``Work``: one run on this worker: a thread with an executor.
-- ``helper``: a helper's part in a hybrid plan.
-- ``data_feed``: batches from this machine's files.
-- ``weights_file``: first states from a weights file on this machine.
-- ``retained_states``: states that outlive an ended attempt, and how others get them.
-- ``state_fetch``: fetches the states that a new part begins with from other workers.
+- ``options``: ``WorkerOptions``: how the machine takes part.
+- ``process``: ``Worker``: one session with a broker; routes the broker's messages to the modules below.
+- ``control_session``: ``ControlSession``: messages both ways, heartbeats, lease.
+- ``device_measurement``: ``MeasuredDevice``: the device that computes, and the offer to the broker.
+- ``broker_queries``: ``BrokerQueries``: answers the broker's questions about device and links.
 - ``link_probe``: measures one direction of a link.
+- ``peer_links``: ``PeerLinks``: addresses and relays of peers; ``RelayService``: relays for others.
+- ``run_part``: ``RunPart``: what training and helping have in common; ``CurrentPart``: the part that runs now.
+- ``training_run``: ``TrainingRun``: a thread with an executor, and the messages of peers for it.
+- ``helper``: ``Helper``: computes slices of a stage in a hybrid plan.
+- ``run_hooks``: ``WorkerHooks``: what the executor asks of the worker; ``CheckpointUpload``.
+- ``data_feed``: micro-batches from this machine's files, or from the submitting process.
+- ``first_states``: ``FirstStates``: states from peers, a checkpoint, or a weights file.
+- ``broker_storage``: ``BrokerStorage``: states and checkpoints at the broker.
+- ``retained_states``: ``RetainedStates``: states that outlive an ended attempt, and how peers fetch them.
 - ``link_shaping``: emulated links on one machine.
 - ``doctor``: diagnoses this machine.
 """

@@ -1,8 +1,8 @@
-"""Data from this machine's files, for the placeholders of this machine's stages."""
+"""Micro-batches for the placeholders of this machine's stages: from this machine's files, or from the submitting process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +12,66 @@ from farflung.data.base import Source
 from farflung.data.text import TextSource
 from farflung.engines.base import Array
 from farflung.errors import InputError
+from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 from farflung.ids import derive_seed
 from farflung.job import JobSpec
 from farflung.messages.submission import Bundle
-from farflung.step.run_setup import Phase, RunSetup
+from farflung.step.run_setup import Phase, RunSetup, data_key
 
-__all__ = ["FileFeed"]
+__all__ = ["CallerFeed", "FileFeed"]
+
+#: Kind of data, step, micro-batch, placeholder.
+DataKey = tuple[str, int, int, str]
+
+
+class CallerFeed:
+    """Micro-batches that the submitting process sends, each array once for this machine. Only the compute thread calls."""
+
+    def __init__(self, setup: RunSetup, take: Callable[[DataKey], Array]) -> None:
+        """``take`` waits for an array of the submitter."""
+        self._setup, self._take = setup, take
+        #: The array, and how many stages here have yet to read it.
+        self._stored: dict[DataKey, tuple[Array, int]] = {}
+        graph = setup.eval_graph
+        cut = () if graph is None else setup.side_cut(graph)
+        self._evaluated = [piece for stage, piece in cut if setup.primary(stage) == setup.device]
+
+    @property
+    def stored(self) -> int:
+        """How many arrays wait for further readers."""
+        return len(self._stored)
+
+    def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
+        """The arrays of placeholders ``names``."""
+        return {name: self._one((data_key(phase), step, micro_batch, name), phase) for name in names}
+
+    def _one(self, key: DataKey, phase: Phase) -> Array:
+        if key not in self._stored:
+            readers = sum(key[3] in piece.placeholders for piece in self._pieces(phase, key[2]))
+            self._stored[key] = (self._take(key), readers)
+        array, left = self._stored.pop(key)
+        if left > 1:
+            self._stored[key] = (array, left - 1)
+        return array
+
+    def _pieces(self, phase: Phase, micro_batch: int) -> Sequence[SubGraph]:
+        """The sub-graphs that run here for one micro-batch."""
+        if phase is Phase.EVAL:
+            return self._evaluated
+        setup = self._setup
+        return [setup.subgraphs[index] for index in setup.own_stages if setup.places[index][micro_batch] == setup.device]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens as numbers: the tokenizer is at the submitter."""
+        return " ".join(map(str, tokens))
 
 
 class FileFeed:
-    """Opens the job's data for the placeholders that this worker's stages read; raw data never leaves the machine."""
+    """The job's data for the placeholders that this worker's stages read; raw data never leave the machine."""
 
     def __init__(self, bundle: Bundle, setup: RunSetup, base: Path, *, confined: bool = True) -> None:
-        """Opens nothing that this machine's stages do not read: a stage in the middle needs no data.
+        """Open what this machine's stages read: a stage in the middle needs no data.
 
         ``confined``: a job may read below ``base`` and the standard library only.
 
@@ -47,7 +93,7 @@ class FileFeed:
         self._prompt = bundle.generate_graph is not None and job.generate.tokens > 0 and _writes(bundle.generate_graph, setup)
 
     def check(self) -> None:
-        """See that what is needed here is here, before the run starts.
+        """Check that this machine has the data that it reads, before the run starts.
 
         Raises:
             DataError: something is missing; the text says what and what to do.
@@ -103,11 +149,11 @@ def _loader(job: JobSpec, graph: Graph, source: Source | None, wanted: set[str])
 
 def _own(graph: Graph, setup: RunSetup) -> set[str]:
     pieces = setup.side_cut(graph)
-    return {name for stage, piece in pieces if setup.home(stage) == setup.device for name in piece.placeholders}
+    return {name for stage, piece in pieces if setup.primary(stage) == setup.device for name in piece.placeholders}
 
 
 def _writes(graph: Graph, setup: RunSetup) -> bool:
     """Whether this worker reads tokens or chooses them."""
-    pieces = [(setup.home(stage), piece) for stage, piece in setup.side_cut(graph)]
+    pieces = [(setup.primary(stage), piece) for stage, piece in setup.side_cut(graph)]
     made = graph.position[dict(graph.outputs)["logits"].op]
     return any(device == setup.device and (piece.placeholders or piece.start <= made < piece.stop) for device, piece in pieces)

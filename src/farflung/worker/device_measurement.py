@@ -1,13 +1,78 @@
-"""Which device a worker computes on, and what a short warm-up of it finds."""
+"""Which device a worker computes on, and what a short warm-up measures on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import psutil
 
 from farflung.engines import AUTO, ComputeDevice, DeviceReport, Engine, choose_device, get_engine
 from farflung.errors import InputError
+from farflung.messages.versions import own_versions
+from farflung.transports.addresses import host_id
 
-__all__ = ["check_device", "load_engine", "measure_device"]
+__all__ = ["MeasuredDevice", "check_device", "load_engine", "measure_device"]
+
+#: The share of the free memory that training may use by default.
+_MEMORY_SHARE = 0.8
+
+
+class MeasuredDevice:
+    """The device that computes, and the offer that it makes to the broker. Outlives the worker's sessions.
+
+    The session's thread and the thread of a measurement call; a measurement replaces the offer as a whole.
+    """
+
+    def __init__(self, engine: Engine, asked: str, peak: float | None, memory: float | None, log: Callable[[str], None]) -> None:
+        """``asked``: as ``choose_device``. ``peak``: FLOP/s of the datasheet. ``memory``: bytes for training (None: by default).
+
+        Raises:
+            InputError: there is no such device, or it does not work.
+        """
+        chosen, report = measure_device(engine, asked, peak, log)
+        if memory is None:
+            free = psutil.virtual_memory().available if chosen.kind == "cpu" else report.free_bytes
+            memory = _MEMORY_SHARE * free
+        self.engine, self.name, self._peak = engine, chosen.name, peak
+        #: What ``Engine.share`` compares with.
+        self._reference = report.reference_seconds
+        self._offer: Mapping[str, Any] = MappingProxyType(
+            {
+                "memory": memory,
+                "kind": chosen.kind,
+                "description": report.name,
+                "host": host_id(),
+                "processors": list(report.processors),
+                "versions": own_versions(engine.version()),
+                **_speed(report),
+            }
+        )
+
+    @property
+    def offer(self) -> Mapping[str, Any]:
+        """What the broker plans with."""
+        return self._offer
+
+    @property
+    def speed(self) -> dict[str, Any]:
+        """The newest measured speed."""
+        return {key: self._offer[key] for key in ("speed", "factor", "overhead", "convolution")}
+
+    def measure_again(self, threads: int, *, together: bool) -> dict[str, Any]:
+        """Measure the speed on ``threads`` threads, or (``together``) the share of it while all workers of this machine compute.
+
+        Raises:
+            InputError: the device does not work.
+        """
+        self.engine.set_threads(threads)
+        if together and self._reference:
+            return {**self.speed, "share": self.engine.share(self.name, self._reference)}
+        report = self.engine.measure(self.name, self._peak)
+        self._reference = report.reference_seconds
+        self._offer = MappingProxyType({**self._offer, **_speed(report)})
+        return _speed(report)
 
 
 def load_engine() -> Engine:
@@ -20,7 +85,7 @@ def load_engine() -> Engine:
 
 
 def check_device(asked: str) -> None:
-    """See whether this machine has the device that ``asked`` means (see ``choose_device``).
+    """Check that this machine has the device that ``asked`` means (see ``choose_device``).
 
     Raises:
         InputError: it does not.
@@ -29,9 +94,9 @@ def check_device(asked: str) -> None:
 
 
 def measure_device(
-    engine: Engine, asked: str, peak: float | None, say: Callable[[str], None]
+    engine: Engine, asked: str, peak: float | None, log: Callable[[str], None]
 ) -> tuple[ComputeDevice, DeviceReport]:
-    """Measure the device that ``asked`` means (see ``choose_device``), and say which one it is.
+    """Measure the device that ``asked`` means (see ``choose_device``), and log which one it is.
 
     ``auto`` falls back to the CPU where the accelerator does not work, e.g. one that is too old for this PyTorch.
 
@@ -45,10 +110,10 @@ def measure_device(
     except InputError as error:
         if asked != AUTO or chosen.kind == "cpu":
             raise
-        say(str(error))
+        log(str(error))
         chosen = found[-1]
         report = _measure(engine, chosen, peak)
-    say(f"device: {chosen}")
+    log(f"device: {chosen}")
     return chosen, report
 
 
@@ -58,3 +123,12 @@ def _measure(engine: Engine, chosen: ComputeDevice, peak: float | None) -> Devic
     except (RuntimeError, AssertionError, ValueError) as error:  # what PyTorch raises for a device that does not work
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"device {chosen.name!r} can't be used: {line}; try --device cpu") from None
+
+
+def _speed(report: DeviceReport) -> dict[str, float]:
+    return {
+        "speed": report.flops_per_second,
+        "factor": report.speed_factor,
+        "overhead": report.launch_seconds,
+        "convolution": report.convolution,
+    }

@@ -15,6 +15,7 @@ from typing import Literal
 
 import psutil
 
+from farflung.clock import monotonic, wall_time
 from farflung.engines import ComputeDevice, get_engine
 from farflung.errors import InputError
 from farflung.security import split_address
@@ -163,7 +164,7 @@ def _words(path: Path) -> list[str]:
 
 
 def _clock() -> Finding:
-    now = time.time()
+    now = wall_time()
     text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < _YEAR_2025:
         return Finding(what="clock", found=text, level="bad", remedy="certificates are not yet valid: set the clock (NTP)")
@@ -186,9 +187,9 @@ def _disk() -> Finding:
 
 def _broker(address: str) -> Finding:
     try:
-        begin = time.monotonic()
+        begin = monotonic()
         with socket.create_connection(split_address(address), timeout=_TIMEOUT):
-            return Finding(what="broker", found=f"{address} answers after {1e3 * (time.monotonic() - begin):.1f} ms")
+            return Finding(what="broker", found=f"{address} answers after {1e3 * (monotonic() - begin):.1f} ms")
     except OSError as error:
         cause = error.strerror or str(error)
         remedy = "check address, port and firewall on the broker's machine"

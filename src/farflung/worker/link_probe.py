@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import bisect
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
+from farflung.clock import monotonic
 from farflung.messages.probes import Probe
 from farflung.transports.base import Endpoint, Urgency
 from farflung.wire.frames import Frame
@@ -34,7 +34,7 @@ _FIRST, _LEAST, _MOST = 128 << 10, 32 << 10, 32 << 20
 _WINDOW = 2
 
 
-def probe_link(endpoint: Endpoint, peer: str, now: Callable[[], float] = time.monotonic) -> Probe:
+def probe_link(endpoint: Endpoint, peer: str, now: Callable[[], float] = monotonic) -> Probe:
     """Measure the way to ``peer``, whose endpoint must drop frames of the kind ``probe``.
 
     Raises:

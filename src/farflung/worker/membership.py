@@ -1,18 +1,18 @@
-"""Becoming a member: a ticket is exchanged for a certificate, once; then every connection proves its name.
+"""Becoming a member: a ticket is exchanged for a certificate, once; then every connection proves the member's name.
 
-A certificate that is kept on disk lets its owner come back without a ticket, after a reboot or an upgrade, from another address:
-it is exchanged for a fresh one for as long as it is good, and the ticket that it came from was not revoked.
+A certificate on disk lets its owner return without a ticket, after a reboot or an upgrade, from another address. The broker
+exchanges it for a fresh one while it is valid, unless the ticket that it came from was revoked.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farflung.clock import wall_time
 from farflung.errors import ConnectionLost, DiskFull, FarflungError, SecurityError, WireError
 from farflung.messages.fields import text, whole
 from farflung.messages.versions import PROTOCOL_VERSION
@@ -33,9 +33,9 @@ _WITHDRAWING = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """What joining gave: ``name`` as the certificate says it, ``own_host`` by what address this machine reaches it.
+    """The result of joining: ``name`` as in the certificate; ``own_host``: the address by which this machine reaches the broker.
 
-    The certificate is good for seven days: who stays longer joins again for new connections.
+    The certificate is valid for seven days. A member that stays longer joins again for new connections.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Membership:
     own_host: str
 
     def withdraw(self) -> None:
-        """Tell the broker not to wait for this member's session; where it does not answer, it stops waiting by itself."""
+        """Tell the broker not to wait for this member's session; without the message it stops waiting after a while."""
         with suppress(FarflungError):
             self.client.call("withdraw", Frame("withdraw"), timeout=_WITHDRAWING)
 
@@ -52,8 +52,8 @@ class Membership:
 def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None, kept: Path | None = None) -> Membership:
     """Exchange ``ticket`` for a certificate as ``role`` ("worker" or "client") and connect as a member.
 
-    ``key``: a private key (PEM) to be known by (None: a fresh one). Names and runs belong to keys. ``kept``: a folder to keep the
-    certificate in; one that is there serves where the ticket does not any more.
+    ``key``: the member's private key (PEM; None: a fresh one). Names and runs belong to keys. ``kept``: a folder for the
+    certificate; a certificate that is there is used if the ticket is not valid any more.
 
     Raises:
         SecurityError: the ticket is wrong, expired or revoked, or the server is not the ticket's broker.
@@ -62,7 +62,7 @@ def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None, kept
     """
     who = (name, role, key or new_key())
     try:
-        ticket.require_current(time.time())
+        ticket.require_current(wall_time())
         found = _join_somewhere(ticket, who)
     except SecurityError:
         again = None if kept is None else _renew(kept, ticket, who)
@@ -70,7 +70,7 @@ def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None, kept
             raise
         found = again
     if kept is not None:
-        with suppress(DiskFull):  # it is only needed to come back without a ticket
+        with suppress(DiskFull):  # the certificate is only needed to return without a ticket
             found.credentials.save(kept)
             write_private(kept / _BROKER, f"{found.client.address} {ticket.fingerprint.hex()}".encode())
     return found
@@ -90,11 +90,11 @@ def _join_somewhere(ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:
 
 
 def _renew(kept: Path, ticket: Ticket, who: tuple[str, str, bytes]) -> Membership | None:
-    """Come back with the certificate in ``kept`` (None: there is none for this broker, name and key, or it is too old).
+    """Return with the certificate in ``kept`` (None: there is none for this broker, name and key, or it has expired).
 
     Raises:
         SecurityError: the broker refuses.
-        ConnectionLost: it does not answer.
+        ConnectionLost: the broker does not answer.
     """
     name, _, key = who
     try:
@@ -103,7 +103,7 @@ def _renew(kept: Path, ticket: Ticket, who: tuple[str, str, bytes]) -> Membershi
     except (OSError, ValueError, SecurityError):
         return None
     same = fingerprint == ticket.fingerprint.hex() and credentials.name == name and credentials.key == key
-    if not same or credentials.expires() <= time.time():
+    if not same or credentials.expires() <= wall_time():
         return None
     old = RpcClient(address, credentials)
     try:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from farflung.clock import wall_time
 from farflung.errors import DiskFull, InputError
 from farflung.protocol.members import Parting
 from farflung.security.files import make_private_folder, write_private
@@ -132,7 +133,7 @@ def known_workers(folder: Path) -> list[WishesFile]:
 
 def minute_of_day() -> int:
     """By this machine's own clock."""
-    now = time.localtime()
+    now = time.localtime(wall_time())
     return now.tm_hour * 60 + now.tm_min
 
 

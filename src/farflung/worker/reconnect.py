@@ -1,14 +1,14 @@
-"""A worker that comes back: when its broker is away, it joins again for as long as it is told to."""
+"""A worker that returns: while its broker is unreachable, it tries to join again, for a limited time."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, InputError, SecurityError
 from farflung.extras import require_torch
 from farflung.protocol.members import Parting
@@ -20,13 +20,14 @@ from farflung.worker.options import WorkerOptions
 from farflung.worker.owner_limits import WishesFile, minute_of_day
 
 if TYPE_CHECKING:
-    from farflung.worker.process import Worker
+    from farflung.worker.process import CarriedOver, Worker
 
 __all__ = ["Service"]
 
-#: Seconds between two calls of a broker that is away: a refused connection costs nothing, a broker's return should be noticed.
-_FIRST, _LONGEST = 0.1, 0.5
-_LOOK = 1.0
+#: Seconds between two calls of an unreachable broker: a refused connection costs little, and its return should be noticed.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 0.5
+#: Seconds between two polls of the owner's limits.
+_POLL_SECONDS = 1.0
 
 
 def _ignore(text: str) -> None:
@@ -34,7 +35,10 @@ def _ignore(text: str) -> None:
 
 
 class Service:
-    """Serves a broker until ``stop``, through as many sessions as it takes."""
+    """Serves a broker until ``stop``, through as many sessions as it takes.
+
+    One thread calls ``run``, another one may call ``watch``; any thread may call ``part`` and ``stop``.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class Service:
         wishes: WishesFile | None = None,
         phase: Callable[[str], None] = _ignore,
     ) -> None:
-        """``enter`` joins with the ticket; ``say`` tells a person what goes on; ``wishes`` are looked at every second.
+        """``enter`` joins with the ticket; ``say`` takes lines for the person here; ``wishes`` are polled every second.
 
         ``phase`` is called with each slow part of the start, and with an empty text when the start is over.
         """
@@ -56,28 +60,28 @@ class Service:
         self._worker: Worker | None = None
 
     def run(self, patience: Seconds) -> None:
-        """Serve; a broker that went away without a goodbye is called again for at most ``patience``.
+        """Serve; a broker that is lost without a goodbye is called again for at most ``patience``.
 
         Raises:
-            ConnectionLost: it said goodbye, or did not come back in time.
-            FarflungError: it refuses this worker.
+            ConnectionLost: the broker said goodbye, or did not return in time.
+            FarflungError: the broker refuses this worker.
         """
         worker = self._first()
         until = 0.0
         while True:
             try:
                 worker.serve()
-                if not worker.welcomed:  # it left before that
+                if not worker.session.welcomed:  # this worker left before that
                     worker.membership.withdraw()
                 return
             except (ConnectionLost, InputError) as error:
-                taken = isinstance(error, InputError)  # the broker has not yet noticed that the old session is over
+                taken = isinstance(error, InputError)  # the broker has not noticed yet that the old session is over
                 if self._parting:
-                    return  # the broker is away: there is nobody to hand over to
-                if worker.dismissed or (taken and not until):
+                    return  # the broker is lost: no other worker can continue the run
+                if worker.session.dismissed or (taken and not until):
                     raise
-                now = time.monotonic()
-                if worker.welcomed or not until:
+                now = monotonic()
+                if worker.session.welcomed or not until:
                     until = now + patience
                     if patience:
                         self._say(f"{error}; trying again for at most {patience}")
@@ -88,7 +92,7 @@ class Service:
                 worker.close()
             if again is None:
                 return
-            worker = self._start(again, worker)
+            worker = self._start(again, worker.carried)
 
     def _first(self) -> Worker:
         """Register with the broker, then load PyTorch, measure the device and return the worker of the first session.
@@ -113,32 +117,32 @@ class Service:
         return worker
 
     def watch(self) -> None:
-        """Look at the owner's wishes until the end, on the calling thread."""
+        """Poll the owner's limits until the end, on the calling thread."""
         assert self._wishes is not None
-        while not self._leaving.wait(_LOOK):
+        while not self._leaving.wait(_POLL_SECONDS):
             try:
                 wanted = self._wishes.read().told(minute_of_day())
             except FarflungError:
-                continue  # it is being written, or was deleted
+                continue  # the file is being written, or was deleted
             with self._lock:
                 worker, changed = self._worker, wanted != self._told
                 self._told = wanted
             if changed and worker is not None:
-                worker.want(wanted)
+                worker.announce(wanted)
 
     def part(self) -> None:
-        """Leave after what is at hand was handed over, from any thread; at once if that was asked for before."""
+        """Leave as soon as other workers can continue the run; the second call leaves at once. Any thread may call."""
         with self._lock:
             worker, again = self._worker, self._parting
             self._parting = True
-        if again or worker is None or not worker.welcomed:
+        if again or worker is None or not worker.session.welcomed:
             self.stop()
             return
         self._say("leaving as soon as others can go on (Ctrl-C again: at once)")
-        worker.want({**self._told, "parting": Parting.LEAVE.value})
+        worker.announce({**self._told, "parting": Parting.LEAVE.value})
 
     def _owner_said(self, header: Mapping[str, Any]) -> None:
-        """Somebody with the right to it has changed the wishes, through the broker."""
+        """The owner has changed the limits through the broker (session's thread)."""
         changes = {key: header[key] for key in ("paused", "parting") if isinstance(header.get(key), (bool, str))}
         if self._wishes is not None:
             self._wishes.change(**changes)
@@ -146,7 +150,7 @@ class Service:
             worker = self._worker
             self._told |= changes
         if worker is not None:
-            worker.want(self._told)
+            worker.announce(self._told)
 
     def stop(self) -> None:
         """Leave, from any thread."""
@@ -156,15 +160,14 @@ class Service:
         if worker is not None:
             worker.stop()
 
-    def _start(self, member: Membership, before: Worker | None) -> Worker:
-        """Return the worker of a new session (``before``: that of the last session)."""
+    def _start(self, member: Membership, carried: CarriedOver | None) -> Worker:
+        """Return the worker of a new session (``carried``: what is left of the last session)."""
         from farflung.worker.process import Worker
 
-        worker = Worker(member, self._options, self._say, before)
-        worker.on_owner = self._owner_said
+        worker = Worker(member, self._options, self._say, carried=carried, on_owner=self._owner_said)
         if self._wishes is not None:
             self._told = self._wishes.read().told(minute_of_day())
-            worker.want(self._told)
+            worker.announce(self._told)
         with self._lock:
             self._worker = worker
         if self._leaving.is_set():
@@ -172,21 +175,21 @@ class Service:
         return worker
 
     def _again(self, worker: Worker, until: float, error: FarflungError) -> Membership | None:
-        """Join again, with longer and longer pauses (None: it shall leave).
+        """Join again, with growing pauses (None: this worker leaves).
 
         Raises:
-            FarflungError: the last reason why it did not work.
+            FarflungError: why the last try failed.
         """
-        pause = _FIRST
-        while not self._leaving.wait(min(pause, max(until - time.monotonic(), 0.0))):
+        pause = _FIRST_PAUSE
+        while not self._leaving.wait(min(pause, max(until - monotonic(), 0.0))):
             try:
                 return self._enter()
-            except SecurityError:  # a ticket ages, a certificate is good for seven days
+            except SecurityError:  # a ticket expires early, a certificate is valid for seven days
                 old = worker.membership
                 return replace(old, client=RpcClient(old.client.address, old.credentials))
             except ConnectionLost as failure:
                 error = failure
-            if time.monotonic() >= until:
+            if monotonic() >= until:
                 raise error
-            pause = min(2 * pause, _LONGEST)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         return None

@@ -1,7 +1,7 @@
-"""What a worker still holds of a run when its part in an attempt has ended, and how others get it.
+"""States that outlive an ended attempt of a run, and how peers fetch them.
 
-The states are those of the stages' runners, where they are: nothing is copied when a worker dies. They stay until training goes
-on under a later plan, so a loss while that one is prepared loses nothing either.
+The states are those of the stages' runners, where they are: nothing is copied when a worker dies. They stay until training
+continues under a later plan, so a loss while that plan is prepared loses nothing either.
 """
 
 from __future__ import annotations
@@ -11,72 +11,78 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from farflung.engines.base import Array
-from farflung.errors import ConnectionLost, FarflungError
+from farflung.errors import FarflungError
 from farflung.messages.array_stream import write_arrays
 from farflung.messages.fields import table, text, texts, whole
 from farflung.messages.holdings import read_decision
 from farflung.protocol.holdings import Decision, Holding
+from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint, Urgency
 from farflung.wire.frames import Frame
 
-__all__ = ["Held", "Live", "Shelf"]
+__all__ = ["Continuation", "Held", "RetainedStates"]
 
 
 class Held(Protocol):
-    """States of one step in this worker's memory."""
+    """States of one step in this worker's memory. The lock of ``RetainedStates`` guards the calls."""
 
     @property
     def holding(self) -> Holding:
-        """What they are."""
+        """Which states they are."""
 
     def advance(self, decision: Decision) -> None:
-        """Apply the step that it is ready with; ``holding`` is of the next step then."""
+        """Apply the prepared step; ``holding`` is of the next step then."""
 
     def read(self, states: Collection[str]) -> Mapping[str, Array]:
-        """Of ``states`` those that are held, with their optimizer slots, under the names of ``checkpoint.pack``."""
+        """Those of ``states`` that are retained, with their optimizer slots, under the names of ``checkpoint.pack``."""
 
 
-class Live:
-    """From where an attempt goes on, as the broker tells it: ``moves``: holder -> states that this worker needs from there."""
+class Continuation:
+    """The states that an attempt continues from: those after ``step`` steps. ``moves``: peer -> states to fetch from it."""
 
     def __init__(self, header: Mapping[str, Any]) -> None:
-        """Raises:
-        WireError: the header is malformed.
+        """Read the broker's message.
+
+        Raises:
+            WireError: the header is malformed.
         """
         self.step, self.committed = whole(header, "step"), whole(header, "committed")
         self.decision = read_decision(header.get("decision"))
         self.moves = {holder: frozenset(texts(table(header, "moves"), holder)) for holder in table(header, "moves")}
 
 
-class Shelf:
-    """The states that a worker holds of one run, the oldest first. Any thread may call."""
+class RetainedStates:
+    """The states that a worker retains of one run, the oldest first. Outlives sessions. Any thread may call."""
 
     def __init__(self) -> None:
+        #: Guards all fields below; it is released before frames are sent.
         self._lock = threading.Lock()
         self._run = ""
         self._held: list[Held] = []
-        #: The run that is over for this worker: what still ends here of it is not kept.
+        #: The run that is over for this worker: states that a part of it leaves later are dropped.
         self._forgotten = ""
-        #: Attempt whose workers may fetch, who they are, and the step that they need.
+        #: Attempt whose workers may fetch, their names, and the step that they need.
         self._open: tuple[int, frozenset[str], int] = (0, frozenset(), 0)
-        #: Requests that came before this worker was told whom to lend.
+        #: Requests that came before the broker named the peers that may fetch.
         self._parked: dict[str, tuple[Endpoint, str, Frame]] = {}
+        self._threads = ThreadGroup()
 
     @property
     def run(self) -> str:
-        """Of which run something is held (empty: of none)."""
+        """The run whose states are retained (empty: none)."""
         with self._lock:
             return self._run if self._held else ""
 
     def holdings(self, run: str) -> list[Holding]:
-        """What is held of ``run``."""
+        """What is retained of ``run``."""
         with self._lock:
             return [held.holding for held in self._held] if self._run == run else []
 
-    def put(self, run: str, *held: Held) -> None:
-        """Keep ``held`` of ``run``, unless that was forgotten; what there is of another run goes.
+    def store(self, run: str, *held: Held) -> None:
+        """Retain ``held`` of ``run``, unless ``run`` was forgotten; drop the states of another run.
 
-        So does what ``held`` has all states of, after as many steps: attempts that end before they train hold the same again.
+        Older states are dropped if ``held`` has all of them after as many steps: an attempt that ends before it trains retains
+        the same states again.
         """
         with self._lock:
             if run == self._forgotten:
@@ -89,46 +95,47 @@ class Shelf:
             self._held += held
 
     def keep_only(self, run: str) -> None:
-        """This worker works for ``run`` now: what it held of others is forgotten."""
+        """This worker works for ``run`` now: drop the states of other runs."""
         with self._lock:
             self._forgotten = ""
             if self._run != run:
                 self._drop()
 
-    def begins(self, run: str) -> None:
-        """Training of ``run`` goes on here: what was held of it before is not needed any more."""
+    def training_begins(self, run: str) -> None:
+        """Training of ``run`` continues here: its older states are not needed any more."""
         with self._lock:
             if self._run == run:
                 self._drop()
 
-    def clear(self, run: str) -> None:
-        """Forget ``run``, until this worker works for it again: a part of it that is still under way leaves nothing, either."""
+    def forget(self, run: str) -> None:
+        """Drop ``run`` until this worker works for it again, including states that a part of it leaves later."""
         with self._lock:
             self._forgotten = run
             if self._run == run:
                 self._drop()
 
     def _drop(self) -> None:
+        """Drop all states; the lock is held."""
         self._held = []
         self._parked.clear()
         self._open = (0, frozenset(), 0)
 
-    def settle(self, run: str, attempt: int, live: Live, peers: Iterable[str]) -> None:
-        """Plan number ``attempt`` goes on from ``live``: apply what is ready for it, and let ``peers`` fetch."""
+    def settle(self, run: str, attempt: int, continuation: Continuation, peers: Iterable[str]) -> None:
+        """Attempt number ``attempt`` continues: apply the step that is prepared for it, and let ``peers`` fetch."""
         with self._lock:
             if self._run != run:
                 return
             for held in self._held:
                 holding = held.holding
-                if holding.ready and holding.step == live.step - 1 and live.decision is not None:
-                    held.advance(live.decision)
-            self._open = (attempt, frozenset(peers), live.step)
+                if holding.ready and holding.step == continuation.step - 1 and continuation.decision is not None:
+                    held.advance(continuation.decision)
+            self._open = (attempt, frozenset(peers), continuation.step)
             parked, self._parked = self._parked, {}
         for peer, (endpoint, _, frame) in parked.items():
             self.lend(endpoint, peer, frame)
 
     def read(self, run: str, step: int, states: Collection[str]) -> dict[str, Array]:
-        """Of ``states`` after ``step`` steps what is held here, packed."""
+        """Those of ``states`` after ``step`` steps that are retained here, packed."""
         found: dict[str, Array] = {}
         with self._lock:
             for held in self._held if self._run == run else ():
@@ -137,7 +144,7 @@ class Shelf:
         return found
 
     def lend(self, endpoint: Endpoint, peer: str, frame: Frame) -> None:
-        """``peer`` asks for states: send them on a thread of its own, now or when the broker has named ``peer``.
+        """Send ``peer`` the states that it requests, on a thread, as soon as the broker has named ``peer``.
 
         Raises:
             WireError: the request is malformed.
@@ -150,8 +157,12 @@ class Shelf:
                 self._parked[peer] = (endpoint, run, frame)
                 return
         good = attempt == opened and peer in peers
-        args = (endpoint, peer, str(header.get("run")), self.read(run, step, names) if good else {})
-        threading.Thread(target=_send, args=args, name=f"lend-{peer}", daemon=True).start()
+        arrays = self.read(run, step, names) if good else {}
+        self._threads.spawn(f"lend-{peer}", _send, endpoint, peer, str(header.get("run")), arrays)
+
+    def join(self) -> None:
+        """Wait for the threads that send states; their endpoint must be closed."""
+        self._threads.join()
 
 
 def _covers(new: Holding, old: Holding) -> bool:
@@ -164,5 +175,5 @@ def _send(endpoint: Endpoint, peer: str, run: str, arrays: Mapping[str, Array]) 
         for frame in write_arrays(arrays.items()):
             endpoint.post(peer, Frame("lent", {**frame.header, "run": run}, frame.sections), Urgency.BULK)
         endpoint.post(peer, Frame("lent", {"run": run, "end": True}), Urgency.BULK)
-    except (ConnectionLost, FarflungError):
-        return  # who asked hears of it, and so does the broker
+    except FarflungError:
+        return  # the connection is lost: the peer notices, and reports to the broker

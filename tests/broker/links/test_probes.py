@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from farflung.broker.links.probes import Probing
+from farflung.broker.links.probes import LinkProbes
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.cli.cluster import profile as profiling
 from farflung.cli.main import app
@@ -117,7 +117,7 @@ class World:
         self.beta, self.cap, self.relays = beta, cap, relays
         self.asked: list[tuple[str, str]] = []
         self.together: dict[str, list[str]] = {}
-        self.probing = Probing(self.send, LinkTable())
+        self.probing = LinkProbes(self.send, LinkTable())
 
     def send(self, name: str, frame: Frame) -> None:
         peer = str(frame.header["peer"])
@@ -178,7 +178,7 @@ def test_what_was_disturbed_is_probed_again_and_the_best_stays() -> None:
         found = answers.pop(0) if asked[-1] == ("a", "b") else Probe(alpha=0.01, beta=1e6)
         probing.answer(name, str(frame.header["peer"]), found)
 
-    probing = Probing(send, LinkTable())
+    probing = LinkProbes(send, LinkTable())
     list(probing.run([("a", "1"), ("b", "2")]))
     assert asked == [("a", "b"), ("b", "a"), ("a", "b"), ("a", "b")]
     assert probing.table.get("a", "b") == LinkFigures(alpha=0.01, beta=1e6)
@@ -208,7 +208,7 @@ def test_who_cannot_be_reached_is_told_and_the_rest_is_measured() -> None:
 
 
 def test_one_measurement_at_a_time_and_the_gone_are_not_waited_for() -> None:
-    silent = Probing(lambda name, frame: None, LinkTable())
+    silent = LinkProbes(lambda name, frame: None, LinkTable())
     running = silent.run([("a", "1"), ("b", "2")])
     assert next(running).kind == "round"
     with pytest.raises(FarflungError, match="being measured already"):
@@ -217,7 +217,7 @@ def test_one_measurement_at_a_time_and_the_gone_are_not_waited_for() -> None:
     waiting = threading.Thread(target=lambda: got.extend(running))
     waiting.start()
     while waiting.is_alive():
-        silent.gone("b")
+        silent.lost("b")
     assert [frame.kind for frame in got] == ["unreachable", "unreachable"]
     assert "worker b is gone" in got[0].header["cause"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.broker.links.reachability import Reaching, read_reached
+from farflung.broker.links.reachability import Reachability, read_reached
 from farflung.broker.links.relays import Relays
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.cluster import Topology
@@ -17,8 +17,8 @@ from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import ConnectionLost, WireError
 from farflung.messages.relays import read_pairs, read_relays
-from farflung.protocol.broker import Member
 from farflung.protocol.events import Offer
+from farflung.protocol.members import Member
 from farflung.telemetry import RunFolder
 from farflung.telemetry.records import RelayedRecord
 from farflung.units import BytesPerSecond, Seconds
@@ -108,7 +108,7 @@ def test_what_a_relay_carries_is_measured(place: Path) -> None:
         assert through == {("a", "b"), ("b", "a")}
         topology = Topology.from_json(str(frames[-1].header["topology"]))
         assert topology.via == {("a", "b"): ("r",)}
-        table = own.broker._runs.links
+        table = own.broker.network.table
         found = table.get("a", "b")
         assert found is not None
         assert topology.link("a", "b").bandwidth == min(found.beta, table.uplink("a") or found.beta)
@@ -153,7 +153,7 @@ class Wires:
 
     def __init__(self, can: set[tuple[str, str]], broker: str = "") -> None:
         self.can, self.asked = can, []
-        self.reaching = Reaching(self.send, lambda name, address: self.dial(name), patience=PATIENCE)
+        self.reaching = Reachability(self.send, lambda name, address: self.dial(name), patience=PATIENCE)
         self.broker = broker
 
     def dial(self, name: str) -> None:
@@ -193,13 +193,13 @@ def test_who_has_no_address_is_not_dialled_and_the_silent_are_not_waited_for() -
     wires.join(everybody)
     assert wires.reaching.apart(everybody) == {("a", "b")}
     assert wires.asked == [("a", "b")]
-    silent = Reaching(lambda name, frame: gone(), None, patience=PATIENCE)
+    silent = Reachability(lambda name, frame: gone(), None, patience=PATIENCE)
     pair = members(a="", b="2")
     for member in pair:
         silent.joined(member.name, member.address)
 
     def gone() -> None:
-        threading.Thread(target=silent.gone, args=("a",)).start()
+        threading.Thread(target=silent.lost, args=("a",)).start()
 
     assert silent.apart(pair) == {("a", "b")}
     with pytest.raises(WireError, match="must be true or false"):
@@ -208,8 +208,7 @@ def test_who_has_no_address_is_not_dialled_and_the_silent_are_not_waited_for() -
 
 def test_relays_are_told_what_is_new_and_what_is_over() -> None:
     sent: list[tuple[str, object]] = []
-    kept: list[RelayedRecord] = []
-    book = Relays(lambda name, frame: sent.append((name, frame.header["pairs"])), lambda run, record: kept.append(record))
+    book = Relays(lambda name, frame: sent.append((name, frame.header["pairs"])))
     topology = Topology.preset("homogeneous-4")
     a, b, r, s = topology.names
     book.assign("run", _via(topology, {(a, b): (r, s)}), [a, b])
@@ -217,15 +216,14 @@ def test_relays_are_told_what_is_new_and_what_is_over() -> None:
     sent.clear()
     book.assign("run", _via(topology, {(a, b): (s,)}), [a, b])
     assert sent == [(r, []), (s, [[a, b]])]
-    book.told(r, "run", {"carried": [[a, b, 7]]})
-    book.told(s, "run", {"carried": [[a, b, 9]]})  # nobody asked it yet
-    assert kept == [RelayedRecord(relay=r, source=a, target=b, nbytes=7)]
+    assert book.report(r, "run", {"carried": [[a, b, 7]]}) == [RelayedRecord(relay=r, source=a, target=b, nbytes=7)]
+    assert book.report(s, "run", {"carried": [[a, b, 9]]}) == [], "nobody asked it yet"
     book.assign("run", None, ())
-    book.gone(s)
+    book.lost(s)
     book.assign("x", _via(topology, {(a, b): (s,)}), [a, b])
     book.assign("x", None, ())
     with pytest.raises(WireError, match="two names and a number of bytes"):
-        book.told(s, "x", {"carried": [[a, b, -1]]})
+        book.report(s, "x", {"carried": [[a, b, -1]]})
 
 
 def _via(topology: Topology, via: dict[tuple[str, str], tuple[str, ...]]) -> Topology:
@@ -275,7 +273,7 @@ def test_answers_belong_to_their_question() -> None:
         reaching.answer("z", question, {"b": False, "c": False})
         reaching.answer(name, question, {"b": True} if len(asked) == 1 else {"c": True})
 
-    reaching = Reaching(send, None, patience=PATIENCE)
+    reaching = Reachability(send, None, patience=PATIENCE)
     for name in "abc":
         reaching.joined(name, "" if name == "a" else "1")
     places = {"b": "1", "c": "1"}

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.broker.links.slowdowns import KEEP, LinkDrifts
+from farflung.broker.links.slowdowns import KEEP, LinkSlowdowns
 from farflung.clock import VirtualClock
 from farflung.cluster import Topology
-from farflung.protocol.rhythm import Drift
+from farflung.protocol.straggler_detector import Slowdown
 
 PLANNED = Topology.preset("local4-two-regions")
 A, B = PLANNED.names[0], PLANNED.names[-1]
 
 
-def drift(times: float, kind: str = "fills", link: tuple[str, str] = (A, B)) -> Drift:
-    return Drift(link=link, kind=kind, times=times, before=1.0, text="")
+def drift(times: float, kind: str = "fills", link: tuple[str, str] = (A, B)) -> Slowdown:
+    return Slowdown(link=link, kind=kind, times=times, before=1.0, text="")
 
 
 def test_a_slow_link_counts_as_slow_until_it_is_well() -> None:
     clock = VirtualClock()
-    drifts, before = LinkDrifts(clock), PLANNED.link(A, B)
+    drifts, before = LinkSlowdowns(clock), PLANNED.link(A, B)
     assert drifts.apply(PLANNED) is PLANNED
     drifts.put(drift(4.0), PLANNED)
     now = drifts.apply(PLANNED)
@@ -33,14 +33,14 @@ def test_a_slow_link_counts_as_slow_until_it_is_well() -> None:
 
 @pytest.mark.parametrize("kind", ["small", ""])
 def test_what_is_slow_of_it(kind: str) -> None:
-    drifts, before = LinkDrifts(VirtualClock()), PLANNED.link(A, B)
+    drifts, before = LinkSlowdowns(VirtualClock()), PLANNED.link(A, B)
     drifts.put(drift(4.0, kind), PLANNED)
     now = drifts.apply(PLANNED).link(A, B)
     assert (now.latency / before.latency, before.bandwidth / now.bandwidth) == ((4.0, 1.0) if kind else (1.0, 4.0))
 
 
 def test_what_the_table_says_counts_where_it_is_worse() -> None:
-    drifts = LinkDrifts(VirtualClock())
+    drifts = LinkSlowdowns(VirtualClock())
     drifts.put(drift(2.0), PLANNED)
     once = drifts.apply(PLANNED)
     assert drifts.apply(once).link(A, B).bandwidth == once.link(A, B).bandwidth, "it is not halved again"
@@ -48,7 +48,7 @@ def test_what_the_table_says_counts_where_it_is_worse() -> None:
 
 def test_a_link_that_nobody_uses_is_tried_again() -> None:
     clock = VirtualClock()
-    drifts = LinkDrifts(clock)
+    drifts = LinkSlowdowns(clock)
     drifts.put(drift(4.0), PLANNED)
     clock.advance(KEEP - 1)
     assert drifts.apply(PLANNED) is not PLANNED
@@ -57,17 +57,17 @@ def test_a_link_that_nobody_uses_is_tried_again() -> None:
 
 
 def test_traffic_says_when_it_has_recovered() -> None:
-    drifts, rate = LinkDrifts(VirtualClock()), float(PLANNED.link(A, B).bandwidth)
-    assert not drifts.better(A, B, rate)
+    drifts, rate = LinkSlowdowns(VirtualClock()), float(PLANNED.link(A, B).bandwidth)
+    assert not drifts.recovered(A, B, rate)
     drifts.put(drift(4.0), PLANNED)
-    assert not drifts.better(A, B, rate / 4), "that is what is known"
-    assert drifts.better(A, B, rate / 2)
+    assert not drifts.recovered(A, B, rate / 4), "that is what is known"
+    assert drifts.recovered(A, B, rate / 2)
     assert drifts.apply(PLANNED) is PLANNED
 
 
 def test_what_is_no_link_of_the_plan_says_nothing() -> None:
-    drifts = LinkDrifts(VirtualClock())
-    drifts.put(Drift(device=A, times=4.0, before=1.0, text=""), PLANNED)
+    drifts = LinkSlowdowns(VirtualClock())
+    drifts.put(Slowdown(device=A, times=4.0, before=1.0, text=""), PLANNED)
     drifts.put(drift(4.0, link=(A, "nobody")), PLANNED)
     assert drifts.apply(PLANNED) is PLANNED
     drifts.put(drift(4.0), PLANNED)

@@ -16,7 +16,8 @@ from farflung.broker.records.journal import Journal
 from farflung.errors import DataError, DiskFull, FarflungError
 from farflung.job import JobSpec
 from farflung.telemetry import RunFolder, StepRecord, injecting
-from farflung.worker.training_run import Work
+from farflung.worker.run_hooks import CheckpointUpload
+from farflung.worker.run_part import RunRequests
 from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
 
 STEPS = 8
@@ -89,7 +90,7 @@ def test_the_journal_waits_for_space(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite", said.append)
     with injecting(Disk(2, "journal")):
         for attempt in (1, 2, 3):
-            journal.note("r", "planned", attempts=attempt)
+            journal.write("r", "planned", attempts=attempt)
     journal.close()
     (kept,) = Journal(tmp_path / "journal.sqlite").runs
     assert kept.attempts == 3
@@ -124,7 +125,7 @@ def truth(place: Path) -> Finished:
 
 
 def test_a_run_outlives_a_full_disk(place: Path, tmp_path: Path, truth: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farflung.worker.training_run._FULL_AGAIN", 0.0)
+    monkeypatch.setattr("farflung.worker.run_hooks._FULL_AGAIN", 0.0)
     disk = Disk(0, "metrics", "a.safetensors", "journal")
 
     def act(run: str, record: StepRecord) -> None:
@@ -135,7 +136,7 @@ def test_a_run_outlives_a_full_disk(place: Path, tmp_path: Path, truth: Finished
     assert found.result.status == "finished", found.result.cause
     assert found.losses == truth.losses
     assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
-    while cluster.broker._runs.live(found.run).unwritten._trying:
+    while cluster.broker.runs.live(found.run).records.unwritten.waits:
         pass
     assert [r.step for r in RunFolder(found.folder).committed() if isinstance(r, StepRecord)] == list(range(STEPS))
     notes = [frame.header["text"] for frame in found.frames if frame.kind == "note"]
@@ -155,31 +156,30 @@ def test_no_run_ends_for_its_telemetry(place: Path, tmp_path: Path, truth: Finis
 
 
 def test_a_rollback_does_not_go_on_without_its_checkpoint() -> None:
-    class Host:
-        def upload(self, *args: object) -> None:
-            raise DiskFull("no space")
+    def refuse(*args: object) -> None:
+        raise DiskFull("no space")
 
-    work = object.__new__(Work)
-    work._host, work.run, work._ended_by = Host(), "r", None  # type: ignore[assignment]
-    work._bundle = type("Bundle", (), {"job": text_job(on_nan="rollback", checkpoint={"every": 1})})()  # type: ignore[assignment]
+    job = text_job(on_nan="rollback", checkpoint={"every": 1})
+    upload = CheckpointUpload(job, refuse, RunRequests(), pytest.fail)
     with pytest.raises(DiskFull, match="no space"):
-        work._upload({"step": 1}, {})
+        upload.store({"step": 1}, {})
 
 
 def test_a_stop_ends_the_tries_of_the_last_checkpoint() -> None:
     tries: list[int] = []
+    warnings: list[str] = []
+    requests = RunRequests()
 
-    class Host:
-        def upload(self, *args: object) -> None:
-            tries.append(1)
-            if len(tries) == 2:
-                work.stop()
-            raise DiskFull("no space")
+    def refuse(*args: object) -> None:
+        tries.append(1)
+        if len(tries) == 2:
+            requests.stop()
+        raise DiskFull("no space")
 
-    work = object.__new__(Work)
-    work._host, work.run, work._ended_by = Host(), "r", None  # type: ignore[assignment]
-    work._stopping, work._woken = threading.Event(), threading.Event()
-    work._bundle = type("Bundle", (), {"job": text_job(steps=1)})()  # type: ignore[assignment]
-    work.event = lambda *args, **fields: work._woken.set()  # type: ignore[method-assign]  # it is tried again at once
-    assert not work._upload({"step": 1}, {})
+    def warn(text: str) -> None:
+        warnings.append(text)
+        requests._wake.set()  # it is tried again at once
+
+    assert not CheckpointUpload(text_job(steps=1), refuse, requests, warn).store({"step": 1}, {})
     assert len(tries) == 2
+    assert [text.split(":")[0] for text in warnings] == ["warning"]

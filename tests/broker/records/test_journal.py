@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from farflung.broker.records.journal import Journal, KeptRun
-from farflung.broker.records.restore import _whole_lines
+from farflung.broker.records.journal import Journal, JournaledRun
+from farflung.broker.restored_runs import _whole_lines
 from farflung.errors import DataError
 
 
@@ -15,31 +15,31 @@ def test_events_are_replayed_in_order_and_become_a_snapshot(tmp_path: Path) -> N
     path = tmp_path / "journal.sqlite"
     first = Journal(path)
     assert first.runs == ()
-    first.note("r", "submitted", submitter="client-x")
-    first.note("s", "submitted", submitter="client-y")
-    first.note("r", "planned", attempts=1, devices=3)
-    first.note("r", "planned", attempts=2, devices=2)
-    first.note("s", "over", outcome="failed", kind="DataError")
+    first.write("r", "submitted", submitter="client-x")
+    first.write("s", "submitted", submitter="client-y")
+    first.write("r", "planned", attempts=1, devices=3)
+    first.write("r", "planned", attempts=2, devices=2)
+    first.write("s", "over", outcome="failed", kind="DataError")
     expected = (
-        KeptRun(run="r", submitter="client-x", attempts=2, devices=2),
-        KeptRun(run="s", submitter="client-y", outcome="failed", kind="DataError"),
+        JournaledRun(run="r", submitter="client-x", attempts=2, devices=2),
+        JournaledRun(run="s", submitter="client-y", outcome="failed", kind="DataError"),
     )
     second = Journal(path)  # the first was never closed: a kill closes nothing
     assert second.runs == expected
     assert second._base.execute("SELECT count(*) FROM events").fetchone() == (0,)
-    second.note("r", "planned", attempts=3, devices=1)
+    second.write("r", "planned", attempts=3, devices=1)
     second.close()
     assert Journal(path).runs[0].attempts == 3
     with pytest.raises(DataError, match=r"cannot write .*: Cannot operate on a closed database"):
-        second.note("r", "over", outcome="done")
+        second.write("r", "over", outcome="done")
 
 
 def test_old_runs_that_are_over_are_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     first = Journal(path)
     for number in range(60):
-        first.note(f"r{number}", "over", outcome="done")
-    first.note("open", "submitted", submitter="x")
+        first.write(f"r{number}", "over", outcome="done")
+    first.write("open", "submitted", submitter="x")
     runs = [kept.run for kept in Journal(path).runs]
     assert (len(runs), runs[0], runs[-1]) == (51, "r10", "open")
 

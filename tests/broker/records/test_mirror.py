@@ -17,8 +17,7 @@ pytest.importorskip("obstore")
 def test_what_is_mirrored_is_resumed_elsewhere(tmp_path: Path) -> None:
     text_folder(tmp_path)
     url, back = (tmp_path / "objects").as_uri(), tmp_path / "back"
-    with Loopback(tmp_path, 1) as cluster:
-        cluster.broker.mirror(url)
+    with Loopback(tmp_path, 1, mirror=url) as cluster:
         found = cluster.run(text_job(steps=4, checkpoint={"every": 2, "keep": 1}))
         whole = cluster.run(text_job(steps=6))
     there = ObjectCheckpoints(url, found.run)
@@ -35,10 +34,8 @@ def test_what_is_mirrored_is_resumed_elsewhere(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
     text_folder(tmp_path)
     said: list[str] = []
-    with Loopback(tmp_path, 1) as cluster:
-        cluster.broker._say = said.append
-        (tmp_path / "objects").mkdir()
-        cluster.broker.mirror((tmp_path / "objects").as_uri())
+    (tmp_path / "objects").mkdir()
+    with Loopback(tmp_path, 1, say=said.append, mirror=(tmp_path / "objects").as_uri()) as cluster:
         (tmp_path / "objects").rmdir()
         (tmp_path / "objects").write_text("no folder")
         found = cluster.run(text_job(steps=2))

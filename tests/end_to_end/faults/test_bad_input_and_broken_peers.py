@@ -39,7 +39,8 @@ from farflung.worker import membership
 from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
-from farflung.worker.training_run import Work
+from farflung.worker.run_part import RunPart
+from farflung.worker.training_run import TrainingRun
 from tests.support.loopback import Loopback, text_folder, text_job
 from tests.support.played_runs import PATIENCE, play, renamed
 from tests.support.small_runs import small_bundle
@@ -88,16 +89,18 @@ def test_a_run_from_submit_to_result(cluster: Loopback, captured: Bundle) -> Non
 
 # -- peers that send what nobody foresaw ----------------------------------------------------------------------------------
 
+VERDICT = {"step": 0, "finite": True, "bad": [], "losses": [], "stop": True, "save": False, "copy": False}
+
 
 def test_a_value_larger_than_the_plan_ends_the_run_only(cluster: Loopback, captured: Bundle) -> None:
     def act(run: str) -> None:
-        work = cluster.workers["b"]._current
-        assert work is not None
+        work = cluster.workers["b"]._current.part
+        assert isinstance(work, TrainingRun)
         assert work.executor is not None
         (edge, *_) = work.executor.setup.subgraphs[1].sends_activations
         header, sections = encode_array(np.zeros((1 << 20,), np.float32), None)
         key = ["value", "train", 1, 0, str(edge.value), edge.source, edge.target, False]
-        cluster.workers["b"]._endpoint.post("c", Frame("value", {"run": run, "key": key} | header, sections))
+        cluster.workers["b"].endpoint.post("c", Frame("value", {"run": run, "key": key} | header, sections))
 
     end = play(cluster, captured, "started", act, steps=5000)
     assert end.result.status == "failed"
@@ -110,13 +113,13 @@ def test_a_value_larger_than_the_plan_ends_the_run_only(cluster: Loopback, captu
     [
         ("b", Frame("value", {"key": 3}), "a bad 'value' came from b: a value's key must be a list"),
         ("b", Frame("data", {"key": ["x"], "step": 0}), "b takes no part in run"),
-        ("b", Frame("verdict", {"step": 0, "fields": {"finite": True, "bad": [], "losses": [], "stop": True}}), "only c decides"),
-        ("b", Frame("norms", {"step": 0, "fields": {"norms": {"w": None}}}), "'w' must be a number"),
+        ("b", Frame("verdict", VERDICT), "only c decides"),
+        ("b", Frame("norms", {"step": 0, "norms": {"w": None}}), "bad message 'norms'"),
     ],
 )
 def test_malformed_frames_end_the_run_only(cluster: Loopback, captured: Bundle, sender: str, frame: Frame, says: str) -> None:
     def act(run: str) -> None:
-        cluster.workers[sender]._endpoint.post("a", Frame(frame.kind, {**frame.header, "run": run}, frame.sections))
+        cluster.workers[sender].endpoint.post("a", Frame(frame.kind, {**frame.header, "run": run}, frame.sections))
 
     end = play(cluster, captured, "started", act, steps=5000)
     assert end.result.status == "failed"
@@ -132,9 +135,9 @@ def test_a_stranger_is_refused_by_name_and_the_run_goes_on(cluster: Loopback, ca
     refused: list[BaseException | None] = []
 
     def act(run: str) -> None:
-        work = cluster.workers["a"]._current
+        work = cluster.workers["a"]._current.part
         assert work is not None
-        endpoint.connect("a", cluster.workers["a"]._endpoint.address)
+        endpoint.connect("a", cluster.workers["a"].endpoint.address)
         refused.append(endpoint.post("a", Frame(kind, {"run": work.name, "key": ["x"], "step": 0})).exception(PATIENCE))
         cluster.client.stop(run)
 
@@ -149,7 +152,7 @@ def test_a_stranger_is_refused_by_name_and_the_run_goes_on(cluster: Loopback, ca
 
 def test_garbage_on_a_link_counts_as_the_loss_of_its_sender(cluster: Loopback, captured: Bundle) -> None:
     def act(run: str) -> None:
-        link = cluster.workers["b"]._endpoint._link("a", incoming=False)
+        link = cluster.workers["b"].endpoint._link("a", incoming=False)
         with link.changed:
             link._outbox.put(Urgency.BULK, [b"this is no frame at all, by no means"], _Pending(Future(), 36))
             link._wake_all()
@@ -161,17 +164,19 @@ def test_garbage_on_a_link_counts_as_the_loss_of_its_sender(cluster: Loopback, c
 
 
 def test_a_malformed_report_ends_the_run_only(cluster: Loopback, captured: Bundle) -> None:
-    end = play(cluster, captured, "started", lambda run: cluster.workers["b"].report("step", run=run, step="x"), steps=5000)
+    end = play(
+        cluster, captured, "started", lambda run: cluster.workers["b"].session.report("step", run=run, step="x"), steps=5000
+    )
     assert end.result.cause.startswith("worker b: a step report is malformed")
     assert end.kind == "WireError"
-    end = play(cluster, captured, "started", lambda run: cluster.workers["a"].report("dance", run=run), steps=5000)
+    end = play(cluster, captured, "started", lambda run: cluster.workers["a"].session.report("dance", run=run), steps=5000)
     assert end.result.cause.startswith("worker a: unknown report 'dance'")
     works(cluster, captured)
 
 
 def test_garbage_in_a_session_ends_the_session_only(place: Path, captured: Bundle) -> None:
     with Loopback(place, 2, folder="apart") as own:
-        own.workers["b"]._session._outgoing.put(b"\x00\x01 garbage")  # type: ignore[union-attr]
+        own.workers["b"].session._rpc._outgoing.put(b"\x00\x01 garbage")  # type: ignore[union-attr]
         own._threads[1].join(PATIENCE)
         members = own.client.status()["members"]
         assert isinstance(members, list)
@@ -262,15 +267,15 @@ def test_a_first_stage_without_gradient_is_at_most_a_step_ahead(
     frozen = [{"match": f"^{name}$", "frozen": True} for name in names[: len(names) // 2]]
     job = text_job(steps=6, optimizer={"groups": frozen, "lr": 1e-2})
     ahead: list[int] = []
-    taken = Work.on_frame
+    taken = TrainingRun.on_frame
 
-    def look(self: Work, peer: str, frame: Frame) -> None:
+    def look(self: TrainingRun, peer: str, frame: Frame) -> None:
         executor = self.executor
         if frame.kind == "value" and executor is not None and frame.header["key"][0] == "value":
             ahead.append(frame.header["key"][2] - executor.step)
         taken(self, peer, frame)
 
-    monkeypatch.setattr(Work, "on_frame", look)
+    monkeypatch.setattr(TrainingRun, "on_frame", look)
     graphs = {rows: freeze(graph, job) for rows, graph in captured.graphs.items()}
     end = play(cluster, replace(captured, graphs=graphs, eval_graph=None, job=job))
     assert end.result.status == "finished", end.result.cause
@@ -290,10 +295,10 @@ def test_unknown_runs_are_named(cluster: Loopback) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_stopping_now_ends_the_final_evaluation(cluster: Loopback, captured: Bundle, workers: int) -> None:
-    busy: list[Work] = []
+    busy: list[RunPart] = []
 
     def act(run: str) -> None:
-        busy.extend(work for worker in cluster.workers.values() if (work := worker._current) is not None and work.run == run)
+        busy.extend(work for worker in cluster.workers.values() if (work := worker._current.part) is not None and work.run == run)
         cluster.client.stop(run)  # too late: there is no further step
         cluster.client.stop(run, now=True)
 
@@ -303,7 +308,7 @@ def test_stopping_now_ends_the_final_evaluation(cluster: Loopback, captured: Bun
     assert len(busy) == workers
     for work in busy:
         work.join(PATIENCE)
-        assert not work._thread.is_alive()
+        assert not [thread for thread in work._threads._threads if thread.is_alive()]
     works(cluster, captured)
 
 
@@ -338,7 +343,7 @@ def test_a_corrupt_graph_is_refused_by_the_broker(cluster: Loopback, captured: B
 
 
 def test_rights_follow_the_role(cluster: Loopback, captured: Bundle) -> None:
-    worker_rpc = cluster.workers["a"]._membership.client
+    worker_rpc = cluster.workers["a"].membership.client
     for method, frame in ((worker_rpc.stream, captured.to_frame("submit")), (worker_rpc.call, Frame("stop", {"run": "x"}))):
         with pytest.raises(SecurityError, match=r"'a' has no right to .*: it joined as a worker; use a submit ticket"):
             list(method(frame.kind, frame))  # type: ignore[arg-type]
@@ -387,7 +392,7 @@ def test_no_certificate_in_the_name_of_a_connected_worker(place: Path) -> None:
         while own._members():
             continue
         own.workers["a"].close()
-        while own.broker._sessions.serves("a"):
+        while own.broker.sessions.serves("a"):
             continue
         own.add("a")
         assert own._members() == ["a"], "it is back, with a new certificate"
@@ -476,9 +481,8 @@ def test_a_full_disk_ends_the_run_with_its_cause(cluster: Loopback, captured: Bu
 
 
 def test_a_broker_that_is_ended_says_so(place: Path, captured: Bundle) -> None:
-    own = Loopback(place, 2, folder="apart")
     said: list[str] = []
-    own.broker._runs._say = said.append
+    own = Loopback(place, 2, folder="apart", say=said.append)
     ended: list[threading.Thread] = []
 
     def end_it(run: str) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,10 +57,9 @@ def states(cluster: Loopback) -> dict[str, str]:
 
 
 def test_who_leaves_is_not_told_to_be_given_up(place: Path, tmp_path: Path) -> None:
-    with Loopback(place, 1, folder=str(tmp_path)) as cluster:
-        told: list[str] = []
-        cluster.broker._sessions._say = told.append
-        cluster.workers["a"].want({"parting": "leave"})
+    told: list[str] = []
+    with Loopback(place, 1, folder=str(tmp_path), say=told.append) as cluster:
+        cluster.workers["a"].announce({"parting": "leave"})
         until(lambda: not cluster._members())
         cluster._threads[0].join(60)
         assert cluster.client.status()["gone"] == [{"name": "a", "generation": 1, "cause": "it left"}]
@@ -77,7 +77,7 @@ def test_a_run_is_handed_over_and_no_step_is_made_again(
         def act(run: str, record: StepRecord) -> None:
             if record.step == 3:
                 seen.append(states(cluster))
-                cluster.workers["b"].want(wish)
+                cluster.workers["b"].announce(wish)
                 until(lambda: states(cluster).get("b") != "active")
 
         found = cluster.run(job(), on_record=act, anybody=True)
@@ -99,7 +99,7 @@ def test_who_drains_ends_its_run_first(place: Path, tmp_path: Path, truth: Finis
 
         def act(run: str, record: StepRecord) -> None:
             if record.step == 3:
-                cluster.workers["b"].want({"parting": "drain"})
+                cluster.workers["b"].announce({"parting": "drain"})
                 until(lambda: states(cluster)["b"] != "active")
             if record.step == 6:
                 assert states(cluster)["b"] == "draining"
@@ -118,51 +118,49 @@ class Silent(Leases):
     who = "b"
 
     def expired(self, now: float) -> list[tuple[str, int]]:
-        return [(name, held.generation) for name, held in self._held.items() if name == self.who]
+        return [(name, lease.generation) for name, lease in self._leases.items() if name == self.who]
 
 
 def test_a_silent_worker_is_given_up_and_not_heard_when_it_comes_back(place: Path, tmp_path: Path) -> None:
     with Loopback(place, 2, folder=str(tmp_path)) as cluster:
-        sessions, runs = cluster.broker._sessions, cluster.broker._runs
-        zombie = sessions._sessions["b"]
+        table = cluster.broker.sessions
+        zombie = table._sessions["b"]
         leases = Silent(Seconds(4.0))
         now = time.monotonic()
         leases.grant("a", zombie.generation - 1, now)
         leases.grant("b", zombie.generation, now - 100.0)
-        sessions._leases = leases
-        sessions.look(runs, now)  # if the broker's own thread was first, nothing happens here
+        table.leases = leases
+        cluster.broker.serving.check_leases(now)  # if the broker's own thread was first, nothing happens here
         until(lambda: "b" not in states(cluster))
         assert list(states(cluster)) == ["a"]
         gone = cluster.client.status()["gone"]
         assert isinstance(gone, list)
-        assert gone[0]["cause"] == "nothing was heard of it for 4.00 s: it is frozen, or cut off"
+        assert gone[0]["cause"] == "no message from it for 4.00 s: it is frozen, or cut off"
         heard: list[object] = []
 
-        class Deaf:
-            def handle(self, event: object) -> None:
-                heard.append(event)
-
-        sessions._read(Deaf(), zombie, iter([Frame("measured", {"speed": 1e9, "factor": 1.0, "overhead": 0.0})]))  # type: ignore[arg-type]
+        deaf: Any = SimpleNamespace(report=lambda name, frame: heard.append(frame), lost=lambda name, cause: heard.append(name))
+        late = iter([Frame("measured", {"speed": 1e9, "factor": 1.0, "overhead": 0.0})])
+        Sessions(table, deaf, print)._read(zombie, late)
         assert heard == [], "the old session is over, whatever comes from it"
         while cluster._threads[1].is_alive():
             cluster._threads[1].join()
         assert any("the broker has given this worker up" in line for line in cluster.said["b"])
         leases.who = ""
         cluster.add("b")
-        assert sessions._sessions["b"].generation > zombie.generation
+        assert table._sessions["b"].generation > zombie.generation
 
 
 def test_generations_go_on_in_the_next_life_of_the_broker(place: Path, tmp_path: Path) -> None:
     with Loopback(place, 1, folder=str(tmp_path)) as cluster:
-        first = cluster.broker._sessions._leases.generation("a")
+        first = cluster.broker.sessions.leases.generation("a")
     with Loopback(place, 1, folder=str(tmp_path)) as cluster:
-        assert cluster.broker._sessions._leases.generation("a") > first
+        assert cluster.broker.sessions.leases.generation("a") > first
 
 
 def test_a_worker_notices_that_its_broker_is_silent(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sessions, "_commands", lambda self, session: iter(session.outgoing.get, None))  # without a beat
     with Loopback(place, 0, folder=str(tmp_path)) as cluster:
-        leases = cluster.broker._sessions._leases
+        leases = cluster.broker.sessions.leases
         leases.length = Seconds(0.2)  # told to the worker
         monkeypatch.setattr(leases, "expired", lambda now: [])
         cluster.add("a")
@@ -172,7 +170,7 @@ def test_a_worker_notices_that_its_broker_is_silent(place: Path, tmp_path: Path,
 
 
 def test_owners_speak_through_the_broker(place: Path, tmp_path: Path) -> None:
-    with Loopback(place, 1, folder=str(tmp_path)) as cluster:
+    with Loopback(place, 0, folder=str(tmp_path)) as cluster:
         told: list[Mapping[str, Any]] = []
         done = threading.Event()
 
@@ -180,7 +178,7 @@ def test_owners_speak_through_the_broker(place: Path, tmp_path: Path) -> None:
             told.append(header)
             done.set()
 
-        cluster.workers["a"].on_owner = hear
+        cluster.add("a", on_owner=hear)
         cluster.client.wish("a", paused=True)  # the same key
         assert done.wait(60)
         assert told == [{"paused": True}]
@@ -266,7 +264,7 @@ def test_a_file_says_what_the_owner_wants(service: tuple[Loopback, Service, Wish
         return dict(members[0])
 
     assert (member()["paused"], member()["bandwidth"]) == (False, 5e6)
-    assert cluster.broker._runs.links.uplink("w") == 5e6
+    assert cluster.broker.network.table.uplink("w") == 5e6
     wishes.change(paused=True, memory=5e8)
     until(lambda: member()["paused"])
     assert member()["memory"] == 5e8
@@ -338,17 +336,17 @@ def test_a_cap_holds_the_mean() -> None:
 def test_a_capped_worker_sends_no_faster(place: Path, tmp_path: Path) -> None:
     with Loopback(place, 2, folder=str(tmp_path)) as cluster:
         a, b = cluster.workers["a"], cluster.workers["b"]
-        a.want({"bandwidth": 2e6})
+        a.announce({"bandwidth": 2e6})
         a.endpoint.connect("b", b.endpoint.address)
         begin = time.monotonic()
         for _ in range(4):
             a.endpoint.send("b", Frame("probe", {}, (bytes(150_000),)))
-        cap = a._endpoint.cap
+        cap = a.endpoint.cap
         assert cap._free >= begin + 0.3, "600 kB at 2 MB/s"
         cap._free = begin + 1e6
         later = a.endpoint.post("b", Frame("probe"))
-        link = a._endpoint._links["b"]
+        link = a.endpoint._links["b"]
         assert not any(link.waits(one) and not one.state_due for one in link.connections)
         assert not later.done()
-        a.want({"bandwidth": None})
+        a.announce({"bandwidth": None})
         later.result()

@@ -10,8 +10,8 @@ import pytest
 from farflung.protocol.members import MemberState
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
+from farflung.worker.broker_queries import BrokerQueries
 from farflung.worker.membership import join
-from farflung.worker.process import Worker
 from tests.support.loopback import Loopback, text_job, until
 
 
@@ -23,9 +23,9 @@ def state(cluster: Loopback, name: str) -> str:
 
 def test_a_worker_goes_through_all_states(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    measure = Worker._measure_again
+    measure = BrokerQueries._measure
 
-    def measured(self: Worker, frame: Frame) -> None:
+    def measured(self: BrokerQueries, frame: Frame) -> None:
         seen.append(state(cluster, "a"))
         measure(self, frame)
 
@@ -36,11 +36,11 @@ def test_a_worker_goes_through_all_states(home: Path, monkeypatch: pytest.Monkey
     def act(run: str, record: StepRecord) -> None:
         if record.step == 1:
             seen.append(state(cluster, "a"))
-            cluster.workers["a"].want({"parting": "drain"})
+            cluster.workers["a"].announce({"parting": "drain"})
             until(lambda: state(cluster, "a") == MemberState.DRAINING)
             seen.append(state(cluster, "a"))
 
-    monkeypatch.setattr(Worker, "_measure_again", measured)
+    monkeypatch.setattr(BrokerQueries, "_measure", measured)
     with Loopback(home, 0) as cluster:
         join(cluster.ticket("join"), name="a", role="worker", key=cluster.key).client.close()
         seen.append(state(cluster, "a"))

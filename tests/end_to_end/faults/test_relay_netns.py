@@ -20,6 +20,7 @@ from farflung.emulation import Emulation
 from farflung.job import load_job
 from farflung.telemetry import RunFolder
 from farflung.transports import Insecure, TransportConfig
+from farflung.transports.base import EndpointEvents
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.wire.frames import Frame
 from tests.support.loopback import LINES, plainly, same
@@ -86,17 +87,19 @@ class Ends:
 
     def __init__(self, emulation: Emulation) -> None:
         self.emulation, self.got, self.said = emulation, list[Frame](), list[str]()
-        config = TransportConfig()
+        config, events = TransportConfig(), EndpointEvents(log=self.said.append)
         with emulation["b"].inside():
             self.b = TcpEndpoint(
                 Insecure(name="b"),
                 lambda peer, frame: self.got.append(frame),
                 listen=f"{emulation['b'].address}:0",
                 config=config,
+                events=events,
             )
         with emulation["a"].inside():
-            self.a = TcpEndpoint(Insecure(name="a"), lambda peer, frame: self.got.append(frame), listen="", config=config)
-            self.a.say = self.b.say = self.said.append
+            self.a = TcpEndpoint(
+                Insecure(name="a"), lambda peer, frame: self.got.append(frame), listen="", config=config, events=events
+            )
             self.a.connect("b", self.b.address)
             self.a.send("b", Frame("hello"))
 

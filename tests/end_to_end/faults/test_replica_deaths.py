@@ -138,7 +138,7 @@ def alone(place: Path) -> Finished:
 
 def vanish_when_told(cluster: Loopback, name: str, steps: int) -> None:
     """Once the broker has heard that ``steps`` are made: what nobody was told of is not counted as made again."""
-    until(lambda: max(live.furthest for live in cluster.broker._runs.all()) >= steps)
+    until(lambda: max(live.times.furthest for live in cluster.broker.runs.all()) >= steps)
     vanish(cluster, name)
 
 

@@ -30,9 +30,9 @@ def goes_on(cluster: Loopback, act: Callable[[], None], *, after: int = 3, more:
 
     def seen(run: str, record: StepRecord) -> None:
         if record.step == after and not acted:
-            acted.append(cluster.broker._runs.live(run).attempt)
+            acted.append(cluster.broker.runs.live(run).attempt.number)
             act()
-        elif acted and record.step >= after + more and cluster.broker._runs.live(run).attempt > acted[0]:
+        elif acted and record.step >= after + more and cluster.broker.runs.live(run).attempt.number > acted[0]:
             cluster.client.stop(run)
             acted[0] = 1_000_000
 
@@ -79,9 +79,9 @@ def test_a_machine_that_was_rebooted(home: Path) -> None:
         try:
             boot()
             until(lambda: "a" in cluster._members(), 200)
-            before = cluster.broker._runs.machine.members["a"].generation
+            before = cluster.broker.runs.machine.members["a"].generation
             found = goes_on(cluster, reboot)
-            after = cluster.broker._runs.machine.members["a"].generation
+            after = cluster.broker.runs.machine.members["a"].generation
         finally:
             for process in processes:
                 process.kill()
@@ -120,7 +120,7 @@ def test_a_machine_with_another_address_or_version(home: Path, what: str, monkey
     with Loopback(home, 0) as cluster:
         machine = Machine(cluster, home / "certificate")
         machine.boot("127.0.0.1:0")
-        addresses = [cluster.broker._runs.machine.members["a"].address]
+        addresses = [cluster.broker.runs.machine.members["a"].address]
 
         def back() -> None:
             machine.goes()
@@ -129,8 +129,8 @@ def test_a_machine_with_another_address_or_version(home: Path, what: str, monkey
             machine.boot("127.0.0.2:0" if what == "address" else "127.0.0.1:0")
 
         found = goes_on(cluster, back)
-        addresses.append(cluster.broker._runs.machine.members["a"].address)
-        assert cluster.broker._runs.machine.members["a"].generation == 2
+        addresses.append(cluster.broker.runs.machine.members["a"].address)
+        assert cluster.broker.runs.machine.members["a"].generation == 2
         assert set(cluster._members()) == {"a"}
     check(found, home)
     hosts = [address.rpartition(":")[0] for address in addresses]

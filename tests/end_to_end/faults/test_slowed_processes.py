@@ -87,7 +87,7 @@ def test_slow_stopped_and_dead_are_told_apart(tmp_path: Path) -> None:
         workers=2,
     )
     with Loopback(tmp_path, 0) as cluster:
-        cluster.broker._sessions._leases.length = LEASE
+        cluster.broker.sessions.leases.length = LEASE
         with processes(cluster, "a", "b") as made:
             bundle, _ = cluster.submit(job)
             frames = iter(cluster.client.watch(bundle.run))

@@ -39,7 +39,7 @@ def truth(place: Path) -> Finished:
 def leave(cluster: Loopback) -> None:
     """Its owner ends b's process; called by the thread that computes, which gets no further before the broker knows."""
     threading.Thread(target=cluster.workers.pop("b").stop).start()
-    until(lambda: not cluster.broker._sessions.serves("b"))
+    until(lambda: not cluster.broker.sessions.serves("b"))
 
 
 @pytest.mark.parametrize(

@@ -122,13 +122,13 @@ def alone(home: Path) -> Finished:
 def test_servers_of_a_stage_share_helpers(home: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TaskPool, "power", lambda self, name: 1.0)  # each has slices in each step, however slow it is
     given: set[tuple[str, str]] = set()
-    real = helping.Helping.on_frame
+    real = helping.Helper.on_frame
 
-    def noted(self: helping.Helping, peer: str, frame: Frame) -> None:
+    def noted(self: helping.Helper, peer: str, frame: Frame) -> None:
         given.add((frame.kind, peer))
         real(self, peer, frame)
 
-    monkeypatch.setattr(helping.Helping, "on_frame", noted)
+    monkeypatch.setattr(helping.Helper, "on_frame", noted)
     for event in scene.here.values():
         event.set()
     truth = alone(home)

@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from farflung.broker import replanning
-from farflung.broker.links.reachability import Reaching
+from farflung.broker.attempts import replanner
+from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
-from farflung.broker.stragglers import Watching
+from farflung.broker.live_run import TrainingTimes, WorkerFacts
+from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import (
     BetterPlan,
-    MemberDrifted,
     MemberJoined,
+    MemberSlowed,
     Offer,
     PlanMade,
     RunPrepared,
@@ -30,17 +31,20 @@ from farflung.protocol.events import (
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
 from tests.support.loopback import Loopback, plainly, same, states_of, text_job, until
 
-WORLD = replanning.World(
-    links=LinkTable(), reaching=Reaching(lambda name, frame: None, None), judge=None, measure=lambda members, threads: None
+INPUTS = replanner.PlanInputs(
+    links=LinkTable(),
+    reachability=Reachability(lambda name, frame: None, None),
+    judge=None,
+    measure=lambda members, threads: None,
 )
 
 
 def test_a_pause_must_be_worth_it() -> None:
-    assert replanning.worth_it(1.0, 0.5, 60)
-    assert not replanning.worth_it(1.0, 0.5, 59), "too few steps are left"
-    assert not replanning.worth_it(1.0, 0.95, 10_000), "the step is hardly shorter"
-    assert replanning.worth_it(1.0, 0.5, 120, transfer=10.0)
-    assert not replanning.worth_it(1.0, 0.5, 119, transfer=10.0), "the states have to move"
+    assert replanner.worth_it(1.0, 0.5, 60)
+    assert not replanner.worth_it(1.0, 0.5, 59), "too few steps are left"
+    assert not replanner.worth_it(1.0, 0.95, 10_000), "the step is hardly shorter"
+    assert replanner.worth_it(1.0, 0.5, 120, transfer=10.0)
+    assert not replanner.worth_it(1.0, 0.5, 119, transfer=10.0), "the states have to move"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,7 @@ def test_workers_that_share_cores_move_only_for_more_than_predictions_err(
     monkeypatch: pytest.MonkeyPatch, host: str, measured: float, then: float, moves: bool
 ) -> None:
     """The plan that runs is predicted to take 17.6 ms per step."""
-    machine, told, notes = BrokerMachine(), list[BetterPlan | MemberDrifted](), list[str]()
+    machine, told, notes = BrokerMachine(), list[BetterPlan | MemberSlowed](), list[str]()
     offer = Offer(memory=1e9, speed=1e9, host=host, processors=("0", "1"))
     machine.handle(RunSubmitted(run="r", workers=None))
     machine.handle(MemberJoined(name="a", address="a:1", offer=offer))
@@ -69,13 +73,13 @@ def test_workers_that_share_cores_move_only_for_more_than_predictions_err(
     new = SimpleNamespace(
         plan=SimpleNamespace(stages=("a", "b"), devices=("a", "b")), estimate=SimpleNamespace(step_seconds=then)
     )
-    monkeypatch.setattr(replanning, "cluster_of", lambda *args: None)
-    monkeypatch.setattr(replanning, "plan_run", lambda *args, **kwargs: new)
-    monkeypatch.setattr(replanning, "transfer_seconds", lambda *args: 0.0)
-    monkeypatch.setattr(replanning, "strangers_of", lambda *args: [])
+    monkeypatch.setattr(replanner, "cluster_of", lambda *args: None)
+    monkeypatch.setattr(replanner, "plan_run", lambda *args, **kwargs: new)
+    monkeypatch.setattr(replanner, "transfer_seconds", lambda *args: 0.0)
+    monkeypatch.setattr(replanner, "strangers_of", lambda *args: [])
     judge: Any = lambda *args: lambda plan: SimpleNamespace(step_seconds=0.0176)  # noqa: E731
-    made = replanning.Replanning(
-        machine, threading.Condition(), told.append, replace(WORLD, judge=judge), lambda run, text: notes.append(text)
+    made = replanner.Replanner(
+        machine, threading.Condition(), told.append, replace(INPUTS, judge=judge), lambda run, text: notes.append(text)
     )
     live: Any = SimpleNamespace(
         run="r",
@@ -83,13 +87,13 @@ def test_workers_that_share_cores_move_only_for_more_than_predictions_err(
         planned=old,
         bundle=SimpleNamespace(graph=None, job=None),
         progress=SimpleNamespace(last=SimpleNamespace(seconds=measured)),
-        furthest=10,
-        measured=set(),
+        times=TrainingTimes(furthest=10),
+        workers=WorkerFacts(),
         result=None,
     )
     monkeypatch.setattr(made, "_main", lambda: None)
     made.begins(live)
-    made.look("a link is slow")
+    made.search("a link is slow")
     assert [type(event) for event in told] == ([BetterPlan] if moves else [])
     assert [" (steps take 1.6 times as long as predicted, and it shares cores, too), " in text for text in notes] == (
         [] if moves else [True]
@@ -98,24 +102,22 @@ def test_workers_that_share_cores_move_only_for_more_than_predictions_err(
 
 @pytest.mark.parametrize("settling", [True, False])
 def test_closing_waits_for_nothing(monkeypatch: pytest.MonkeyPatch, settling: bool) -> None:
-    monkeypatch.setattr(replanning, "_SETTLE", 1e6)
-    monkeypatch.setattr(replanning, "_PERIOD", 1e6)
+    monkeypatch.setattr(replanner, "_SETTLE", 1e6)
+    monkeypatch.setattr(replanner, "_PERIOD", 1e6)
     looked: list[int] = []
-    monkeypatch.setattr(replanning.Replanning, "look", lambda self, why="": looked.append(1))
-    made = replanning.Replanning(BrokerMachine(), threading.Condition(), print, WORLD, print)
-    made.begins(SimpleNamespace(run="r", job=text_job(plan={"again": True}), result=None, measured=set()))  # type: ignore[arg-type]
+    monkeypatch.setattr(replanner.Replanner, "search", lambda self, why="": looked.append(1))
+    made = replanner.Replanner(BrokerMachine(), threading.Condition(), print, INPUTS, print)
+    made.begins(SimpleNamespace(run="r", job=text_job(plan={"again": True}), result=None, workers=WorkerFacts()))  # type: ignore[arg-type]
     if settling:
         made.joined("b")
     made.close()
-    assert made._thread is not None
-    made._thread.join(60)
-    assert not made._thread.is_alive()
+    assert "replanning" not in [thread.name for thread in threading.enumerate()]
     assert looked == []
 
 
 def test_a_stop_in_mid_plan_keeps_the_steps_that_no_checkpoint_had(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replanning, "_SETTLE", 0.0)
-    monkeypatch.setattr(replanning, "worth_it", lambda now, then, steps, transfer: True)
+    monkeypatch.setattr(replanner, "_SETTLE", 0.0)
+    monkeypatch.setattr(replanner, "worth_it", lambda now, then, steps, transfer: True)
     job = text_job(steps=1000, plan={"planner": "equal_compute", "again": True})
     with Loopback(home, 1) as cluster:
         done: list[str] = []
@@ -124,12 +126,12 @@ def test_a_stop_in_mid_plan_keeps_the_steps_that_no_checkpoint_had(home: Path, m
             if record.step >= 3 and not done:
                 done.append(run)
                 cluster.add("b")
-                machine = cluster.broker._runs.machine
+                machine = cluster.broker.runs.machine
                 until(lambda: machine.runs[run].state is not RunState.RUNNING or machine.runs[run].attempts > 1)
-                cluster.broker._runs.handle(StopRequested(run=run))
+                cluster.broker.manager.handle(StopRequested(run=run))
 
         found = cluster.run(job, anybody=True, on_record=act)
-        told = cluster.broker._methods._run_status(cluster.broker._runs.live(found.run), {})
+        (told,) = cluster.client.status()["runs"]  # type: ignore[misc]
     assert found.result.status == "stopped", found.result.cause
     assert found.result.steps > 3
     assert Path(found.result.checkpoint).name == f"step-{found.result.steps:010d}", "its end has a checkpoint"
@@ -138,8 +140,8 @@ def test_a_stop_in_mid_plan_keeps_the_steps_that_no_checkpoint_had(home: Path, m
 
 @pytest.mark.parametrize("again", [True, False])
 def test_who_joins_takes_part(home: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
-    monkeypatch.setattr(replanning, "_SETTLE", 0.0)
-    monkeypatch.setattr(replanning, "worth_it", lambda now, then, steps, transfer: True)
+    monkeypatch.setattr(replanner, "_SETTLE", 0.0)
+    monkeypatch.setattr(replanner, "worth_it", lambda now, then, steps, transfer: True)
     job = text_job(steps=8, plan={"planner": "equal_compute", "again": again})
     with Loopback(home, 1) as cluster:
         done: list[threading.Thread] = []
@@ -149,11 +151,11 @@ def test_who_joins_takes_part(home: Path, monkeypatch: pytest.MonkeyPatch, again
                 cluster.add("b")
                 done.append(threading.current_thread())
                 if again:
-                    machine = cluster.broker._runs.machine
+                    machine = cluster.broker.runs.machine
                     until(lambda: machine.runs[run].state is not RunState.RUNNING or machine.runs[run].attempts > 1)
 
         found = cluster.run(job, anybody=True, on_record=act)
-        planned = cluster.broker._runs.live(found.run).planned
+        planned = cluster.broker.runs.live(found.run).planned
     assert found.result.status == "finished", found.result.cause
     assert planned is not None
     assert set(planned.plan.devices) == ({"a", "b"} if again else {"a"})
@@ -169,19 +171,19 @@ def test_who_joins_takes_part(home: Path, monkeypatch: pytest.MonkeyPatch, again
 
 def test_a_run_moves_off_a_worker_that_becomes_slow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """b computes ten times as long from its 25th step on, as it reports. Nothing is made again, and no bit changes."""
-    heard, steps = Watching.step, {"a": 0, "b": 0}
+    heard, steps = StragglerMonitor.step, {"a": 0, "b": 0}
 
-    def step(self: Watching, run: str, attempt: int, name: str, busy: float) -> None:
+    def step(self: StragglerMonitor, run: str, attempt: int, name: str, busy: float) -> None:
         steps[name] += attempt == 1
         heard(self, run, attempt, name, 1.0 if name == "b" and steps[name] >= 25 and attempt == 1 else 0.1)
 
-    monkeypatch.setattr(Watching, "step", step)
+    monkeypatch.setattr(StragglerMonitor, "step", step)
     size = 8_000_000_000  # so weak that steps are expected to take seconds:
     weak = DeviceReport(name="weak", flops_per_second=2e5, launch_seconds=0.0, total_bytes=size, free_bytes=size)
     monkeypatch.setattr(TorchEngine, "measure", lambda self, device, peak=None: weak)
     job = text_job(steps=34, plan={"planner": "op_fence", "again": True})
     with Loopback(home, 2) as cluster:
-        machine = cluster.broker._runs.machine
+        machine = cluster.broker.runs.machine
 
         def act(run: str, record: StepRecord) -> None:
             if record.step == 30:  # workers that hang on this call can't let go of the attempt
@@ -209,7 +211,7 @@ def test_a_run_moves_off_a_worker_that_becomes_slow(home: Path, monkeypatch: pyt
 
 
 def test_status_tells_who_joined_why_it_is_idle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replanning, "_SETTLE", 0.0)
+    monkeypatch.setattr(replanner, "_SETTLE", 0.0)
     seen: list[str] = []
 
     def idle(cluster: Loopback) -> str:

@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import pytest
 
-from farflung.broker import run_manager as running
+from farflung.broker.attempts import planner
 from farflung.broker.live_run import LiveRun
 from farflung.broker.planning import Planned, plan_run
-from farflung.broker.records import restore as restoring
-from farflung.broker.records.journal import Journal, KeptRun
-from farflung.broker.records.restore import keep_bundle, restore
-from farflung.broker.run_manager import Runs
+from farflung.broker.records.bundle_file import store_bundle
+from farflung.broker.records.journal import JournaledRun
+from farflung.broker.restored_runs import RestoredRuns
+from farflung.broker.run_recorder import RunRecorder
 from farflung.plan import Plan
 from farflung.protocol.events import RunRestored
 from farflung.telemetry import RunFolder, injecting
-from tests.support.loopback import Finished, Loopback, captured, text_folder, text_job
+from tests.support.loopback import Finished, Loopback, captured, cut_off, text_folder, text_job
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan | None, Plan]]:
         calls.append((running, made.plan))
         return made
 
-    monkeypatch.setattr(running, "plan_run", spy)
+    monkeypatch.setattr(planner, "plan_run", spy)
     return calls
 
 
@@ -53,10 +53,7 @@ def lost(cluster: Loopback, joins: bool) -> Finished:
         if (name, facts.get("step"), facts.get("device")) == ("worker.before_update", 3, "b") and not done:
             done.append(threading.Thread(target=cluster.add, args=("d",)))
             worker = cluster.workers.pop("b")
-            worker._leaving.set()
-            assert worker._session is not None
-            worker._session.close()
-            worker._endpoint.close()
+            cut_off(worker)
             if joins:
                 done[0].start()
 
@@ -84,28 +81,33 @@ def test_a_new_plan_is_made_from_the_one_that_ran(
     assert ("d" in calls[-1][1].devices) == joins
 
 
-def test_a_broker_that_was_started_again_knows_the_plan_that_ran(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tmp_path: Path) -> None:
     with Loopback(place, 2, folder=str(tmp_path / "broker")) as cluster:
         found = cluster.run(text_job())
     folder = RunFolder(found.folder)
     plan = Plan.from_json(folder.plan.read_text(encoding="utf-8"))
     (found.folder / "result.json").unlink()  # as if it had been killed before the end
-    keep_bundle(found.folder, replace(captured(text_job(), place), run=found.run))
-    monkeypatch.setattr(restoring, "_later", lambda seconds, act: None)
-    for attempts, known in ((0, None), (1, plan)):
-        lives: list[tuple[LiveRun, RunRestored]] = []
-        runs = SimpleNamespace(
-            take_up=lambda live, hoped: None, restore=lambda live, event, lives=lives: lives.append((live, event)), handle=print
+    store_bundle(found.folder, replace(captured(text_job(), place), run=found.run))
+    lives: list[tuple[LiveRun, RunRestored]] = []
+
+    def restored(attempts: int) -> tuple[LiveRun, RunRestored]:
+        """What a broker adds that is started now."""
+        lives.clear()
+        runs = RestoredRuns(
+            folder=found.folder.parent,
+            add=lambda live, event: lives.append((live, event)),
+            handle=print,
+            recorder=cast(RunRecorder, SimpleNamespace(progress=lambda *args: SimpleNamespace(begin=lambda elapsed: None))),
+            say=print,
         )
-        kept = KeptRun(run=found.run, submitter="client", attempts=attempts, devices=2)
-        restore(cast(Journal, SimpleNamespace(runs=[kept])), found.folder.parent, cast(Runs, runs), print)
-        [(live, event)] = lives
+        runs.restore((JournaledRun(run=found.run, submitter="client", attempts=attempts, devices=2),))
+        runs.close()
+        return lives[0]
+
+    for attempts, known in ((0, None), (1, plan)):
+        live, event = restored(attempts)
         assert live.planned is None, "it has made none of its own"
         assert live.running == known
-        assert event.named == (plan.devices if known else ())
+        assert event.names == (plan.devices if known else ())
     folder.plan.write_text("{torn", encoding="utf-8")
-    lives.clear()
-    restore(cast(Journal, SimpleNamespace(runs=[kept])), found.folder.parent, cast(Runs, runs), print)
-    assert lives[0][0].running is None
+    assert restored(1)[0].running is None

@@ -122,7 +122,7 @@ def test_a_worker_that_cannot_be_dialled_dials_and_links_are_told(tmp_path: Path
     monkeypatch.setattr(TorchEngine, "measure", lambda self, device, peak=None: report)
     text_folder(tmp_path)
     with Loopback(tmp_path, 2) as cluster:
-        cluster.broker._runs.machine.members["b"] = replace(cluster.broker._runs.machine.members["b"], address="127.0.0.2:9")
+        cluster.broker.runs.machine.members["b"] = replace(cluster.broker.runs.machine.members["b"], address="127.0.0.2:9")
         end = cluster.run(text_job())
         assert (end.result.status, end.result.steps) == ("finished", 4)
         told = [line for line in cluster.said["a"] if line.startswith("link to b: ")]

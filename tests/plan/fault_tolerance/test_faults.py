@@ -31,7 +31,7 @@ from farflung.planners import get_planner
 from farflung.protocol.leases import LEASE
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def chain() -> Graph:

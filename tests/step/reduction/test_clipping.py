@@ -103,9 +103,9 @@ def test_norms_that_belong_to_nobody_are_refused() -> None:
 
     told = Frame("norm", {"step": 1, "norms": {"x": 1.0}})
     norm_of(clipped("free_sets")).receive("b", told)
-    with pytest.raises(WireError, match="c has no norms to tell in this run"):
+    with pytest.raises(WireError, match="c does not report norms to this worker in this run"):
         norm_of(clipped("free_sets")).receive("c", told)
-    with pytest.raises(WireError, match="b has no norms to tell in this run"):
+    with pytest.raises(WireError, match="b does not report norms to this worker in this run"):
         norm_of(clipped("free_sets", optimizer=SGD)).receive("b", told)
     with pytest.raises(WireError, match="'x' must be a number"):
         norm_of(clipped("free_sets")).receive("b", Frame("norm", {"step": 1, "norms": {"x": "y"}}))

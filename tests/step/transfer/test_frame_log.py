@@ -22,8 +22,8 @@ def value(micro_batch: object, *, gradient: bool = False, step: object = 7) -> F
         (value(3), FrameFacts(what="activation", step=7, micro_batch=3, source=1, target=2)),
         (value(3, gradient=True), FrameFacts(what="gradient", step=7, micro_batch=3, source=2, target=1)),
         (Frame("value", {"key": ["use", 7, 1, "w", "op"]}), FrameFacts(what="gradient of a tied parameter", step=7)),
-        (Frame("token-17", {"step": 2}), FrameFacts(what="token", step=2)),
-        (Frame("losses", {"step": 2, "from": "a"}), FrameFacts(what="losses", step=2)),
+        (Frame("token", {"step": 2, "index": 17}), FrameFacts(what="token", step=2)),
+        (Frame("losses", {"step": 2}), FrameFacts(what="losses", step=2)),
         (Frame("lent", {}), FrameFacts(what="lent")),
     ],
 )

@@ -1,10 +1,11 @@
 """Links between workers, as the broker knows them.
 
-- ``reachability``: who can dial whom.
-- ``probes``: bandwidth probes: who measures which link when.
-- ``freshness``: figures from training traffic.
+- ``reachability``: ``Reachability``: who can dial whom.
+- ``probes``: ``LinkProbes``: which worker probes which other one, and when.
+- ``traffic_figures``: figures of links from training traffic.
 - ``table``: ``LinkTable``: the figures of every link.
-- ``slowdowns``: links that became slow in training.
-- ``relays``: which members relay for which runs.
-- ``routes``: how members of a run reach each other.
+- ``slowdowns``: ``LinkSlowdowns``: links that became slow in training.
+- ``relays``: ``Relays``: which members relay for which runs.
+- ``routes``: ``Routes``: how the members of a run reach each other.
+- ``network``: ``Network``: these parts as one value.
 """

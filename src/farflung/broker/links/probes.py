@@ -1,6 +1,6 @@
-"""Bandwidth probes of all links: who probes whom when. ``worker.link_probe`` measures one direction.
+"""Bandwidth probes of all links: which worker probes which other one, and when. ``worker.link_probe`` measures one direction.
 
-Where the fastest and the slowest fifth of a probe differ, the direction is probed again at the end, and its best figures stay.
+A direction whose probe was unsteady (its fastest and slowest fifth differ) is probed again at the end. The best figures stay.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.errors import ConnectionLost, FarflungError
 from farflung.messages.probes import Probe
-from farflung.protocol.rounds import star_rounds, tournament
+from farflung.protocol.probe_pairing import star_rounds, tournament
 from farflung.wire.frames import Frame
 
-__all__ = ["Probing"]
+__all__ = ["LinkProbes"]
 
 #: A device whose two links together carry less than this share of what they carry alone has a cap on all that it sends.
 _CAPPED = 0.8
 #: A probe whose windows differ by more than this share is repeated, so many times.
 _UNSTEADY, _REPEATS = 0.05, 2
+#: Seconds that a worker has for a probe.
 _PATIENCE = 60.0
 
-
-#: What else a member (the first) must be told to reach another one: fields of a header.
+#: Further fields of the request by which a member (the first) reaches another one.
 Extra = Callable[[str, str], Mapping[str, Any]]
 
 
@@ -34,26 +34,25 @@ def _nothing(source: str, target: str) -> Mapping[str, Any]:
     return {}
 
 
-class Probing:
-    """The broker's side: asks workers to probe, round by round; ``answer`` is called by their sessions."""
+class LinkProbes:
+    """Asks workers to probe, round by round. Sessions of workers call ``answer``. Any thread may call."""
 
     def __init__(self, send: Callable[[str, Frame], None], table: LinkTable) -> None:
         self._send, self.table = send, table
+        #: Held during a measurement: there is one at a time.
         self._one = threading.Lock()
         self._extra: Extra = _nothing
         self._guard = threading.Lock()
         self._waiting: dict[tuple[str, str], Future[Probe]] = {}
-        #: Of the measurement that is going on: the best figures, and the spread of the newest probe.
+        #: Of the current measurement: the best figures, and the spread of the newest probe.
         self._found: dict[tuple[str, str], LinkFigures] = {}
         self._spreads: dict[tuple[str, str], float] = {}
 
-    def run(
-        self, members: Sequence[tuple[str, str]], extra: Callable[[str, str], Mapping[str, Any]] = _nothing
-    ) -> Iterator[Frame]:
-        """Measure all links between ``members`` (name and address); frames tell what was found.
+    def run(self, members: Sequence[tuple[str, str]], extra: Extra = _nothing) -> Iterator[Frame]:
+        """Measure all links between ``members`` (name and address), and yield the results as frames.
 
         Raises:
-            FarflungError: another measurement is going on.
+            FarflungError: another measurement is running.
         """
         if not self._one.acquire(blocking=False):
             raise FarflungError("the links are being measured already; wait until that is over")
@@ -68,7 +67,7 @@ class Probing:
             self._one.release()
 
     def answer(self, name: str, peer: str, found: Probe | FarflungError) -> None:
-        """The worker ``name`` has probed its way to ``peer``."""
+        """Take the result of the probe from the worker ``name`` to ``peer``."""
         with self._guard:
             waiting = self._waiting.pop((name, peer), None)
         if waiting is not None:
@@ -78,12 +77,12 @@ class Probing:
                 waiting.set_exception(found)
 
     def asks(self, name: str) -> bool:
-        """Whether ``name`` takes part in a probe now."""
+        """Return whether ``name`` takes part in a probe now."""
         with self._guard:
-            return any(name in way for way in self._waiting)
+            return any(name in direction for direction in self._waiting)
 
-    def gone(self, name: str) -> None:
-        """Do not wait for ``name``."""
+    def lost(self, name: str) -> None:
+        """Do not wait for ``name`` any more."""
         with self._guard:
             keys = [key for key in self._waiting if name in key]
         for source, target in keys:
@@ -93,29 +92,29 @@ class Probing:
         rounds = tournament(list(addresses))
         for index, pairs in enumerate(rounds, start=1):
             yield Frame("round", {"number": index, "of": len(rounds), "pairs": [list(pair) for pair in pairs]})
-            for ways in (pairs, [(b, a) for a, b in pairs]):
-                asked = [(way, self._ask(*way, addresses)) for way in ways]
+            for directions in (pairs, [(b, a) for a, b in pairs]):
+                asked = [(one, self._ask(*one, addresses)) for one in directions]
                 for (source, target), future in asked:
-                    yield self._keep(source, target, future)
+                    yield self._store(source, target, future)
 
     def _again(self, addresses: dict[str, str]) -> Iterator[Frame]:
-        """Probe once more what was unsteady, as many disjoint directions at once as there are."""
-        left = [way for way, spread in self._spreads.items() if spread > _UNSTEADY]
+        """Probe unsteady directions once more, as many disjoint ones at once as there are."""
+        left = [direction for direction, spread in self._spreads.items() if spread > _UNSTEADY]
         while left:
             busy: set[str] = set()
-            ways = []
-            for way in left:
-                if not busy & set(way):
-                    ways.append(way)
-                    busy |= set(way)
-            left = [way for way in left if way not in ways]
-            asked = [(way, self._ask(*way, addresses)) for way in ways]
+            disjoint = []
+            for direction in left:
+                if not busy & set(direction):
+                    disjoint.append(direction)
+                    busy |= set(direction)
+            left = [direction for direction in left if direction not in disjoint]
+            asked = [(direction, self._ask(*direction, addresses)) for direction in disjoint]
             for (source, target), future in asked:
-                found = self._keep(source, target, future)
+                found = self._store(source, target, future)
                 if found.kind == "link":
                     yield found
 
-    def _keep(self, source: str, target: str, future: Future[Probe]) -> Frame:
+    def _store(self, source: str, target: str, future: Future[Probe]) -> Frame:
         try:
             found = future.result(_PATIENCE)
         except (FarflungError, TimeoutError) as error:
@@ -129,7 +128,7 @@ class Probing:
         return Frame("link", {"from": source, "to": target, "alpha": best.alpha, "beta": best.beta, **through})
 
     def _stars(self, addresses: dict[str, str]) -> Iterator[Frame]:
-        """Two ways at once from each device: do they share an up-link?"""
+        """Probe two directions at once from each device: do they share an up-link?"""
         for triples in star_rounds(list(addresses)):
             asked = [(first, (b, c), [self._ask(first, other, addresses) for other in (b, c)]) for first, b, c in triples]
             for first, others, futures in asked:
@@ -139,7 +138,7 @@ class Probing:
                     together = sum(future.result(_PATIENCE).beta for future in futures)
                 except (FarflungError, TimeoutError):
                     continue
-                if shared:  # two ways that meet at a relay share the way to it: that says nothing of an up-link
+                if shared:  # two routes through one relay share the path to it, which is no up-link
                     self.table.put_uplink(first, None)
                     continue
                 separately = sum(figures.beta for figures in alone if figures is not None)

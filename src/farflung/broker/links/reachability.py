@@ -1,8 +1,8 @@
-"""Who can dial whom: the broker dials every worker that joins, and asks workers about each other where that leaves a doubt.
+"""Who can dial whom: the broker dials every worker that joins, and lets workers dial each other where doubt remains.
 
-Two workers share a link if one of them can dial the other. A worker that the broker can't dial (behind NAT or a firewall) may
-still be dialled from its own network, and may find another one closed that the broker reaches; so before a plan is made, such
-a worker is asked to dial the others, and they to dial it. What nobody asked about counts as reachable.
+Two workers share a link if one of them can dial the other. A worker behind NAT or a firewall may accept connections from its own
+network only. It may also be unable to dial a worker that the broker can dial. So before a plan is made, such a worker dials the
+others, and they dial it. Pairs that nobody tested count as reachable.
 """
 
 from __future__ import annotations
@@ -18,26 +18,32 @@ from typing import Any
 from farflung.cluster.relays import Pair, pair_of
 from farflung.errors import FarflungError, WireError
 from farflung.messages.fields import table, whole
-from farflung.protocol.broker import Member
+from farflung.protocol.members import Member
+from farflung.thread_group import ThreadGroup
 from farflung.wire.frames import Frame
 
-__all__ = ["DIAL_SECONDS", "Reaching"]
+__all__ = ["DIAL_SECONDS", "Dial", "Reachability", "read_reached"]
 
-#: A worker that does not answer the broker's dialling for so long can't be dialled.
+#: Seconds. A worker that does not accept the broker's connection in this time can't be dialled.
 DIAL_SECONDS = 3.0
+#: Seconds that workers have to answer.
 _PATIENCE = 20.0
+#: Seconds that ``close`` waits for dialling threads.
+_END_SECONDS = 2 * DIAL_SECONDS
 
 #: Dials a worker (name, address); raises a ``FarflungError`` if it can't be dialled.
 Dial = Callable[[str, str], None]
 
 
-class Reaching:
-    """What is known of who can dial whom; ``answer`` is called by the workers' sessions. Thread-safe."""
+class Reachability:
+    """Results of dialling. Sessions of workers call ``answer``. Any thread may call."""
 
     def __init__(self, send: Callable[[str, Frame], None], dial: Dial | None, patience: float = _PATIENCE) -> None:
-        """``dial``: None if the broker shall not try, and takes every worker with an address for one that can be dialled."""
+        """``dial``: None if the broker does not dial; then every worker with an address counts as one that can be dialled."""
         self._send, self._dial, self._patience = send, dial, patience
         self._lock = threading.Lock()
+        #: The threads "dial-NAME".
+        self._threads = ThreadGroup()
         #: member -> whether the broker can dial it, at the address that it had last
         self._open: dict[str, Future[bool]] = {}
         #: (from, to) -> whether the one can dial the other
@@ -47,35 +53,44 @@ class Reaching:
         self._questions = itertools.count(1)
 
     def joined(self, name: str, address: str) -> None:
-        """A worker is there: what was known of it is old, and it is dialled (on a thread of its own)."""
+        """A worker has joined: forget earlier results, and dial it on a thread of its own."""
         found: Future[bool] = Future()
         with self._lock:
             self._open[name] = found
-            for way in [way for way in self._known if name in way]:
-                del self._known[way]
+            for direction in [direction for direction in self._known if name in direction]:
+                del self._known[direction]
         if not address or self._dial is None:
             found.set_result(bool(address))
             return
-        threading.Thread(target=self._try, args=(name, address, found), name=f"dial-{name}", daemon=True).start()
+        self._threads.spawn(f"dial-{name}", self._try, self._dial, name, address, found)
 
-    def gone(self, name: str) -> None:
-        """Do not wait for ``name``."""
+    def lost(self, name: str) -> None:
+        """Do not wait for ``name`` any more."""
         with self._lock:
             asked = [question for question, (one, _) in self._waiting.items() if one == name]
         for question in asked:
             self.answer(name, question, {})
 
+    def close(self) -> None:
+        """Stop waiting for workers, and join the threads that dial."""
+        with self._lock:
+            self._patience = 0.0  # later questions do not wait either
+            asked = [(name, question) for question, (name, _) in self._waiting.items()]
+        for name, question in asked:
+            self.answer(name, question, {})
+        self._threads.join(_END_SECONDS)
+
     def answer(self, name: str, question: int, found: Mapping[str, Any]) -> None:
-        """``name``, asked the ``question``, has tried to dial the members in ``found`` (member -> whether it could)."""
+        """``name`` answers the ``question``: ``found`` says which members it could dial (member -> whether)."""
         with self._lock:
             asked, waiting = self._waiting.get(question, ("", None))
             if asked != name or waiting is None:
-                return  # too late, or of somebody else
+                return  # too late, or from another worker
             del self._waiting[question]
         waiting.set_result(found)
 
     def dialable(self, name: str, patience: float = 0.0) -> bool:
-        """Whether the broker can dial ``name``, as far as is known after ``patience`` seconds."""
+        """Return whether the broker can dial ``name``, as far as is known after ``patience`` seconds."""
         with self._lock:
             found = self._open.get(name)
         if found is None:
@@ -85,13 +100,13 @@ class Reaching:
         return False
 
     def can_dial(self, source: str, target: str) -> bool:
-        """Whether ``source`` can dial ``target``, as far as is known."""
+        """Return whether ``source`` can dial ``target``, as far as is known."""
         with self._lock:
             known = self._known.get((source, target))
         return self.dialable(target) if known is None else known
 
     def apart(self, members: Sequence[Member]) -> frozenset[Pair]:
-        """The pairs of ``members`` that can't reach each other; workers are asked where nobody knows."""
+        """Return the pairs of ``members`` that can't reach each other. Waits for workers where that is unknown."""
         closed = {member.name for member in members if not self.dialable(member.name, self._patience)}
         if not closed:
             return frozenset()
@@ -103,25 +118,25 @@ class Reaching:
         return frozenset(pair_of(a, b) for a, b in doubtful if not self._reached(a, b))
 
     def nats(self, members: Sequence[Member]) -> Mapping[str, str]:
-        """The NAT of each of ``members``, as ``apart`` found it (empty: it can be dialled); who reach each other share one."""
+        """Return the NAT of each of ``members`` (empty: it can be dialled). Members that reach each other share a NAT."""
         names: dict[str, str] = {}
         for member in members:
             if self.dialable(member.name):
                 names[member.name] = ""
                 continue
-            mates = [other for other, nat in names.items() if nat and self._reached(member.name, other)]
-            names[member.name] = names[mates[0]] if mates else f"nat of {member.name}"
+            reached = [other for other, nat in names.items() if nat and self._reached(member.name, other)]
+            names[member.name] = names[reached[0]] if reached else f"nat of {member.name}"
         return names
 
     def _reached(self, a: str, b: str) -> bool:
         with self._lock:
             return self._known.get((a, b), False) or self._known.get((b, a), False)
 
-    def _ask(self, ways: Sequence[tuple[str, str]], addresses: Mapping[str, str]) -> None:
-        """Let the first of each way dial the second, if that is not known yet and the second has an address."""
+    def _ask(self, directions: Sequence[tuple[str, str]], addresses: Mapping[str, str]) -> None:
+        """Let the first of each direction dial the second, unless the result is known or the second has no address."""
         asked: dict[str, dict[str, str]] = {}
         with self._lock:
-            for source, target in ways:
+            for source, target in directions:
                 if (source, target) in self._known:
                     continue
                 if addresses[target]:
@@ -142,16 +157,15 @@ class Reaching:
                 self._waiting.pop(question, None)
                 self._known |= {(name, target): found[target] for target in asked[name] if target in found}
 
-    def _try(self, name: str, address: str, found: Future[bool]) -> None:
-        assert self._dial is not None
+    def _try(self, dial: Dial, name: str, address: str, found: Future[bool]) -> None:
+        reached = False
         try:
-            self._dial(name, address)
+            dial(name, address)
+            reached = True
         except FarflungError:
-            found.set_result(False)
-        except Exception:  # noqa: BLE001 - a defect here must not make those wait who plan
-            found.set_result(False)
-        else:
-            found.set_result(True)
+            return  # ``dial`` has told the operator
+        finally:
+            found.set_result(reached)  # whatever happens: planning waits for it
 
 
 def read_reached(header: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:

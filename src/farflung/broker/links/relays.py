@@ -15,20 +15,20 @@ __all__ = ["Relays"]
 
 
 class Relays:
-    """Which members relay for which runs. ``record`` keeps what a relay carried of a run. Thread-safe."""
+    """The relays of all runs. Any thread may call."""
 
-    def __init__(self, send: Callable[[str, Frame], None], record: Callable[[str, RelayedRecord], None]) -> None:
-        self._send, self._record = send, record
+    def __init__(self, send: Callable[[str, Frame], None]) -> None:
+        self._send = send
         self._lock = threading.Lock()
         #: run -> relay -> pairs
         self._runs: dict[str, dict[str, list[tuple[str, str]]]] = {}
-        #: (run, relay): who was told that it is over, and has not yet said what it carried
+        #: (run, relay): relays that were told to stop, and have not reported yet what they carried
         self._ended: set[tuple[str, str]] = set()
 
     def assign(
         self, run: str, topology: Topology | None, devices: Sequence[str], more: Sequence[tuple[str, str, str]] = ()
     ) -> None:
-        """Let the relays of ``topology`` carry what ``devices`` exchange (None: the run needs none any more).
+        """Let the relays of ``topology`` carry the traffic between ``devices`` (None: the run needs no relays any more).
 
         ``more``: further relays, each with the two members that it serves.
         """
@@ -51,22 +51,22 @@ class Relays:
         for relay, pairs in wanted.items():
             self._send(relay, Frame("relay", {"run": run, "pairs": [list(pair) for pair in pairs]}))
 
-    def gone(self, name: str) -> None:
-        """``name`` relays nothing any more, and tells nothing."""
+    def lost(self, name: str) -> None:
+        """``name`` relays nothing any more, and sends no report."""
         with self._lock:
             for relays in self._runs.values():
                 relays.pop(name, None)
             self._ended = {one for one in self._ended if one[1] != name}
 
-    def told(self, name: str, run: str, header: Mapping[str, Any]) -> None:
-        """``name`` says what it carried.
+    def report(self, name: str, run: str, header: Mapping[str, Any]) -> list[RelayedRecord]:
+        """Return what the relay ``name`` reports to have carried for ``run``, once after its end.
 
         Raises:
-            WireError: it is malformed.
+            WireError: the report is malformed.
         """
         with self._lock:
             if (run, name) not in self._ended:
-                return
+                return []
             self._ended.discard((run, name))
-        for source, target, count in read_carried(header):
-            self._record(run, RelayedRecord(relay=name, source=source, target=target, nbytes=count))
+        carried = read_carried(header)
+        return [RelayedRecord(relay=name, source=source, target=target, nbytes=count) for source, target, count in carried]

@@ -1,4 +1,4 @@
-"""What is known of the links between workers: from probes (``probing``), and from training itself (``freshness``)."""
+"""The figures of links between workers, from bandwidth probes (``probes``) and from training (``traffic_figures``)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from pathlib import Path
 
 import numpy as np
 
-from farflung.broker.links.slowdowns import LinkDrifts
+from farflung.broker.links.slowdowns import LinkSlowdowns
 from farflung.checkpoint.store import write_file
 from farflung.cluster import Device, Topology, pair_of
 from farflung.errors import FarflungError
+from farflung.thread_group import ThreadGroup
 from farflung.units import BytesPerSecond
 
 __all__ = ["LinkFigures", "LinkTable"]
 
-#: What nobody measured: 1 ms and 1 Gbit/s.
+#: Unmeasured directions: 1 ms and 1 Gbit/s.
 _ALPHA, _BETA = 1e-3, 125e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFigures:
-    """One direction: seconds one way, payload bytes per second, and where they come from (``probe`` or ``training``).
+    """One direction: seconds one way, payload bytes per second, and their source (``probe`` or ``training``).
 
-    ``relay``: through whom it was measured (empty: directly).
+    ``relay``: the relay through which it was measured (empty: none).
     """
 
     alpha: float
@@ -36,10 +37,10 @@ class LinkFigures:
 
 
 class LinkTable:
-    """Measured links by (from, to), and caps of devices; kept in a file. Thread-safe.
+    """Measured links by (from, to), and caps of devices; stored in a file. Any thread may call.
 
-    The file is a cache, so it is not synced, and where it can't be written ``say`` is told once and nobody fails. Figures from
-    training come with every step of every worker: they are written a moment later, all at once, by a thread of its own.
+    The file is a cache. So it is not synced, and nothing fails if it can't be written; ``say`` receives one warning. Figures from
+    training come with every step of every worker: a thread "link-table" writes them a moment later, all at once.
     """
 
     #: How much later: seconds.
@@ -48,19 +49,21 @@ class LinkTable:
     def __init__(self, path: Path | None = None, say: Callable[[str], None] = lambda text: None) -> None:
         self._path, self._say = path, say
         self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
-        self._troubled = self._closed = False
+        self._threads = ThreadGroup()
+        #: Whether a thread waits to write.
+        self._waiting = False
+        self._warned = self._closed = False
         self._links: dict[tuple[str, str], LinkFigures] = {}
         self._uplinks: dict[str, float] = {}
-        #: What owners let their machines send, beside what links can carry; not kept.
-        self._owners: dict[str, float] = {}
-        #: What is slow at present.
-        self.drifts = LinkDrifts()
+        #: Caps that owners set for their machines; not stored in the file.
+        self._owner_caps: dict[str, float] = {}
+        #: Links that are slow now.
+        self.slowdowns = LinkSlowdowns()
         if path is not None and path.exists():
             self._read(path)
 
     def put(self, source: str, target: str, figures: LinkFigures) -> None:
-        """Keep the figures of one direction."""
+        """Store the figures of one direction."""
         with self._lock:
             self._links[source, target] = figures
             if figures.source == "training":
@@ -69,7 +72,7 @@ class LinkTable:
                 self._write()
 
     def put_uplink(self, name: str, rate: float | None) -> None:
-        """Keep what ``name`` can send in all (None: no cap was seen)."""
+        """Store the bytes per second that ``name`` can send to all peers together (None: no cap was found)."""
         with self._lock:
             self._uplinks.pop(name, None)
             if rate is not None:
@@ -77,32 +80,35 @@ class LinkTable:
             self._write()
 
     def put_owner_cap(self, name: str, rate: float | None) -> None:
-        """What its owner lets ``name`` send in all (None: no cap)."""
+        """Store the bytes per second that its owner allows ``name`` to send (None: no cap)."""
         with self._lock:
-            self._owners.pop(name, None)
+            self._owner_caps.pop(name, None)
             if rate is not None:
-                self._owners[name] = rate
+                self._owner_caps[name] = rate
 
     def owner_cap(self, name: str) -> float | None:
-        """See ``put_owner_cap``."""
+        """Return the cap that the owner of ``name`` set."""
         with self._lock:
-            return self._owners.get(name)
+            return self._owner_caps.get(name)
 
     def get(self, source: str, target: str) -> LinkFigures | None:
-        """What is known of one direction."""
+        """Return the figures of one direction (None: it was not measured)."""
         with self._lock:
             return self._links.get((source, target))
 
     def topology(
         self, devices: Sequence[Device], name: str = "measured", apart: Collection[tuple[str, str]] = ()
     ) -> Topology | None:
-        """The devices with what is known of their links and up-links; None if nothing is. Unmeasured ways count as 1 Gbit/s with
-        1 ms; no way is faster than its sender's up-link. What was measured through a relay counts for pairs ``apart`` only."""
+        """Return the devices with the figures of their links and up-links (None: nothing was measured).
+
+        Unmeasured directions count as 1 Gbit/s with 1 ms. No direction is faster than its sender's up-link. What was measured
+        through a relay counts for pairs ``apart`` only.
+        """
         count = len(devices)
         alpha, beta = np.full((count, count), _ALPHA), np.full((count, count), _BETA)
         with self._lock:
             caps = [self._cap(device.name) for device in devices]
-            found = any(device.name in self._owners for device in devices)
+            found = any(device.name in self._owner_caps for device in devices)
             for i, a in enumerate(devices):
                 for j, b in enumerate(devices):
                     figures = self._links.get((a.name, b.name))
@@ -116,21 +122,21 @@ class LinkTable:
         return Topology(devices=tuple(ends), alpha=alpha, beta=beta, name=name)
 
     def relays(self, pairs: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
-        """Those of ``pairs`` whose both directions were measured through one relay, and which it was."""
+        """Return those of ``pairs`` whose both directions were measured through one relay, with that relay."""
         with self._lock:
             found = {
-                pair: {ways.relay if ways is not None else "" for ways in (self._links.get(pair), self._links.get(pair[::-1]))}
+                pair: {one.relay if one is not None else "" for one in (self._links.get(pair), self._links.get(pair[::-1]))}
                 for pair in pairs
             }
         return {pair: relays.pop() for pair, relays in found.items() if len(relays) == 1 and "" not in relays}
 
     def uplink(self, name: str) -> float | None:
-        """What ``name`` can send in all, if a cap was seen."""
+        """Return the bytes per second that ``name`` can send to all peers together (None: no cap is known)."""
         with self._lock:
             return self._cap(name)
 
     def _cap(self, name: str) -> float | None:
-        known = [caps[name] for caps in (self._uplinks, self._owners) if name in caps]
+        known = [caps[name] for caps in (self._uplinks, self._owner_caps) if name in caps]
         return min(known) if known else None
 
     def _read(self, path: Path) -> None:
@@ -148,24 +154,24 @@ class LinkTable:
             self._links, self._uplinks = {}, {}  # a cache: it is measured again
 
     def close(self) -> None:
-        """Write what waits; nothing is written later."""
+        """Write what waits, and join the thread; nothing is written later."""
         with self._lock:
             self._closed = True
-            timer, self._timer = self._timer, None
-            if timer is not None:
-                timer.cancel()
+            waiting, self._waiting = self._waiting, False
+            if waiting:
                 self._write()
+        self._threads.cancel()
+        self._threads.join()  # without the lock, which the thread may want
 
     def _write_later(self) -> None:
-        if self._path is not None and self._timer is None and not self._closed:
-            self._timer = threading.Timer(self.LATER, self._time_over)
-            self._timer.daemon = True
-            self._timer.start()
+        if self._path is not None and not (self._waiting or self._closed):
+            self._waiting = True
+            self._threads.later(self.LATER, "link-table", self._time_over)
 
     def _time_over(self) -> None:
         with self._lock:
-            if self._timer is not None:
-                self._timer = None
+            if self._waiting:
+                self._waiting = False
                 self._write()
 
     def _write(self) -> None:
@@ -175,8 +181,8 @@ class LinkTable:
         try:
             write_file(self._path, [json.dumps({"links": links, "uplinks": self._uplinks}).encode()], durable=False)
         except FarflungError as error:
-            if not self._troubled:
+            if not self._warned:
                 self._say(f"warning: {error}; what is measured of links is kept in memory only")
-            self._troubled = True
+            self._warned = True
         else:
-            self._troubled = False
+            self._warned = False

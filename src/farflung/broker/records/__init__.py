@@ -1,12 +1,12 @@
-"""What the broker keeps on disk.
+"""What the broker stores on disk.
 
-- ``journal``: which runs there are and how far each is, in SQLite.
-- ``restore``: runs of an earlier broker process, from journal and folders.
-- ``run_folders``: folders of runs: owners and quotas.
-- ``run_store``: documents, metrics and checkpoints of one run.
-- ``run_log``: the latest lines of a run, in order for each watcher.
+- ``run_folders``: ``RunFolders``: folders of runs, their owners and limits.
+- ``bundle_file``: the job of a run with its graphs.
+- ``journal``: ``Journal``: which runs there are and how far each is, in SQLite.
+- ``run_store``: ``RunStore``: documents, metrics and checkpoints of one run.
+- ``run_log``: ``RunLog``: the latest lines of a run, in order for each watcher.
 - ``latest_records``: the newest step and evaluation of a run.
 - ``broker_log``: log files of the broker and of runs.
-- ``backlog``: lines that wait for space on a full disk.
-- ``mirror``: copies checkpoints to an object store.
+- ``backlog``: ``Backlog``: lines that wait for space on a full disk.
+- ``mirror``: ``Mirror``: copies of checkpoints in an object store.
 """

@@ -8,34 +8,43 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from farflung.errors import DiskFull, FarflungError
+from farflung.thread_group import ThreadGroup
 
 __all__ = ["Backlog"]
 
 Item = TypeVar("Item")
 
-#: More than a watcher's memory holds would be lost for those who come later.
+#: More lines than a watcher's memory has would be lost for watchers that come later.
 _MOST = 1000
+#: Seconds between two attempts to write.
 _AGAIN = 1.0
 
 
 class Backlog(Generic[Item]):
-    """``write`` is tried with each item; while the disk is full they wait, and are tried again by and by. Any thread may call."""
+    """Writes items; while the disk is full they wait, and a thread "full-disk" tries again periodically. Any thread may call."""
 
     def __init__(
         self, write: Callable[[Item], None], warn: Callable[[str], None], most: int = _MOST, again: float = _AGAIN
     ) -> None:
-        """``warn`` is told when the disk is full, and when it is not any more; ``again``: seconds between two tries."""
+        """``warn`` receives a text when the disk is full, and when there is space again; ``again``: seconds between attempts."""
         self._write, self._warn, self._most, self._again = write, warn, most, again
         self._lock = threading.Lock()
         self._waiting: deque[Item] = deque()
         self._trying = False
+        self._closed = threading.Event()
+        self._threads = ThreadGroup()
+
+    @property
+    def waits(self) -> bool:
+        """Whether items wait for space."""
+        return self._trying
 
     def put(self, item: Item) -> None:
         """Write ``item`` after those that wait.
 
         Raises:
-            DiskFull: too many wait already.
-            FarflungError: something else is wrong.
+            DiskFull: too many items wait already.
+            FarflungError: ``write`` failed for another reason.
         """
         with self._lock:
             self._waiting.append(item)
@@ -46,10 +55,15 @@ class Backlog(Generic[Item]):
             self._trying = self._trying or begins
         if begins:
             self._warn(f"{full}; what belongs there waits in memory meanwhile: nothing is lost while this process lives")
-            threading.Thread(target=self._try, name="full-disk", daemon=True).start()
+            self._threads.spawn("full-disk", self._try)
+
+    def close(self) -> None:
+        """Try once more, and join the thread."""
+        self._closed.set()
+        self._threads.join()
 
     def _flush(self) -> DiskFull | None:
-        """Write what waits (under the lock); what stands in the way."""
+        """Write what waits (under the lock); return the error if there is no space."""
         try:
             while self._waiting:
                 self._write(self._waiting[0])
@@ -59,9 +73,8 @@ class Backlog(Generic[Item]):
         return None
 
     def _try(self) -> None:
-        pause = threading.Event()
         while self._trying:
-            pause.wait(self._again)
+            closed = self._closed.wait(self._again)
             with self._lock:
                 try:
                     self._trying = self._flush() is not None
@@ -70,4 +83,6 @@ class Backlog(Generic[Item]):
                     self._warn(f"{len(self._waiting)} lines are lost: {error}")
                     self._waiting.clear()
                     return
+            if closed and self._trying:
+                return
         self._warn("there is space again: what waited is written")

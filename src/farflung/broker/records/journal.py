@@ -1,7 +1,7 @@
-"""The broker's journal: which runs there are and how far each is, in SQLite (WAL), so that a broker may be killed at any instant.
+"""The broker's journal: which runs there are and how far each is, in SQLite (WAL). The broker may be killed at any instant.
 
-Documents, metrics and checkpoints lie in the runs' folders; the journal holds what no folder says. Each note is an event, durable
-when ``note`` returns. Opening the journal replays the events on the last snapshot, and makes a new snapshot of the outcome.
+Documents, metrics and checkpoints are in the runs' folders; the journal has what no folder has. Each event is durable when
+``write`` returns. Opening the journal replays the events on the last snapshot, and makes a new snapshot.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from farflung.broker.records.backlog import Backlog
 from farflung.errors import DataError, DiskFull
 from farflung.telemetry.faults import fault_point
 
-__all__ = ["Journal", "KeptRun"]
+__all__ = ["Journal", "JournaledRun"]
 
-#: Runs that are over and still shown after a restart.
+#: The number of finished runs that are still shown after a restart.
 MOST_OVER = 50
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, run TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
@@ -29,11 +29,11 @@ CREATE TABLE IF NOT EXISTS snapshot (place INTEGER PRIMARY KEY, run TEXT NOT NUL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptRun:
-    """What is known of a run: who handed it in, how many plans it has had, on how many workers the last one was, how it ended.
+class JournaledRun:
+    """What the journal knows of a run. ``attempts``: how many plans it has had; ``devices``: workers of the last plan.
 
-    ``outcome`` is empty while it is not over; ``kind``: the class of the error that ended it. ``stopping``: somebody has asked
-    for its end.
+    ``outcome`` is empty while the run is not over; ``kind``: the class of the error that ended it. ``stopping``: a stop was
+    requested.
     """
 
     run: str
@@ -46,10 +46,10 @@ class KeptRun:
 
 
 class Journal:
-    """Notes events; ``runs`` are those that were there when it was opened, the oldest first. Any thread may call."""
+    """Stores events. ``runs``: the runs when it was opened, the oldest first. Any thread may call."""
 
     def __init__(self, path: Path, warn: Callable[[str], None] = lambda line: None) -> None:
-        """Open or begin the journal at ``path``; ``warn`` is told when the disk is full.
+        """Open or create the journal at ``path``; ``warn`` receives a text when the disk is full.
 
         Raises:
             DataError: it can't be read or written.
@@ -69,15 +69,15 @@ class Journal:
                 raise DiskFull(f"cannot write {path}: {error}; free space on the disk, then start the broker again") from None
             raise DataError(f"{path} is no journal of a broker: {error}; move it away to begin a new one") from None
 
-    def note(self, run: str, what: str, /, **body: Any) -> None:
-        """Keep an event of ``run`` (``submitted``, ``planned``, ``stopping``, ``over``). Fields are those of ``KeptRun``.
+    def write(self, run: str, what: str, /, **fields: Any) -> None:
+        """Store an event of ``run`` (``submitted``, ``planned``, ``stopping``, ``over``) with fields of ``JournaledRun``.
 
-        While the disk is full, notes wait in memory.
+        While the disk is full, events wait in memory.
 
         Raises:
             DataError: the journal is damaged or closed.
         """
-        self._backlog.put((run, what, json.dumps(body)))
+        self._backlog.put((run, what, json.dumps(fields)))
 
     def _insert(self, event: tuple[str, str, str]) -> None:
         try:
@@ -87,34 +87,35 @@ class Journal:
         except (sqlite3.Error, OSError) as error:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_FULL if isinstance(error, OSError) else 0)
             kind = DiskFull if code & 0xFF == sqlite3.SQLITE_FULL else DataError
-            told = error.strerror if isinstance(error, OSError) else error
-            raise kind(f"cannot write {self._path}: {told}; free space or choose another folder") from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise kind(f"cannot write {self._path}: {why}; free space or choose another folder") from None
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Close the file; nothing is written any more."""
+        self._backlog.close()
         with self._lock:
             self._base.close()
 
-    def _replay(self) -> tuple[KeptRun, ...]:
-        runs: dict[str, KeptRun] = {}
+    def _replay(self) -> tuple[JournaledRun, ...]:
+        runs: dict[str, JournaledRun] = {}
         for run, body in self._base.execute("SELECT run, body FROM snapshot ORDER BY place"):
-            runs[run] = KeptRun(run=run, **_fields(body))
+            runs[run] = JournaledRun(run=run, **_fields(body))
         for run, body in self._base.execute("SELECT run, body FROM events ORDER BY id"):
-            runs[run] = replace(runs.get(run, KeptRun(run=run)), **_fields(body))
-        over = [run for run, kept in runs.items() if kept.outcome]
+            runs[run] = replace(runs.get(run, JournaledRun(run=run)), **_fields(body))
+        over = [run for run, journaled in runs.items() if journaled.outcome]
         for run in over[:-MOST_OVER]:
             del runs[run]
         self._base.execute("BEGIN")
         self._base.execute("DELETE FROM snapshot")
-        rows = [(run, json.dumps(_body(kept))) for run, kept in runs.items()]
+        rows = [(run, json.dumps(_body(journaled))) for run, journaled in runs.items()]
         self._base.executemany("INSERT INTO snapshot (run, body) VALUES (?, ?)", rows)
         self._base.execute("DELETE FROM events")
         self._base.execute("COMMIT")
         return tuple(runs.values())
 
 
-def _body(kept: KeptRun) -> dict[str, Any]:
-    return {name: getattr(kept, name) for name in KeptRun.__dataclass_fields__ if name != "run"}
+def _body(journaled: JournaledRun) -> dict[str, Any]:
+    return {name: getattr(journaled, name) for name in JournaledRun.__dataclass_fields__ if name != "run"}
 
 
 def _fields(body: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Checkpoints are copied to an object store while training goes on: a thread of its own, always the newest one of each run."""
+"""Copies of checkpoints in an object store, made while training continues: always the newest checkpoint of each run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from farflung.checkpoint import CheckpointStore, ObjectCheckpoints
 from farflung.errors import FarflungError
 from farflung.job.spec import CheckpointSpec
+from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes
 
 __all__ = ["Mirror"]
 
+#: Seconds that ``close`` waits.
 _END_SECONDS = 60.0
 
 
@@ -24,7 +26,7 @@ class _Due:
 
 
 class Mirror:
-    """Copies what ``put`` is told to ``<url>/<run>``. A store that does not answer is told of, and the next one is tried."""
+    """Copies the checkpoints in ``put`` to ``<url>/<run>`` on a thread "mirror". It reports a copy that fails, and continues."""
 
     def __init__(self, url: str, say: Callable[[str], None]) -> None:
         """Raises:
@@ -35,21 +37,21 @@ class Mirror:
         self._changed = threading.Condition()
         self._due: dict[str, _Due] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
-        self._thread.start()
+        self._threads = ThreadGroup()
+        self._threads.spawn("mirror", self._run)
 
     def put(self, run: str, store: CheckpointStore, step: int, wanted: CheckpointSpec) -> None:
-        """The checkpoint of ``step`` is whole; an older one of the run that is not copied yet need not be."""
+        """The checkpoint of ``step`` is complete. It replaces an older one of the run that was not copied yet."""
         with self._changed:
             self._due[run] = _Due(store, step, wanted)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Copy what is due, for a minute at most."""
+        """Copy what is due, for a minute at most, and join the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(_END_SECONDS)
+        self._threads.join(_END_SECONDS)
 
     def _run(self) -> None:
         while True:
@@ -60,13 +62,10 @@ class Mirror:
                 run = next(iter(self._due))
                 due = self._due.pop(run)
             try:
-                there = ObjectCheckpoints(self._url, run)
-                sent = there.push(due.store, due.step)
-                there.prune(due.wanted.keep, due.wanted.every, due.wanted.keep_every)
-                self._say(f"run {run}: the checkpoint after step {due.step} is at {there.url} ({Bytes(sent)} sent)")
-            except FarflungError as error:
-                self._say(f"run {run}: warning: the checkpoint after step {due.step} is not copied: {error}")
-            except Exception as error:  # noqa: BLE001 - a defect in a store's library must not end the copies of other runs
-                self._say(
-                    f"run {run}: warning: the checkpoint after step {due.step} is not copied: {type(error).__name__}: {error}"
-                )
+                copies = ObjectCheckpoints(self._url, run)
+                sent = copies.push(due.store, due.step)
+                copies.prune(due.wanted.keep, due.wanted.every, due.wanted.keep_every)
+                self._say(f"run {run}: the checkpoint after step {due.step} is at {copies.url} ({Bytes(sent)} sent)")
+            except Exception as error:  # noqa: BLE001 - outermost level of a thread: a store's library may raise anything
+                text = str(error) if isinstance(error, FarflungError) else f"{type(error).__name__}: {error}"
+                self._say(f"run {run}: warning: the checkpoint after step {due.step} is not copied: {text}")

@@ -1,4 +1,4 @@
-"""The broker's folders of runs: whose they are, and how many bytes may be kept in them."""
+"""The broker's folders of runs: their owners, and how many bytes may be stored in them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from farflung.errors import InputError, SecurityError
 from farflung.security import Caller
 from farflung.units import Bytes
 
-__all__ = ["RunFolders", "UploadLimits", "safe_name"]
+__all__ = ["RunFolders", "StorageSettings", "safe_name"]
 
 _OWNER = "owner.json"
 _RUN, _TICKET = Bytes(256e9), Bytes(1e12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadLimits:
-    """Bytes that the broker keeps at most: of one run, and of all runs that were submitted with one ticket."""
+class StorageSettings:
+    """What a broker stores. ``run``: bytes of one run at most; ``ticket``: of all runs that were submitted with one ticket.
+
+    ``mirror``: the URL of an object store to which checkpoints are copied (empty: they are not).
+    """
 
     run: Bytes = _RUN
     ticket: Bytes = _TICKET
+    mirror: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Owner:
-    """Whose run it is: the key it was handed in with, the name and ticket at that time."""
+    """The owner of a run: the key with which it was submitted, and the name and ticket at that time."""
 
     key: str = ""
     name: str = ""
@@ -37,12 +41,12 @@ class _Owner:
 
 
 class RunFolders:
-    """A folder for each run below ``root``. ``ticket_of`` tells with which ticket a member joined. Any thread may call."""
+    """A folder for each run below ``root``. ``ticket_of`` returns the ticket with which a member joined. Any thread may call."""
 
-    def __init__(self, root: Path, ticket_of: Callable[[str], str], limits: UploadLimits) -> None:
+    def __init__(self, root: Path, ticket_of: Callable[[str], str], settings: StorageSettings) -> None:
         self.root = root
         self._ticket_of = ticket_of
-        self._limits = limits
+        self._settings = settings
         self._lock = threading.Lock()
         #: run -> bytes that are arriving, which its folder may not show yet
         self._arriving: dict[str, int] = {}
@@ -123,14 +127,14 @@ class RunFolders:
                 with self._lock:
                     self._arriving[run] = self._arriving.get(run, 0) + size
                     arriving = self._arriving[run]
-                if kept + arriving > self._limits.run:
+                if kept + arriving > self._settings.run:
                     raise InputError(
-                        f"run {run!r}: the broker keeps {self._limits.run} of a run at most, and this upload would pass that; "
+                        f"run {run!r}: the broker keeps {self._settings.run} of a run at most, and this upload would pass that; "
                         "keep fewer checkpoints (checkpoint.keep), or start the broker with a larger --run-limit"
                     )
-                if others + kept + arriving > self._limits.ticket:
+                if others + kept + arriving > self._settings.ticket:
                     raise InputError(
-                        f"run {run!r}: the broker keeps {self._limits.ticket} of all runs of a ticket at most, and this upload "
+                        f"run {run!r}: the broker keeps {self._settings.ticket} of all runs of a ticket at most, and this upload "
                         "would pass that; remove old runs there, or start the broker with a larger --ticket-limit"
                     )
                 yield piece

@@ -1,4 +1,4 @@
-"""What the broker keeps of a run on disk: documents, metrics, checkpoints (see ``telemetry.folder`` for the file names)."""
+"""The files of one run: documents, metrics, checkpoints (``telemetry.folder`` has the file names)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from farflung.telemetry.trace import ProcessTrace, write_spans
 
 __all__ = ["RunStore", "resumable"]
 
-#: Of one worker and run, about 30 MB on disk.
+#: Spans of one worker and run that are stored, about 30 MB.
 _MAX_SPANS = 200_000
 
 
@@ -45,15 +45,15 @@ class RunStore:
     """The folder of one run."""
 
     root: Path
-    #: The number of the plan whose shares are taken now.
+    #: The number of the plan whose checkpoint shards are stored now.
     attempt: int = 1
-    #: (attempt, step) -> device -> its share
+    #: (attempt, step) -> device -> its shard
     _shards: dict[tuple[int, int], dict[str, tuple[ShardRecord, Committed]]] = field(default_factory=dict)
-    #: The ledger of the checkpoint that the attempt began with.
+    #: The ledger of the checkpoint with which the attempt began.
     _before: Mapping[str, int] = field(default_factory=dict)
-    #: The newest checkpoint that was written or read whole by this very object, so that its bytes are not read again.
+    #: The newest checkpoint that this object wrote or checked, so that its bytes are not read again.
     _newest: int | None = None
-    #: Spans by worker: written, and lost to the disk since some were written; whether the latter was told.
+    #: Spans by worker: stored, and lost to a full disk since the last ones were stored; whether that was reported.
     _traced: dict[str, int] = field(default_factory=dict)
     _untraced: dict[str, int] = field(default_factory=dict)
     _troubled: bool = False
@@ -74,7 +74,7 @@ class RunStore:
         return self.root / "weights.safetensors"
 
     def write_bundle(self, bundle: Bundle) -> None:
-        """Keep the job and its graphs."""
+        """Write the job and its graphs."""
         self._write(self.folder.job, job_to_json(bundle.job))
         self._write(self.folder.graph, bundle.graph.to_json())
         if bundle.notes:
@@ -82,14 +82,14 @@ class RunStore:
         ModelFiles(self.root).write(bundle.files)
 
     def write_plan(self, plan: Plan, topology: str) -> None:
-        """Keep the plan and the topology that it was made for."""
+        """Write the plan and the topology for which it was made."""
         self._write(self.folder.plan, plan_to_json(plan))
         self._write(self.folder.topology, topology)
 
     def add_trace(self, name: str, told: tuple[ProcessTrace, bool]) -> str:
-        """Keep spans of the worker ``name``: the first ``_MAX_SPANS`` of them, the rest is only counted.
+        """Store spans of the worker ``name``: the first ``_MAX_SPANS``; the rest is only counted.
 
-        So are spans that can't be written: no run ends for them. The first time the text of the trouble is returned.
+        Spans that can't be written are counted, too, since no run fails for them. Return the error the first time.
         """
         trace, clock_known = told
         kept = trace.spans[: max(_MAX_SPANS - self._traced.get(name, 0), 0)]
@@ -109,17 +109,17 @@ class RunStore:
         return str(self.checkpoints.path(steps[-1])) if steps else ""
 
     def write_result(self, result: RunResult) -> None:
-        """Keep how the run ended."""
+        """Write the result of the run."""
         self._write(self.folder.result, result.to_json())
 
     def write_weights(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Keep weights that arrive in pieces (a safetensors file)."""
+        """Write weights that arrive in pieces (a safetensors file)."""
         write_file(self.weights, pieces)
 
     def adopt(self, source: Path, bundle: Bundle) -> Manifest:
-        """Take over the checkpoint at ``source`` (the newest whole one of a run's folder, or a single one) as this run's first.
+        """Copy the checkpoint at ``source`` (the newest complete one of a run's folder, or a single one) as this run's first.
 
-        Returns its manifest: ``bundle`` goes on at its step.
+        Returns its manifest: ``bundle`` continues at its step.
 
         Raises:
             CheckpointError: there is none, or it belongs to another model or to a job that computes other numbers.
@@ -137,10 +137,7 @@ class RunStore:
         return manifest
 
     def begin(self, attempt: int) -> Manifest | None:
-        """From now on the shares of plan number ``attempt`` are taken, and no others; returns what it goes on from.
-
-        That is the newest whole checkpoint (None: there is none).
-        """
+        """Store only shards of plan number ``attempt`` from now on. Return the newest complete checkpoint, if there is one."""
         self.attempt = attempt
         self._shards.clear()
         if self._newest is None:
@@ -153,15 +150,15 @@ class RunStore:
     def add_shard(
         self, step: int, name: str, pieces: Iterable[bytes | memoryview], committed: Committed, attempt: int | None = None
     ) -> None:
-        """Keep one worker's share of the checkpoint after ``step`` steps."""
+        """Store one worker's shard of the checkpoint after ``step`` steps."""
         record = self.checkpoints.store_shard(step, name, pieces)
         self._shards.setdefault((attempt or self.attempt, step), {})[name] = record, committed
 
     def complete(self, step: int, bundle: Bundle, plan: Plan) -> bool:
-        """Make the checkpoint of ``step`` exist once all devices of the plan have given their share.
+        """Write the manifest of the checkpoint of ``step`` once all devices of the plan have sent their shards.
 
-        The ledger counts the steps that the states are made of, not those that were skipped or rolled back, and their samples,
-        not those of replicas that rested.
+        The ledger counts the steps that are part of the states (not skipped or rolled back) and their samples (without replicas
+        that rested).
 
         Raises:
             CheckpointError: the workers disagree on how many those are, or a share is missing or torn.
@@ -198,7 +195,7 @@ class RunStore:
         return True
 
     def _ledger(self, committed: Committed, whole: int) -> Mapping[str, int]:
-        """``whole``: samples of a step in which nobody rests."""
+        """``whole``: samples of a step in which no replica rests."""
         rested = whole * self._before["steps"] - self._before["samples"] if {"steps", "samples"} <= set(self._before) else 0
         return {"steps": committed.steps, "samples": committed.steps * whole - rested - committed.rested}
 
@@ -252,7 +249,7 @@ def resumable(source: Path, bundle: Bundle) -> tuple[CheckpointStore, Manifest]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A hard link where the file system can, which takes no space; else a copy."""
+    """Make a hard link, which takes no space, or a copy if the file system has no links."""
     try:
         os.link(source, target)
     except OSError:

@@ -36,7 +36,7 @@ def broker(
     """Start a broker. It prints the tickets for workers and for submitters."""
     from farflung.api.planning import judge
     from farflung.broker.process import Broker
-    from farflung.broker.records.run_folders import UploadLimits
+    from farflung.broker.records.run_folders import StorageSettings
     from farflung.cli.cluster.broker_service import broker_service
     from farflung.transports.addresses import congestion_control
 
@@ -51,12 +51,14 @@ def broker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     place, say = broker_folder(folder), timed_log(verbose=verbose)
-    limits = UploadLimits(run=quantity(Bytes, run_limit, "--run-limit"), ticket=quantity(Bytes, ticket_limit, "--ticket-limit"))
-    served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, limits=limits)
+    storage = StorageSettings(
+        run=quantity(Bytes, run_limit, "--run-limit"),
+        ticket=quantity(Bytes, ticket_limit, "--ticket-limit"),
+        mirror=mirror or "",
+    )
+    served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, storage=storage)
     own = None
     try:
-        if mirror is not None:
-            served.mirror(mirror)
         submit = served.ticket("submit", validity)
         own = served.ticket("owner", validity)
         keep_ticket(own, place)

@@ -6,7 +6,6 @@ The command imports what registration with the broker needs. ``worker.reconnect`
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -20,10 +19,14 @@ from farflung.cli.options import VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError, InputError
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
+from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
 
 __all__ = ["register"]
+
+#: How long the threads of the command may take to end, in seconds.
+_END_SECONDS = 5.0
 
 #: The variable of the environment that holds a ticket to join.
 TICKET = "FARFLUNG_TICKET"
@@ -108,13 +111,15 @@ def join(
         activity.phase,
     )
 
+    threads = ThreadGroup()
+
     def leave(*_: object) -> None:
         # the session's locks may be held by the very thread that the signal interrupts
-        threading.Thread(target=serving.part, name="leave", daemon=True).start()
+        threads.spawn("leave", serving.part)
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    threading.Thread(target=serving.watch, name="wishes", daemon=True).start()
+    threads.spawn("owner-limits", serving.watch)
     try:
         with activity:
             serving.run(patience)
@@ -122,13 +127,15 @@ def join(
         writer.write(worker_log(own), f"ended: {error}")
         raise
     finally:
+        serving.stop()
+        threads.join(_END_SECONDS)
         writer.close()
         wishes.end()
     typer.echo(f"{own}: left")
 
 
 def _ticket_file(text: str) -> Path | None:
-    """The file that ``text`` says to hold the ticket: ``@FILE``, or a path that is there (None: it is the ticket itself).
+    """Return the file with the ticket if ``text`` is ``@FILE`` or the path of a file (``None``: ``text`` is the ticket).
 
     Raises:
         InputError: there is no such file.
@@ -141,7 +148,7 @@ def _ticket_file(text: str) -> Path | None:
 
 
 def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:
-    """Write the unit of the worker ``own``, and say how it is started; ``given``: options as they were written."""
+    """Write the unit of the worker ``own``, and print how to start it. ``given``: options as the user wrote them."""
     from farflung.cli.cluster.systemd_units import keep_join_ticket, unit_text, write_unit
     from farflung.security.certificates import check_name
 

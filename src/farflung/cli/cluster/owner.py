@@ -74,10 +74,10 @@ def limit(
 
 
 def _wish(command: str, name: str | None, ticket: str | None, home: Path | None, **changes: bool | str) -> str:
-    """Here, if the worker runs here, else through the broker; the worker's name.
+    """Change the limits of a worker, on this machine or through the broker. Return the worker's name.
 
     Raises:
-        InputError: no worker of that name is anywhere.
+        InputError: there is no worker of that name.
     """
     from farflung.worker.owner_limits import WishesFile
 
@@ -98,7 +98,7 @@ def _wish(command: str, name: str | None, ticket: str | None, home: Path | None,
 
 
 def _only(command: str) -> str:
-    """The worker that runs on this machine.
+    """Return the name of the worker that runs on this machine.
 
     Raises:
         InputError: there is none, or more than one.

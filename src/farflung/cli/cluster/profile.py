@@ -1,4 +1,4 @@
-"""``farflung profile``: links between workers, measured."""
+"""``farflung profile``: measure the links between workers."""
 
 from __future__ import annotations
 

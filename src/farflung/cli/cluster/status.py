@@ -57,7 +57,7 @@ def status(
 
 
 def _measured(member: Mapping[str, Any]) -> str:
-    """What the cost model knows of a worker."""
+    """Return the measured figures of a worker, for experts."""
     return f"  (reaches {member['speed_factor']:.0%} of its peak speed, {Seconds(member['overhead'])} per operator)"
 
 
@@ -80,7 +80,7 @@ def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]
 
 
 def _state_of(member: Mapping[str, Any]) -> str:
-    """In which state it is, for which run, and what its owner has said."""
+    """Return the state of a worker, its run, and notes on the owner's limits and on problems."""
     notes = [word for word in (member.get("parting"), "paused" if member.get("paused") else "") if word]
     if member.get("idle") and not notes:
         notes.append(member["idle"])
@@ -95,7 +95,7 @@ def _state_of(member: Mapping[str, Any]) -> str:
 
 
 def _queue(run: Mapping[str, Any]) -> str:
-    """What a run waits for."""
+    """Return what a run waits for (empty: it does not wait)."""
     if run["state"] != "waiting" or "needs" not in run:
         return ""
     ahead = f", after {counted(run['ahead'], 'other run')}" if run["ahead"] else ""
@@ -109,7 +109,7 @@ def _line(run: Mapping[str, Any]) -> str:
 
 
 def _short(run: Mapping[str, Any]) -> str:
-    """The beginning of a run's cause, in whole words, so that a run stays one line of the list."""
+    """Return the beginning of a run's cause, in whole words, so that each run is one line of the list."""
     cause = run["cause"]
     if not cause:
         return ""

@@ -1,4 +1,4 @@
-"""A worker or a broker as a service of systemd: the unit that starts it with the machine, and again after a failure."""
+"""Units of systemd, which start a worker or a broker with the machine, and again after a failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STOP_SECONDS = 300
 
 
 def keep_join_ticket(name: str, ticket: str) -> Path:
-    """Keep ``ticket`` where only this user reads it; units can be read by everybody."""
+    """Write ``ticket`` to a file that only this user can read: everybody can read units."""
     make_private_folder(members_folder())
     path = members_folder() / f"{name}.ticket"
     write_private(path, ticket.encode())
@@ -27,13 +27,13 @@ def keep_join_ticket(name: str, ticket: str) -> Path:
 
 
 def unit_text(name: str, arguments: Sequence[str], folder: Path, *, user: bool) -> str:
-    """The unit of the worker ``name``; ``arguments`` are those of ``farflung join``, ``folder`` is where it runs."""
+    """Return the unit of the worker ``name``; ``arguments`` are those of ``farflung join``, ``folder`` is where it runs."""
     service = ("Restart=on-failure", "RestartSec=10", "KillMode=mixed", f"TimeoutStopSec={_STOP_SECONDS}")
     return _unit(f"farflung worker {name}", ["join", *arguments], folder, service, user=user)
 
 
 def broker_unit_text(arguments: Sequence[str], folder: Path, *, user: bool) -> str:
-    """The unit of a broker; ``arguments`` are those of ``farflung broker``, ``folder`` is the broker's.
+    """Return the unit of a broker; ``arguments`` are those of ``farflung broker``, ``folder`` is the broker's.
 
     A broker that is asked to end says goodbye: its workers leave and its runs fail. One that is killed is awaited by its workers,
     and its runs continue when it is back. A reboot must be the latter, so systemd stops this service with SIGKILL.
@@ -57,7 +57,7 @@ def _unit(description: str, arguments: Sequence[str], folder: Path, service: Seq
 
 
 def write_unit(name: str, text: str, *, user: bool) -> list[str]:
-    """Write the unit to where systemd looks for it; what to tell the person, a line each.
+    """Write the unit to the folder of systemd. Return lines for the user.
 
     Raises:
         InputError: it can't be written, or there is no systemd.
@@ -86,6 +86,6 @@ def write_unit(name: str, text: str, *, user: bool) -> list[str]:
 
 
 def _quote(word: str) -> str:
-    """As systemd reads it (systemd.syntax(7)): its specifiers and variables stay as they are written here."""
+    """Quote ``word`` for systemd (systemd.syntax(7)), which then expands neither specifiers nor variables."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if not escaped or any(sign in escaped for sign in " \t'\";") else escaped

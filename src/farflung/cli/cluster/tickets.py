@@ -48,10 +48,10 @@ def issue(
 
 
 def _known_address(place: Path) -> str:
-    """The address that the broker of this folder was started with.
+    """Return the address that the broker of this folder had when it last ran.
 
     Raises:
-        InputError: it has never been started.
+        InputError: the broker has never been started.
     """
     from farflung.broker.process import ADDRESS
 

@@ -1,4 +1,4 @@
-"""``farflung graph``: a job's model as its graph of operators, drawn for people or as the document itself."""
+"""``farflung graph``: the model of a job as a graph of operators, as text, a drawing or JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["register"]
 
 
 class Form(StrEnum):
-    """What to write."""
+    """Output formats."""
 
     TEXT = "text"
     DOT = "dot"

@@ -13,7 +13,7 @@ __all__ = ["plan_text", "read_time", "read_topology"]
 
 
 def read_topology(text: str) -> Topology:
-    """A TOML file, or the name of a preset.
+    """Return the topology of a file, or the preset of this name.
 
     Raises:
         InputError: it is neither.
@@ -24,7 +24,7 @@ def read_topology(text: str) -> Topology:
 
 
 def read_time(text: str | None, option: str, example: str = "6 h") -> float | None:
-    """A time span of the command line in seconds, more than 0; None stays None.
+    """Return a time span in seconds, above 0 (``None``: the option is absent).
 
     Raises:
         InputError: it is none.
@@ -38,7 +38,7 @@ def read_time(text: str | None, option: str, example: str = "6 h") -> float | No
 
 
 def plan_text(text: str) -> str:
-    """The plan document in ``text``, which may be one under the key ``plan`` (``farflung plan --json``)."""
+    """Return the plan document in ``text``, which may be one under the key ``plan`` (``farflung plan --json``)."""
     try:
         body = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""``farflung plan``: what would run where, and how fast, without running it."""
+"""``farflung plan``: plan a job without running it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def with_limits(spec: JobSpec, limits: Mapping[str, object]) -> JobSpec:
-    """``spec`` with some of its limits replaced, as if they stood in the job file.
+    """Return ``spec`` with some of its limits replaced.
 
     Raises:
         InputError: a value is not allowed.
@@ -131,7 +131,7 @@ def plan(
 
 @dataclass(frozen=True, kw_only=True)
 class _Planning:
-    """One task of planning, for the machines that are there and for others."""
+    """A job to plan, for the given topology and for changed ones."""
 
     bundle: Bundle
     topology: Topology
@@ -206,7 +206,7 @@ class _Planning:
 
 
 def _answer(planned: Planned, *, topology: Topology, remedy: str, verbose: bool) -> str:
-    """The answer first, then a table; the tables of the whole estimate if ``verbose``."""
+    """Return the answer, then a table (``verbose``: all tables of the estimate)."""
     answer = plan_answer(planned.plan, planned.estimate, available=len(topology), remedy=remedy)
     if verbose:
         return f"{answer}\n\n{planned.explanation}"
@@ -239,7 +239,7 @@ def _brief(planned: Planned) -> dict[str, object]:
 
 
 def _comparison(base: Planned, others: Mapping[str, Planned]) -> str:
-    """A row for each change: its step, how much faster, and what then holds it up."""
+    """Return a row for each change: step time, speed-up and the new bottleneck."""
     width = max(8, *(len(text) for text in others))
     lines = [f"{'what if':{width}}  {'step':>9}  faster  devices  bottleneck"]
     for text, planned in {"no change": base, **others}.items():

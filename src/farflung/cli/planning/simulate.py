@@ -90,7 +90,7 @@ def simulate(
 
 
 def _tolerance(simulator: Simulator, plan: Plan, settings: FaultSettings) -> Tolerance:
-    """What ``plan`` survives; its own planner makes the plans for the machines that are left."""
+    """Return which deaths ``plan`` survives. Its planner makes the plans for the remaining machines."""
     from farflung.api.planning import plan as make_plan
 
     graph, topology, job = simulator.graph, simulator.topology, simulator.job or JobSpec()
@@ -101,7 +101,7 @@ def _tolerance(simulator: Simulator, plan: Plan, settings: FaultSettings) -> Tol
 
 
 def describe(found: Simulation) -> str:
-    """A simulation as text for people."""
+    """Return a simulation as text."""
     lines = ["device            busy    idle    memory (peak / limit)"]
     for use in found.devices:
         memory = f"{Bytes(use.memory_bytes)} / {Bytes(use.memory_limit)}"
@@ -125,7 +125,7 @@ def describe(found: Simulation) -> str:
 
 
 def _place(plan: str, home: Path | None) -> Path:
-    """The plan file ``plan``, or the folder of the run of that name or path.
+    """Return the plan file ``plan``, or the folder of the run with this name or path.
 
     Raises:
         InputError: there is neither.
@@ -135,7 +135,7 @@ def _place(plan: str, home: Path | None) -> Path:
 
 
 def _plan(path: Path) -> Plan:
-    """A plan document, or one under the key ``plan``."""
+    """Read a plan document."""
     return Plan.from_json(plan_text(read_text(path, "plan")))
 
 
@@ -146,7 +146,7 @@ def _topology(folder: RunFolder) -> Topology:
 
 
 def _graph(folder: RunFolder, job: Path | None, plan: Plan, activity: Activity) -> tuple[Graph, JobSpec]:
-    """The graph beside the plan, or captured from the job."""
+    """Return the graph beside the plan, or capture it from the job."""
     if job is not None:
         from farflung.api.submission import bundle_job
 

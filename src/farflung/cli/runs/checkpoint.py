@@ -1,4 +1,4 @@
-"""``farflung checkpoint``: list, verify and export what runs have kept (on the broker's machine, or from a copied folder)."""
+"""``farflung checkpoint``: list, verify, export and copy checkpoints, on the broker's machine or in a copied folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _find(run: str, folder: Path | None, step: int | None = None) -> tuple[CheckpointStore, int | None]:
-    """The checkpoints of a run's name or a folder, and the step if one is named.
+    """Return the checkpoints of a run (name or folder), and the step if there is one.
 
     Raises:
         InputError: there is neither.
@@ -56,7 +56,7 @@ def _size(manifest: Manifest) -> Bytes:
 
 
 def _tied(count: int) -> str:
-    """That an export writes some states under further names, too."""
+    """Return a remark on states that an export writes under several names (empty: there are none)."""
     return f" (and {counted(count, 'further name')} of tied ones)" if count else ""
 
 

@@ -11,7 +11,7 @@ __all__ = ["adapted", "start_line"]
 
 
 def adapted(job: JobSpec, resume: str | None, steps: int | None) -> JobSpec:
-    """``job`` with the options ``--resume`` and ``--steps``.
+    """Return ``job`` with the options ``--resume`` and ``--steps``.
 
     Raises:
         InputError: the job does not allow so few steps.
@@ -25,7 +25,7 @@ def adapted(job: JobSpec, resume: str | None, steps: int | None) -> JobSpec:
 
 
 def start_line(client: ControlClient, source: str, steps: int | None) -> str:
-    """Where a run that continues ``source`` begins (``steps``: of the new job, None: as many as before).
+    """Return a line on where a run that continues ``source`` begins (``steps``: of the new job, ``None``: as before).
 
     Raises:
         InputError: there is no run or folder ``source`` at the broker, or no step is left.

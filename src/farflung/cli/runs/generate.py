@@ -1,4 +1,4 @@
-"""``farflung generate``: text by the model of a run, while it trains or afterwards."""
+"""``farflung generate``: continue a text with the model of a run, during or after training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``farflung logs``: what a run, a worker or the broker has logged."""
+"""``farflung logs``: the log of a run, a worker or the broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 class _Source(Protocol):
-    """A log, wherever it is."""
+    """A log, on this machine or at the broker."""
 
     @property
     def over(self) -> bool:
@@ -73,7 +73,7 @@ def logs(
 
 
 def _here(name: str, home: Path, *, broker: bool) -> Log:
-    """The log ``name`` on this machine.
+    """Return the log ``name`` on this machine.
 
     Raises:
         InputError: there is none.

@@ -53,7 +53,7 @@ def export_model(reader: CheckpointReader, run_folder: Path, out: Path) -> list[
 
 
 def _files(reader: CheckpointReader, run_folder: Path) -> tuple[dict[str, bytes], str]:
-    """The files beside the weights, and a remark if the tokenizer is not known."""
+    """Return the files beside the weights, and a remark if the tokenizer is unknown."""
     files = ModelFiles(run_folder).read()
     data = job_from_json(reader.manifest.job).data
     if data.kind == "text" and data.tokenizer == "bytes":
@@ -69,7 +69,7 @@ def _files(reader: CheckpointReader, run_folder: Path) -> tuple[dict[str, bytes]
 
 
 def _settings(tokenizer: Mapping[str, object]) -> bytes:
-    """``tokenizer_config.json`` for a ``tokenizer.json`` that came alone."""
+    """Return ``tokenizer_config.json`` for a ``tokenizer.json`` without one."""
     added = tokenizer.get("added_tokens")
     contents = {token.get("content") for token in added if isinstance(token, dict)} if isinstance(added, list) else set()
     end = next((name for name in _ENDS if name in contents), None)

@@ -1,4 +1,4 @@
-"""``farflung report``: a run's folder as a page for people, or several runs side by side."""
+"""``farflung report``: a page about one run, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def report(
 
 
 def _written(path: Path) -> str:
-    """The path of a report, and the pictures beside one that is Markdown."""
+    """Return the path of a report; for Markdown also the number of pictures beside it."""
     from farflung.dashboard.markdown import picture_names
 
     names = picture_names(path.read_text(encoding="utf-8"), quote(path.stem)) if path.suffix == ".md" else []
@@ -55,7 +55,7 @@ def _written(path: Path) -> str:
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """The jobs' names, or, where two are the same, the folders' names."""
+    """Return the names of the jobs, or of the folders if two jobs have the same name."""
     from farflung.dashboard import load_run
 
     names = [load_run(folder).job.name for folder in folders]

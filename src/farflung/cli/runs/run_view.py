@@ -1,4 +1,4 @@
-"""A run on the terminal: a picture that lives while the run goes on, plain lines where there is no terminal."""
+"""The progress of a run: a live picture on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 class RunView:
-    """What is known of a run from the broker's frames, and how it looks."""
+    """The state of a run, from the broker's frames, as text and as a live picture."""
 
     def __init__(self, title: str = "", *, plan: bool = True, verbose: bool = False) -> None:
         """``plan``: whether to print the plan, in one line. ``verbose``: print its tables, and notes for experts."""
@@ -208,7 +208,7 @@ class RunView:
 
 
 def printable(text: str) -> str:
-    """``text`` without signs that would steer a terminal (a model may write any byte)."""
+    """Return ``text`` without the characters that control a terminal (a model may write any byte)."""
     return "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in text.expandtabs(4))
 
 
@@ -251,7 +251,7 @@ def show_run(
 def _changes(
     client: ControlClient, run: str, view: RunView, console: Console, on_step: Callable[[StepRecord], None]
 ) -> Iterator[Frame]:
-    """The broker's frames, each after the view has taken it."""
+    """Yield the broker's frames. The view has processed each of them."""
     for frame in client.watch(run):
         before = view.last
         text = view.take(frame)
@@ -263,7 +263,7 @@ def _changes(
 
 
 def _plain(client: ControlClient, run: str, view: RunView, console: Console, on_step: Callable[[StepRecord], None]) -> None:
-    """Without a terminal: a line for every tenth of the run."""
+    """Print a line for each tenth of the run, where there is no terminal."""
     shown = 0
     for frame in _changes(client, run, view, console, on_step):
         if frame.kind == "record" and view.last is not None and view.steps:

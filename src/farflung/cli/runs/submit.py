@@ -110,7 +110,7 @@ def _tell_report(folder: str) -> None:
 
 
 def _state(answer: Mapping[str, str]) -> str:
-    """Where a run stands that was just handed in; who waits is told for what."""
+    """Return the state of a new run; for a waiting run, also what it waits for."""
     if answer["state"] != "waiting":
         return answer["state"]
     needs, idle = int(answer["needs"]), int(answer["idle"])

@@ -1,4 +1,4 @@
-"""``farflung watch``: follow a run. ``follow`` also serves ``farflung submit``."""
+"""``farflung watch``: follow a run. ``follow_run`` also serves ``farflung submit``."""
 
 from __future__ import annotations
 

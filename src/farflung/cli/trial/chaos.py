@@ -1,4 +1,4 @@
-"""``farflung chaos``: a job under faults, on processes of this machine."""
+"""``farflung chaos``: a job under injected faults, with processes of this machine."""
 
 from __future__ import annotations
 

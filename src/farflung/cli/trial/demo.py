@@ -24,6 +24,7 @@ from farflung.errors import FarflungError, InputError, Stopped, TrainingError
 from farflung.ids import new_id
 from farflung.messages.submission import Bundle
 from farflung.telemetry.records import RunResult, StepRecord
+from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds
 
 __all__ = ["register"]
@@ -75,7 +76,7 @@ def demo(
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Being told to end, by whatever signal, is like Ctrl-C: what was started is ended first."""
+    """Handle other signals that end a process like Ctrl-C, so that all child processes end first."""
 
     def leave(*_: object) -> None:
         raise KeyboardInterrupt
@@ -97,7 +98,7 @@ class _Done:
 
 
 class _Demo:
-    """The cluster, and one run after the other on it."""
+    """The cluster, and the runs on it, one after the other."""
 
     def __init__(self, children: Children, console: Console, place: Path, *, quick: bool) -> None:
         self._children = children
@@ -254,23 +255,19 @@ class _Limit:
         self._client, self._run, self._seconds, self._alive = client, run, seconds, alive
         self.reached = False
         self._over = threading.Event()
-        self._guard = threading.Thread(target=self._watch, name="demo-guard", daemon=True)
-        self._timers = [
-            threading.Timer(_START_SECONDS + seconds + _GRACE, self._abort),
-            threading.Timer(_START_SECONDS + seconds + 2 * _GRACE, client.close),
-        ]
+        self._threads = ThreadGroup()
 
     def __enter__(self) -> _Limit:
-        for timer in self._timers:
-            timer.daemon = True
-            timer.start()
-        self._guard.start()
+        latest = _START_SECONDS + self._seconds + _GRACE
+        self._threads.spawn("demo-guard", self._watch)
+        self._threads.later(latest, "demo-abort", self._abort)
+        self._threads.later(latest + _GRACE, "demo-close", self._client.close)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        for timer in self._timers:
-            timer.cancel()
+        self._threads.cancel()
+        self._threads.join(_PATIENCE_SECONDS)
 
     def on_step(self, record: StepRecord) -> None:
         """Ask for the end when the time is over."""

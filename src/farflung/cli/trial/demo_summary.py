@@ -1,4 +1,4 @@
-"""The end of ``farflung demo``: what became of the killed worker, what happened in all, and what to do next."""
+"""The end of ``farflung demo``: the recovery from the killed worker, a summary, and what to do next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SOURCES = {
 
 
 def recovery_lines(run: Run) -> str:
-    """What the last recovery of ``run`` cost, and its steps before and after (empty: there was none)."""
+    """Return lines on the last recovery of ``run`` and on the steps before and after it (empty: there was none)."""
     if not run.recoveries:
         return ""
     recovery = run.recoveries[-1]

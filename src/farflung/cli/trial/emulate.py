@@ -19,6 +19,7 @@ import typer
 from farflung.cli.options import EMULATED
 from farflung.cli.planning.inputs import read_time
 from farflung.errors import InputError
+from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, Seconds, counted
 
 if TYPE_CHECKING:
@@ -84,14 +85,15 @@ def emulate(
         for text in beside or ():
             _beside(emulation, text, variables)
         emulation.play()
-        over = threading.Event()
-        threading.Thread(target=_announce, args=(network, over), name="timeline", daemon=True).start()
+        over, threads = threading.Event(), ThreadGroup()
+        threads.spawn("timeline", _announce, network, over)
         if beat is not None:
-            threading.Thread(target=_watch, args=(emulation, beat, over), name="counters", daemon=True).start()
+            threads.spawn("counters", _watch, emulation, beat, over)
         try:
             status = _run(emulation, command or [], None if each else emulation[node or next(iter(emulation.nodes))], variables)
         finally:
             over.set()
+            threads.join()
             if counters:
                 typer.echo(_table(emulation, end=True), err=True)
     if status:
@@ -104,7 +106,7 @@ def _check_place(topology: str, command: Sequence[str]) -> None:
 
 
 def _run(emulation: Emulation, command: Sequence[str], node: object, variables: Mapping[str, str]) -> int:
-    """Run the command in ``node`` (None: in each) and give its exit status."""
+    """Run the command in ``node`` (``None``: in each node). Return its exit status."""
     from farflung.emulation import Node
     from farflung.emulation.programs import expand, run_each
 
@@ -119,7 +121,7 @@ def _run(emulation: Emulation, command: Sequence[str], node: object, variables: 
 
 
 def _wait(emulation: Emulation) -> None:
-    """Say how to enter the nodes, and wait for Ctrl-C."""
+    """Print how to enter the nodes, and wait for Ctrl-C."""
     import os
 
     for node in emulation.nodes.values():
@@ -133,7 +135,7 @@ def _wait(emulation: Emulation) -> None:
 
 
 def _cluster(emulation: Emulation, folder: Path | None, broker: str | None, topology: str, *, given: bool) -> dict[str, str]:
-    """Start it; what programs in the nodes must have in their environment."""
+    """Start broker and workers. Return the environment of programs in the nodes."""
     from farflung.emulation.programs import start_cluster
 
     home = folder or Path(tempfile.mkdtemp(prefix="farflung-emulation-"))
@@ -167,7 +169,7 @@ def _watch(emulation: Emulation, beat: float, over: threading.Event) -> None:
 
 
 def _announce(network: Network, over: threading.Event) -> None:
-    """A line for each change of the timeline, when it takes effect."""
+    """Print a line for each change of the timeline when it takes effect."""
     begin = time.monotonic()
     for change in network.timeline:
         if over.wait(max(begin + change.at - time.monotonic(), 0.0)):
@@ -176,7 +178,7 @@ def _announce(network: Network, over: threading.Event) -> None:
 
 
 def _table(emulation: Emulation, *, end: bool = False) -> str:
-    """What passed; at the ``end`` nothing queues any more."""
+    """Print the traffic. At the ``end``, the queues are empty."""
     queue = "" if end else f" {'queue':>8}"
     lines = [f"{'from':20} {'to':20} {'bytes':>10} {'packets':>9} {'lost':>7} {'dropped':>7} {'refused':>7}{queue}"]
     lines += [

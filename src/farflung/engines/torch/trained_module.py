@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 
 import torch
@@ -17,6 +18,7 @@ from farflung.engines.base import Array
 from farflung.engines.torch.arrays import from_array
 from farflung.engines.torch.initialize import initial_value
 from farflung.errors import GraphError, InputError
+from farflung.foreign_code import translated
 from farflung.graph.ir import Graph, StateKind
 
 __all__ = ["load_states", "new_module", "state_tensors"]
@@ -71,6 +73,13 @@ def load_states(module: nn.Module, graph: Graph, states: Mapping[str, Array], *,
             held[name].copy_(given[name])
 
 
+def _uncopied(name: str, error: Exception) -> InputError:
+    return InputError(
+        f"{name} can't be copied ({type(error).__name__}: {str(error).splitlines()[0]:.100}): make a "
+        "module yourself and call result.load_into(module)"
+    )
+
+
 def new_module(
     source: nn.Module | Callable[[], nn.Module], graph: Graph, states: Mapping[str, Array], seed: int = 0
 ) -> nn.Module:
@@ -83,13 +92,8 @@ def new_module(
         InputError: the module can't be copied, or the factory gives a module that does not fit.
     """
     if isinstance(source, nn.Module):
-        try:
+        with translated(partial(_uncopied, type(source).__name__)):  # hooks and attributes of the module may refuse a copy
             module = copy.deepcopy(source)
-        except Exception as error:  # the hooks and attributes of a user's module may refuse a copy in any way
-            raise InputError(
-                f"{type(source).__name__} can't be copied ({type(error).__name__}: {str(error).splitlines()[0]:.100}): make a "
-                "module yourself and call result.load_into(module)"
-            ) from error
     else:
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers go on as if the factory had not run
             module = source()

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from farflung.errors import FarflungError, InputError
+from farflung.foreign_code import translated
 from farflung.frontends.recipes.base import Form, Recipe
 from farflung.frontends.torch.exporting import first_line
 from farflung.registry import Registry
@@ -85,14 +86,15 @@ def _call(make: Callable[..., Any], recipe: str, args: Mapping[str, Any]) -> Any
         inspect.signature(make).bind(**args)
     except TypeError as error:
         raise InputError(_argument_error(make, recipe, args, error)) from error
-    try:
-        return make(**args)
-    except FarflungError:
-        raise
-    except Exception as error:  # whatever the recipe's own code raises becomes one clear line
+
+    def describe(error: Exception) -> Exception:
+        if isinstance(error, FarflungError):
+            return error
         inner = _passed_on(make, error)
-        text = _argument_error(inner, recipe, args, error) if inner is not None else _failure(recipe, args, error)
-        raise InputError(text) from error
+        return InputError(_argument_error(inner, recipe, args, error) if inner is not None else _failure(recipe, args, error))
+
+    with translated(describe):
+        return make(**args)
 
 
 def _argument_error(make: Callable[..., Any], recipe: str, args: Mapping[str, Any], error: Exception) -> str:
@@ -135,9 +137,8 @@ def _load(file: Path, recipe: str) -> ModuleType:
     sys.modules[spec.name] = module
     sys.path.insert(0, str(file.resolve().parent))
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises becomes one clear line
-        raise InputError(f"model recipe {recipe!r}: {file} fails with {type(error).__name__}: {error}") from error
+        with translated(lambda e: InputError(f"model recipe {recipe!r}: {file} fails with {type(e).__name__}: {e}")):
+            spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(file.resolve().parent))
     return module

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 
 from farflung.errors import CaptureError
+from farflung.foreign_code import translated
 from farflung.frontends.torch.data_dependence import data_dependence, no_symbols
 from farflung.frontends.torch.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.functions import Backward, Functions
@@ -154,25 +155,26 @@ def run_export(module: nn.Module, example: Example) -> Exported:
         program = torch.export.export(module, example.args, dict(example.kwargs), strict=False)
         return Exported(program, tuple(watch.functions.found))
 
-    try:
-        with (
-            warnings.catch_warnings(),
-            _quiet(),
-            watch.installed(),
-            eager_masks(),
-            opaque_calls(),
-            tensor_results(module),
-            no_symbols(),
-        ):
-            warnings.simplefilter("ignore")
-            return refuse_frozen_random(module, export)
-    except Exception as error:  # any failure of user code or of export becomes one clear line
+    def describe(error: Exception) -> Exception:
         if watch.found:
-            raise CaptureError(watch.found[0]) from error
+            return CaptureError(watch.found[0])
         if isinstance(error, CaptureError):
-            raise
+            return error
         text = data_dependence(error) or f"torch.export can't trace the module: {type(error).__name__}: {first_line(error)}"
-        raise CaptureError(text) from error
+        return CaptureError(text)
+
+    with (
+        translated(describe),
+        warnings.catch_warnings(),
+        _quiet(),
+        watch.installed(),
+        eager_masks(),
+        opaque_calls(),
+        tensor_results(module),
+        no_symbols(),
+    ):
+        warnings.simplefilter("ignore")
+        return refuse_frozen_random(module, export)
 
 
 def first_line(error: BaseException) -> str:

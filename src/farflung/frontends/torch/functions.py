@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farflung.errors import CaptureError
+from farflung.foreign_code import translated
 from farflung.frontends.torch.data_dependence import data_dependence
 
 __all__ = ["Backward", "Functions"]
@@ -147,16 +148,16 @@ def _trace(
         made.extend(item is not None for item in own)
         return [item for item in own if item is not None]
 
-    try:
-        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
-            mode = FakeTensorMode()
-            with mode:
-                twins = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in (*results, *saved)]
-            body = make_fx(run, tracing_mode="fake")(*twins)
-    except Exception as error:  # the backward is the user's code
+    def describe(error: Exception) -> CaptureError:
         if (text := data_dependence(error)) is not None:
-            raise CaptureError(f"in the backward of {name}, {text}") from error
-        raise _unsupported(name, f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}") from error
+            return CaptureError(f"in the backward of {name}, {text}")
+        return _unsupported(name, f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}")
+
+    with translated(describe), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        mode = FakeTensorMode()
+        with mode:
+            twins = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in (*results, *saved)]
+        body = make_fx(run, tracing_mode="fake")(*twins)
     return saved, body, tuple(made)
 
 

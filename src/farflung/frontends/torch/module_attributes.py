@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from farflung.errors import CaptureError
+from farflung.foreign_code import translated
 
 __all__ = ["refuse_changed_attributes"]
 
@@ -44,10 +45,8 @@ def refuse_changed_attributes(module: nn.Module, trace: Callable[[], T]) -> T:
         if not changed:
             return first
         middle.restore(module, stand_ins=True)
-        try:
+        with translated(lambda error: CaptureError(_report(*changed[0]))):  # a forward that fails now depends on its attributes
             second, after = _observed(module, trace)
-        except Exception as error:  # the forward fails with its own attributes: it depends on them
-            raise CaptureError(_report(*changed[0])) from error
         further = middle.changed(after, identity=False)
         if further or not first == second:
             raise CaptureError(_report(*(further or changed)[0]))

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.errors import CaptureError
+from farflung.foreign_code import translated
 from farflung.frontends.torch.exporting import PATCHES
 from farflung.frontends.torch.twins import as_state, with_twins
 
@@ -174,20 +175,21 @@ def record(factory: Callable[[], nn.Module]) -> Recording:
         CaptureError: the factory needs values of tensors, or gives no module.
     """
     mode, recorder = FakeTensorMode(allow_non_fake_inputs=True), Recorder()
-    try:
-        with recordable_torch(), mode, recorder:
-            module = factory()
-    except CaptureError:
-        raise
-    except Exception as error:  # whatever the user's factory raises becomes one clear line
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise CaptureError(
-            f"the factory can't run without memory: {type(error).__name__}: {first}; initialise with torch.nn.init, "
-            "without looking at values, or pass a module with real weights"
-        ) from error
+    with translated(_unrecordable), recordable_torch(), mode, recorder:
+        module = factory()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"the factory gives {module!r:.60}: return a torch.nn.Module")
     return Recording(module=module, notes=recorder.notes, mode=mode, states=_states(module), recorder=recorder)
+
+
+def _unrecordable(error: Exception) -> Exception:
+    if isinstance(error, CaptureError):
+        return error
+    first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    return CaptureError(
+        f"the factory can't run without memory: {type(error).__name__}: {first}; initialise with torch.nn.init, "
+        "without looking at values, or pass a module with real weights"
+    )
 
 
 def record_initializers(module: nn.Module) -> Recording:

@@ -38,7 +38,7 @@ def gradient_exchanges(
         if adds is not None:
             size = gradient_bytes(graph, pieces[stage])
             sent = transfers(adds, len(held))
-            found += [GradientExchange(held[t.source], held[t.target], size * t.part, t.round) for t in sent]
+            found += [GradientExchange(held[t.source], held[t.target], size * t.part, t.turn) for t in sent]
             continue
         if len(held) > 1:
             served = tables.served(pieces[stage], job.optimizer, len(held))

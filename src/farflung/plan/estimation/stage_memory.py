@@ -19,7 +19,7 @@ from farflung.plan.estimation.cost_tables import CostTables
 from farflung.plan.model import Stage, SyncPlan
 from farflung.plan.synchronization import made_strategy
 from farflung.plan.traffic import gradient_bytes, sync_specs
-from farflung.sync import Sent, Strategy, adds_up, memory_copies
+from farflung.sync import Sent, Traits
 
 
 def memory_of(
@@ -56,16 +56,16 @@ def exchange_memory(tables: CostTables, stage: Stage, sub: SubGraph, job: JobSpe
     """
     graph = tables.graph
     if sync is not None:
-        strategy = made_strategy(sync)
-        return sum(spec.nbytes for spec in sync_specs(graph, sub, job.optimizer)) * sync_copies(strategy, len(stage.replicas))
+        traits = made_strategy(sync).traits
+        return sum(spec.nbytes for spec in sync_specs(graph, sub, job.optimizer)) * sync_copies(traits, len(stage.replicas))
     if stage.adds is not None:
         return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))
     others = sum(end > stage.replicas[0].end for end in job.virtual_ends)
     return gradient_bytes(graph, sub) + others * max(tables.served(sub, job.optimizer, len(stage.devices)))
 
 
-def sync_copies(strategy: Strategy, members: int) -> float:
+def sync_copies(traits: Traits, members: int) -> float:
     """Memory that exchanges of ``members`` replicas and the registers take, in copies of the parameters."""
-    summed = 0.05 if strategy.sent is Sent.PARAMETERS else 1.05
-    one_by_one = strategy.sent is not Sent.SCALARS and not adds_up(strategy)
-    return (members + 1.0 if one_by_one else summed) + len(strategy.registers) + memory_copies(strategy, members)
+    summed = 0.05 if traits.sent is Sent.PARAMETERS else 1.05
+    one_by_one = traits.sent is not Sent.SCALARS and not traits.adds_up
+    return (members + 1.0 if one_by_one else summed) + len(traits.registers) + traits.memory_copies(members)

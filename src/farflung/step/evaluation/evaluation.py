@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farflung.graph.cut import SubGraph
+from farflung.messages.data import EvaluationVote
 from farflung.step.context import StepContext
 from farflung.step.evaluation.forward_pass import ForwardGraph, open_graph, run_forward
 from farflung.step.run_position import EVALUATIONS_AHEAD, RunPosition
@@ -40,7 +41,7 @@ class Evaluation:
         if self._opened is None:
             self._opened = open_graph(context, self._stages, setup.eval_graph, Phase.EVAL)
         work, batches, done = self._opened, setup.job.evaluate.batches, 0
-        leads = setup.home(work.pieces[work.maker("loss")][0]) == setup.device
+        leads = setup.primary(work.pieces[work.maker("loss")][0]) == setup.device
         verdicts = _EndVerdicts(context, self._position.step, leads=leads)
         totals: dict[str, float] = {}
         while done < batches and not (done >= EVALUATIONS_AHEAD and verdicts.ends(done - EVALUATIONS_AHEAD)):
@@ -58,6 +59,10 @@ class Evaluation:
             context.hooks.on_evaluation(self._position.step, {name: total / batches for name, total in totals.items()})
         return any(last)
 
+    def receive(self, peer: str, message: EvaluationVote) -> None:
+        """Store whether the evaluation ends after a micro-batch (transport thread)."""
+        self._context.inbox.put(("eval-done", message.step, message.index), message.stop)
+
 
 class _EndVerdicts:
     """After each micro-batch, the worker that makes the loss tells all others whether the evaluation ends."""
@@ -72,11 +77,11 @@ class _EndVerdicts:
             return
         self._known.append(self._context.hooks.stop_requested())
         for peer in self._context.setup.peers:
-            self._context.transfer.post(peer, f"eval-done-{index}", self._step, {"stop": self._known[index]})
+            vote = EvaluationVote(run=self._context.setup.run, step=self._step, index=index, stop=self._known[index])
+            self._context.transfer.post(peer, vote)
 
     def ends(self, index: int) -> bool:
         """Return the verdict after micro-batch ``index``; workers other than the leader wait for it. Ask in ascending order."""
         if not self._leads and index == len(self._known):
-            message = self._context.inbox.take((f"eval-done-{index}", self._step))
-            self._known.append(bool(message["stop"]))
+            self._known.append(self._context.inbox.take(("eval-done", self._step, index)))
         return self._known[index]

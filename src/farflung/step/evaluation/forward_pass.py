@@ -48,7 +48,7 @@ def open_graph(context: StepContext, stages: LocalStages, graph: Graph, phase: P
     own = tuple(
         (piece, context.engine.open(piece, settings, share=stages.base(stage)))
         for stage, piece in pieces
-        if setup.home(stage) == setup.device
+        if setup.primary(stage) == setup.device
     )
     _share_unread(context, stages, phase, (pieces, {piece.stage: runner for piece, runner in own}))
     return ForwardGraph(graph=graph, phase=phase, pieces=pieces, own=own)
@@ -65,11 +65,11 @@ def _share_unread(
     Training never changes these states, so one copy serves the whole run. ``opened``: all pieces, and the own runners.
     """
     setup, (pieces, own) = context.setup, opened
-    source, reading = setup.home(0), [(stage, piece, setup.lent(stage, piece)) for stage, piece in pieces]
+    source, reading = setup.primary(0), [(stage, piece, setup.unread_states(stage, piece)) for stage, piece in pieces]
     if setup.device == source:
         for stage, piece, names in reading:
             for name, value in stages.base(0).states(names).items():
-                context.transfer.send_array(setup.home(stage), _state_key(phase, piece, name), value)
+                context.transfer.send_array(setup.primary(stage), _state_key(phase, piece, name), value)
     for _, piece, names in reading:
         if names and piece.stage in own:
             own[piece.stage].load({name: context.inbox.take(_state_key(phase, piece, name)) for name in names})
@@ -105,7 +105,7 @@ class _SideRoutes:
 
     def send(self, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
         """See ``Routes``."""
-        peer = self._context.setup.home(self._opened.pieces[edge.target][0])
+        peer = self._context.setup.primary(self._opened.pieces[edge.target][0])
         self._context.transfer.send_array(peer, self.key(micro_batch, edge, gradient=gradient), array)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from farflung.engines.base import Array
 from farflung.errors import InputError
 from farflung.ids import derive_seed
+from farflung.messages.data import Token
 from farflung.step.context import StepContext
 from farflung.step.evaluation.forward_pass import ForwardGraph, open_graph, run_forward
 from farflung.step.run_setup import Phase
@@ -29,7 +30,7 @@ def generate(context: StepContext, stages: LocalStages, step: int) -> None:
     work = open_graph(context, stages, setup.generate_graph, Phase.GENERATE)
     (placeholder,) = (op.name for op in work.graph.placeholders)
     length = work.graph.op(placeholder).outputs[0].shape[-1]
-    leads = setup.home(work.pieces[work.maker("logits")][0]) == setup.device
+    leads = setup.primary(work.pieces[work.maker("logits")][0]) == setup.device
     tokens = _prompt(context, work, placeholder, leads=leads)
     random = np.random.default_rng(derive_seed("generate", job.seed))
     last = False
@@ -42,10 +43,10 @@ def generate(context: StepContext, stages: LocalStages, step: int) -> None:
             token = _sample(outputs["logits"][0, len(window) - 1].astype(np.float64), job.generate.temperature, random)
             last = context.hooks.stop_requested() and index + 1 < job.generate.tokens
             for peer in setup.peers:
-                context.transfer.post(peer, f"token-{index}", step, {"token": token, "stop": last})
+                context.transfer.post(peer, Token(run=setup.run, step=step, index=index, token=token, stop=last))
         else:
-            message = context.inbox.take((f"token-{index}", step))
-            token, last = int(message["token"]), bool(message["stop"])
+            message: Token = context.inbox.take(("token", step, index))
+            token, last = message.token, message.stop
         tokens.append(token)
         if last:
             break
@@ -58,7 +59,7 @@ def generate(context: StepContext, stages: LocalStages, step: int) -> None:
 def _prompt(context: StepContext, work: ForwardGraph, placeholder: str, *, leads: bool) -> list[int]:
     """Return the prompt on the workers that read tokens or make them (empty on the others)."""
     setup = context.setup
-    readers = {setup.home(stage) for stage, piece in work.pieces if piece.placeholders}
+    readers = {setup.primary(stage) for stage, piece in work.pieces if piece.placeholders}
     if not (leads or setup.device in readers):
         return []
     given = context.hooks.provide(Phase.GENERATE, 0, 0, [placeholder])[placeholder]

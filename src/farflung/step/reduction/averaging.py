@@ -28,6 +28,7 @@ from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.messages.fields import text, whole
 from farflung.step.inbox import Inbox
+from farflung.step.reduction.base import Receive
 from farflung.step.reduction.piece_sender import PieceSender, SentPiece, Window
 from farflung.step.reduction.pieces import Piece, pieces_of
 from farflung.sync import SyncRound
@@ -104,10 +105,10 @@ class Averager:
     """All means of one worker; a ``Reduction``. The compute thread calls ``contribute`` and ``wait``, any thread ``receive``."""
 
     def __init__(
-        self, groups: Mapping[int, Sequence[str]], nbytes: int, mailbox: Inbox, sender: PieceSender, clock: Clock | None = None
+        self, groups: Mapping[int, Sequence[str]], nbytes: int, inbox: Inbox, sender: PieceSender, clock: Clock | None = None
     ) -> None:
         """``groups``: the devices of each own stage, by rank. ``nbytes``: of the parameters here."""
-        self._groups, self._mailbox, self._sender = groups, mailbox, sender
+        self._groups, self._inbox, self._sender = groups, inbox, sender
         self._clock = clock or MonotonicClock()
         self.window = Window(nbytes)
         #: Guards all that follows and the window. Reentrant: pieces that came early are taken inside ``contribute``.
@@ -152,10 +153,10 @@ class Averager:
         with self._lock:
             going = self._exchanges.get((stage, tag))
         patience = None if going is None else going.spec.patience
-        while patience is not None and not self._mailbox.wait_for(key, patience):
+        while patience is not None and not self._inbox.wait_for(key, patience):
             self.expire()
             patience = max(patience / 4, 0.01)
-        outcome: Outcome = self._mailbox.take(key)
+        outcome: Outcome = self._inbox.take(key)
         return outcome
 
     def expire(self) -> None:
@@ -173,12 +174,17 @@ class Averager:
         with self._lock:
             keys = [("averaged", *key) for key in self._exchanges]
         for key in keys:
-            self._mailbox.wait_for(key, None)
+            self._inbox.wait_for(key, None)
 
     # -- frames -------------------------------------------------------------------------------------------------------
 
+    @property
+    def receivers(self) -> Mapping[str, Receive]:
+        """Frames of pieces."""
+        return {"pieces": self.receive}
+
     def receive(self, peer: str, frame: Frame) -> None:
-        """Pieces, or the means of some, came from ``peer`` (transport thread)."""
+        """Take pieces, or the means of some, from ``peer`` (transport thread); errors as in ``Reduction.receivers``."""
         stage = whole(frame.header, "stage")
         if peer not in self._groups.get(stage, ()):
             raise WireError(f"{peer} is no replica of stage {stage}, of which one is here")
@@ -295,7 +301,7 @@ class Averager:
             outcome = Outcome(
                 gap=going.gap, norm=going.norm, missing=frozenset(going.missing), begin=going.begin, end=self._clock.now()
             )
-            self._mailbox.put(("averaged", *key), outcome)
+            self._inbox.put(("averaged", *key), outcome)
 
     def _pump(self) -> None:
         """Send pieces in the order in which exchanges began, as far as the window allows."""

@@ -7,7 +7,7 @@ between engines is policy: the order of additions (``orders``), and how long a m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -15,7 +15,10 @@ from farflung.engines.base import Array
 from farflung.graph.ir import Use
 from farflung.wire.frames import Frame
 
-__all__ = ["GradientPart", "Reduction"]
+__all__ = ["GradientPart", "Receive", "Reduction"]
+
+#: Takes a frame from a peer (transport thread).
+Receive = Callable[[str, Frame], None]
 
 ContributionT_contra = TypeVar("ContributionT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -38,11 +41,12 @@ class Reduction(Protocol[ContributionT_contra, ResultT_co]):
             BaseException: what ended the run meanwhile.
         """
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """Store what ``peer`` sent for a sum (transport thread); it may arrive before the own contribution.
+    @property
+    def receivers(self) -> Mapping[str, Receive]:
+        """Kind of frame -> what stores such a frame of a peer (transport threads); it may arrive before the own contribution.
 
-        Raises:
-            WireError: ``peer`` has no such part in this sum, or its arrays have other shapes or types.
+        They raise:
+            WireError: the peer has no such part in this sum, or its arrays have other shapes or types.
             CodecError: a payload is malformed.
         """
 

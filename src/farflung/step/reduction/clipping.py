@@ -30,11 +30,11 @@ __all__ = ["PreviousNorm"]
 class PreviousNorm:
     """One worker's part; ``receive`` is called on any thread, all else on the compute thread. ``wanted``: the job asks."""
 
-    def __init__(self, setup: RunSetup, mailbox: Inbox, links: Outbox) -> None:
+    def __init__(self, setup: RunSetup, inbox: Inbox, links: Outbox) -> None:
         optimizer = setup.job.optimizer
         self._limit = optimizer.clip_norm if optimizer.clip_by == "previous" else None
         self.wanted = self._limit is not None
-        self._setup, self._mailbox, self._links = setup, mailbox, links
+        self._setup, self._inbox, self._links = setup, inbox, links
         #: Norms by parameter: of the step under way, and of the one reported last.
         self._norms: dict[str, float] = {}
         self._reported: tuple[int, dict[str, float]] | None = None
@@ -79,7 +79,7 @@ class PreviousNorm:
         self._settle()  # of a step without any update
         self._reported, self._norms = (step, self._norms), {}
         frame = Frame("norm", {"run": self._setup.run, "step": step, "norms": self._reported[1]})
-        for peer in self._setup.mates:
+        for peer in self._setup.update_group:
             self._links.post(peer, OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
 
     def receive(self, peer: str, frame: Frame) -> None:
@@ -88,17 +88,17 @@ class PreviousNorm:
         Raises:
             WireError: it is of another pipeline, or these are no norms.
         """
-        if peer not in self._setup.mates or not self.wanted:
-            raise WireError(f"{peer} has no norms to tell in this run")
+        if peer not in self._setup.update_group or not self.wanted:
+            raise WireError(f"{peer} does not report norms to this worker in this run")
         norms = table(frame.header, "norms")
-        self._mailbox.put(("norm", whole(frame.header, "step"), peer), {name: number(norms, name) for name in norms})
+        self._inbox.put(("norm", whole(frame.header, "step"), peer), {name: number(norms, name) for name in norms})
 
     def _settle(self) -> None:
         if self._reported is None:
             return
         step, norms = self._reported
-        for peer in self._setup.mates:
-            norms = norms | self._mailbox.take(("norm", step, peer))
+        for peer in self._setup.update_group:
+            norms = norms | self._inbox.take(("norm", step, peer))
         self._reported = None
         ordered = [norms[state.name] for state in self._setup.graph.parameters if state.name in norms]
         if ordered:

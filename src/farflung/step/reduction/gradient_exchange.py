@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from farflung.engines.base import Array, StageRunner
 from farflung.graph.ir import Use
 from farflung.step.inbox import Inbox
-from farflung.step.reduction.base import GradientPart, Reduction
+from farflung.step.reduction.base import GradientPart, Receive, Reduction
 from farflung.step.reduction.gradient_sums import GradientSums
 from farflung.step.reduction.orders import AddOrder, PartEnd, job_order, route_order
 from farflung.step.run_setup import RunSetup
 from farflung.step.transfer.outbox import Outbox
-from farflung.wire.frames import Frame
 
 __all__ = ["GradientExchange", "gradient_exchange"]
 
@@ -39,13 +38,14 @@ class GradientExchange:
         for stage in self._order.stages:
             runners[stage].put_gradients(self._reduction.wait(stage, str(step)))
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """Part of a sum, or a total, came from ``peer`` (transport thread); errors as in ``Reduction.receive``."""
-        self._reduction.receive(peer, frame)
+    @property
+    def receivers(self) -> Mapping[str, Receive]:
+        """See ``Reduction.receivers``."""
+        return self._reduction.receivers
 
 
-def gradient_exchange(setup: RunSetup, mailbox: Inbox, links: Outbox) -> GradientExchange:
+def gradient_exchange(setup: RunSetup, inbox: Inbox, links: Outbox) -> GradientExchange:
     """The exchange of ``setup``'s run: in the job's order, or along the plan's routes where the job allows any order."""
     in_order = all(stage.adds is None for stage in setup.plan.stages)
     order: AddOrder = job_order(setup) if in_order else route_order(setup)
-    return GradientExchange(order, GradientSums(setup.run, order, mailbox, links))
+    return GradientExchange(order, GradientSums(setup.run, order, inbox, links))

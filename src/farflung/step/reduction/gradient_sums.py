@@ -1,13 +1,13 @@
 """Sums of gradients over the replicas of a stage, added piece by piece in the order of a policy (``orders``).
 
 The compute thread adds, so no other thread touches tensors. It takes the parts of a piece one after the other in the policy's
-order, each as soon as it is there. Transport threads only store parts in the mailbox. Parts travel without a codec.
+order, each as soon as it is there. Transport threads only store parts in the inbox. Parts travel without a codec.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from farflung.graph.ir import Use
 from farflung.messages.arrays import pack_arrays
 from farflung.messages.fields import whole
 from farflung.step.inbox import Inbox
-from farflung.step.reduction.base import GradientPart
+from farflung.step.reduction.base import GradientPart, Receive
 from farflung.step.reduction.orders import AddOrder, Role
 from farflung.step.reduction.pieces import GradientPiece, Sums, plus, unpack_sums
 from farflung.step.transfer.outbox import Outbox, OutgoingFrame
@@ -46,9 +46,9 @@ class _OpenPiece:
 class GradientSums:
     """One worker's part in the sums of gradients of a run; a ``Reduction``. Tags of sums are step numbers."""
 
-    def __init__(self, run: str, order: AddOrder, mailbox: Inbox, links: Outbox) -> None:
-        self._run, self._order, self._mailbox, self._links = run, order, mailbox, links
-        self._roles = {stage: [order.role(stage, n) for n in range(len(held))] for stage, held in order.pieces.items()}
+    def __init__(self, run: str, order: AddOrder, inbox: Inbox, links: Outbox) -> None:
+        self._run, self._order, self._inbox, self._links = run, order, inbox, links
+        self._roles = {stage: [order.role(stage, n) for n in range(len(pieces))] for stage, pieces in order.pieces.items()}
         self._open: list[_OpenPiece] = []
         #: stage -> arrays by use: own sums where they stay here, and totals
         self._arrays: dict[int, list[Array | None]] = {}
@@ -65,23 +65,33 @@ class GradientSums:
             if piece.runs:
                 self._send("part", role.collector, (step, stage, number, slot), piece.cut(arrays))
         # Only pieces that wait for nobody: other additions would hold up the next forward or backward.
-        self._advance([item for item in self._open if item.stage == stage and self._mailbox.seen(item.needs) is not None])
+        self._advance([item for item in self._open if item.stage == stage and self._inbox.seen(item.needs) is not None])
 
     def wait(self, stage: int, tag: str) -> dict[Use, Array]:
         """Add and pass on what arrives, of all stages, until every total of ``stage`` is here; return the totals by use."""
         while any(item.stage == stage for item in self._open):
-            # The condition runs under the mailbox's lock: it only looks up one key of each piece.
-            self._mailbox.wait_until(lambda: any(self._mailbox.holds((item.needs[0],)) for item in self._open))
+            # The condition runs under the inbox's lock: it only looks up one key of each piece.
+            self._inbox.wait_until(lambda: any(self._inbox.holds((item.needs[0],)) for item in self._open))
             self._advance(self._open)
         arrays = self._arrays.pop(stage)
         return {use: array for use, array in zip(self._order.stages[stage].uses, arrays, strict=True) if array is not None}
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """A part or a total came from ``peer`` (transport thread)."""
-        number, slot = self._order.received(peer, frame)
+    @property
+    def receivers(self) -> Mapping[str, Receive]:
+        """Parts to add, and totals."""
+        return {"part": self.receive_part, "total": self.receive_total}
+
+    def receive_part(self, peer: str, frame: Frame) -> None:
+        """Store a part that is added here (transport thread); errors as in ``Reduction.receivers``."""
+        self._receive(frame, *self._order.part_of(peer, frame))
+
+    def receive_total(self, peer: str, frame: Frame) -> None:
+        """Store a total (transport thread); errors as in ``Reduction.receivers``."""
+        self._receive(frame, self._order.total_of(peer, frame), 0)
+
+    def _receive(self, frame: Frame, number: int, slot: int) -> None:
         step, stage = whole(frame.header, "step"), whole(frame.header, "stage")
-        key = (frame.kind, step, stage, number, slot if frame.kind == "part" else 0)
-        self._mailbox.put(key, unpack_sums(self._order.pieces[stage][number], frame))
+        self._inbox.put((frame.kind, step, stage, number, slot), unpack_sums(self._order.pieces[stage][number], frame))
 
     def _open_stage(self, step: int, stage: int, arrays: list[Array | None]) -> None:
         if stage in self._arrays:
@@ -96,13 +106,13 @@ class GradientSums:
     def _advance(self, items: Sequence[_OpenPiece]) -> None:
         """Do for ``items`` what can be done with what is here."""
         for item in list(items):
-            while item.needs and self._mailbox.seen((item.needs[0],)) is not None:
+            while item.needs and self._inbox.seen((item.needs[0],)) is not None:
                 self._take(item)
 
     def _take(self, item: _OpenPiece) -> None:
         """The next part of ``item``, or its total, is here."""
         key = item.needs.popleft()
-        came: Sums = self._mailbox.take(key)
+        came: Sums = self._inbox.take(key)
         if key[0] == "total":
             self._end(item, came)
             return
@@ -125,7 +135,7 @@ class GradientSums:
     def _send(self, kind: str, device: str, place: tuple[int, int, int, int], sums: Sums) -> None:
         step, stage, number, slot = place
         if device == self._order.device:
-            self._mailbox.put((kind, *place), sums)
+            self._inbox.put((kind, *place), sums)
             return
         head = {"run": self._run, "step": step, "stage": stage} | dict(self._order.header(number, slot))
         dense = sum(array.nbytes for array in sums if array is not None)

@@ -98,10 +98,17 @@ class AddOrder(Protocol):
         """The own part in piece ``number`` of ``stage``."""
 
     def header(self, number: int, slot: int) -> dict[str, Any]:
-        """What a frame says of the part ``slot`` of piece ``number``, beside run, step and stage."""
+        """Header fields of the part ``slot`` of piece ``number``, beside run, step and stage."""
 
-    def received(self, peer: str, frame: Frame) -> tuple[int, int]:
-        """The piece and the slot that ``frame`` is for.
+    def part_of(self, peer: str, frame: Frame) -> tuple[int, int]:
+        """The piece and the slot of a part that ``peer`` sent.
+
+        Raises:
+            WireError: ``peer`` does not send that here.
+        """
+
+    def total_of(self, peer: str, frame: Frame) -> int:
+        """The piece of a total that ``peer`` sent.
 
         Raises:
             WireError: ``peer`` does not send that here.
@@ -157,17 +164,27 @@ class JobOrder:
         """Bucket and part."""
         return {"bucket": number, "part": slot}
 
-    def received(self, peer: str, frame: Frame) -> tuple[int, int]:
-        """Parts come to the bucket's server, totals from it."""
+    def part_of(self, peer: str, frame: Frame) -> tuple[int, int]:
+        """Parts come to the bucket's server."""
+        stage, number, part = self._place(frame)
+        if self.servers[stage][number] != self.device or (peer, part) not in self.parts[stage]:
+            raise WireError(f"{peer} has no part {part} of bucket {number} of stage {stage} to send here")
+        return number, part
+
+    def total_of(self, peer: str, frame: Frame) -> int:
+        """Totals come from the bucket's server."""
+        stage, number, part = self._place(frame)
+        if self.servers[stage][number] != peer:
+            raise WireError(f"{peer} has no total {part} of bucket {number} of stage {stage} to send here")
+        return number
+
+    def _place(self, frame: Frame) -> tuple[int, int, int]:
         stage, number = whole(frame.header, "stage"), whole(frame.header, "bucket")
         part = whole(frame.header, "part", high=self.micro_batches)
-        servers = self.servers.get(stage, ())
-        if number >= len(servers):
-            raise WireError(f"stage {stage} has {len(servers)} buckets to exchange here, not number {number}")
-        server = self.device if frame.kind == "part" else peer
-        if servers[number] != server or (frame.kind == "part" and (peer, part) not in self.parts[stage]):
-            raise WireError(f"{peer} has no {frame.kind} {part} of bucket {number} of stage {stage} to send here")
-        return number, part
+        count = len(self.servers.get(stage, ()))
+        if number >= count:
+            raise WireError(f"stage {stage} has {count} buckets to exchange here, not number {number}")
+        return stage, number, part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,31 +217,41 @@ class RouteOrder:
             adds=(rank, *way.adds(rank)),
             up=None if way.up[rank] < 0 else devices[way.up[rank]],
             total_from=self.device if way.down[rank] < 0 else devices[way.down[rank]],
-            down=tuple(devices[child] for child in way.tells(rank)),
+            down=tuple(devices[child] for child in way.passes_to(rank)),
         )
 
     def header(self, number: int, slot: int) -> dict[str, Any]:
-        """The piece; the sender's rank says which part."""
+        """The piece; the sender's rank is the part."""
         return {"piece": number}
 
-    def received(self, peer: str, frame: Frame) -> tuple[int, int]:
-        """Partial sums come up, totals come down the piece's route."""
-        stage, number = whole(frame.header, "stage"), whole(frame.header, "piece")
-        ways, devices = self.ways.get(stage, ()), self.devices.get(stage, ())
-        if number >= len(ways) or peer not in devices:
-            raise WireError(f"stage {stage} has {len(ways)} pieces to sum here, number {number} of {peer} is none of them")
-        way, own, other = ways[number], devices.index(self.device), devices.index(peer)
-        if (way.up[other] != own) if frame.kind == "part" else (way.down[own] != other):
-            raise WireError(f"{peer} has no {frame.kind} of piece {number} of stage {stage} to send here")
+    def part_of(self, peer: str, frame: Frame) -> tuple[int, int]:
+        """Partial sums come up the piece's route."""
+        stage, number, own, other = self._place(peer, frame)
+        if self.ways[stage][number].up[other] != own:
+            raise WireError(f"{peer} has no part of piece {number} of stage {stage} to send here")
         return number, other
+
+    def total_of(self, peer: str, frame: Frame) -> int:
+        """Totals come down the piece's route."""
+        stage, number, own, other = self._place(peer, frame)
+        if self.ways[stage][number].down[own] != other:
+            raise WireError(f"{peer} has no total of piece {number} of stage {stage} to send here")
+        return number
+
+    def _place(self, peer: str, frame: Frame) -> tuple[int, int, int, int]:
+        stage, number = whole(frame.header, "stage"), whole(frame.header, "piece")
+        count, devices = len(self.ways.get(stage, ())), self.devices.get(stage, ())
+        if number >= count or peer not in devices:
+            raise WireError(f"stage {stage} has {count} pieces to sum here, number {number} of {peer} is none of them")
+        return stage, number, devices.index(self.device), devices.index(peer)
 
 
 def job_order(setup: RunSetup) -> JobOrder:
     """The exact order of ``setup``'s run; with a sync strategy nothing is summed here."""
     stages = {} if setup.plan.sync is not None else uses_of(setup)
     pieces, servers = {}, {}
-    for stage, held in stages.items():
-        places = {use: index for index, use in enumerate(held.uses)}
+    for stage, of_stage in stages.items():
+        places = {use: index for index, use in enumerate(of_stage.uses)}
         buckets = buckets_of(setup.graph, setup.subgraphs[stage], setup.job.optimizer, setup.plan.stages[stage].devices)
         servers[stage] = tuple(bucket.server for bucket in buckets)
         pieces[stage] = tuple(
@@ -257,17 +284,17 @@ def route_order(setup: RunSetup) -> RouteOrder:
     """The order of the routes that ``setup``'s plan chose for each stage."""
     stages = uses_of(setup)
     pieces, ways = {}, {}
-    for stage, held in stages.items():
+    for stage, of_stage in stages.items():
         reduction, members = setup.plan.stages[stage].adds, len(setup.plan.stages[stage].devices)
         assert reduction is not None
-        count = reduction.count(members, sum(spec.nbytes for spec in held.specs))
-        cuts = runs_of([spec.numel for spec in held.specs], count)
+        count = reduction.count(members, sum(spec.nbytes for spec in of_stage.specs))
+        cuts = runs_of([spec.numel for spec in of_stage.specs], count)
         ways[stage] = tuple(reduction.way(number, members) for number in range(len(cuts)))
         pieces[stage] = tuple(
             GradientPiece(
                 runs=runs,
-                specs=tuple(TensorSpec(dtype=held.specs[index].dtype, shape=(stop - start,)) for index, start, stop in runs),
-                states=tuple(held.uses[index].state for index, _, _ in runs),
+                specs=tuple(TensorSpec(dtype=of_stage.specs[index].dtype, shape=(stop - start,)) for index, start, stop in runs),
+                states=tuple(of_stage.uses[index].state for index, _, _ in runs),
             )
             for runs in cuts
         )

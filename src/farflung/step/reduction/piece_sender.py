@@ -41,7 +41,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentPiece:
-    """A piece on its way: what its frame says of it, its memory, its bytes."""
+    """A piece on its way: header, memory, bytes."""
 
     header: dict[str, Any]
     sections: tuple[memoryview, ...]

@@ -80,7 +80,7 @@ class LocalStages:
 
     def owns(self, state: str, stage: int) -> bool:
         """Return whether this worker's replica of ``stage`` is the one that writes ``state``."""
-        return stage in self.setup.speaks_for and self.setup.owner(state) == stage
+        return stage in self.setup.primary_stages and self.setup.owner(state) == stage
 
     def load_first(self, hooks: RunHooks) -> dict[str, Array]:
         """Load the states that the run begins with; return the checkpoint's slots of replicas that train alone."""

@@ -20,6 +20,7 @@ from farflung.step.context import StepContext
 from farflung.step.stages.copy_coding import Coder, Incoming, Version
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.transfer.outbox import OutgoingFrame
+from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Urgency
 from farflung.units import Bytes, counted
 from farflung.wire.frames import Frame
@@ -58,6 +59,7 @@ class StateCopies:
         self._guarded: dict[str, list[StateCopy]] = {}
         self._coming: dict[str, Incoming] = {}
         self._coder = Coder()
+        self._threads = ThreadGroup()
         #: On the leader: the step of the interval under way (None: none so far), and (owner, guard) of its incomplete copies.
         self._round: int | None = None
         self._open: set[tuple[str, str]] = set()
@@ -87,20 +89,23 @@ class StateCopies:
         """Begin a copy interval after ``step`` (compute thread): copy the own states, and send them behind everything else."""
         stages = self._stages
         holding = Holding(step=step + 1, committed=stages.committed, states=stages.names, copied=True)
-        kept = StateCopy(holding, stages.packed())
+        copy = StateCopy(holding, stages.packed())
         with self._lock:  # all copies of the interval before are complete, or this one would not begin
             before = self._own[-1] if self._own else None
-            self._own = [*self._own[-1:], kept]
+            self._own = [*self._own[-1:], copy]
             oldest = self._own[0].holding.step
             self._guarded = {o: [one for one in held if one.holding.step >= oldest] for o, held in self._guarded.items()}
         guards = self._rounds.guards.get(self._context.setup.device, ())
         if guards:
             self._count += 1
-            self._begin(guards, kept, None if before is None else (before.holding.step, before.read(before.holding.states)))
+            self._begin(guards, copy, None if before is None else (before.holding.step, before.read(before.holding.states)))
 
-    def _begin(self, guards: Sequence[str], kept: StateCopy, base: Version | None) -> None:
-        args, name = (guards, kept, base), f"copies-{self._context.setup.device}"
-        threading.Thread(target=self._send, args=args, name=name, daemon=True).start()
+    def _begin(self, guards: Sequence[str], copy: StateCopy, base: Version | None) -> None:
+        self._threads.spawn(f"copies-{self._context.setup.device}", self._send, guards, copy, base)
+
+    def close(self) -> None:
+        """Wait for the threads that send copies; the outbox must be closed."""
+        self._threads.join()
 
     def receive(self, peer: str, frame: Frame) -> None:
         """Store a piece of a copy, or the message that one is complete (transport thread).
@@ -129,9 +134,9 @@ class StateCopies:
             self._tell(peer, {"lacks": True})
             return
         states = frozenset(name for stage in setup.plan.stages_of(peer) for name in setup.subgraphs[stage.index].states)
-        kept = StateCopy(Holding(step=step, committed=committed, states=states, copied=True), incoming.arrays())
+        copy = StateCopy(Holding(step=step, committed=committed, states=states, copied=True), incoming.arrays())
         with self._lock:
-            self._guarded[peer] = [*self._guarded.get(peer, [])[-1:], kept]
+            self._guarded[peer] = [*self._guarded.get(peer, [])[-1:], copy]
         if setup.device == setup.leader:
             self._whole(peer, setup.device, step - 1, incoming.nbytes)
         else:
@@ -140,7 +145,7 @@ class StateCopies:
     def retained(self) -> list[StateCopy]:
         """Return all copies on this worker, the oldest first."""
         with self._lock:
-            return [*self._own, *(kept for held in self._guarded.values() for kept in held)]
+            return [*self._own, *(copy for held in self._guarded.values() for copy in held)]
 
     def _tell(self, peer: str, fields: Mapping[str, Any]) -> None:
         word = Frame("copied", {"run": self._context.setup.run, **fields})
@@ -158,13 +163,13 @@ class StateCopies:
             raise WireError(f"{guard} keeps no copies of this worker")
         with self._lock:
             newest = self._own[-1:]
-        for kept in newest:
-            self._begin((guard,), kept, None)
+        for copy in newest:
+            self._begin((guard,), copy, None)
 
     def _version(self, owner: str, step: int) -> Mapping[str, Array] | None:
         """Return the stored states of ``owner`` after ``step`` steps."""
         with self._lock:
-            found = [kept for kept in self._guarded.get(owner, ()) if kept.holding.step == step]
+            found = [copy for copy in self._guarded.get(owner, ()) if copy.holding.step == step]
         return found[0].read(found[0].holding.states) if found else None
 
     def _limit(self, owner: str) -> int:
@@ -172,9 +177,9 @@ class StateCopies:
         names = {name for stage in setup.plan.stages_of(owner) for name in setup.subgraphs[stage.index].states}
         return _MORE + _SLOTS * sum(setup.graph.state[name].spec.nbytes for name in names)
 
-    def _send(self, guards: Sequence[str], kept: StateCopy, base: Version | None) -> None:
-        outbox, run, holding = self._context.outbox, self._context.setup.run, kept.holding
-        arrays = kept.read(holding.states)
+    def _send(self, guards: Sequence[str], copy: StateCopy, base: Version | None) -> None:
+        outbox, run, holding = self._context.outbox, self._context.setup.run, copy.holding
+        arrays = copy.read(holding.states)
         try:
             for guard in guards:
                 for make in self._coder.pieces(arrays, base):

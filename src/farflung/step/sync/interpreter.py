@@ -18,6 +18,7 @@ from farflung.plan.model import SyncPlan
 from farflung.plan.synchronization import held_elsewhere, strategy_of, world_of
 from farflung.step.inbox import Inbox
 from farflung.step.reduction.averaging import Averager
+from farflung.step.reduction.base import Receive
 from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.reduction.piece_sender import PieceSender
 from farflung.step.reduction.pieces import first_servers
@@ -35,13 +36,12 @@ from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.step.transfer.outbox import Outbox
 from farflung.sync.commands import Exchange, Mean, Probe
 from farflung.telemetry.trace import SpanRing
-from farflung.wire.frames import Frame
 
 __all__ = ["Synchronizer", "synchronized"]
 
 
 class Synchronizer:
-    """The strategy of a plan on one worker. ``receive`` is called on transport threads, all else by the compute thread."""
+    """The strategy of a plan on one worker. ``receivers`` are called on transport threads, all else by the compute thread."""
 
     def __init__(
         self,
@@ -73,11 +73,12 @@ class Synchronizer:
         self._replicas: dict[int, StageReplica] = {}
         #: The step from which the strategy counts.
         self._origin = setup.first_step
-        self._receivers: Mapping[str, Callable[[str, Frame], None]] = {
+        #: Kind of frame -> what takes it on a transport thread; errors are those of these methods.
+        self.receivers: Mapping[str, Receive] = {
             "sync": self._values.receive,
-            "pieces": averager.receive,
             "pace": self._local_steps.receive,
             "norm": norm.receive,
+            **averager.receivers,
         }
 
     # -- a run --------------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ class Synchronizer:
     def open(self, runners: Mapping[int, StageRunner], step: int, slots: Mapping[str, Array] | None = None) -> None:
         """Before ``step``, the first one or that of a resumed run: all replicas hold the states of rank 0.
 
-        ``slots``: what ``kept`` returned for a checkpoint. Without those of this replica the strategy counts steps from here:
+        ``slots``: what ``retained`` returned for a checkpoint. Without those of this replica the strategy counts steps from here:
         nothing that it would have begun before is under way.
         """
         self._origin = step
@@ -127,7 +128,7 @@ class Synchronizer:
             replica.times = LayerTimes(world)
         return replica
 
-    def kept(self) -> dict[str, Array]:
+    def retained(self) -> dict[str, Array]:
         """What a checkpoint must hold of the replicas here, as optimizer slots; waits for exchanges that are under way.
 
         Raises:
@@ -175,7 +176,7 @@ class Synchronizer:
             replica.program = self.strategy.step(place, replica.world)
             replica.begun.clear()
 
-    def taking(self, step: int) -> frozenset[int]:
+    def participants(self, step: int) -> frozenset[int]:
         """The pipelines that take a local step in ``step``."""
         return self._local_steps.participants(step - self._origin)
 
@@ -242,17 +243,6 @@ class Synchronizer:
         self._local_steps.end_step(place, facts.step)
         self._commands.end_step()
         self._sender.begin_step(facts.step + 1)
-
-    # -- frames -------------------------------------------------------------------------------------------------------
-
-    def receive(self, peer: str, frame: Frame) -> None:
-        """A frame of the strategy came from ``peer`` (transport thread).
-
-        Raises:
-            WireError: it does not belong here.
-            CodecError: a payload is malformed.
-        """
-        self._receivers[frame.kind](peer, frame)
 
 
 def synchronized(

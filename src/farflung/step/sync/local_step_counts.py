@@ -37,12 +37,12 @@ class LocalStepCounts:
         self,
         setup: RunSetup,
         traits: Traits,
-        mailbox: Inbox,
+        inbox: Inbox,
         links: Outbox,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert setup.plan.sync is not None
-        self._setup, self._mailbox, self._links, self._clock = setup, mailbox, links, clock
+        self._setup, self._inbox, self._links, self._clock = setup, inbox, links, clock
         self.steps = setup.plan.sync.local_steps
         self._period = traits.sync_every
         self._adapt = traits.step_gain if self.steps else 0.0
@@ -101,9 +101,9 @@ class LocalStepCounts:
             WireError: it has no first stage, or that is no time.
         """
         if peer not in self._reporters or not self._adapt:
-            raise WireError(f"{peer} has no pace to tell in this run")
+            raise WireError(f"{peer} does not report local step times in this run")
         seconds = number(frame.header, "seconds", low=0.0)
-        self._mailbox.put(("pace", whole(frame.header, "place"), peer), seconds)
+        self._inbox.put(("pace", whole(frame.header, "place"), peer), seconds)
 
     def take(self) -> float:
         """The median of the local steps since the last call, seconds (0: there were none)."""
@@ -112,13 +112,13 @@ class LocalStepCounts:
 
     def _report(self, place: int, step: int) -> None:
         seconds = self.take()
-        self._mailbox.put(("pace", place, self._setup.device), seconds)
+        self._inbox.put(("pace", place, self._setup.device), seconds)
         frame = Frame("pace", {"run": self._setup.run, "place": place, "seconds": seconds})
         for peer in self._setup.peers:
             self._links.post(peer, OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
 
     def _follow(self, place: int) -> str | None:
-        seconds = [self._mailbox.take(("pace", place, device)) for device in self._reporters]
+        seconds = [self._inbox.take(("pace", place, device)) for device in self._reporters]
         job = self._setup.job
         shares = [sum(job.weight(index) for index in replica.micro_batches) for replica in self._setup.plan.replicas_of(0)]
         found = adapted_steps(self.steps, seconds, shares, self._period, self._adapt)

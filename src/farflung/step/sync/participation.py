@@ -16,12 +16,12 @@ class Participation:
     def __init__(self, setup: RunSetup, sync: Synchronizer | None) -> None:
         self._setup, self._sync = setup, sync
 
-    def part(self, step: int, device: str) -> bool:
+    def takes_part(self, step: int, device: str) -> bool:
         """Whether ``device`` computes in ``step``."""
         if self._sync is None:
             return True
         number = next(stage.devices.index(device) for stage in self._setup.plan.stages if device in stage.devices)
-        return number in self._sync.taking(step)
+        return number in self._sync.participants(step)
 
     def mean(self, step: int, losses: Sequence[float]) -> float:
         """``losses``: of the micro-batches of the replicas that take part in ``step``, in order."""
@@ -40,4 +40,4 @@ class Participation:
 
     def _sizes(self, step: int) -> list[int]:
         sizes, places = self._setup.job.micro_batch_sizes, self._setup.places[self._setup.loss_stage]
-        return [size for size, place in zip(sizes, places, strict=True) if self.part(step, place)]
+        return [size for size, place in zip(sizes, places, strict=True) if self.takes_part(step, place)]

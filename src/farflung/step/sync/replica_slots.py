@@ -1,4 +1,4 @@
-"""What replicas under a sync strategy keep in checkpoints, so that a run goes on exactly: also in the middle of a period.
+"""What checkpoints hold of replicas under a sync strategy, so that a run resumes exactly, also in the middle of a period.
 
 A checkpoint's states are those of the first replica. Beside its optimizer slots stand slots of every replica, called
 ``sync.<step that the strategy counts from>.<members>.<rank>.<what>``: registers of the strategy; parameters and optimizer slots
@@ -27,7 +27,7 @@ _STROKE = "~"
 
 @dataclass(slots=True, kw_only=True)
 class RetainedReplica:
-    """What one replica of a stage keeps beside the first replica's states; ``origin``: the step that its strategy counts from.
+    """What a checkpoint holds of one replica, beside the first one's states. ``origin``: the step from which its strategy counts.
 
     ``means``: tag -> parameter -> mean that has arrived. ``values``: tag -> rank -> parameter -> what that member sent, where
     members' values are needed one by one (parameters in the order in which they were sent). ``times``: of the layers, where the
@@ -70,7 +70,7 @@ def wanted_by(plan: Plan | None, device: str) -> Callable[[str], bool]:
 
 
 def write_slots(retained: RetainedReplica, members: int, rank: int, mark: str) -> dict[str, Array]:
-    """``kept`` as slots of a checkpoint; ``mark``: any parameter, for a slot that says that this replica was here."""
+    """``retained`` as slots of a checkpoint; ``mark``: any parameter, for a slot that marks this replica as present."""
     head = f"{PREFIX}{retained.origin}.{members}.{rank}"
     found: dict[str, Array] = {f"{head}.mark./{mark}": np.zeros(1, np.float32) if retained.times is None else retained.times}
     found |= {f"{head}.parameter./{name}": array for name, array in retained.parameters.items()}
@@ -81,8 +81,8 @@ def write_slots(retained: RetainedReplica, members: int, rank: int, mark: str) -
         found |= {f"{head}.register.{register}/{name}": array for name, array in arrays.items()}
     for tag, means in retained.means.items():
         found |= {f"{head}.mean.{_flat(tag)}/{name}": array for name, array in means.items()}
-    for tag, held in retained.values.items():
-        for member, arrays in held.items():
+    for tag, values in retained.values.items():
+        for member, arrays in values.items():
             for place, (name, array) in enumerate(arrays.items()):
                 found[f"{head}.value.{member}:{place}:{_flat(tag)}/{name}"] = array
     return found
@@ -113,8 +113,8 @@ def read_slots(slots: Mapping[str, Array], members: int, rank: int) -> RetainedR
             member, place, tag = detail.split(":", 2)
             values.setdefault(_tag(tag), {}).setdefault(int(member), {})[int(place)] = (name, array)
     if retained is not None:
-        for tag, held in values.items():
-            retained.values[tag] = {member: dict(placed[place] for place in sorted(placed)) for member, placed in held.items()}
+        for tag, sent in values.items():
+            retained.values[tag] = {member: dict(placed[place] for place in sorted(placed)) for member, placed in sent.items()}
     return retained
 
 

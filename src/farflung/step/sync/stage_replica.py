@@ -70,11 +70,11 @@ class StageReplica:
             return self.runner.states(names, copy=False)
         if register == "gradient":
             return self.runner.gradient_views(names)
-        held = self.registers.setdefault(register, {})
-        missing = [name for name in names if name not in held]
+        arrays = self.registers.setdefault(register, {})
+        missing = [name for name in names if name not in arrays]
         for name, like in self.runner.states(missing, copy=False).items():
-            held[name] = np.zeros(like.shape, like.dtype)
-        return {name: held[name] for name in names}
+            arrays[name] = np.zeros(like.shape, like.dtype)
+        return {name: arrays[name] for name in names}
 
     def write(self, register: str, values: Mapping[str, Array]) -> None:
         """Set what a register holds of some parameters."""

@@ -11,7 +11,6 @@ and a frozen one blocks its own thread only.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from farflung.step.transfer.frame_log import frame_facts
 from farflung.step.transfer.traffic_meter import LinkUse, StagePair, TrafficMeter
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import SpanRing, frame_name
+from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint, Urgency
 from farflung.wire.frames import Frame
 
@@ -87,7 +87,7 @@ class Outbox:
         self._lanes: dict[tuple[str, Urgency], _Lane] = {}
         #: Frames that a thread has taken and that have not been delivered, guests' left aside.
         self._under_way = 0
-        self._threads: list[threading.Thread] = []
+        self._threads = ThreadGroup()
 
     def post(self, peer: str, outgoing: OutgoingFrame) -> None:
         """Queue a frame for ``peer``; block while its queue is full.
@@ -173,10 +173,7 @@ class Outbox:
     def close(self) -> None:
         """Stop the sender threads and drop queued frames. A thread whose link is stalled ends when the link moves or breaks."""
         self.abort(ConnectionLost("the links of this run are closed"))
-        end = time.monotonic() + _CLOSE_SECONDS
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout=max(end - time.monotonic(), 0.0))
+        self._threads.join(_CLOSE_SECONDS)
 
     def _has_waiting(self) -> bool:
         return any(lane.waiting for lane in self._lanes.values() if lane.lost is None)
@@ -191,9 +188,7 @@ class Outbox:
             lane = _Lane(peer=peer, urgency=urgency, lost=lost)
             if self._error is None:
                 self._lanes[peer, urgency] = lane
-                name = f"send-{peer}-{urgency.name.lower()}"
-                self._threads.append(threading.Thread(target=self._send_all, args=(lane,), name=name, daemon=True))
-                self._threads[-1].start()
+                self._threads.spawn(f"send-{peer}-{urgency.name.lower()}", self._send_all, lane)
         return lane
 
     def _send_all(self, lane: _Lane) -> None:

@@ -7,7 +7,6 @@ parameters, norms, evaluation) always travels uncompressed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,9 @@ from farflung.errors import CodecError, WireError
 from farflung.graph.cut import Edge
 from farflung.graph.ir import Use
 from farflung.messages.arrays import FLOATING, decode_array, encode_array
-from farflung.messages.fields import number, table, whole
+from farflung.messages.fields import whole
+from farflung.messages.schema import Message
+from farflung.messages.wire_form import encode
 from farflung.plan.link_memory import way_of
 from farflung.plan.model import CodecChoice
 from farflung.step.inbox import Inbox
@@ -36,8 +37,6 @@ __all__ = ["StepRoutes", "ValueTransfer"]
 
 _MAX_KEY = 12
 _DENSE = CodecChoice()
-#: Kinds of frames that workers (and, with ``data``, the submitting process) send each other in a run.
-_KINDS = re.compile(r"value|data|norms|losses|verdict|prepared|(?:eval-done|token)-[0-9]{1,10}")
 #: What the keys of a frame with an array begin with.
 _PLACES = {"value": ("value", "use", "side"), "data": ("data", "eval")}
 
@@ -65,7 +64,7 @@ class ValueTransfer:
         """Send the value of ``edge`` to its reading stage, or its gradient back to the stage that made it."""
         key = self.key(phase, step, micro_batch, edge, gradient=gradient)
         source, target = (edge.target, edge.source) if gradient else (edge.source, edge.target)
-        peer = self._setup.places[target][micro_batch] if phase in (Phase.TRAIN, Phase.PROBE) else self._setup.home(target)
+        peer = self._setup.places[target][micro_batch] if phase in (Phase.TRAIN, Phase.PROBE) else self._setup.primary(target)
         remembers = self.samples.on and phase is Phase.TRAIN
         if peer == self._setup.device:
             if remembers and not gradient:
@@ -113,11 +112,9 @@ class ValueTransfer:
 
         self._outbox.post(peer, OutgoingFrame(make=make, step=step, pair=pair, dense=array.nbytes))
 
-    def post(self, peer: str, kind: str, step: int, fields: Mapping[str, Any]) -> None:
-        """Send a small message; it waits at the peer under (kind, step), norms, losses
-        and prepared under (kind, step, sender)."""
-        head = {"run": self._setup.run, "step": step, "from": self._setup.device, "fields": dict(fields)}
-        self._outbox.post(peer, OutgoingFrame(make=lambda: Frame(kind, head), urgency=Urgency.CONTROL))
+    def post(self, peer: str, message: Message) -> None:
+        """Send a small message, ahead of values."""
+        self._outbox.post(peer, OutgoingFrame(make=lambda: encode(message), urgency=Urgency.CONTROL))
 
     def send_array(self, peer: str, key: tuple[str | int, ...], array: Array) -> None:
         """Send an array under a key of the caller's, uncompressed; to this worker itself without a frame."""
@@ -132,37 +129,15 @@ class ValueTransfer:
         self._outbox.post(peer, OutgoingFrame(make=make))
 
     def receive(self, peer: str, frame: Frame) -> None:
-        """Decode a frame and put it where it is waited for (transport thread).
+        """Decode a frame with an array and store the array in the inbox (transport thread).
 
         Raises:
             WireError: its header is malformed, or the value is larger than what the plan sends there.
             CodecError: its payload is malformed.
         """
-        if _KINDS.fullmatch(frame.kind) is None:
-            raise WireError(
-                f"unknown frame {frame.kind!r:.40}: known are value, data, part, total, norms, losses, "
-                "verdict, prepared, slope, pace, norm, copy, copied, eval-done-N, token-N"
-            )
-        if frame.kind in ("value", "data"):
-            key = _key(frame)
-            self._check_size(key, frame.header)
-            self._inbox.put(key, self._array(peer, key, frame))
-            return
-        step, fields = whole(frame.header, "step"), table(frame.header, "fields")
-        if frame.kind in ("norms", "losses"):
-            numbers = table(fields, frame.kind)
-            self._inbox.put((frame.kind, step, peer), {frame.kind: {name: number(numbers, name) for name in numbers}})
-            return
-        if frame.kind == "prepared":
-            self._inbox.put((frame.kind, step, peer), {})
-            return
-        if frame.kind == "verdict":
-            _check_verdict(fields)
-            if peer != self._setup.leader:
-                raise WireError(f"only {self._setup.leader} decides on a step, not {peer}")
-        else:
-            _check_side(frame.kind, fields)
-        self._inbox.put((frame.kind, step), fields)
+        key = _key(frame)
+        self._check_size(key, frame.header)
+        self._inbox.put(key, self._array(peer, key, frame))
 
     def _array(self, peer: str, key: tuple[str | int, ...], frame: Frame) -> Array:
         if key[0] != "value":
@@ -257,18 +232,3 @@ def _key(frame: Frame) -> tuple[str | int, ...]:
     if frame.kind == "data" and (len(key) != 4 or key[1] != whole(frame.header, "step")):
         raise WireError(f"data have the key data (or eval), step, micro-batch and placeholder, got {key!r:.80}")
     return tuple(key)
-
-
-def _check_side(kind: str, fields: Mapping[str, Any]) -> None:
-    good = isinstance(fields.get("stop"), bool) and (not kind.startswith("token") or isinstance(fields.get("token"), int))
-    if not good:
-        raise WireError(f"{kind} says stop (and a token its number), got {dict(fields)!r:.80}")
-
-
-def _check_verdict(fields: Mapping[str, Any]) -> None:
-    flags = all(isinstance(fields.get(name, False), bool) for name in ("finite", "stop", "save", "copy"))
-    losses = fields.get("losses")
-    told = isinstance(losses, list) and all(isinstance(loss, float) for loss in losses)
-    good = flags and told and {"finite", "stop"} <= set(fields) and isinstance(fields.get("bad"), list)
-    if not good:
-        raise WireError(f"a verdict says finite, bad, losses and stop, got {dict(fields)!r:.80}")

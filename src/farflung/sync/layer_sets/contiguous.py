@@ -50,8 +50,8 @@ def without_empty(sets: Sequence[Sequence[int]], sync_every: int) -> list[Units]
     found = [tuple(chosen) for chosen in sets if len(chosen)]
     while len(found) < sync_every:
         widest = max(range(len(found)), key=lambda index: len(found[index]))
-        *kept, last = found[widest]
-        found[widest : widest + 1] = [tuple(kept), (last,)]
+        *rest, last = found[widest]
+        found[widest : widest + 1] = [tuple(rest), (last,)]
     return found
 
 

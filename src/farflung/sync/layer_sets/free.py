@@ -26,7 +26,7 @@ HOT, COLD = 0.03, 3e-5  # temperatures, as shares of the backward pass
 def free(layers: Layers, sync_every: int, *, proposals: int = PROPOSALS) -> list[Units]:
     """``sync_every`` sets of units with a short period, at most that of ``optimal``; none is empty.
 
-    ``proposals``: moves and swaps that are tried; 0 keeps the list schedules.
+    ``proposals``: moves and swaps that are tried; 0: only the list schedules.
     """
     candidates = [*list_schedules(layers, sync_every), optimal(layers, sync_every)]
     best = min(candidates, key=lambda sets: exposed_seconds(layers, sets))
@@ -84,7 +84,7 @@ class _Annealing:
         self._random = random.Random(0)
         self._sets = [sorted(chosen) for chosen in sets]
         self._exposed = [self._exposure(chosen) for chosen in self._sets]
-        self._home = {unit: index for index, chosen in enumerate(sets) for unit in chosen}
+        self._set_of = {unit: index for index, chosen in enumerate(sets) for unit in chosen}
         self._value = math.fsum(self._exposed)
         self._best_value = self._value
         self.best: list[Units] = list(sets)
@@ -110,12 +110,12 @@ class _Annealing:
     def _propose(self, heat: float) -> None:
         draw = self._random.random
         unit = int(draw() * len(self._layers))
-        source, other = self._home[unit], None
+        source, other = self._set_of[unit], None
         if draw() < 0.5:
             target = int(draw() * len(self._sets))
         else:
             other = int(draw() * len(self._layers))
-            target = self._home[other]
+            target = self._set_of[other]
         if target == source:
             return
         left = [item for item in self._sets[source] if item != unit]
@@ -132,9 +132,9 @@ class _Annealing:
             return
         self._sets[source], self._sets[target] = left, right
         self._exposed[source], self._exposed[target] = first, second
-        self._home[unit] = target
+        self._set_of[unit] = target
         if other is not None:
-            self._home[other] = source
+            self._set_of[other] = source
         self._value += change
         if self._value < self._best_value - 1e-12 * self._layers.total:
             self._best_value = self._value

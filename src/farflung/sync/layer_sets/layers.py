@@ -55,10 +55,10 @@ class Layers:
             raise InputError(f"bp_seconds has {len(bp)} layers, comm_seconds has {len(comm)}: give one value of each per layer")
         if not bp:
             raise InputError("bp_seconds and comm_seconds are empty: give at least one layer")
-        home = _homes(len(bp), tied)
+        first_layer = _first_layers(len(bp), tied)
         members: dict[int, list[int]] = {}
         for layer in range(len(bp) - 1, -1, -1):
-            members.setdefault(home[layer], []).append(layer)
+            members.setdefault(first_layer[layer], []).append(layer)
         order = sorted(members, reverse=True)
         ends = np.cumsum(bp[::-1])[::-1]
         return cls(
@@ -113,8 +113,8 @@ def _times(name: str, values: Iterable[float]) -> list[float]:
     return times
 
 
-def _homes(count: int, tied: Iterable[Iterable[int]]) -> list[int]:
-    home = list(range(count))
+def _first_layers(count: int, tied: Iterable[Iterable[int]]) -> list[int]:
+    first_layer = list(range(count))
     seen: set[int] = set()
     for group in tied:
         layers = sorted(set(group))
@@ -125,5 +125,5 @@ def _homes(count: int, tied: Iterable[Iterable[int]]) -> list[int]:
             raise InputError(f"tied group {layers} shares layer {min(seen & set(layers))} with another group: join the two")
         seen |= set(layers)
         for layer in layers:
-            home[layer] = layers[0]
-    return home
+            first_layer[layer] = layers[0]
+    return first_layer

@@ -106,7 +106,7 @@ class DelayedUpdate(_Compressed):
     registers: ClassVar[tuple[Register, ...]] = (Register(name="outgoing"), Register(name="arrived"))
 
     def step(self, step: int, world: World) -> Program:
-        """End the previous exchange, begin this one, update with what the previous brought."""
+        """End the previous exchange, begin this one, update with what the previous one returned."""
         every, group, weights = world.every, world.group, world.weights
         send: tuple[Command, ...] = (
             Axpy(into="outgoing", x="gradient", b=0.0, layers=every),

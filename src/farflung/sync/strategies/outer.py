@@ -69,7 +69,7 @@ class Diloco(_Outer):
         )
 
     def step(self, step: int, world: World) -> Program:
-        """Update; at the end of a sync round exchange what was moved, step the outer optimizer, and go on from the anchor."""
+        """Update; at the end of a sync round exchange what was moved, step the outer optimizer, and continue from the anchor."""
         every, rests = world.every, world.rests(step, self.sync_every)
         update = () if rests else (Update(layers=every),)
         if (step + 1) % self.sync_every:
@@ -81,7 +81,7 @@ class Diloco(_Outer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingDiloco(_Outer):
-    """Streaming DiLoCo (Douillard et al. 2025): fragments in turn, exchanged while training goes on, in 4 bits.
+    """Streaming DiLoCo (Douillard et al. 2025): fragments in turn, exchanged while training continues, in 4 bits.
 
     The layers are dealt out to ``fragments`` in turn (the paper's strided pattern). Each has a sync round every ``sync_every``
     steps, spread evenly. A fragment's pseudo-gradient leaves at its sync round and is applied ``overlap`` steps later, and the
@@ -167,7 +167,7 @@ class Co2(_Outer):
 
     At the end of sync round t replicas send what they moved in it and apply what they moved in sync round t-1, so nobody waits.
     ``penalty``: the stale pseudo-gradient is divided by ``1 + |x_t - x_{t-1}| / |pseudo-gradient|``: the staler the point at
-    which it was measured, the less it counts. ``clip``: the outer momentum's norm is held below it (0: not at all). What differs:
+    which it was measured, the less it counts. ``clip``: the outer momentum's norm stays below it (0: not at all). What differs:
     the abstract that we had names penalty and clipping without formulas; both are our reading of gap-aware damping. ``by_speed``
     and ``adapt`` as in local SGD.
     """

@@ -142,7 +142,7 @@ class PartialSync(StrategyDefaults):
 
 @lru_cache(maxsize=64)
 def schedule_of(layers: tuple[LayerInfo, ...], sync_every: int, method: str, tied: Sets) -> PartialSchedule:
-    """``partial_sync_schedule`` of layers' times; kept, because every step asks."""
+    """``partial_sync_schedule`` of layers' times; cached, because every step asks."""
     bp, comm = [layer.bp_seconds for layer in layers], [layer.comm_seconds for layer in layers]
     return partial_sync_schedule(bp, comm, sync_every, method, tied=tied)
 

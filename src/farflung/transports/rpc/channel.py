@@ -50,7 +50,7 @@ class CallThreads(futures.ThreadPoolExecutor):
                 with self._guard:
                     self._running.discard(threading.current_thread())
 
-        thread = threading.Thread(target=run, name=f"{self._name}-call", daemon=True)
+        thread = threading.Thread(target=run, name=f"call-{self._name}", daemon=True)
         with self._guard:
             self._running.add(thread)
         try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import grpc
 
+from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, SecurityError
 from farflung.security import Credentials
 from farflung.transports.config import Insecure, Pinned, TransportConfig
@@ -106,6 +106,7 @@ class RpcClient:
         """``server`` is the member name that the other side must prove."""
         self.address, self.server, self.limits = address, server, limits
         self._channel = open_channel(address, server, security, config or TransportConfig(), max_message(limits))
+        self._closed = threading.Event()
         self._metadata = ((PEER_KEY, security.name),) if isinstance(security, Insecure) else ()
 
     def call(self, method: str, frame: Frame, *, timeout: float = 30.0, patience: float = 0.0) -> Frame:
@@ -117,7 +118,7 @@ class RpcClient:
             FarflungError: the server's handler raised it.
         """
         request = join_frame(frame, self.limits)
-        end = time.monotonic() + patience
+        end = monotonic() + patience
         stub = self._channel.unary_unary(RPC_PREFIX + method, None, None)
         while True:
             try:
@@ -126,9 +127,9 @@ class RpcClient:
                 error = explain(failure, self.server, self.address)
                 # only what never left this machine may be tried again
                 unsent = failure.code() == grpc.StatusCode.UNAVAILABLE and "failed to connect" in (failure.details() or "")
-                if not unsent or isinstance(error, SecurityError) or time.monotonic() + _RETRY >= end:
+                if not unsent or isinstance(error, SecurityError) or self._closed.is_set() or monotonic() + _RETRY >= end:
                     raise error from failure
-                time.sleep(_RETRY)
+                self._closed.wait(_RETRY)
             else:
                 return decode_frame(reply, self.limits)
 
@@ -143,6 +144,7 @@ class RpcClient:
 
     def close(self) -> None:
         """End the connection; running calls fail with ``ConnectionLost``."""
+        self._closed.set()
         self._channel.close()
 
     def start(self, method: str, messages: Iterator[bytes]) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from farflung.clock import monotonic
 from farflung.errors import WireError
 from farflung.transports.tcp.connection import Connection
 from farflung.transports.tcp.goodput import Curve, Goodput, Look, Point, Stretches, Trips
@@ -63,7 +63,7 @@ class LinkGoodput:
 
     def gives(self, connection: Connection, connections: Sequence[Connection], others: Others) -> None:
         """Bytes will be given to ``connection``."""
-        if time.monotonic() - self._looked < _LOOK:
+        if monotonic() - self._looked < _LOOK:
             return
         now, view, exact = self._view(connections)
         own = flow_view(connection.sock)
@@ -135,9 +135,9 @@ class LinkGoodput:
             self._curve = Curve()
         now, views, exact = 0.0, [], False
         for _ in range(_TRIES):
-            begin = time.monotonic()
+            begin = monotonic()
             views = [view for connection in known if (view := flow_view(connection.sock)) is not None]
-            now = time.monotonic()
+            now = monotonic()
             exact = now - begin < _MOMENT
             if exact:
                 break
@@ -163,7 +163,7 @@ class Measured:
     def comes(self, connection: Connection) -> None:
         """See ``Carried``."""
         del connection
-        if self.own.due(time.monotonic()):
+        if self.own.due(monotonic()):
             received = self._others().received
             with self.changed:
                 self.own.comes(self.connections, received)

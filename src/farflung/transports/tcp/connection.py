@@ -14,7 +14,6 @@ import socket
 import ssl
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,7 +22,10 @@ from typing import Protocol
 
 import numpy as np
 
+from farflung.clock import monotonic
 from farflung.errors import FarflungError, WireError
+from farflung.thread_group import ThreadGroup
+from farflung.transports.base import failure_of
 from farflung.transports.tcp.adaptation import Deadlines
 from farflung.transports.tcp.bbr_pause import Breather
 from farflung.transports.tcp.sockets import bbr_view, cut, explain_break, kernel_view, set_backlog, unconfirmed
@@ -56,6 +58,10 @@ class NeverBegan(ConnectionResetError):
 
 class Carried(Protocol):
     """The link, as its connections see it."""
+
+    @property
+    def threads(self) -> ThreadGroup:
+        """The endpoint's threads."""
 
     def waits(self, connection: Connection) -> bool:
         """Whether ``next_message`` would give something."""
@@ -140,7 +146,7 @@ class Connection:
         self.state_sent = -1e9
         #: Bytes that came.
         self.received = 0
-        now = time.monotonic()
+        now = monotonic()
         self.deadlines = Deadlines(now, now)
         self.heartbeat = 0.5
         self.congestion = kernel_view(sock).congestion
@@ -161,12 +167,17 @@ class Connection:
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
-        self.thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to send and receive."""
         self.sock.setblocking(False)
-        self.thread.start()
+        self._thread = self._link.threads.spawn("link", self._run)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the connection's thread has ended, unless that is the calling one."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
 
     def discard(self) -> None:
         """Close what was never started."""
@@ -190,21 +201,20 @@ class Connection:
         self.wake()
 
     def _run(self) -> None:
-        why, error = "", None
+        why: list[str] = []
+
+        def loop() -> None:
+            try:
+                self._loop()
+            except OSError as broken:
+                why.append(explain_break(broken))
+
         try:
-            self._loop()
-        except OSError as broken:
-            why = explain_break(broken)
-        except FarflungError as unreadable:
-            why, error = str(unreadable), unreadable
-        except Exception as defect:  # noqa: BLE001 - what the peer sent met a defect here: the link must learn of the end
-            error = WireError(f"what came failed inside: {type(defect).__name__}: {defect}")
-            why = str(error)
+            error = failure_of("what came", loop)
         finally:
-            self.sock.close()
-            self._wake_in.close()
-            self._wake_out.close()
-            self._link.ended(self, self._why or why or "it was closed", error)
+            for sock in (self.sock, self._wake_in, self._wake_out):
+                sock.close()
+        self._link.ended(self, self._why or "".join(why) or str(error or "it was closed"), error)
 
     def _loop(self) -> None:
         poll = select.poll()
@@ -235,7 +245,7 @@ class Connection:
         if breather is None or (view := bbr_view(self.sock)) is None:
             return _POLL_MS
         self.believed = float(view.rate)
-        now = time.monotonic()
+        now = monotonic()
         breather.saw(view, now)
         self.resting = self.padded = False
         if breather.near(now):
@@ -263,7 +273,7 @@ class Connection:
                 raise ConnectionResetError("it broke off")
             taken += count
             self.received += count
-            self.deadlines.heard(time.monotonic())  # a message may take long on a slow link: any byte is a sign of life
+            self.deadlines.heard(monotonic())  # a message may take long on a slow link: any byte is a sign of life
             self._filled += count
             if self._filled == len(self._into):
                 self._part()
@@ -299,7 +309,7 @@ class Connection:
             count = self.sock.send(self._out)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return True
-        self._wrote_at = time.monotonic()
+        self._wrote_at = monotonic()
         self._looking = True
         self._out = self._out[count:] if count < len(self._out) else None
         if self._out is None and self.last_words_sent:

@@ -10,17 +10,17 @@ import math
 import socket
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 
-from farflung.clock import MonotonicClock
+from farflung.clock import MonotonicClock, monotonic
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, VersionError, WireError
 from farflung.security import Credentials
 from farflung.telemetry.log_line import Detail
-from farflung.transports.base import Arrival, FrameHandler, LinkStatistics, LossHandler, TransferHandler, Urgency, lost
+from farflung.thread_group import ThreadGroup
+from farflung.transports.base import Arrival, EndpointEvents, FrameHandler, LinkStatistics, Urgency, failure_of, lost
 from farflung.transports.config import Insecure, TransportConfig
 from farflung.transports.meter import Meter
 from farflung.transports.tcp.adaptation import Cap
@@ -35,14 +35,12 @@ from farflung.wire.packed import pack_value, unpack_value
 __all__ = ["TcpEndpoint"]
 
 _TICK = 0.1
+#: How long the handlers of frames may take to end after the links are closed.
+_END_SECONDS = 30.0
 _GREETING_SECONDS = 10.0
 _MAX_GREETING = 64
 #: A link that is taken up again is dialled anew after so long without an answer.
 _AGAIN_SECONDS = 1.0
-
-
-def _nobody(text: str) -> None:
-    del text
 
 
 class TcpEndpoint:
@@ -56,25 +54,23 @@ class TcpEndpoint:
         listen: str = "0.0.0.0:0",
         advertise: str | None = None,
         config: TransportConfig | None = None,
-        on_lost: LossHandler | None = None,
+        events: EndpointEvents = EndpointEvents(),  # noqa: B008 - immutable
     ) -> None:
         """``security.name`` is this endpoint's name. ``advertise`` is the host that peers reach it by (default: that of
-        ``listen``); the port is the real one. An empty ``listen``: it can't be dialled, and dials others. ``on_lost`` hears of
-        peers that were sending and are gone.
+        ``listen``); the port is the real one. An empty ``listen``: it can't be dialled, and dials others.
 
         Raises:
             InputError: ``listen`` can't be listened at.
         """
         self.name = security.name
         self.config = config or TransportConfig()
-        #: Told of each frame that came in, and of what a person may want to know about links.
-        self.on_arrival: TransferHandler | None = None
-        self.say: Callable[[str], None] = _nobody
+        #: All threads of this endpoint and its links.
+        self.threads = ThreadGroup()
         #: What may be sent to all peers together.
         self.cap = Cap()
         self._insecure = security if isinstance(security, Insecure) else None
         self._tls = security if isinstance(security, Insecure) else TlsContexts(security)
-        self._handler, self._on_lost = handler, on_lost
+        self._handler, self._events = handler, events
         self._meter = Meter(MonotonicClock())
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -88,10 +84,9 @@ class TcpEndpoint:
         self._server = open_server(listen) if listen else None
         host = listen.rpartition(":")[0]
         self._address = f"{advertise or host}:{self._server.getsockname()[1]}" if self._server else ""
-        tasks = [("links", self._watch), *([("accept", self._accept)] if self._server else [])]
-        self._threads = [threading.Thread(target=task, name=f"{name}-{self.name}", daemon=True) for name, task in tasks]
-        for thread in self._threads:
-            thread.start()
+        self.threads.spawn(f"links-{self.name}", self._watch)
+        if self._server is not None:
+            self.threads.spawn(f"accept-{self.name}", self._accept)
 
     @property
     def address(self) -> str:
@@ -127,15 +122,18 @@ class TcpEndpoint:
                 self._server.shutdown(socket.SHUT_RDWR)
             self._server.close()
         self._relaying.desk.close()
-        unfinished = [*self._unfinished.stop(), *self._greeted.stop()]
+        self._unfinished.stop()
+        self._greeted.stop()
         with self._lock:
             links = list(self._links.values())
-        closers = [threading.Thread(target=link.close, daemon=True) for link in links]
-        for closer in closers:
-            closer.start()
-        for thread in (*closers, *self._threads, *unfinished):
-            if thread is not threading.current_thread():
-                thread.join()
+        self._close_links(links)
+        self.threads.join(_END_SECONDS)
+
+    def _close_links(self, links: Iterable[TcpLink]) -> None:
+        """Close ``links`` at the same time: each may wait for its peer."""
+        closing = [self.threads.spawn(f"close-{link.peer}", link.close) for link in links]
+        for thread in closing:
+            thread.join()
 
     def relay_through(self, peer: str, relays: Sequence[str]) -> None:
         """``peer`` is reached through one of ``relays`` (the best first; none: directly), whose addresses ``connect`` told."""
@@ -148,11 +146,7 @@ class TcpEndpoint:
             links = [link for link in self._links.values() if link.peer in chosen and self._relaying.relays(link.peer)]
         for peer in chosen:
             self._relaying.use(peer, ())
-        closers = [threading.Thread(target=link.close, daemon=True) for link in links]
-        for closer in closers:
-            closer.start()
-        for closer in closers:
-            closer.join()
+        self._close_links(links)
 
     def relay_for(self, run: str, pairs: Iterable[tuple[str, str]]) -> None:
         """Relay between the members of each of ``pairs``, as members of ``run`` (no pairs: no more)."""
@@ -196,8 +190,8 @@ class TcpEndpoint:
     def arrival(self, arrival: Arrival) -> None:
         """See ``LinkHost``."""
         self._meter.received(arrival.peer, arrival.nbytes)
-        if self.on_arrival is not None:
-            self.on_arrival(arrival)
+        if self._events.on_arrival is not None:
+            self._events.on_arrival(arrival)
 
     def others(self, link: TcpLink) -> Others:
         """See ``LinkHost``."""
@@ -211,7 +205,7 @@ class TcpEndpoint:
     def log(self, text: str) -> None:
         """See ``LinkHost``."""
         if not self._closing.is_set():
-            self.say(Detail(text))
+            self._events.log(Detail(text))
 
     def link_over(self, link: TcpLink, error: FarflungError, *, told: bool) -> None:
         """See ``LinkHost``."""
@@ -222,8 +216,8 @@ class TcpEndpoint:
                 del self._links[link.peer]
         if told and not self._closing.is_set():
             self.log(f"link to {link.peer} is lost: {error}")
-            if self._on_lost is not None:
-                self._on_lost(link.peer, ConnectionLost(str(error)), link.run)
+            if self._events.on_lost is not None:
+                self._events.on_lost(link.peer, ConnectionLost(str(error)), link.run)
 
     def dial_link(self, link: TcpLink) -> bool:
         """See ``LinkHost``."""
@@ -342,7 +336,7 @@ class TcpEndpoint:
             while not self._greeting.acquire(timeout=_TICK):
                 self._greeted.cut_oldest()  # who says nothing must not keep others out
             try:
-                threading.Thread(target=self._greet, args=(sock,), name="greet", daemon=True).start()
+                self.threads.spawn("greet", self._greet, sock)
             except RuntimeError:  # no more threads can be had now: the dialler may try again
                 self._greeting.release()
                 sock.close()
@@ -386,9 +380,9 @@ class TcpEndpoint:
 
     def _watch(self) -> None:
         """Every link's heartbeat; time in which this process did not run counts for nobody's silence."""
-        last = time.monotonic()
+        last = monotonic()
         while not self._closing.wait(_TICK):
-            now = time.monotonic()
+            now = monotonic()
             late, last = max(now - last - 5 * _TICK, 0.0), now
             for book in (self._greeted, self._unfinished):
                 book.cut_late(now)
@@ -396,10 +390,9 @@ class TcpEndpoint:
             with self._lock:
                 links = list(self._links.values())
             for link in links:
-                try:
-                    link.tick(now, late)
-                except Exception as defect:  # noqa: BLE001 - the other links' heartbeats must go on
-                    link.fail(FarflungError(f"the link to {link.peer} failed inside: {type(defect).__name__}: {defect}"))
+                defect = failure_of(f"the link to {link.peer}", link.tick, now, late)
+                if defect is not None:  # the other links' heartbeats must go on
+                    link.fail(defect)
 
 
 def _read_hello(sock: socket.socket) -> dict[str, str]:

@@ -8,17 +8,17 @@ then the frames that were on their way are lost, and their senders are told.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.ids import new_id
-from farflung.transports.base import Arrival, LinkStatistics, Urgency, lost
+from farflung.thread_group import ThreadGroup
+from farflung.transports.base import Arrival, LinkStatistics, Urgency, failure_of, lost
 from farflung.transports.config import TransportConfig
 from farflung.transports.meter import frame_bytes
 from farflung.transports.tcp.adaptation import Cap, Deadlines, Rate, StripeProbe
@@ -50,6 +50,10 @@ class LinkHost(Protocol):
     @property
     def config(self) -> TransportConfig:
         """The settings."""
+
+    @property
+    def threads(self) -> ThreadGroup:
+        """The endpoint's threads; the endpoint joins them."""
 
     @property
     def cap(self) -> Cap:
@@ -106,7 +110,7 @@ class TcpLink(Measured):
         self._probe = StripeProbe(config.stripes, max(config.stripes, config.max_stripes))
         self._peer_wants = 1
         self._errors: deque[tuple[int, int, str, str]] = deque(maxlen=ERRORS_KEPT)
-        self._lanes = Lanes(peer, host.frame, self._handled)
+        self._lanes = Lanes(peer, host.frame, self._handled, host.threads)
         self._leaving = self._peer_left = False
         self._received = False
         self._echo: tuple[float, float] | None = None
@@ -120,8 +124,13 @@ class TcpLink(Measured):
         #: What a new connection's deadlines begin with (see ``Deadlines``).
         self._patience = 1.0
         #: Since when there is no connection, and when the peer's machine first refused one.
-        self.alone_since: float | None = time.monotonic()
+        self.alone_since: float | None = monotonic()
         self._refused_since: float | None = None
+
+    @property
+    def threads(self) -> ThreadGroup:
+        """See ``Carried``."""
+        return self._host.threads
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +144,7 @@ class TcpLink(Measured):
             if self.over is not None:
                 raise type(self.over)(str(self.over))
             started(pending.future, pending.size)
-            now = time.monotonic()
+            now = monotonic()
             if not self._outbox.busy:
                 if self.alone_since is not None and not self._wanted():
                     self.alone_since = now
@@ -157,7 +166,7 @@ class TcpLink(Measured):
 
     def pause(self) -> float:
         """See ``Carried``."""
-        return self._host.cap.pause(time.monotonic())
+        return self._host.cap.pause(monotonic())
 
     def _may_carry(self, connection: Connection) -> bool:
         return connection.ready and not connection.retired
@@ -176,11 +185,11 @@ class TcpLink(Measured):
             self.given += 0 if chunk is None else chunk.size
         if chunk is None:
             return None
-        self._host.cap.spend(sum(len(piece) for piece in chunk.pieces), time.monotonic())
+        self._host.cap.spend(sum(len(piece) for piece in chunk.pieces), monotonic())
         return build_message(MessageKind.DATA, chunk.pieces, chunk.lane, chunk.number)
 
     def _state_message(self, connection: Connection) -> bytes:
-        now = time.monotonic()
+        now = monotonic()
         connection.state_due = False
         connection.state_sent = now
         body = {
@@ -233,7 +242,7 @@ class TcpLink(Measured):
                 return
             before = self._inbox.arrived
             try:
-                frames = self._inbox.take(lane, number, body, time.monotonic())
+                frames = self._inbox.take(lane, number, body, monotonic())
             except FarflungError as error:
                 self._refuse(connection, error)
                 return
@@ -245,7 +254,7 @@ class TcpLink(Measured):
 
     def _deliver(self, lane: int, frame: Frame, since: float) -> None:
         size = frame_bytes(frame)
-        self._host.arrival(Arrival(peer=self.peer, nbytes=size, start=since, end=time.monotonic()))
+        self._host.arrival(Arrival(peer=self.peer, nbytes=size, start=since, end=monotonic()))
         self._lanes.put(lane, frame)
 
     def _handled(self, lane: int, error: FarflungError | None) -> None:
@@ -257,7 +266,7 @@ class TcpLink(Measured):
             self._tell_state()
 
     def _take_state(self, connection: Connection, body: Any) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if not isinstance(body, dict):
             raise WireError("a link's state must be a map")
         states = read_states(body.get("states"))
@@ -331,7 +340,7 @@ class TcpLink(Measured):
                 return
             if self.alone_since is not None and self._ever:
                 self._resumed += 1
-                self._host.log(f"link to {self.peer}: goes on after {time.monotonic() - self.alone_since:.1f} s")
+                self._host.log(f"link to {self.peer}: goes on after {monotonic() - self.alone_since:.1f} s")
             if relay != self.relay and relay:
                 self._host.log(f"link to {self.peer}: goes through {relay}")
             if relay != self.relay:
@@ -364,7 +373,7 @@ class TcpLink(Measured):
                 self._wake_all()
                 return
             if not self.connections:
-                self.alone_since = time.monotonic()
+                self.alone_since = monotonic()
             if not self._peer_left and self._unreadable is None and (error or repeated or not self.connections):
                 again = f", {repeated} bytes go again" if repeated else ""
                 self._host.log(f"link to {self.peer}: a connection ended ({why}), {len(self.connections)} left{again}")
@@ -444,7 +453,7 @@ class TcpLink(Measured):
             return
         if mine and self._active() < target:
             self._dialing = True
-            threading.Thread(target=self._dial, name=f"dial-{self.peer}", daemon=True).start()
+            self.threads.spawn(f"dial-{self.peer}", self._dial)
 
     def _active(self) -> int:
         return sum(not one.retired for one in self.connections)
@@ -472,23 +481,17 @@ class TcpLink(Measured):
 
     def _dial_once(self) -> tuple[bool, FarflungError | None]:
         """Whether the peer's place is known, and why it was not reached (None: it was)."""
-        try:
-            return self._host.dial_link(self), None
-        except ConnectionLost as error:
-            return True, error
-        except FarflungError as error:
-            self.fail(error)
-            return True, error
-        except Exception as defect:  # noqa: BLE001 - this thread's death would leave the link waiting for ever
-            failure = FarflungError(f"dialling {self.peer} failed inside: {type(defect).__name__}: {defect}")
-            self.fail(failure)
-            return True, failure
+        known: list[bool] = []
+        failure = failure_of(f"dialling {self.peer}", lambda: known.append(self._host.dial_link(self)))
+        if failure is not None and not isinstance(failure, ConnectionLost):
+            self.fail(failure)  # else the link would wait for ever
+        return known != [False], failure
 
     def _heed(self, known: bool, failure: FarflungError | None) -> bool:
         """What a try tells (under the lock); whether it was the last one for now."""
         if failure is not None:
             refused = "refused" in str(failure).lower()
-            self._refused_since = (self._refused_since or time.monotonic()) if refused else None
+            self._refused_since = (self._refused_since or monotonic()) if refused else None
             self._last_failure = failure
         if (failure is not None or not known) and (self.connections or not known):
             return True
@@ -535,13 +538,11 @@ class TcpLink(Measured):
                 for connection in connections:
                     connection.last_words = build_message(MessageKind.GOODBYE, ())
                     connection.wake()
-        for connection in connections:
-            if not busy and connection.thread is not threading.current_thread():
-                connection.thread.join(_GOODBYE_SECONDS)
+        for connection in connections if not busy else ():
+            connection.join(_GOODBYE_SECONDS)
         self.fail(error, quiet=True)
         for connection in connections:
-            if connection.thread is not threading.current_thread():
-                connection.thread.join()
+            connection.join()
 
     def view(self, seen: LinkStatistics) -> LinkStatistics:
         """``seen`` with what the link knows."""

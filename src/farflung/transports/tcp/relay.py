@@ -14,11 +14,11 @@ import selectors
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from farflung.clock import monotonic
 from farflung.cluster.topology import Pair, pair_of
 from farflung.errors import ConnectionLost
 from farflung.transports.tcp.sockets import cut, set_backlog
@@ -127,7 +127,7 @@ class Forwarder:
             one.setblocking(False)
             set_backlog(one, _BACKLOG)
         ways = (_Way(near, far, names), _Way(far, near, (names[1], names[0])))
-        splice = _Splice(pair_of(*names), sockets, ways, time.monotonic())
+        splice = _Splice(pair_of(*names), sockets, ways, monotonic())
         with self._lock:
             if not self._closed:
                 self._new.append(splice)
@@ -177,7 +177,7 @@ class Forwarder:
     def _run(self) -> None:
         with selectors.DefaultSelector() as chosen:
             chosen.register(self._wake_in, selectors.EVENT_READ)
-            swept = time.monotonic()
+            swept = monotonic()
             while not self._closed:
                 touched = {key.data[0] for key, _ in chosen.select(_TICK) if key.data is not None}
                 with suppress(BlockingIOError):
@@ -185,7 +185,7 @@ class Forwarder:
                 with self._lock:
                     touched |= set(self._new)
                     self._new.clear()
-                now = time.monotonic()
+                now = monotonic()
                 if now - swept > _TICK:  # whose ends are both gone without a word
                     swept = now
                     with self._lock:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, WireError
+from farflung.thread_group import ThreadGroup
 from farflung.transports.config import Insecure, TransportConfig
 from farflung.transports.tcp.connection import MessageKind, build_message, read_message
 from farflung.transports.tcp.relay import Desk, end_tls
@@ -38,6 +40,7 @@ class RelayHost(Protocol):
 
     name: str
     config: TransportConfig
+    threads: ThreadGroup
 
     def address_of(self, peer: str) -> str:
         """Where ``peer`` listens (empty: not known, or it does not)."""
@@ -142,7 +145,7 @@ class Relaying:
         source, token = frame.header.get("from"), frame.header.get("token")
         if not isinstance(source, str) or not isinstance(token, str) or relay not in self.relays(source):
             return  # nobody told this endpoint to expect that
-        threading.Thread(target=self._answer, args=(relay, source, token), name=f"called-{source}", daemon=True).start()
+        self._host.threads.spawn(f"called-{source}", self._answer, relay, source, token)
 
     def _answer(self, relay: str, source: str, token: str) -> None:
         try:
@@ -158,7 +161,8 @@ class Relaying:
             raise ConnectionLost(f"the address of the relay {relay} is unknown")
         timeout = min(float(self._host.config.connect_timeout), _DIAL_SECONDS)
         sock = dial(relay, address, self._tls, timeout, self._unfinished)
-        try:
+        with ExitStack() as undo:
+            undo.callback(sock.close)
             with self._unfinished.guard(sock, timeout + float(self._host.config.connect_timeout)):
                 sock.settimeout(float(self._host.config.connect_timeout))
                 hello = {"name": self._host.name} if isinstance(self._tls, Insecure) else {}
@@ -166,10 +170,9 @@ class Relaying:
                 kind, answer = read_message(sock)
                 if kind != MessageKind.RELAY:
                     raise ConnectionLost(_refusal(relay, unpack_value(bytes(answer), 4)))
-                return end_tls(sock)
-        except BaseException:  # whatever it was, the socket goes
-            sock.close()
-            raise
+                plain = end_tls(sock)
+            undo.pop_all()  # the socket is the caller's
+            return plain
 
     # -- the relay ----------------------------------------------------------------------------------------------------
 
@@ -186,7 +189,7 @@ class Relaying:
 
     def _call(self, sock: socket.socket, caller: str, target: str) -> None:
         self.desk.check(caller, target)
-        until = time.monotonic() + float(self._host.config.connect_timeout)
+        until = monotonic() + float(self._host.config.connect_timeout)
         token = self.desk.park(sock, caller, target, until)
         if not self._host.call(target, Frame(CALL, {"from": caller, "token": token})):
             self.desk.claim(token, target)

@@ -18,13 +18,13 @@ import struct
 import sys
 import termios
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, InputError, SecurityError
 from farflung.security import Caller, Credentials, read_caller, split_address, tls_name
 from farflung.transports.base import lost
@@ -137,8 +137,8 @@ class Unfinished:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stopped = False
-        #: connection -> whose it is, and until when (monotonic seconds)
-        self._found: dict[socket.socket, tuple[threading.Thread, float]] = {}
+        #: connection -> until when it may last (monotonic seconds)
+        self._found: dict[socket.socket, float] = {}
 
     @contextmanager
     def guard(self, connection: socket.socket, seconds: float = math.inf) -> Iterator[None]:
@@ -151,7 +151,7 @@ class Unfinished:
         with self._lock:
             if self._stopped:
                 raise ConnectionAbortedError("this side was closed")
-            self._found[connection] = (threading.current_thread(), time.monotonic() + seconds)
+            self._found[connection] = monotonic() + seconds
         try:
             yield
         finally:
@@ -168,18 +168,17 @@ class Unfinished:
     def cut_late(self, now: float) -> int:
         """Cut those whose time is over at ``now``; how many there were."""
         with self._lock:
-            late = [connection for connection, (_, until) in self._found.items() if now > until]
+            late = [connection for connection, until in self._found.items() if now > until]
             for connection in late:
                 cut(connection)
             return len(late)
 
-    def stop(self) -> list[threading.Thread]:
-        """Cut what there is, and let nothing more begin; whose threads these were."""
+    def stop(self) -> None:
+        """Cut what there is, and let nothing more begin."""
         with self._lock:
             self._stopped = True
             for connection in self._found:
                 cut(connection)
-            return [thread for thread, _ in self._found.values()]
 
 
 def dial(

@@ -1,0 +1,96 @@
+"""Carries out the commands of the broker's machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.broker.attempts.finisher import RunFinisher
+from farflung.broker.attempts.helper_assignment import HelperAssignment
+from farflung.broker.attempts.launcher import AttemptLauncher
+from farflung.broker.attempts.planner import AttemptPlanner
+from farflung.broker.live_run import LiveRun
+from farflung.broker.notices import Notices
+from farflung.broker.run_table import RunTable
+from farflung.errors import InputError
+from farflung.protocol.events import (
+    AbortRun,
+    AskHelper,
+    Command,
+    DismissMember,
+    Event,
+    FinishRun,
+    HelperGone,
+    MakePlan,
+    MigrateRun,
+    PrepareRun,
+    RecoverRun,
+    RunFailed,
+    StartRun,
+    StopRun,
+)
+from farflung.wire.frames import Frame
+
+__all__ = ["Action", "CommandExecutor"]
+
+#: The slow part of a command (files, threads, messages to people), which runs after the lock was released.
+Action = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandExecutor:
+    """``send`` queues a frame for a member and never waits; ``handle`` receives further events."""
+
+    runs: RunTable
+    notices: Notices
+    planner: AttemptPlanner
+    launcher: AttemptLauncher
+    finisher: RunFinisher
+    helpers: HelperAssignment
+    send: Callable[[str, Frame], None]
+    handle: Callable[[Event], None]
+
+    def apply(self, command: Command) -> Action | None:
+        """Carry out ``command`` under ``RunTable.changed``; return the slow part of it, if there is one."""
+        if isinstance(command, DismissMember):
+            self.send(command.name, Frame("dismissed"))
+            return None
+        live = self.runs.live(command.run)
+        if isinstance(command, StopRun | MigrateRun | AbortRun):
+            self.send(command.name, _order(command, live.attempt.number))
+            return None
+        match command:
+            case MakePlan():
+                members = tuple(self.runs.machine.members[name] for name in command.members)
+                return lambda: self.planner.begin(live, members, command.attempt)
+            case PrepareRun():
+                self.launcher.prepare(live, command.name)
+                return None
+            case StartRun():
+                return self.launcher.start(live, command.name)
+            case AskHelper():
+                return self._ask_helper(live, command.name)
+            case HelperGone():
+                return self._text(live, self.helpers.gone(live, command.name, command.cause))
+            case RecoverRun():
+                self.helpers.over(live.run)
+                return self.launcher.lost(live, command)
+            case FinishRun():
+                return lambda: self.finisher.finish(live, command)
+
+    def _ask_helper(self, live: LiveRun, name: str) -> Action | None:
+        try:
+            self.helpers.ask(live, name)
+        except InputError as error:
+            failed = RunFailed(run=live.run, name=name, cause=str(error), attempt=live.attempt.number)
+            return lambda: self.handle(failed)
+        return None
+
+    def _text(self, live: LiveRun, text: str) -> Action | None:
+        return (lambda: self.notices.operator_of(live.run, text)) if text else None
+
+
+def _order(command: StopRun | MigrateRun | AbortRun, attempt: int) -> Frame:
+    if isinstance(command, AbortRun):
+        return Frame("abort", {"run": command.run, "cause": command.cause, "keep": command.keep, "attempt": attempt})
+    return Frame("stop" if isinstance(command, StopRun) else "hand_over", {"run": command.run})

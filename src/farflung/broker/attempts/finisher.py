@@ -1,0 +1,72 @@
+"""The end of a run: its result, and what the broker forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from farflung.broker.attempts.planner import Journaled
+from farflung.broker.attempts.retained_states import RetainedStates
+from farflung.broker.links.relays import Relays
+from farflung.broker.live_run import LiveRun
+from farflung.broker.notices import Notices
+from farflung.broker.records.journal import MOST_OVER
+from farflung.broker.run_table import RunTable
+from farflung.clock import monotonic
+from farflung.errors import FarflungError
+from farflung.protocol.events import FinishRun
+from farflung.telemetry.records import RunResult
+from farflung.units import Seconds, counted
+from farflung.wire.frames import Frame
+
+__all__ = ["RunFinisher"]
+
+_STATUS = {"done": "finished", "stopped": "stopped"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFinisher:
+    """Ends runs. ``helpers_over`` is called under ``RunTable.changed``."""
+
+    runs: RunTable
+    notices: Notices
+    relays: Relays
+    retained: RetainedStates
+    journal: Journaled
+    helpers_over: Callable[[str], None]
+
+    def finish(self, live: LiveRun, command: FinishRun) -> None:
+        """Write the result of ``live`` and tell everybody. Not under ``RunTable.changed``: files are written."""
+        with live.files:
+            checkpoint = live.store.newest_checkpoint()
+        times = live.times
+        result = RunResult(
+            status=_STATUS.get(command.outcome, "failed"),  # type: ignore[arg-type]
+            steps=live.attempt.first_step + (live.progress.count if live.progress else 0),
+            seconds=0.0 if times.started is None else monotonic() - times.started,
+            cause=command.cause,
+            checkpoint=checkpoint,
+            sample=live.sample,
+        )
+        try:
+            with live.files:
+                live.store.write_result(result)
+        except FarflungError as error:
+            self.notices.operator_of(live.run, f"warning: its result cannot be written: {error}")
+        self.relays.assign(live.run, None, ())
+        with self.runs.changed:
+            self.helpers_over(live.run)
+        # the result is written before the journal says so: see ``restore``
+        self.journal(live.run, "over", outcome=command.outcome, kind=command.kind)
+        self.notices.watchers(live, Frame("result", {"result": result.to_json(), "kind": command.kind}))
+        with self.runs.changed:
+            live.result, live.bundle = result, None
+            live.attempt = replace(live.attempt, preparation=None)
+            for name in live.planned.plan.devices if live.planned else ():
+                live.workers.retained.setdefault(name, [])
+            self.retained.forget(live)
+            self.runs.forget_finished(MOST_OVER)
+            self.runs.wake()
+        took = f" in {Seconds(result.seconds)}" if times.started is not None else ""
+        cause = f": {result.cause}" if result.cause else ""
+        self.notices.operator_of(live.run, f"{result.status} after {counted(result.steps, 'step')}{took}{cause}")

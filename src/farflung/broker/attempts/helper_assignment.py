@@ -1,0 +1,142 @@
+"""Which helper helps which server of a hybrid plan.
+
+The broker first asks an unreliable worker to help a server. Once the helper is ready, the servers of its stage learn its address,
+and from then on they talk to each other directly, without relays. The chosen server sends it the states of the stage. The helper
+also helps the other servers of the stage that it can reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.broker.links.reachability import Reachability
+from farflung.broker.links.table import LinkTable
+from farflung.broker.live_run import LiveRun
+from farflung.cluster import Topology
+from farflung.job import JobSpec
+from farflung.protocol.broker import BrokerMachine
+from farflung.protocol.server_choice import Server, choose_server
+from farflung.wire.frames import Frame
+
+__all__ = ["HelperAssignment", "unreliable_of"]
+
+#: Bytes per second of a link that was not measured.
+_UNKNOWN = 125e6
+#: The longest cause that servers receive.
+_MAX_CAUSE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a helper helps: the chosen server first, then the other servers of the ``stage``."""
+
+    servers: tuple[str, ...]
+    stage: int
+
+
+def unreliable_of(job: JobSpec, topology: Topology | None) -> frozenset[str]:
+    """Return the devices that a submitted topology marks as unreliable, if the job uses helpers."""
+    if topology is None or not job.plan.helpers:
+        return frozenset()
+    return frozenset(device.name for device in topology.devices if not device.reliable)
+
+
+class HelperAssignment:
+    """The helpers of all runs. Every method is called under ``RunTable.changed``."""
+
+    def __init__(
+        self,
+        send: Callable[[str, Frame], None],
+        machine: BrokerMachine,
+        links: LinkTable,
+        reachability: Reachability,
+    ) -> None:
+        self._send, self._machine, self._links, self._reachability = send, machine, links, reachability
+        #: run -> helper -> place
+        self._places: dict[str, dict[str, _Place]] = {}
+
+    def ask(self, live: LiveRun, name: str) -> None:
+        """Choose a server for the worker ``name`` and let it prepare.
+
+        Raises:
+            InputError: it can reach no server.
+        """
+        places = self._places.setdefault(live.run, {})
+        servers = self._servers(live, name)
+        chosen = choose_server(servers)
+        others = tuple(one.name for one in servers if one.stage == chosen.stage and one.name != chosen.name)
+        places[name] = _Place((chosen.name, *others), chosen.stage)
+        frame = live.attempt.preparation
+        assert frame is not None
+        own = {
+            "device": name,
+            "server": chosen.name,
+            "stage": chosen.stage,
+            "addresses": {one: self._address(name, one) for one in (chosen.name, *others)},
+        }
+        self._send(name, Frame("help", {**frame.header, "relays": {}, **own}, frame.sections))
+
+    def ready(self, live: LiveRun, name: str) -> str:
+        """Notify the servers that ``name`` is ready. Return a text for people (empty: it was released meanwhile)."""
+        place = self._places.get(live.run, {}).get(name)
+        members = self._machine.members
+        if place is None or name not in members or place.servers[0] not in members:
+            return ""
+        servers, stage = [server for server in place.servers if server in members], place.stage
+        for number, server in enumerate(servers):
+            speed = members[name].speed / members[server].speed
+            helper = {"name": name, "stage": stage, "speed": speed, "address": self._address(server, name), "fed": number == 0}
+            self._send(server, Frame("helper", {"run": live.run, "attempt": live.attempt.number, **helper}))
+        return f"{name} helps {' and '.join(servers)} with stage {stage}"
+
+    def gone(self, live: LiveRun, name: str, cause: str) -> str:
+        """Notify the servers that ``name`` does not help any more. Return a text for people (empty: it had not begun)."""
+        place = self._places.get(live.run, {}).pop(name, None)
+        if place is None:
+            return ""
+        header = {"run": live.run, "attempt": live.attempt.number, "name": name, "cause": cause[:_MAX_CAUSE]}
+        for server in place.servers:
+            self._send(server, Frame("helper_gone", header))
+        return f"{name} helps {' and '.join(place.servers)} no more: {cause}; its slices are computed by others"
+
+    def over(self, run: str) -> None:
+        """The attempt of ``run`` is over."""
+        self._places.pop(run, None)
+
+    def _servers(self, live: LiveRun, name: str) -> list[Server]:
+        assert live.planned is not None
+        members, places = self._machine.members, self._places.get(live.run, {})
+        found = []
+        for stage, estimate in ((stage, live.planned.estimate.stages[stage.index]) for stage in live.planned.plan.stages):
+            for replica in live.planned.plan.replicas_of(stage.index):
+                server = replica.device
+                able = self._reachability.can_dial(name, server) or self._reachability.can_dial(server, name)
+                if server not in members or not able:
+                    continue
+                helping = [
+                    one
+                    for one, place in places.items()
+                    if (place.servers[0], place.stage) == (server, stage.index) and one in members
+                ]
+                flops = estimate.forward_flops + estimate.backward_flops
+                found.append(
+                    Server(
+                        name=server,
+                        stage=stage.index,
+                        bandwidth=self._bandwidth(name, server),
+                        work=flops * len(replica.micro_batches),
+                        power=members[server].speed + sum(members[one].speed for one in helping),
+                        helpers=len(helping),
+                    )
+                )
+        return found
+
+    def _bandwidth(self, name: str, server: str) -> float:
+        """Return the bytes per second of the slower direction."""
+        figures = [self._links.get(*direction) for direction in ((name, server), (server, name))]
+        return min(_UNKNOWN if one is None else float(one.beta) for one in figures)
+
+    def _address(self, source: str, target: str) -> str:
+        """Return the address at which ``source`` dials ``target`` (empty: ``target`` dials)."""
+        return self._machine.members[target].address if self._reachability.can_dial(source, target) else ""

@@ -1,0 +1,120 @@
+"""The workers of a planned attempt prepare and begin; after a loss, the attempt ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.broker.attempts.retained_states import RetainedStates
+from farflung.broker.links.routes import Routes
+from farflung.broker.live_run import LiveRun
+from farflung.broker.notices import Notices
+from farflung.broker.planning.attempt_start import Start
+from farflung.broker.planning.planned import Planned
+from farflung.broker.run_recorder import RunRecorder
+from farflung.broker.run_table import RunTable
+from farflung.clock import monotonic
+from farflung.errors import FarflungError
+from farflung.protocol.events import Event, RecoverRun, RunFailed
+from farflung.telemetry.faults import fault_point
+from farflung.telemetry.records import RecoveryRecord
+from farflung.wire.frames import Frame
+
+__all__ = ["AttemptLauncher"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptLauncher:
+    """All methods are called under ``RunTable.changed``; actions that they return run without it.
+
+    ``send`` never waits. ``trains`` is told that a run trains.
+    """
+
+    runs: RunTable
+    notices: Notices
+    routes: Routes
+    recorder: RunRecorder
+    retained: RetainedStates
+    send: Callable[[str, Frame], None]
+    handle: Callable[[Event], None]
+    trains: Callable[[LiveRun], None]
+
+    def prepare(self, live: LiveRun, name: str) -> None:
+        """Send job, graphs and plan to the worker ``name``; with the first worker, notify the lenders, too."""
+        planned, start, frame = live.attempt.planned, live.attempt.start, live.attempt.preparation
+        assert planned is not None
+        assert start is not None
+        assert frame is not None
+        peers = {peer: address for peer, address in self.routes.addresses(planned.plan.devices).items() if peer != name}
+        lenders = self.routes.addresses(start.moves.get(name, {}))  # a lender may have no part in the plan
+        routes = self.routes.to_peers(planned.topology, name, {**lenders, **peers})
+        if live.job.data.kind == "caller" and (through := self.routes.to_submitter([name]).get(name)):
+            routes["relays"][live.submitter] = [list(relay) for relay in through]
+        retained = start.live_header(name)
+        own = {"device": name, **routes} | ({} if retained is None else {"live": retained})
+        self.send(name, Frame(frame.kind, {**frame.header, **own}, frame.sections))
+        self.retained.assigned(name, live)
+        if name == planned.plan.devices[0]:
+            self._lend(live.run, planned, start)
+
+    def _lend(self, run: str, planned: Planned, start: Start) -> None:
+        """Notify the workers that have states which others need, and that have no part in the plan."""
+        for name in start.lenders - set(planned.plan.devices):
+            routes = self.routes.to_peers(planned.topology, name, self.routes.addresses(planned.plan.devices))
+            self.routes.introduce(name, routes, planned.topology)
+            self.send(name, Frame("lend", {"run": run, "attempt": start.attempt, **routes, "live": start.live_header(name)}))
+
+    def start(self, live: LiveRun, name: str) -> Callable[[], None]:
+        """Return the action that lets ``name`` begin. For the first worker it puts a recovery on record before that."""
+        attempt, times, progress = live.attempt.number, live.times, live.progress
+        frame = Frame("start", {"run": live.run, "attempt": attempt})
+        if times.begun == attempt or progress is None:
+            return lambda: self.send(name, frame)
+        times.begun, now = attempt, monotonic()
+        self.retained.forget(live)
+        times.started = now if times.started is None else times.started
+        progress.begin(now - times.started)
+        seconds = now - live.attempt.planned_at
+        self.notices.watchers(live, Frame("started", {"run": live.run, "attempt": attempt, "seconds": seconds}))
+        self.trains(live)
+        recovery = self._recovery(live, now) if times.lost else None
+        times.lost = ""
+
+        def begin() -> None:
+            fault_point("broker.before_start", run=live.run)
+            if recovery is not None:
+                try:
+                    self.recorder.record(live, recovery)
+                except FarflungError as error:
+                    self.handle(RunFailed(run=live.run, cause=str(error), kind=type(error).__name__))
+                    return
+            self.notices.operator_of(live.run, str(recovery or "training begins"))
+            self.send(name, frame)
+
+        return begin
+
+    def lost(self, live: LiveRun, command: RecoverRun) -> Callable[[], None]:
+        """An attempt is over; the pause lasts until training continues. Return the action that tells the operator."""
+        if not live.times.lost:
+            live.times.lost_at = monotonic()
+        live.times.lost = command.cause
+        self.notices.watchers(live, Frame("note", {"text": command.text}))
+        return lambda: self.notices.operator_of(live.run, f"{command.cause}; {command.then}")
+
+    @staticmethod
+    def _recovery(live: LiveRun, now: float) -> RecoveryRecord:
+        planned, start, times = live.attempt.planned, live.attempt.start, live.times
+        assert planned is not None
+        assert start is not None
+        assert times.started is not None
+        return RecoveryRecord(
+            step=live.attempt.first_step,
+            attempt=live.attempt.number,
+            replayed=max(times.furthest - live.attempt.first_step, 0),
+            pause=now - times.lost_at,
+            elapsed=now - times.started,
+            cause=times.lost,
+            devices=planned.plan.devices,
+            source=start.came_from,
+            moved=start.moved,
+        )

@@ -1,0 +1,154 @@
+"""Planning an attempt: measure, plan, choose the start, and announce the plan. Each plan has a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from farflung.broker.attempts.preparation import preparation_of
+from farflung.broker.attempts.retained_states import RetainedStates
+from farflung.broker.links.network import Network
+from farflung.broker.live_run import Attempt, LiveRun
+from farflung.broker.notices import Notices
+from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, strangers_of
+from farflung.broker.planning.attempt_start import Start
+from farflung.broker.run_recorder import RunRecorder
+from farflung.broker.run_table import RunTable
+from farflung.clock import monotonic
+from farflung.errors import FarflungError
+from farflung.messages.relays import write_relays
+from farflung.messages.submission import Bundle
+from farflung.messages.versions import mixed_engines
+from farflung.plan.check import check_runnable
+from farflung.protocol.broker import RunState
+from farflung.protocol.events import PLAN_ERROR, Event, PlanMade
+from farflung.protocol.members import Member
+from farflung.step.plugin_check import check_brought
+from farflung.telemetry.faults import fault_point
+from farflung.thread_group import ThreadGroup
+from farflung.wire.frames import Frame
+
+__all__ = ["AttemptPlanner", "Journaled"]
+
+#: Writes an event of a run to the journal: run, kind, fields.
+Journaled = Callable[..., None]
+#: Seconds that ``close`` waits: a planner can't be interrupted.
+_END_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPlanner:
+    """Plans attempts of runs. ``handle`` receives the outcome; ``measure`` measures members with that many threads."""
+
+    runs: RunTable
+    notices: Notices
+    network: Network
+    recorder: RunRecorder
+    retained: RetainedStates
+    handle: Callable[[Event], None]
+    measure: Callable[[Sequence[Member], int], None]
+    journal: Journaled
+    judge: Judge | None = None
+    threads: ThreadGroup = field(default_factory=ThreadGroup)
+
+    def begin(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
+        """Plan attempt number ``attempt`` for ``members`` on a thread of its own."""
+        names = [member.name for member in members]
+        self.notices.operator_of(live.run, f"planning for {', '.join(names)}")
+        self.notices.watchers(live, Frame("planning", {"members": names}))
+        self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt)
+
+    def close(self) -> None:
+        """Join the threads. What they wait for must have been woken."""
+        self.threads.join(_END_SECONDS)
+
+    def _plan(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
+        bundle = live.bundle
+        if bundle is None:
+            return  # the run was stopped meanwhile
+        fault_point("broker.before_plan", run=live.run)
+        try:
+            made = self._make(live, bundle, members, attempt)
+        except FarflungError as error:
+            self.handle(PlanMade(run=live.run, attempt=attempt, error=str(error), kind=type(error).__name__))
+            return
+        except Exception as error:  # noqa: BLE001 - outermost level of a thread that runs planners of plug-ins: the run must end
+            text = f"the planner {live.job.plan.planner} failed: {type(error).__name__}: {error}"
+            self.handle(PlanMade(run=live.run, attempt=attempt, error=text, kind=PLAN_ERROR))
+            return
+        if made is None:
+            return
+        planned = made.planned
+        assert planned is not None
+        with self.runs.changed:
+            run = self.runs.machine.runs[live.run]
+            if run.state is RunState.PLANNING and run.attempts == attempt:
+                self._install(live, made, {member.name for member in members})
+        self.notices.operator_of(live.run, planned.summary)
+        self.handle(PlanMade(run=live.run, attempt=attempt, devices=planned.plan.devices))
+
+    def _make(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
+        """Return the attempt (None: a newer one has begun meanwhile)."""
+        self.measure([member for member in members if member.name not in live.workers.measured], live.job.threads)
+        cluster = cluster_of(bundle, members, self.network.table, self.network.reachability)
+        check_brought(live.job, "the broker", plans=True)
+        planned = plan_run(bundle, cluster, self.judge, running=live.running)
+        planned = replace(planned, strangers=tuple(strangers_of(bundle, members)))
+        check_runnable(planned.plan)
+        with live.files:
+            if attempt < live.store.attempt:
+                return None  # somebody has left, and a newer plan was made
+            start = self._take_over(live, attempt, planned, bundle)
+        if warning := mixed_engines([member for member in members if member.name in planned.plan.devices]):
+            self.notices.everybody(live.run, warning)
+        protection = planned.protection(live.job)
+        if protection.guards:
+            self.notices.operator_of(live.run, str(protection), detail=True)
+        progress = self.recorder.progress(live, len(planned.plan.devices), planned.estimate.step_seconds, start.step)
+        preparation = preparation_of(bundle, live, planned, start)
+        return Attempt(
+            number=attempt,
+            first_step=start.step,
+            planned=planned,
+            planned_at=monotonic(),
+            preparation=preparation,
+            progress=progress,
+            start=start,
+        )
+
+    def _take_over(self, live: LiveRun, attempt: int, planned: Planned, bundle: Bundle) -> Start:
+        """Make attempt number ``attempt`` the current one: on disk, in the journal, and for reports of an older one.
+
+        The caller has ``live.files``. So an older plan that is ready late changes none of that.
+        """
+        newest = live.store.begin(attempt)
+        live.store.write_plan(planned.plan, planned.topology.to_json())
+        start = Start.of(attempt, newest, live.first_source)
+        start = start.or_live(self.retained.of_members(live), bundle.graph, planned.plan)
+        self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
+        if live.progress is not None:
+            live.progress.settle(start.step, live.workers.step_reports)
+            live.progress.close()
+        return start
+
+    def _install(self, live: LiveRun, made: Attempt, measured: set[str]) -> None:
+        """Make ``made`` the attempt of ``live`` and announce it (under ``RunTable.changed``)."""
+        planned, start, routes = made.planned, made.start, self.network.routes
+        assert planned is not None
+        assert start is not None
+        live.attempt, live.workers.measured = made, measured
+        to_submitter = routes.to_submitter(planned.plan.devices) if live.job.data.kind == "caller" else {}
+        relays = [(relay, live.submitter, name) for name, through in to_submitter.items() for relay, _ in through]
+        self.network.relays.assign(live.run, planned.topology, [*planned.plan.devices, *start.lenders], relays)
+        header = {
+            "plan": planned.plan_json,
+            "addresses": routes.addresses(planned.plan.devices),
+            "predicted": planned.estimate.step_seconds,
+            "summary": planned.summary,
+            "explanation": planned.explanation,
+            "first_step": made.first_step,
+            "attempt": made.number,
+            "recovered": live.times.begun > 0,
+            "relays": write_relays(to_submitter),
+        }
+        self.notices.watchers(live, Frame("planned", header))

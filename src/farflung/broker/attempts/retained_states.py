@@ -1,0 +1,72 @@
+"""States that workers retain after an attempt has ended, as they report them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.broker.live_run import LiveRun
+from farflung.broker.run_table import RunTable
+from farflung.messages.step_reports import StepReport
+from farflung.protocol.broker import RunState
+from farflung.protocol.holdings import Holding
+from farflung.wire.frames import Frame
+
+__all__ = ["RetainedReport", "RetainedStates"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainedReport:
+    """States that a worker retains of plan number ``attempt`` of ``run``, and its last step reports."""
+
+    run: str
+    attempt: int
+    states: list[Holding]
+    steps: list[StepReport]
+
+
+class RetainedStates:
+    """Follows which worker retains which states. Any thread may call. ``send`` never waits."""
+
+    def __init__(self, runs: RunTable, send: Callable[[str, Frame], None]) -> None:
+        self._runs, self._send = runs, send
+
+    def report(self, name: str, report: RetainedReport) -> None:
+        """The worker ``name`` has left an attempt of ``report.run`` and retains these states."""
+        with self._runs.changed:
+            workers = self._runs.live(report.run).workers
+            workers.retained[name] = report.states
+            workers.step_reports += report.steps
+
+    def rejoin(self, name: str, report: RetainedReport) -> bool:
+        """Return whether the run can use what the worker ``name``, which joins again, retains; store it if so."""
+        with self._runs.changed:
+            run = self._runs.machine.runs.get(report.run)
+            known = run is not None and self._runs.find(report.run) is not None
+            if not known or run is None or run.state is not RunState.WAITING or report.attempt != run.attempts:
+                return False
+            self.report(name, report)
+        return True
+
+    def of_members(self, live: LiveRun) -> dict[str, list[Holding]]:
+        """Return what the present members retain of ``live``."""
+        with self._runs.changed:
+            members = self._runs.machine.members
+            return {name: list(states) for name, states in live.workers.retained.items() if name in members}
+
+    def assigned(self, name: str, live: LiveRun) -> None:
+        """``name`` prepares for ``live``; it drops what it retains of other runs (under ``RunTable.changed``)."""
+        for other in self._runs.all():
+            if other is not live:
+                other.workers.retained.pop(name, None)
+
+    def forget(self, live: LiveRun) -> None:
+        """Training has begun, or the run is over: nobody needs the retained states (under ``RunTable.changed``).
+
+        Workers of the new attempt drop them by themselves; the others are told.
+        """
+        planned = live.planned if live.result is None else None
+        for name in set(live.workers.retained) - set(planned.plan.devices if planned is not None else ()):
+            self._send(name, Frame("forget", {"run": live.run}))
+        live.workers.retained.clear()
+        live.workers.step_reports.clear()

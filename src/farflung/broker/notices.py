@@ -1,0 +1,50 @@
+"""Messages to people: lines for the broker's operator, and frames for the watchers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farflung.broker.live_run import LiveRun
+from farflung.broker.run_table import RunTable
+from farflung.telemetry.log_line import Detail
+from farflung.wire.frames import Frame
+
+__all__ = ["Notices"]
+
+
+def _no_log(run: str, frame: Frame) -> None:
+    del run, frame
+
+
+class Notices:
+    """Any thread may call. Nothing here waits, except for ``RunTable.changed``."""
+
+    def __init__(self, say: Callable[[str], None], runs: RunTable, log_frame: Callable[[str, Frame], None] = _no_log) -> None:
+        """``say`` shows a line to the operator. ``log_frame`` logs what the watchers of a run receive."""
+        self._say, self._runs, self._log_frame = say, runs, log_frame
+
+    def operator(self, line: str) -> None:
+        """Show ``line`` to the operator."""
+        self._say(line)
+
+    def operator_of(self, run: str, text: str, *, detail: bool = False) -> None:
+        """Show ``text`` about ``run`` to the operator; ``detail``: with ``--verbose`` only."""
+        line = f"run {run}: {text}"
+        self._say(Detail(line) if detail else line)
+
+    def watchers(self, live: LiveRun, frame: Frame) -> None:
+        """Send ``frame`` to the watchers of a run."""
+        live.records.log.mark(frame)
+        self._log_frame(live.run, frame)
+        self._runs.wake()
+
+    def record(self, live: LiveRun, line: str) -> None:
+        """Send a record that is in the metrics file already to the watchers of a run."""
+        live.records.log.record(line)
+        self._log_frame(live.run, Frame("record", {"line": line}))
+        self._runs.wake()
+
+    def everybody(self, run: str, text: str) -> None:
+        """Show ``text`` about ``run`` to the operator and to the watchers of the run."""
+        self.operator_of(run, text)
+        self.watchers(self._runs.live(run), Frame("note", {"text": text}))

@@ -1,0 +1,161 @@
+"""A plan with its topology and estimate, and how people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from farflung.cluster import Topology
+from farflung.job.spec import CodecSpec, JobSpec, LimitSpec
+from farflung.plan import Estimate, Plan, explain
+from farflung.plan.allowed import allowed_devices
+from farflung.plan.document import plan_to_json
+from farflung.plan.fault_tolerance.protection import Protection, protect
+from farflung.plan.report.summary import listed, plan_line
+from farflung.units import BytesPerSecond, Seconds
+
+__all__ = ["Planned", "RelayUse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayUse:
+    """``pair`` reach each other through ``relays[0]``; the other relays are backups. Figures are for both directions."""
+
+    pair: tuple[str, str]
+    relays: tuple[str, ...]
+    latency: tuple[Seconds, Seconds]
+    bandwidth: tuple[BytesPerSecond, BytesPerSecond]
+
+    @classmethod
+    def of(cls, topology: Topology, pair: tuple[str, str]) -> RelayUse:
+        """Return the relays and figures of ``pair`` in ``topology``."""
+        ways = [topology.link(*ends) for ends in (pair, pair[::-1])]
+        return cls(
+            pair=pair,
+            relays=topology.via[pair],
+            latency=(ways[0].latency, ways[1].latency),
+            bandwidth=(ways[0].bandwidth, ways[1].bandwidth),
+        )
+
+    def __str__(self) -> str:
+        """For people, in one line."""
+        a, b = self.pair
+        ways = [f"{rate}, {late} {way}" for rate, late, way in zip(self.bandwidth, self.latency, ("there", "back"), strict=True)]
+        backup = f"; backup: {', '.join(self.relays[1:])}" if self.relays[1:] else ""
+        return f"{a} and {b} cannot connect directly: their traffic goes through {self.relays[0]} ({'; '.join(ways)}{backup})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan, the topology for which it was made, and its estimate."""
+
+    plan: Plan
+    topology: Topology
+    estimate: Estimate
+    codec: CodecSpec
+    #: The number of workers that the job asks for.
+    workers: int | None = None
+    limits: LimitSpec
+    #: The largest number of stages into which the model can be cut.
+    parts: int
+    #: The job with the decisions that it left open (None: it leaves nothing open).
+    decided: JobSpec | None = None
+    #: Joined workers that are not in the submitted topology.
+    strangers: tuple[str, ...] = ()
+    #: How replicas add gradients if the job leaves the order open, as lines.
+    sums: tuple[str, ...] = ()
+    #: The traffic of helpers, as lines.
+    helped: tuple[str, ...] = ()
+
+    @property
+    def plan_json(self) -> str:
+        """The plan as a document."""
+        return plan_to_json(self.plan)
+
+    def protection(self, job: JobSpec) -> Protection:
+        """Which devices store copies of the states of other devices."""
+        return protect(self.plan, self.topology, job, self.estimate)
+
+    @property
+    def summary(self) -> str:
+        """Stages, devices, predicted step and bottleneck in one line; unused devices are named, with a short reason."""
+        unused = [f"; unused: {listed(names)} ({why.partition(';')[0]})" for names, why in self._unused()]
+        return plan_line(self.plan, self.estimate) + "".join(unused)
+
+    @property
+    def explanation(self) -> str:
+        """The whole estimate as tables, and the notes."""
+        return "\n".join([explain(self.estimate), *self.notes])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the estimate, as lines: decisions, dense links, helpers, relays, hosts, devices."""
+        lines = [
+            *self._decisions(),
+            *self._dense_links(),
+            *self.sums,
+            *self.helped,
+            *map(str, self.relays),
+            *self._shared_hosts(),
+        ]
+        return (*lines, *(f"unused: {listed(names)} ({why})" for names, why in self._unused()))
+
+    def _unused(self) -> list[tuple[Sequence[str], str]]:
+        """Return the devices without a stage, and the reasons."""
+        allowed = {device.name for device in allowed_devices(self.topology, self.limits)}
+        idle = [name for name in self.topology.names if name not in self.plan.devices]
+        groups: list[tuple[Sequence[str], str]] = [
+            ([name for name in idle if name in allowed], self._why_idle()),
+            ([name for name in idle if name not in allowed], "excluded by the limits of the job"),
+            (self.strangers, "missing in the submitted topology; join under a name of the topology"),
+        ]
+        return [(names, why) for names, why in groups if names]
+
+    @property
+    def relays(self) -> tuple[RelayUse, ...]:
+        """The pairs of devices of the plan that reach each other through another one."""
+        used = set(self.plan.devices)
+        return tuple(
+            RelayUse.of(self.topology, pair) for pair, relays in sorted(self.topology.via.items()) if relays and set(pair) <= used
+        )
+
+    def _shared_hosts(self) -> Iterator[str]:
+        """Yield the devices of the plan that slow each other down."""
+        for capacity, members in self.topology.hosts:
+            names = [name for name in (self.topology.names[i] for i in members) if name in self.plan.devices]
+            if len(names) > capacity:
+                yield f"{', '.join(names)} share the cores of one host; {capacity:.1f} of them reach full speed at the same time"
+
+    def _decisions(self) -> list[str]:
+        """Return the decisions that the job left open, as a line for the job file."""
+        job = self.decided
+        if job is None:
+            return []
+        lines = [f"micro_batch_sizes = {list(job.micro_batch_sizes)}"]
+        if job.sync.strategy != "exact":
+            lines.append(f'[sync] strategy = "{job.sync.strategy}", [plan] replicas = {len(self.plan.stages[0].devices)}')
+        return ["decided by the planner (write it into the job in place of [open] to fix it): " + "; ".join(lines)]
+
+    def _why_idle(self) -> str:
+        planner, used = self.plan.planner, len(self.plan.devices)
+        if self.workers is not None and used >= self.workers:
+            return f"the job sets workers = {self.workers}"
+        fewest = min(len(stage.devices) for stage in self.plan.stages)
+        if fewest > 1 and len(self.topology) - used < fewest:
+            return f"{fewest} idle devices are needed for one more stage with {fewest} replicas"
+        stages = len(self.plan.stages)
+        if stages >= self.parts:
+            return "the model cannot be cut into more stages"
+        if stages == self.limits.stages:
+            return f"the job sets limits.stages = {stages}"
+        return f'{planner} predicts no shorter step with more devices; plan.planner = "equal_number" uses all'
+
+    def _dense_links(self) -> list[str]:
+        """Return the links without codec, where the job wants its codec on slow links only."""
+        if self.codec.where == "all" or self.codec.name == "identity":
+            return []
+        links = [link for link in self.estimate.links if link.source_device != link.target_device]
+        dense = [f"{link.source} -> {link.target}" for link in links if link.activations == link.gradients == "identity"]
+        if not dense:
+            return ["codec.where = slow: every link is slow enough to use the codec"]
+        return [f"codec.where = slow: without codec, because the transfers do not delay the step: {listed(dense)}"]

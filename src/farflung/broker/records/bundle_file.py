@@ -1,0 +1,32 @@
+"""The job of a run with all its graphs, in one file, from which the run can begin again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from farflung.checkpoint.store import write_file
+from farflung.errors import DataError
+from farflung.messages.submission import Bundle
+from farflung.wire.frames import decode_frame, encode_frame
+
+__all__ = ["read_bundle", "store_bundle"]
+
+_BUNDLE = "bundle.frame"
+
+
+def store_bundle(root: Path, bundle: Bundle) -> None:
+    """Write ``bundle`` to the run's folder ``root``."""
+    write_file(root / _BUNDLE, [bytes(piece) for piece in encode_frame(bundle.to_frame("submit"))])
+
+
+def read_bundle(root: Path) -> Bundle:
+    """Return what ``store_bundle`` wrote.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        data = (root / _BUNDLE).read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {root / _BUNDLE}: {error.strerror}") from None
+    return Bundle.from_frame(decode_frame(data))

@@ -1,0 +1,61 @@
+"""Measuring all links between the joined workers, for ``farflung profile``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from farflung.broker.links.network import Network
+from farflung.broker.planning.cluster_view import devices_of, linked
+from farflung.broker.requests.permission import client_of
+from farflung.broker.run_table import RunTable
+from farflung.cluster import Topology
+from farflung.errors import ConnectionLost, InputError
+from farflung.transports.rpc import Call, RpcServer
+from farflung.wire.frames import Frame
+
+__all__ = ["LinkProfile"]
+
+#: The name under which relays carry bandwidth probes, in place of a run's.
+_PROFILE = "profile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProfile:
+    """One measurement at a time."""
+
+    runs: RunTable
+    network: Network
+
+    def register(self, server: RpcServer) -> None:
+        """Serve the call."""
+        server.stream("profile", self.profile)
+
+    def profile(self, call: Call, frame: Frame) -> Iterator[Frame]:
+        """Measure all links; yield the results as they come, and finally the topology as a document."""
+        del frame
+        client_of(call, "measure links")
+        network = self.network
+        with self.runs.changed:
+            members = list(self.runs.machine.members.values())
+        count = len(members)
+        if count < 2:
+            raise InputError(f"links are measured between two workers or more, {count} joined (farflung join brings more)")
+        devices = list(devices_of(members).values())
+        unmeasured = Topology.from_matrices(np.zeros((count, count)), np.ones((count, count)), devices)
+        plain = linked(unmeasured, members, network.reachability, None)
+        network.relays.assign(_PROFILE, plain, plain.names)
+        network.routes.introduce_all(plain)
+        addresses = [(member.name, member.address) for member in members]
+        try:
+            yield from network.probes.run(addresses, lambda name, peer: network.routes.to_peer(plain, name, peer))
+        finally:
+            network.relays.assign(_PROFILE, None, ())
+        found = network.table.topology(devices, apart=plain.via)
+        measured = None if found is None else linked(found, members, network.reachability, network.table)
+        if measured is None:
+            raise ConnectionLost("no worker reaches another one: see docs/machines.md for the ports, and farflung doctor")
+        caps = {member.name: cap for member in members if (cap := network.table.uplink(member.name)) is not None}
+        yield Frame("topology", {"topology": measured.to_json(), "uplinks": caps})

@@ -1,0 +1,64 @@
+"""Stopping runs, and passing on what owners want of their workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.broker.records.run_folders import RunFolders
+from farflung.broker.requests.permission import caller_of, client_of
+from farflung.broker.run_table import RunTable
+from farflung.errors import InputError, SecurityError
+from farflung.messages.fields import text
+from farflung.protocol.events import Event, StopRequested
+from farflung.transports.rpc import Call, RpcServer
+from farflung.wire.frames import Frame
+
+__all__ = ["RunControl"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunControl:
+    """``owner_key`` returns the fingerprint of the key to which a name is bound. ``send`` never waits."""
+
+    runs: RunTable
+    folders: RunFolders
+    handle: Callable[[Event], None]
+    send: Callable[[str, Frame], None]
+    owner_key: Callable[[str], str]
+
+    def register(self, server: RpcServer) -> None:
+        """Serve the calls."""
+        server.unary("stop", self.stop)
+        server.unary("member", self.member)
+
+    def stop(self, call: Call, frame: Frame) -> Frame:
+        """Stop a run after its current step, or ``now``."""
+        caller = client_of(call, "stop runs")
+        now = frame.header.get("now") is True
+        run = text(frame.header, "run", limit=200)
+        with self.runs.changed:
+            known = self.runs.machine.runs.get(run)
+            if known is not None and known.state.over:
+                raise InputError(f"run {run!r} is over already: {known.state.value}{f', {known.cause}' if known.cause else ''}")
+        if known is not None:
+            self.folders.check(run, caller, "stop it")
+        self.handle(StopRequested(run=run, now=now))  # without the lock: it may write files
+        with self.runs.changed:
+            over = run in self.runs.machine.runs and self.runs.machine.runs[run].state.over
+        return Frame("stopping", {"over": over})
+
+    def member(self, call: Call, frame: Frame) -> Frame:
+        """Pass the wishes of the broker's owner, or of a worker's owner (who has its key), on to the worker."""
+        caller = caller_of(call)
+        name = text(frame.header, "name", limit=100)
+        with self.runs.changed:
+            known = ", ".join(self.runs.machine.members) or "none"
+            connected = name in self.runs.machine.members
+        if not connected:
+            raise InputError(f"no worker called {name!r} is connected; there are {known}")
+        if caller.role != "owner" and (not caller.key or caller.key != self.owner_key(name)):
+            raise SecurityError(f"worker {name!r} belongs to somebody else: only its owner, or the broker's owner, may do that")
+        wishes = {key: frame.header[key] for key in ("paused", "parting") if key in frame.header}
+        self.send(name, Frame("owner", wishes))
+        return Frame("told")

@@ -1,0 +1,189 @@
+"""Answers to ``farflung status`` and ``farflung logs``, and the broker's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from farflung.broker.attempts.replanner import Replanner
+from farflung.broker.links.network import Network
+from farflung.broker.live_run import LiveRun
+from farflung.broker.planning.device_measurements import DeviceMeasurements
+from farflung.broker.records.broker_log import find_log
+from farflung.broker.records.run_folders import RunFolders, safe_name
+from farflung.broker.requests.idle_reasons import RunFacts, idle_reason
+from farflung.broker.requests.permission import caller_of
+from farflung.broker.requests.run_status import PRIVATE, run_status
+from farflung.broker.run_table import RunTable
+from farflung.broker.session_table import SessionTable
+from farflung.broker.straggler_monitor import StragglerMonitor
+from farflung.clock import MonotonicClock
+from farflung.errors import SecurityError
+from farflung.messages.fields import text, whole
+from farflung.messages.versions import version_warnings
+from farflung.protocol.broker import Run, RunState
+from farflung.protocol.hosts import host_names
+from farflung.protocol.members import Gone, Member, MemberState
+from farflung.transports.rpc import Call, RpcServer
+from farflung.version import __version__
+from farflung.wire.frames import Frame
+
+__all__ = ["StatusQueries"]
+
+#: Lines of a log in one answer.
+_MOST_LINES = 10_000
+_clock = MonotonicClock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunCopy:
+    """``ahead``: runs that wait for workers and were submitted before it."""
+
+    live: LiveRun
+    run: Run
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MemberCopy:
+    """``facts``: the runs that could use the member. ``trains``: it trains now."""
+
+    member: Member
+    trains: bool
+    facts: list[RunFacts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """Members and runs at one moment."""
+
+    members: list[_MemberCopy]
+    runs: list[_RunCopy]
+    gone: list[Gone]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusQueries:
+    """Reads only. ``RunTable.changed`` is held while members and runs are copied, not while the answer is made."""
+
+    runs: RunTable
+    sessions: SessionTable
+    folders: RunFolders
+    network: Network
+    measurements: DeviceMeasurements
+    replanner: Replanner
+    stragglers: StragglerMonitor
+
+    def register(self, server: RpcServer) -> None:
+        """Serve the calls."""
+        server.unary("clock", self.clock)
+        server.unary("status", self.status)
+        server.unary("log", self.log)
+
+    def clock(self, call: Call, frame: Frame) -> Frame:
+        """Return the broker's monotonic clock, by which traces of several machines are aligned."""
+        del call, frame
+        return Frame("clock", {"now": float(_clock.now())})
+
+    def status(self, call: Call, frame: Frame) -> Frame:
+        """Return members and runs. The folder, losses and errors of a run are for its owner only."""
+        del frame
+        caller = caller_of(call)
+        known = self._copy()
+        members = [one.member for one in known.members]
+        hosts, warnings = host_names(members), version_warnings(members)
+        rows = [
+            self._member_status(one, [other.name for other in hosts.get(one.member.name, ("", []))[1]])
+            | {"warnings": warnings.get(one.member.name, [])}
+            for one in known.members
+        ]
+        joining = [name for name in self.sessions.joining() if name not in {row["name"] for row in rows}]
+        gone = [{"name": one.name, "generation": one.generation, "cause": one.cause} for one in known.gone]
+        runs = [self._run_status(one) | ({} if self.folders.owns(one.live.run, caller) else PRIVATE) for one in known.runs]
+        states = dict.fromkeys(joining, MemberState.JOINING.value) | {one.name: MemberState.GONE.value for one in known.gone}
+        states |= {row["name"]: row["state"] for row in rows}
+        header = {"members": rows, "joining": joining, "gone": gone, "states": states, "runs": runs}
+        return Frame("status", {"version": __version__, **header})
+
+    def _copy(self) -> _Known:
+        with self.runs.changed:
+            machine = self.runs.machine
+            # a run that is not known to the machine yet is being written
+            runs = [
+                _RunCopy(live=live, run=replace(machine.runs[live.run]), ahead=machine.ahead(live.run))
+                for live in self.runs.all()
+                if live.run in machine.runs
+            ]
+            members = [
+                _MemberCopy(
+                    member=replace(member),
+                    trains=member.run is not None and machine.runs[member.run].state is RunState.RUNNING,
+                    facts=[self._facts(one, member) for one in runs if not one.run.state.over],
+                )
+                for member in machine.members.values()
+            ]
+            return _Known(members=members, runs=runs, gone=list(machine.gone.values()))
+
+    def _facts(self, one: _RunCopy, member: Member) -> RunFacts:
+        run, waits = one.run, one.run.state is RunState.WAITING
+        return RunFacts(
+            run=run.run,
+            needs=run.needs if waits and self.runs.machine.may_take(run.run, member) else 0,
+            trains=run.state is RunState.RUNNING,
+            replans=one.live.job.plan.again is not False,
+            gives_stage=run.plans_for(member),
+            findings=self.replanner.findings(run.run),
+        )
+
+    def _member_status(self, one: _MemberCopy, host: Sequence[str]) -> dict[str, Any]:
+        """``host``: the workers that share its processors."""
+        member, name = one.member, one.member.name
+        profiled = self.measurements.asks(name) or self.network.probes.asks(name)
+        return {
+            "name": name,
+            "state": member.state(trains=one.trains, profiled=profiled).value,
+            "generation": member.generation,
+            "silence": float(self.sessions.silence(name)),
+            "paused": member.paused,
+            "parting": member.parting.value,
+            "bandwidth": self.network.table.owner_cap(name),
+            "address": member.address,
+            "run": member.run,
+            "memory": member.offer.memory,
+            "speed": member.speed,
+            "speed_factor": member.offer.factor / member.drift,
+            "overhead": member.offer.overhead,
+            "kind": member.offer.kind,
+            "versions": dict(member.offer.versions),
+            "idle": idle_reason(member, one.facts),
+            "shares_with": [other for other in host if other != name],
+        }
+
+    def _run_status(self, one: _RunCopy) -> dict[str, Any]:
+        return run_status(
+            one.live,
+            one.run,
+            ahead=one.ahead,
+            slow=self.stragglers.slow(one.live.run),
+            checkpoint=one.live.store.newest_checkpoint(),
+            now=_clock.now(),
+        )
+
+    def log(self, call: Call, frame: Frame) -> Frame:
+        """Return lines of the log of a run, of a worker, or of the broker (``name`` is empty)."""
+        caller, header = caller_of(call), frame.header
+        name = safe_name(text(header, "name", limit=200)) if header.get("name") else ""
+        found = find_log(self.folders.root.parent, name)
+        if found.run is not None:
+            self.folders.check(name, caller, "read its log")
+        elif caller.role != "owner":
+            raise SecurityError(
+                "the broker's log, and what it says of workers, is for the broker's owner: use a ticket of scope owner, "
+                "or run farflung logs on the broker's machine"
+            )
+        if "position" in header:
+            part = found.more(whole(header, "position"))
+        else:
+            part = found.last(whole(header, "lines", high=_MOST_LINES))
+        return Frame("log", {"position": part.position, "over": found.over}, ("\n".join(part.lines).encode(),))

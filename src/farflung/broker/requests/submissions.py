@@ -1,0 +1,99 @@
+"""Clients submit runs, and resume runs that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from farflung.broker.live_run import LiveRun, new_run
+from farflung.broker.records.bundle_file import store_bundle
+from farflung.broker.records.run_folders import RunFolders
+from farflung.broker.requests.continuations import Continuations
+from farflung.broker.requests.permission import client_of
+from farflung.broker.run_table import RunTable
+from farflung.errors import FarflungError, InputError
+from farflung.messages.fields import text, whole
+from farflung.messages.submission import Bundle
+from farflung.security import Caller
+from farflung.transports.rpc import Call, RpcServer
+from farflung.wire.frames import Frame
+
+__all__ = ["Submissions"]
+
+#: The longest name of a run to resume, or of its folder.
+_MAX_SOURCE = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submissions:
+    """``begin`` adds a run: it takes the run and a function that writes its files, and returns the run's state."""
+
+    runs: RunTable
+    folders: RunFolders
+    begin: Callable[[LiveRun, Callable[[], None]], str]
+
+    def register(self, server: RpcServer) -> None:
+        """Serve the calls. They are streams where a large checkpoint is checked before the answer."""
+        server.stream("submit", self.submit)
+        server.unary("resumable", self.resumable)
+        server.stream("resume", self.resume)
+
+    def submit(self, call: Call, frame: Frame) -> Iterator[Frame]:
+        """Add a run."""
+        yield from self._add(client_of(call, "submit jobs"), Bundle.from_frame(frame))
+
+    def resume(self, call: Call, frame: Frame) -> Iterator[Frame]:
+        """Add a run that continues an earlier one; the answers are those of ``submit``."""
+        caller, header = client_of(call, "resume runs"), frame.header
+        steps = whole(header, "steps", low=1) if "steps" in header else None
+        source, run = text(header, "source", limit=_MAX_SOURCE), text(header, "run", limit=200)
+        yield from self._add(caller, self._continuations.bundle(source, caller, run, steps))
+
+    def resumable(self, call: Call, frame: Frame) -> Frame:
+        """Return where a run that continues an earlier one would begin."""
+        caller = client_of(call, "resume runs")
+        return Frame("resumable", self._continuations.describe(text(frame.header, "source", limit=_MAX_SOURCE), caller))
+
+    @property
+    def _continuations(self) -> Continuations:
+        return Continuations(self.runs, self.folders)
+
+    def _add(self, caller: Caller, bundle: Bundle) -> Iterator[Frame]:
+        root = self.folders.path(bundle.run)
+        if (root / "job.json").exists():
+            raise InputError(f"run {bundle.run!r} exists already; submit again for a new name")
+        self.folders.claim(bundle.run, caller)
+        live = new_run(bundle, root, caller.name)
+
+        def write() -> None:
+            self._adopt_checkpoint(live, bundle, caller)
+            live.store.write_bundle(bundle)
+            store_bundle(root, bundle)
+
+        if self._exists(live.job.checkpoint.resume, caller):  # else ``write`` raises the error
+            yield Frame("checking", {"source": live.job.checkpoint.resume})
+        state = self.begin(live, write)
+        with self.runs.changed:
+            run = self.runs.machine.runs[bundle.run]
+            free = [run.plans_for(member) for member in self.runs.machine.members.values() if member.run is None]
+        header = {"run": bundle.run, "state": state, "folder": str(root), "needs": bundle.job.workers or 1}
+        header |= {"idle": sum(free), "helpers": len(free) - sum(free)}
+        yield Frame("submitted", header)
+
+    def _exists(self, source: str, caller: Caller) -> bool:
+        """Return whether there is a run or folder called ``source`` that ``caller`` may resume."""
+        with suppress(FarflungError):
+            return bool(source) and self.folders.source(source, caller).is_dir()
+        return False
+
+    def _adopt_checkpoint(self, live: LiveRun, bundle: Bundle, caller: Caller) -> None:
+        """Copy the checkpoint that the job resumes: of a run, or from a folder on this machine."""
+        source = live.job.checkpoint.resume
+        if not source:
+            return
+        try:
+            manifest = live.store.adopt(self.folders.source(source, caller), bundle)
+        except FarflungError as error:
+            raise type(error)(f"checkpoint.resume = {source!r}: {error}") from None
+        live.attempt = replace(live.attempt, first_step=manifest.step)

@@ -1,0 +1,52 @@
+"""Records of runs on their way: to the metrics file, the watchers, the log and the status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farflung.broker.live_run import LiveRun
+from farflung.broker.notices import Notices
+from farflung.broker.progress import Progress
+from farflung.broker.run_table import RunTable
+from farflung.clock import MonotonicClock
+from farflung.protocol.events import Event, RunAdvanced
+from farflung.telemetry.records import Record, RelayedRecord, StepRecord
+from farflung.units import Bytes
+
+__all__ = ["RunRecorder"]
+
+
+class RunRecorder:
+    """Any thread may call. ``handle`` receives events for the machine."""
+
+    def __init__(self, runs: RunTable, notices: Notices, handle: Callable[[Event], None]) -> None:
+        self._runs, self._notices, self._handle = runs, notices, handle
+
+    def progress(self, live: LiveRun, workers: int, predicted: float | None, first_step: int) -> Progress:
+        """Return a new ``Progress`` whose records are records of ``live``."""
+        return Progress(live.job, workers, MonotonicClock(), lambda record: self.record(live, record), predicted, first_step)
+
+    def record(self, live: LiveRun, record: Record) -> None:
+        """Put ``record`` on record.
+
+        Raises:
+            DiskFull: too many records wait for space already.
+            DataError: the metrics file cannot be written.
+        """
+        live.records.unwritten.put(record)
+        with self._runs.changed:
+            live.records.latest.take(record)
+        self._notices.record(live, record.to_line())
+        if isinstance(record, StepRecord) and record.step >= live.times.furthest:
+            live.times.furthest = record.step + 1
+            if self._runs.machine.runs[live.run].lost:
+                self._handle(RunAdvanced(run=live.run))
+
+    def relayed(self, run: str, record: RelayedRecord) -> None:
+        """Put on record what a relay carried for ``run``."""
+        live = self._runs.find(run)
+        if live is None:
+            return  # it relayed bandwidth probes, which belong to no run
+        live.records.unwritten.put(record)
+        text = f"{record.relay} relayed {Bytes(record.nbytes)} from {record.source} to {record.target}"
+        self._notices.operator_of(run, text, detail=True)

@@ -1,0 +1,141 @@
+"""The sessions of the workers: outgoing queues, leases, and workers that are about to join."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from farflung.clock import monotonic
+from farflung.errors import ConnectionLost, InputError
+from farflung.protocol.leases import Leases
+from farflung.units import Seconds
+from farflung.wire.frames import Frame
+
+__all__ = ["Session", "SessionTable"]
+
+#: Seconds for which a worker counts as joining after it was given a certificate.
+_JOINING = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does)."""
+
+    name: str
+    generation: int
+    #: None ends the session.
+    outgoing: queue.SimpleQueue[Frame | None] = field(default_factory=queue.SimpleQueue)
+    ended: str = ""
+
+
+class SessionTable:
+    """Any thread may call; no method waits."""
+
+    def __init__(self, advance: Callable[[str], int], leases: Leases | None = None) -> None:
+        """``advance`` returns the number of a worker's next session."""
+        self._advance = advance
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self.leases = leases or Leases()
+        #: worker -> when it was given a certificate (monotonic seconds)
+        self._admitted: dict[str, float] = {}
+        self._closed = False
+
+    @property
+    def lease(self) -> Seconds:
+        """How long a worker may be silent."""
+        return self.leases.length
+
+    @property
+    def closed(self) -> bool:
+        """Whether the broker ends."""
+        return self._closed
+
+    def send(self, name: str, frame: Frame) -> None:
+        """Queue ``frame`` for the worker ``name``, if it is connected."""
+        with self._lock:
+            session = self._sessions.get(name)
+        if session is not None:
+            session.outgoing.put(frame)
+
+    def serves(self, name: str) -> bool:
+        """Return whether a worker called ``name`` is connected."""
+        with self._lock:
+            return name in self._sessions
+
+    def silence(self, name: str) -> Seconds:
+        """Return the time since the worker ``name`` sent something."""
+        with self._lock:
+            return self.leases.silence(name, monotonic())
+
+    def admit(self, name: str) -> None:
+        """``name`` was given a certificate: it will connect soon."""
+        now = monotonic()
+        with self._lock:
+            self._admitted = {one: at for one, at in self._admitted.items() if now - at < _JOINING} | {name: now}
+
+    def withdraw(self, name: str) -> None:
+        """``name`` will not connect."""
+        with self._lock:
+            self._admitted.pop(name, None)
+
+    def joining(self) -> list[str]:
+        """Return the workers that were given a certificate recently and are not connected yet."""
+        now = monotonic()
+        with self._lock:
+            return [name for name, at in self._admitted.items() if now - at < _JOINING and name not in self._sessions]
+
+    def enter(self, name: str) -> Session:
+        """Begin a session of ``name``.
+
+        Raises:
+            ConnectionLost: the broker ends.
+            InputError: a worker of this name is connected.
+        """
+        generation = self._advance(name)
+        with self._lock:
+            if self._closed:
+                raise ConnectionLost("the broker is closing")
+            if name in self._sessions:
+                raise InputError(f"a worker called {name!r} is connected already; choose another name with --name")
+            session = self._sessions[name] = Session(name, generation)
+            self.leases.grant(name, generation, monotonic())
+            self._admitted.pop(name, None)
+        return session
+
+    def renew(self, session: Session) -> bool:
+        """Something came in ``session``; return whether it is still the session of its worker."""
+        with self._lock:
+            return self.leases.renew(session.name, session.generation, monotonic()) and not session.ended
+
+    def end(self, session: Session, cause: str) -> bool:
+        """End ``session`` because of ``cause``; return False if it ended before. The name stays taken until ``leave``."""
+        with self._lock:
+            if session.ended:
+                return False
+            session.ended = cause
+        session.outgoing.put(None)
+        return True
+
+    def leave(self, session: Session) -> None:
+        """Release the name of ``session``."""
+        with self._lock:
+            if self._sessions.get(session.name) is session:
+                del self._sessions[session.name]
+            self.leases.end(session.name, session.generation)
+
+    def check_leases(self, now: float) -> tuple[list[Session], dict[str, float]]:
+        """Return the sessions whose lease has expired, and for how many seconds each worker has been silent."""
+        with self._lock:
+            expired = [self._sessions[name] for name, _ in self.leases.expired(now) if name in self._sessions]
+            return expired, {name: float(self.leases.silence(name, now)) for name in self._sessions}
+
+    def close(self) -> None:
+        """End all sessions, and refuse new ones."""
+        with self._lock:
+            self._closed = True
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.outgoing.put(None)

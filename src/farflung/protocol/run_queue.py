@@ -1,0 +1,77 @@
+"""Runs that wait for workers: submitted, restored, and whose attempt is over."""
+
+from __future__ import annotations
+
+from farflung.errors import InputError
+from farflung.protocol.attempts import Attempts
+from farflung.protocol.cluster_state import ClusterState
+from farflung.protocol.events import Command, MakePlan, RunRestored, RunSubmitted, WaitedEnough
+from farflung.protocol.runs import Run, RunState
+
+__all__ = ["RunQueue"]
+
+
+class RunQueue:
+    """Decides which run gets which free members, in the order of submission."""
+
+    def __init__(self, state: ClusterState, attempts: Attempts) -> None:
+        self._state, self._attempts = state, attempts
+
+    def submitted(self, event: RunSubmitted) -> list[Command]:
+        """A job was submitted."""
+        self._add(event)
+        return []
+
+    def restored(self, event: RunRestored) -> list[Command]:
+        """An earlier broker process had this run."""
+        run = self._add(event)
+        run.attempts, run.expected, run.began = event.attempts, event.expected, event.attempts > 0
+        run.expected_names, run.stopping = frozenset(event.names), event.stopping
+        if event.outcome:
+            run.state, run.cause, run.kind = RunState(event.outcome), event.cause, event.kind
+            run.devices = event.names
+        return []
+
+    def waited(self, event: WaitedEnough) -> list[Command]:
+        """The workers of a restored run have had their time to come back."""
+        run = self._state.runs.get(event.run)
+        if run is not None:  # else it was over long ago
+            run.expected, run.expected_names = 0, frozenset()
+        return []
+
+    def start(self) -> list[Command]:
+        """Plan the runs for which there are enough free members; finish those that were stopped while they waited."""
+        waiting = (run for run in self._state.runs.values() if run.state is RunState.WAITING and not run.awaited)
+        # lazily: each run is assigned before the free members for the next one are counted
+        commands: list[Command] = [self._assign(run, members) for run in waiting if (members := self._members_for(run))]
+        for run in self._state.runs.values():
+            if run.stopping and run.state is RunState.WAITING and not (run.awaited or run.expected):
+                commands += self._attempts.finish(run, RunState.STOPPED)  # nobody can resume it
+        return commands
+
+    def _members_for(self, run: Run) -> tuple[str, ...]:
+        """Return the free members for which ``run`` may be planned (empty: it waits for more)."""
+        free = [one.name for one in self._state.members.values() if self._state.may_take(run.run, one) and run.plans_for(one)]
+        enough = len(free) >= run.needs and run.expected_names <= set(free)
+        refused = bool(run.refused) and run.refused >= set(free)
+        return tuple(free) if enough and not refused else ()
+
+    def _assign(self, run: Run, members: tuple[str, ...]) -> MakePlan:
+        run.expected, run.expected_names, run.refused = 0, frozenset(), frozenset()
+        run.state, run.devices = RunState.PLANNING, members
+        run.attempts += 1
+        for name in members:
+            self._state.members[name].run = run.run
+        return MakePlan(run=run.run, members=members, attempt=run.attempts)
+
+    def _add(self, event: RunSubmitted | RunRestored) -> Run:
+        if event.run in self._state.runs:
+            raise InputError(f"run {event.run!r} exists already")
+        run = self._state.runs[event.run] = Run(
+            run=event.run,
+            workers=event.workers,
+            recoveries=event.recoveries,
+            helped=event.helped,
+            unreliable=event.unreliable,
+        )
+        return run

@@ -1,0 +1,87 @@
+"""A run as the broker's machine sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from farflung.protocol.members import Member
+
+__all__ = ["Run", "RunState"]
+
+
+class RunState(StrEnum):
+    """The state of a run."""
+
+    WAITING = "waiting"
+    PLANNING = "planning"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (RunState.DONE, RunState.STOPPED, RunState.FAILED)
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run from its submission to its end. ``workers``: how many it asks for (None: any number)."""
+
+    run: str
+    workers: int | None
+    #: It survives this many losses in a row without a new step; ``lost`` counts them.
+    recoveries: int = 0
+    lost: int = 0
+    #: Whether there was a plan for it once.
+    began: bool = False
+    #: A run of an earlier broker process waits for this many workers, and for those that are ``expected_names``.
+    expected: int = 0
+    expected_names: frozenset[str] = frozenset()
+    #: No plan could be made for these after a loss, so another worker must join.
+    refused: frozenset[str] = frozenset()
+    #: Workers that have not dropped the last attempt yet.
+    awaited: set[str] = field(default_factory=set)
+    state: RunState = RunState.WAITING
+    devices: tuple[str, ...] = ()
+    prepared: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
+    attempts: int = 0
+    stopping: bool = False
+    #: Why its attempt ends after the current step, and the next one begins without a worker (empty: it does not).
+    migrating: str = ""
+    #: Whether a worker has ended it before the job's end.
+    unfinished: bool = False
+    cause: str = ""
+    kind: str = ""
+    #: Its plans are for reliable workers only; ``unreliable`` ones help them.
+    helped: bool = False
+    unreliable: frozenset[str] = frozenset()
+    helpers: set[str] = field(default_factory=set)
+    #: helper -> how often it failed in this attempt
+    failed_helpers: dict[str, int] = field(default_factory=dict)
+
+    def plans_for(self, member: Member) -> bool:
+        """Return whether ``member`` may have a stage; otherwise it may help."""
+        return not self.helped or (member.offer.reliable and member.name not in self.unreliable)
+
+    @property
+    def needs(self) -> int:
+        """The number of idle workers for which it waits."""
+        return max(self.workers or 1, self.expected)
+
+    @property
+    def continues(self) -> bool:
+        """Whether it trains, and nobody has asked for the end of its attempt."""
+        return self.state is RunState.RUNNING and not (self.migrating or self.stopping or self.ended)
+
+    def wait(self, awaited: set[str]) -> None:
+        """Its attempt is over; it waits for workers once all ``awaited`` have dropped the attempt."""
+        self.state, self.awaited = RunState.WAITING, awaited
+        self.devices = ()
+        self.prepared.clear()
+        self.ended.clear()
+        self.migrating, self.unfinished = "", False

@@ -1,0 +1,163 @@
+"""Where the states of a run's stages come from: retained states of workers, a checkpoint, or a weights file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from farflung.checkpoint import Weights, match_states
+from farflung.checkpoint.manifest import OPTIMIZER
+from farflung.data.base import Place
+from farflung.data.files import inside, resolve
+from farflung.engines.base import Array
+from farflung.errors import ConnectionLost, WireError
+from farflung.graph.ir import StateKind
+from farflung.messages.array_stream import read_arrays
+from farflung.messages.submission import Bundle
+from farflung.step.inbox import Inbox
+from farflung.step.run_setup import RunSetup
+from farflung.transports.base import Endpoint, Urgency
+from farflung.wire.frames import Frame
+from farflung.worker.retained_states import Continuation, RetainedStates
+
+__all__ = ["FirstStates", "StateFetch", "file_states"]
+
+#: A state with its optimizer slots takes at most ``_SLOTS`` times its bytes, and ``_MORE`` bytes besides.
+_SLOTS, _MORE = 5, 1 << 20
+
+
+class StateFetch:
+    """The states that a part begins with when workers have retained them.
+
+    What this worker has retained stays where it is. The rest comes from the peers that the broker names, over the links that the
+    run uses. ``fetch`` waits on the compute thread; ``receive`` is called on transport threads.
+    """
+
+    def __init__(self, continuation: Continuation, run: str, attempt: int, retained: RetainedStates) -> None:
+        self._from, self._run, self._attempt, self._retained = continuation, run, attempt, retained
+        #: Of each peer that sends states: the frames so far, their bytes, and the most bytes that it may send.
+        self._frames: dict[str, list[Frame]] = {}
+        self._bytes: dict[str, int] = {}
+        self._limits: dict[str, int] = {}
+        self._found: dict[str, Array] = {}
+
+    @property
+    def sources(self) -> Iterable[str]:
+        """The peers that send states."""
+        return self._from.moves.keys()
+
+    def fetch(self, setup: RunSetup, endpoint: Endpoint, mailbox: Inbox) -> None:
+        """Wait until everything that the own stages need is here.
+
+        Raises:
+            ConnectionLost: a peer is lost, or has not retained the states.
+            WireError: what came is malformed.
+        """
+        moves, step, graph = self._from.moves, self._from.step, setup.graph
+        self._retained.settle(self._run, self._attempt, self._from, setup.peers)
+        ask = {"run": setup.run, "base": self._run, "attempt": self._attempt}
+        for source, names in moves.items():
+            self._limits[source] = _MORE + _SLOTS * sum(graph.state[name].spec.nbytes for name in names if name in graph.state)
+            endpoint.post(source, Frame("want", {**ask, "names": sorted(names)}), Urgency.CONTROL)
+        wanted = {name for index in setup.own_stages for name in setup.subgraphs[index].states}
+        self._found = self._retained.read(self._run, step, wanted)
+        for source in moves:
+            self._found |= read_arrays(mailbox.take(("lent", source)))
+        constant = {name for name in wanted if graph.state[name].kind is StateKind.CONSTANT}
+        missing = sorted(wanted - set(self._found) - constant)
+        if missing:
+            raise ConnectionLost(f"no worker has retained {missing[0]!r} after {step} steps")
+
+    def receive(self, peer: str, frame: Frame, mailbox: Inbox) -> None:
+        """Store a piece of the states that ``peer`` sends.
+
+        Raises:
+            WireError: ``peer`` was not asked, or sends too much.
+        """
+        if peer not in self._limits:
+            raise WireError(f"{peer} was not asked for states of run {self._run}; its {frame.kind!r:.40} is refused")
+        if frame.header.get("end") is True:
+            mailbox.put(("lent", peer), self._frames.pop(peer, []))
+            return
+        self._bytes[peer] = self._bytes.get(peer, 0) + sum(memoryview(section).nbytes for section in frame.sections)
+        if self._bytes[peer] > self._limits[peer]:
+            raise WireError(f"{peer} sends more than {self._limits[peer]} bytes of states, which is more than those have")
+        self._frames.setdefault(peer, []).append(Frame("tensor", frame.header, frame.sections))
+
+    def states(self, names: Sequence[str]) -> dict[str, Array]:
+        """Those of the states ``names`` that were found."""
+        return {name: self._found[name] for name in names if name in self._found}
+
+    def optimizer(self, parameters: Sequence[str]) -> dict[str, Array]:
+        """The optimizer slots of ``parameters``."""
+        slots = {key.removeprefix(OPTIMIZER): value for key, value in self._found.items() if key.startswith(OPTIMIZER)}
+        mine = frozenset(parameters)
+        return {key: value for key, value in slots.items() if key.split("/", 1)[1] in mine}
+
+
+class FirstStates:
+    """First states of a run's stages, from wherever the broker says. The compute thread calls ``read`` and ``optimizer``."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        source: str,
+        stored: Callable[[str, Sequence[str]], Mapping[str, Array]],
+        place: Place,
+        fetch: StateFetch | None,
+    ) -> None:
+        """``source``: "checkpoint", "weights" (both at the broker), "file", or anything else for initializers.
+
+        ``stored`` fetches tensors from the broker. ``fetch``: states that workers have retained, which take precedence.
+        """
+        self._bundle, self._source, self._stored, self._place, self._fetch = bundle, source, stored, place, fetch
+
+    @property
+    def fetch(self) -> StateFetch | None:
+        """Where retained states come from (None: this part does not begin with any, or has begun)."""
+        return self._fetch
+
+    def begun(self) -> None:
+        """The stages have their first states: the fetched arrays are not needed any more."""
+        self._fetch = None
+
+    def use_checkpoint(self) -> None:
+        """The broker has a checkpoint of this run now: read from it if the run goes back."""
+        self._source = "checkpoint"
+
+    def read(self, names: Sequence[str]) -> Mapping[str, Array] | None:
+        """The first values of the states ``names``; None: replay the recorded initializers."""
+        if self._fetch is not None:
+            return self._fetch.states(names)
+        if self._source in ("checkpoint", "weights"):
+            return self._stored(self._source, names)
+        if self._source == "file":
+            return dict(file_states(self._bundle, names, _weights_path(self._bundle.job.weights.path, self._place)))
+        return None
+
+    def optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
+        """Optimizer slots of ``parameters`` (empty: the run begins anew)."""
+        if self._fetch is not None:
+            return self._fetch.optimizer(parameters)
+        return self._stored("optimizer", parameters) if self._source == "checkpoint" else {}
+
+
+def file_states(bundle: Bundle, names: Iterable[str], path: Path) -> Iterator[tuple[str, Array]]:
+    """States ``names`` from a weights file in another tool's names (missing ones only if the job is not strict)."""
+    weights = Weights.open(path)
+    match = match_states(weights, bundle.graph.states, strict=bundle.job.weights.strict)
+    for name in names:
+        if name in match.names:
+            yield name, weights.read(match.names[name], bundle.graph.state[name].spec.dtype)
+
+
+def _weights_path(path: str, place: Place) -> Path:
+    """The file (or folder of files) of weights on this machine.
+
+    Raises:
+        DataError: the path, or a file in it, leads out of the data folder, and this machine confines jobs to the folder.
+    """
+    found = resolve(path, place)
+    if place.confined and found.is_dir():
+        inside(sorted(found.iterdir()), path, place)
+    return found

@@ -1,0 +1,104 @@
+"""A worker's links to its peers: addresses, relays, probes, and relaying for other members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from farflung.errors import FarflungError
+from farflung.messages.probes import Probe
+from farflung.telemetry.log_line import Detail
+from farflung.thread_group import ThreadGroup
+from farflung.transports.base import Endpoint
+from farflung.transports.tcp.endpoint import TcpEndpoint
+from farflung.units import Bytes
+from farflung.worker.link_probe import probe_link
+
+__all__ = ["PeerLinks", "RelayService"]
+
+#: peer -> (name, address) of the relays that reach it, the best first.
+Relays = Mapping[str, Sequence[tuple[str, str]]]
+
+
+class PeerLinks:
+    """What the broker has told of this worker's peers, applied to the data plane."""
+
+    def __init__(self, endpoint: TcpEndpoint) -> None:
+        self._endpoint = endpoint
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The data plane."""
+        return self._endpoint
+
+    def connect(self, addresses: Mapping[str, str], relays: Relays) -> None:
+        """Store where peers are (empty: they dial), and through which relays some are reached."""
+        for peer in dict.fromkeys([*addresses, *relays]):
+            if peer in addresses:
+                self._endpoint.connect(peer, addresses[peer])
+            through = relays.get(peer, ())
+            for relay, place in through:
+                self._endpoint.connect(relay, place)
+            self._endpoint.relay_through(peer, [relay for relay, _ in through])
+
+    def release(self, peers: Sequence[str]) -> None:
+        """A run with ``peers`` is over: close the links that occupy relays."""
+        self._endpoint.part(peers)
+
+    def limit_rate(self, rate: float | None) -> None:
+        """Send at most ``rate`` bytes per second to all peers together (None: no limit)."""
+        self._endpoint.cap.rate = rate
+
+    def probe(self, peer: str) -> tuple[Probe, str]:
+        """Measure the link to ``peer``: the result, and the relay that the link uses.
+
+        Raises:
+            ConnectionLost: the peer can't be reached.
+        """
+        found = probe_link(self._endpoint, peer)
+        return found, self._endpoint.statistics()[peer].relay
+
+    def reach(self, peers: Mapping[str, str], seconds: float) -> dict[str, bool]:
+        """Dial ``peers`` (name -> address) at the same time, for at most ``seconds``: which ones answered."""
+        found = dict.fromkeys(peers, False)
+
+        def dial(peer: str, address: str) -> None:
+            with suppress(FarflungError):  # the peer can't be dialled: the answer is False
+                found[peer] = self._endpoint.reach(peer, address, seconds)
+
+        threads = ThreadGroup()
+        for peer, address in peers.items():
+            threads.spawn("reach", dial, peer, address)
+        threads.join()
+        return found
+
+    def close(self) -> None:
+        """Close all links."""
+        self._endpoint.close()
+
+
+class RelayService:
+    """Relays for members of the broker's runs. Only the session's thread calls."""
+
+    def __init__(self, endpoint: TcpEndpoint, log: Callable[[str], None]) -> None:
+        self._endpoint, self._log = endpoint, log
+        #: run -> the pairs that this worker relays for, and the bytes that it had relayed before
+        self._runs: dict[str, tuple[set[tuple[str, str]], dict[tuple[str, str], int]]] = {}
+
+    def allow(self, run: str, pairs: Sequence[tuple[str, str]]) -> None:
+        """Relay between the members of each of ``pairs`` for ``run``."""
+        known, _ = self._runs.setdefault(run, (set(), dict(self._endpoint.relayed())))
+        self._endpoint.relay_for(run, pairs)
+        known |= set(pairs)
+        self._log(Detail(f"run {run}: relays between {', '.join(' and '.join(pair) for pair in pairs)}"))
+
+    def end(self, run: str) -> list[tuple[str, str, int]]:
+        """Relay for ``run`` no more; returns (sender, receiver, bytes) of what was relayed."""
+        known, before = self._runs.pop(run, (set[tuple[str, str]](), dict(self._endpoint.relayed())))
+        self._endpoint.relay_for(run, [])
+        now = {way: count - before.get(way, 0) for way, count in self._endpoint.relayed().items()}
+        carried = [(*way, count) for way, count in now.items() if count and known & {way, way[::-1]}]
+        if carried:
+            amounts = ", ".join(f"{Bytes(count)} from {source} to {target}" for source, target, count in carried)
+            self._log(Detail(f"run {run}: relayed {amounts}"))
+        return carried

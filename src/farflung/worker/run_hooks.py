@@ -1,0 +1,185 @@
+"""What a training run asks of its surroundings: data, first states, checkpoints, reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from farflung.checkpoint import pack
+from farflung.clock import monotonic
+from farflung.engines.base import Array
+from farflung.errors import ConnectionLost, DiskFull
+from farflung.job import JobSpec
+from farflung.messages.link_reports import write_links
+from farflung.messages.step_reports import StepReport, write_report
+from farflung.step.run_setup import Committed, Phase
+from farflung.telemetry.log_line import Detail
+from farflung.telemetry.trace import ClockOffset, Span, pack_spans
+from farflung.transports.base import LinkStatistics
+from farflung.worker.first_states import FirstStates
+from farflung.worker.run_part import RunRequests
+
+__all__ = ["BatchFeed", "CheckpointUpload", "WorkerHooks"]
+
+#: How long the last checkpoint waits for space on a full disk, and how often it is tried, in seconds.
+_FULL_SECONDS, _FULL_AGAIN = 600.0, 2.0
+#: Checkpoints to recover from take at most one in this many seconds.
+_TIME_SHARE = 33.0
+
+
+class BatchFeed(Protocol):
+    """Where micro-batches come from."""
+
+    def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
+        """The arrays of placeholders ``names``."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens as text."""
+
+
+class CheckpointUpload:
+    """When a run's checkpoints are due, and their upload. Only the compute thread calls."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        upload: Callable[[Mapping[str, int], Mapping[str, Array]], None],
+        requests: RunRequests,
+        warn: Callable[[str], None],
+    ) -> None:
+        """``warn`` shows a line to people."""
+        self._job, self._upload, self._requests, self._warn = job, upload, requests, warn
+        #: When the newest checkpoint was stored (or training began), and how long its upload took, in seconds.
+        self._stored_at, self._seconds = monotonic(), 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint to recover from: at most a 33rd of the time goes into them."""
+        seconds = self._job.recover_seconds
+        return seconds > 0 and monotonic() - self._stored_at >= max(seconds, _TIME_SHARE * self._seconds)
+
+    def begin(self) -> None:
+        """Training begins now."""
+        self._stored_at, self._seconds = monotonic(), 0.0
+
+    def store(self, place: Mapping[str, int], tensors: Mapping[str, Array]) -> bool:
+        """Upload this worker's share of a checkpoint; returns whether the broker has stored it.
+
+        If the broker's disk is full, training continues without this checkpoint. The last checkpoint is tried again, until
+        somebody stops the run.
+
+        Raises:
+            DiskFull: the disk was full for too long, or the job rolls back to checkpoints by itself.
+            FarflungError: the broker refuses it.
+        """
+        begin = monotonic()
+        stored = self._store(place, tensors)
+        self._stored_at = monotonic()
+        self._seconds = self._stored_at - begin
+        return stored
+
+    def _store(self, place: Mapping[str, int], tensors: Mapping[str, Array]) -> bool:
+        job, requests, until = self._job, self._requests, 0.0
+        last = place["step"] >= job.steps
+        while True:
+            try:
+                self._upload(place, tensors)
+            except DiskFull as error:
+                now = monotonic()
+                if job.on_nan == "rollback" or (until and now >= until) or requests.ended_by is not None:
+                    raise
+                if not until:
+                    then = "the worker tries again until there is space" if last else "training continues without it"
+                    self._warn(f"warning: the checkpoint after step {place['step']} cannot be written: {error}; {then}")
+                until = until or now + _FULL_SECONDS
+                if not last or requests.stopping:
+                    return False
+                requests.wait(_FULL_AGAIN)
+            except ConnectionLost:
+                if requests.ended_by is not None:
+                    raise requests.ended_by from None  # the upload was broken off because of that
+                raise
+            else:
+                return True
+
+
+@dataclass(kw_only=True)
+class WorkerHooks:
+    """See ``RunHooks``. The compute thread calls, and any thread ``event``.
+
+    ``report`` sends a message of this run to the broker. ``note`` shows a line to people here and to all who watch the run.
+    ``offset``: how far the broker's clock is from this machine's, until it is reported.
+    """
+
+    run: str
+    report: Callable[..., None]
+    log: Callable[[str], None]
+    note: Callable[..., None]
+    requests: RunRequests
+    feed: BatchFeed
+    states: FirstStates
+    upload: CheckpointUpload
+    links: Callable[[], Mapping[str, LinkStatistics]]
+    offset: ClockOffset | None
+
+    def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
+        """Data from this machine's files, or from the submitting process."""
+        return self.feed.provide(phase, step, micro_batch, names)
+
+    def first_states(self, names: Sequence[str]) -> Mapping[str, Array] | None:
+        """See ``FirstStates``."""
+        return self.states.read(names)
+
+    def first_optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
+        """See ``FirstStates``."""
+        return self.states.optimizer(parameters)
+
+    def stop_requested(self) -> bool:
+        """Whether somebody asked for the end."""
+        return self.requests.stopping
+
+    def ends_after(self, phase: Phase, step: int) -> bool | None:
+        """Never by itself: ``stop_requested`` says it."""
+        return False
+
+    def leave_requested(self) -> bool:
+        """Whether other workers shall continue the run."""
+        return self.requests.draining
+
+    def save_requested(self) -> bool:
+        """Whether a checkpoint to recover from is due."""
+        return self.upload.due
+
+    def on_step(self, report: StepReport) -> None:
+        """Report the step to the broker."""
+        self.report("step", **write_report(report))
+
+    def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        """Send this worker's share to the broker."""
+        place = {"step": step, "committed": committed.steps, "rested": committed.rested}
+        if self.upload.store(place, pack(states, optimizer)):
+            self.states.use_checkpoint()
+
+    def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
+        """Report the evaluation to the broker."""
+        self.report("evaluation", step=step, outputs=dict(outputs))
+
+    def on_text(self, tokens: Sequence[int]) -> None:
+        """Report the generated text to the broker."""
+        self.report("text", text=self.feed.decode(tokens))
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Send spans to the broker, which stores them in the run's folder; notes go to all who watch the run, too."""
+        if kind == "trace":
+            self._report_trace(fields["spans"], fields["lost"])
+        elif kind == "note":
+            self.note(fields["text"], detail=bool(fields.get("detail")))
+        elif kind == "helper":
+            self.log(Detail(f"run {self.run}: {fields['text']}"))
+
+    def _report_trace(self, spans: Sequence[Span], lost: int) -> None:
+        names, packed = pack_spans(spans)
+        offset, self.offset = self.offset, None  # reported once
+        clock = None if offset is None else [offset.seconds, offset.error]
+        self.report("trace", names=names, spans=packed, lost=lost, clock=clock, links=write_links(self.links()))

@@ -1,0 +1,286 @@
+"""A worker's part in one attempt of a run: what training and helping have in common, and the slot for the current part."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from farflung.data.base import Place
+from farflung.engines.base import Engine
+from farflung.errors import ConnectionLost, FarflungError, WireError
+from farflung.messages.fields import text, texts, whole
+from farflung.messages.step_reports import StepReport
+from farflung.messages.submission import Bundle, unsqueeze
+from farflung.plan.document import plan_from_json
+from farflung.plan.model import Plan
+from farflung.step.run_setup import attempt_name
+from farflung.thread_group import ThreadGroup
+from farflung.transports.base import Arrival
+from farflung.wire.frames import Frame
+from farflung.worker.broker_storage import BrokerStorage
+from farflung.worker.peer_links import PeerLinks
+from farflung.worker.retained_states import RetainedStates
+
+__all__ = ["CurrentPart", "EndedAttempt", "RunPart", "RunRequests", "RunServices", "read_documents"]
+
+#: How long a part may take to end, in seconds.
+_END_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunServices:
+    """What a worker offers to its part in a run.
+
+    ``report`` sends a message to the broker. ``log`` takes lines for the person here. ``place``: where jobs find files.
+    """
+
+    engine: Engine
+    device: str
+    place: Place
+    links: PeerLinks
+    retained: RetainedStates
+    storage: BrokerStorage
+    report: Callable[..., None]
+    log: Callable[[str], None]
+
+
+class RunRequests:
+    """What others ask of a run part. Any thread may set them; the part's own thread reads them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stop, self._drain = threading.Event(), threading.Event()
+        #: Set when the run stops or ends.
+        self._wake = threading.Event()
+        #: The first error that ended the part.
+        self.ended_by: BaseException | None = None
+        #: Whether the broker has the cause of the end already.
+        self.broker_knows = False
+        #: Whether other workers may continue from the states that this part leaves.
+        self.keep = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run shall end after the current step."""
+        return self._stop.is_set()
+
+    @property
+    def draining(self) -> bool:
+        """Whether the attempt shall end after the current step with a checkpoint, for other workers to continue."""
+        return self._drain.is_set()
+
+    def stop(self) -> None:
+        """End after the current step."""
+        self._stop.set()
+        self._wake.set()
+
+    def drain(self) -> None:
+        """End the attempt after the current step, with a checkpoint."""
+        self._drain.set()
+
+    def end(self, error: BaseException, *, broker_knows: bool, keep: bool) -> None:
+        """End with ``error``, unless there is an earlier one."""
+        with self._lock:  # the session's thread and transport threads may both end a part
+            self.keep = self.keep and keep
+            self.broker_knows = self.broker_knows or broker_knows
+            self.ended_by = self.ended_by or error
+        self._wake.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait ``seconds``, or until the run stops or ends."""
+        self._wake.wait(seconds)
+
+
+class RunPart(ABC):
+    """A worker's part in one attempt of a run, on a thread of its own."""
+
+    def __init__(self, frame: Frame, services: RunServices, on_end: Callable[[RunPart], None]) -> None:
+        """``on_end`` is called on the part's thread when the part has ended.
+
+        Raises:
+            WireError: ``frame`` is malformed.
+        """
+        self._services, self._on_end = services, on_end
+        self.run = text(frame.header, "run", limit=200)
+        self.attempt = whole(frame.header, "attempt", low=1)
+        #: What peers call this attempt.
+        self.name = attempt_name(self.run, self.attempt)
+        self._requests = RunRequests()
+        self._threads = ThreadGroup()
+
+    # -- from other threads -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self) -> None:
+        """Prepare, on the part's thread."""
+
+    def join(self, timeout: float | None = _END_SECONDS) -> None:
+        """Wait for the part's thread, at most ``timeout`` seconds (None: no limit)."""
+        self._threads.join(timeout)
+
+    def begin(self) -> None:  # noqa: B027 - a helper has nothing to do
+        """All workers of the run are prepared: train."""
+
+    def stop(self) -> None:
+        """End after the current step."""
+        self._requests.stop()
+
+    def drain(self) -> None:
+        """End after the current step with a checkpoint, from which other workers continue."""
+        self._requests.drain()
+
+    def on_helper(self, frame: Frame) -> None:  # noqa: B027 - a helper has no helpers
+        """The broker says that a helper comes or goes."""
+
+    def on_arrival(self, arrival: Arrival) -> None:  # noqa: B027 - a helper has no trace
+        """A frame has come (transport thread)."""
+
+    def reports(self) -> Sequence[StepReport]:
+        """Reports of the last steps, with all losses; complete when the part has ended."""
+        return ()
+
+    @abstractmethod
+    def abort(self, error: BaseException, *, broker_knows: bool = False, keep: bool = True) -> None:
+        """End with ``error``. ``keep``: other workers may continue from the states that this part leaves."""
+
+    @abstractmethod
+    def on_frame(self, peer: str, frame: Frame) -> None:
+        """A frame of this run came from ``peer`` (transport thread).
+
+        Raises:
+            WireError: it does not belong here, or is malformed.
+        """
+
+    @abstractmethod
+    def on_lost(self, peer: str, error: FarflungError) -> None:
+        """The connection with ``peer`` is lost (transport thread)."""
+
+    # -- the part's thread --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Do the part."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Release what the part has opened."""
+
+    @abstractmethod
+    def _describe(self, error: Exception, cause: str) -> tuple[str, dict[str, Any]]:
+        """Of a failure: the line for the log, and further fields of the report."""
+
+    def _main(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 - the thread's outermost: whatever ends this part, the broker gets a report
+            self._report_failure(error)
+        finally:
+            self._close()
+            self._on_end(self)
+
+    def _report_failure(self, error: Exception) -> None:
+        if self._requests.broker_knows:
+            return
+        ours = isinstance(error, FarflungError)
+        cause = str(error) if ours else f"{type(error).__name__}: {error}"
+        kind = type(error).__name__ if ours else "TrainingError"
+        line, fields = self._describe(error, cause)
+        self._services.log(line)
+        with suppress(ConnectionLost):  # the broker is lost too
+            self._report("failed", cause=cause[:3000], kind=kind, **fields)
+
+    def _report(self, what: str, /, **fields: Any) -> None:
+        self._services.report(what, run=self.run, attempt=self.attempt, **fields)
+
+
+def read_documents(frame: Frame) -> tuple[Bundle, Plan]:
+    """Read the submitted documents and the plan that a run part begins with.
+
+    Raises:
+        WireError: the plan is missing, or a document is malformed.
+    """
+    names = texts(frame.header, "documents")
+    if names[-1:] != ["plan"] or len(frame.sections) != len(names):
+        raise WireError("the broker sent no plan with the run; install the same farflung on both machines")
+    plan = plan_from_json(unsqueeze(frame.sections[-1]))
+    submitted = Frame(frame.kind, {**frame.header, "documents": names[:-1]}, frame.sections[:-1])
+    return Bundle.from_frame(submitted), plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAttempt:
+    """The last attempt that this worker took part in, with the reports of its last steps."""
+
+    run: str
+    attempt: int
+    reports: Sequence[StepReport] = ()
+
+
+class CurrentPart:
+    """The one run part that a worker works on at a time, and the last one that has ended. Any thread may call."""
+
+    def __init__(self, ended: EndedAttempt | None) -> None:
+        self._lock = threading.Lock()
+        self._part: RunPart | None = None
+        #: The newest part of this session, running or not.
+        self._newest: RunPart | None = None
+        self._ended = ended
+
+    @property
+    def part(self) -> RunPart | None:
+        """The part that runs now."""
+        return self._part
+
+    @property
+    def ended(self) -> EndedAttempt | None:
+        """The last attempt that has ended here, in this session or an earlier one."""
+        return self._ended
+
+    def named(self, run: str) -> RunPart | None:
+        """The part that runs now, if peers call it ``run``; else a frame is of an older attempt."""
+        part = self._part
+        return part if part is not None and part.name == run else None
+
+    def on_arrival(self, arrival: Arrival) -> None:
+        """A frame has come (transport thread)."""
+        part = self._part
+        if part is not None:
+            part.on_arrival(arrival)
+
+    def on_lost(self, peer: str, error: ConnectionLost, run: str) -> None:
+        """The connection with ``peer`` is lost, whose last frame was of ``run`` (transport thread)."""
+        part = self.named(run)  # else it is an old connection, e.g. of a peer that came back since
+        if part is not None:
+            part.on_lost(peer, error)
+
+    def start(self, part: RunPart) -> None:
+        """Begin ``part``; there must be no other."""
+        with self._lock:
+            self._part = self._newest = part
+        part.start()
+
+    def end(self, error: FarflungError) -> RunPart | None:
+        """End the part that runs now, and return it: ``join`` waits for it."""
+        with self._lock:
+            part, self._part = self._part, None
+        if part is not None:
+            part.abort(error, broker_knows=True)
+        return part
+
+    def wait(self, run: str) -> None:
+        """Wait until the newest part has ended, if it is one of ``run``."""
+        newest = self._newest
+        if newest is not None and newest.run == run:
+            newest.join(None)
+
+    def over(self, part: RunPart) -> None:
+        """``part`` has ended (on its own thread)."""
+        with self._lock:
+            if self._part is part:
+                self._part = None
+            if self._newest is part:
+                self._ended = EndedAttempt(run=part.run, attempt=part.attempt, reports=tuple(part.reports()))

@@ -1,0 +1,127 @@
+"""Whose run it is: other clients may neither stop nor export it; uploads have limits; names belong to keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farflung.broker.records.run_folders import RunFolders, StorageSettings
+from farflung.client.connection import Client
+from farflung.errors import InputError, SecurityError
+from farflung.security import Caller
+from farflung.units import Bytes
+from farflung.wire.frames import Frame
+from farflung.worker.membership import join
+from tests.support.loopback import Loopback, captured, text_job
+
+ANN, BEN = (Caller(name=f"client-{name}", role="client", key=name) for name in ("ann", "ben"))
+OWNER = Caller(name="client-owner", role="owner", key="owner")
+
+
+@pytest.fixture
+def other(two: Loopback) -> Iterator[Client]:
+    client = Client(join(two.ticket("submit"), name="other", role="client"))
+    yield client
+    client.close()
+
+
+def test_only_who_submitted_a_run_or_the_owner_may_stop_export_and_watch_it(two: Loopback, other: Client) -> None:
+    bundle, _ = two.submit(text_job(steps=1, workers=9))
+    for act in (
+        lambda: other.stop(bundle.run),
+        lambda: other.states(bundle.run, ["head.weight"]),
+        lambda: list(other.watch(bundle.run)),
+    ):
+        with pytest.raises(SecurityError, match=f"run '{bundle.run}' belongs to client-client: only who submitted it"):
+            act()
+    with pytest.raises(InputError, match=f"run '{bundle.run}' exists already"):
+        other.send_weights(bundle.run, [b"x"])
+    owner = Client(join(two.ticket("owner"), name="owner", role="client"))
+    owner.stop(bundle.run)
+    assert [frame.kind for frame in owner.watch(bundle.run)] == ["job", "result"]
+    owner.close()
+    assert [frame.kind for frame in two.client.watch(bundle.run)] == ["job", "result"]
+    listed = next(one for one in other.status()["runs"] if one["run"] == bundle.run)  # type: ignore[attr-defined]
+    assert (listed["state"], listed["folder"], listed["loss"], listed["cause"]) == ("stopped", "", None, "")
+    listed = next(one for one in two.client.status()["runs"] if one["run"] == bundle.run)  # type: ignore[attr-defined]
+    assert listed["folder"]
+
+
+def test_a_run_is_resumed_by_its_own_submitter_only(two: Loopback, other: Client) -> None:
+    first = two.run(text_job(steps=1))
+    job = text_job(steps=2, checkpoint={"resume": first.run})
+    with pytest.raises(SecurityError, match=r"belongs to client-client: .* may resume from it"):
+        other.submit(captured(job, two.home))
+    assert two.run(job).result.status == "finished"
+
+
+def test_a_worker_fetches_the_weights_of_its_own_run_only(two: Loopback) -> None:
+    bundle, _ = two.submit(text_job(steps=1, workers=9))
+    rpc = two.workers["a"].membership.client
+    with pytest.raises(SecurityError, match="'a' does not work on run"):
+        list(rpc.stream("states", Frame("states", {"run": bundle.run, "source": "weights", "names": []})))
+
+
+def test_a_name_of_another_key_is_refused(two: Loopback) -> None:
+    two.workers["b"].stop()
+    two._threads[1].join(30)
+    with pytest.raises(SecurityError, match=r"the name 'b' belongs to another key: .*farflung ticket free b"):
+        join(two.ticket("join"), name="b", role="worker")
+    join(two.ticket("join"), name="b", role="worker", key=two.key).client.close()
+
+
+def test_a_submit_ticket_is_no_owners_ticket(two: Loopback) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(SecurityError, match="is for 'submit', not for 'owner'"):
+        join(replace(two.ticket("submit"), scope="owner"), name="thief", role="client")
+
+
+# -- folders --------------------------------------------------------------------------------------------------------------
+
+
+def folders(place: Path, **limits: float) -> RunFolders:
+    chosen = StorageSettings(**{key: Bytes(value) for key, value in limits.items()})
+    return RunFolders(place / "runs", lambda name: f"ticket of {name}", chosen)
+
+
+def test_a_claimed_folder_stays_claimed(tmp_path: Path) -> None:
+    folders(tmp_path).claim("run-1", ANN)
+    again = folders(tmp_path)  # another broker process
+    assert again.claim("run-1", ANN) == again.claim("run-1", OWNER) == tmp_path / "runs" / "run-1"
+    with pytest.raises(SecurityError, match=r"run 'run-1' belongs to client-ann: .* may send to it"):
+        again.claim("run-1", BEN)
+    (tmp_path / "runs" / "old").mkdir()
+    with pytest.raises(SecurityError, match="run 'old' belongs to nobody who is known"):
+        again.check("old", ANN, "stop it")
+    again.check("old", OWNER, "stop it")
+
+
+def test_only_the_owner_resumes_from_elsewhere(tmp_path: Path) -> None:
+    place = folders(tmp_path)
+    place.claim("run-1", ANN)
+    with pytest.raises(SecurityError, match="outside of its runs, from which only the broker's owner may resume"):
+        place.source(str(tmp_path), ANN)
+    assert place.source(str(tmp_path), OWNER) == tmp_path
+    inner = place.root / "run-1" / "checkpoints"
+    inner.mkdir()
+    assert place.source(str(inner), ANN) == inner
+    with pytest.raises(SecurityError, match="may resume from it"):
+        place.source(f"{place.root}/../runs/run-1", BEN)
+
+
+def test_uploads_have_limits(tmp_path: Path) -> None:
+    place = folders(tmp_path, run=1000, ticket=1500)
+    for run in ("run-1", "run-2"):
+        place.claim(run, ANN)
+    small = sum(file.stat().st_size for file in (tmp_path / "runs").rglob("*.json")) // 2
+    assert list(place.counted("run-1", [b"x" * (1000 - small)])) == [b"x" * (1000 - small)]
+    with pytest.raises(InputError, match=r"run 'run-1': the broker keeps 1 kB of a run at most, .* larger --run-limit"):
+        list(place.counted("run-1", [b"x" * 600, b"x" * (401 - small)]))
+    (place.path("run-1") / "weights").write_bytes(b"x" * 800)
+    with pytest.raises(InputError, match=r"the broker keeps 1\.5 kB of all runs of a ticket at most, .* larger --ticket-limit"):
+        list(place.counted("run-2", [b"x" * 700]))
+    place.claim("run-3", BEN)
+    assert len(list(place.counted("run-3", [b"x" * 700]))) == 1, "another ticket"
