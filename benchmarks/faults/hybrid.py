@@ -44,6 +44,7 @@ from farflung.errors import TrainingError
 from farflung.graph.cut import cut
 from farflung.job.spec import CheckpointSpec, OptimizerSpec
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import RecordLine, Started
 from farflung.telemetry import StepRecord, read_record
 
 __all__ = ["WAYS", "Hybrid", "HybridSettings", "draw_losses", "timelines"]
@@ -212,11 +213,11 @@ class _Drive:
             send_away(self._cluster.folder, self._away)
 
     def _follow(self) -> Iterator[StepRecord]:
-        for frame in self._client.watch(self._run):
-            record = read_record(str(frame.header["line"])) if frame.kind == "record" else None
+        for message in self._client.watch(self._run):
+            record = read_record(message.line) if isinstance(message, RecordLine) else None
             if isinstance(record, StepRecord):
                 yield record
-            if frame.kind == "started" and frame.header["attempt"] > 1:
+            if isinstance(message, Started) and message.attempt > 1:
                 raise TrainingError("the run of the benchmark lost a reliable worker, so its times mean nothing; run it again")
 
 

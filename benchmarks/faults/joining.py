@@ -25,6 +25,7 @@ from farflung.client.connection import Client
 from farflung.errors import InputError
 from farflung.job import make_job
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import Planned, RecordLine
 from farflung.telemetry import StepRecord, read_record
 
 __all__ = ["WAYS", "Joining", "JoiningSettings"]
@@ -126,10 +127,10 @@ def _once(settings: JoiningSettings, way: str, bundle: Bundle, folder: Path) -> 
 
 def _events(client: Client, run: str) -> Iterator[str]:
     """``planned late`` or ``planned`` for each plan, with or without the newcomer, and ``step`` for each step."""
-    for frame in client.watch(run):
-        if frame.kind == "planned":
-            yield f"planned {_LATE}" if _LATE in frame.header["addresses"] else "planned"
-        elif frame.kind == "record" and isinstance(read_record(str(frame.header["line"])), StepRecord):
+    for message in client.watch(run):
+        if isinstance(message, Planned):
+            yield f"planned {_LATE}" if _LATE in message.addresses else "planned"
+        elif isinstance(message, RecordLine) and isinstance(read_record(message.line), StepRecord):
             yield "step"
 
 

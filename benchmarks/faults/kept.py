@@ -31,9 +31,10 @@ from farflung.client.connection import Client
 from farflung.engines.base import EngineSettings
 from farflung.graph.cut import cut
 from farflung.job.spec import CheckpointSpec, OptimizerSpec
+from farflung.messages.schema import Message
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import Planned, RecordLine
 from farflung.telemetry import StepRecord, read_record
-from farflung.wire.frames import Frame
 
 __all__ = ["Kept", "KeptSettings", "Seen", "kept_of"]
 
@@ -131,7 +132,7 @@ class _Watch:
     def __init__(self, cluster: LocalCluster, client: Client, bundle: Bundle, say: Say) -> None:
         self._cluster, self._client, self._run, self._say = cluster, client, bundle.run, say
         client.submit(bundle)
-        self._frames = iter(client.watch(bundle.run))
+        self._messages = iter(client.watch(bundle.run))
         self._devices: list[str] = []
         self._plans: list[tuple[float, int]] = []
         self._furthest = -1
@@ -150,7 +151,7 @@ class _Watch:
             cases.append({"spacing": spacing, "faults": count, "kept": kept, "kept_of_share": of_share, "steps": seen.steps})
             cases[-1] |= {"seconds": seen.end - seen.begin, "share": seen.share(settings.workers)}
         self._client.stop(self._run)
-        for _ in self._frames:
+        for _ in self._messages:
             pass
         return {"steps_per_second": calm, "cases": cases}
 
@@ -167,8 +168,8 @@ class _Watch:
 
     def _steps(self, until: float | None, count: int = _STEPS) -> Iterator[tuple[float, int]]:
         """Steps until then: seconds of each, and 1 if it was never made before (else 0)."""
-        for frame in self._frames:
-            record = self._take(frame)
+        for message in self._messages:
+            record = self._take(message)
             if record is not None:
                 new, self._furthest = int(record.step > self._furthest), max(self._furthest, record.step)
                 yield record.seconds, new
@@ -176,11 +177,11 @@ class _Watch:
             if count <= 0 or (until is not None and time.monotonic() >= until):
                 return
 
-    def _take(self, frame: Frame) -> StepRecord | None:
-        if frame.kind == "planned":
-            self._devices = list(frame.header["addresses"])
+    def _take(self, message: Message) -> StepRecord | None:
+        if isinstance(message, Planned):
+            self._devices = list(message.addresses)
             self._plans.append((time.monotonic(), len(self._devices)))
-        record = read_record(str(frame.header["line"])) if frame.kind == "record" else None
+        record = read_record(message.line) if isinstance(message, RecordLine) else None
         return record if isinstance(record, StepRecord) else None
 
 

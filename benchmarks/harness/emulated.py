@@ -20,7 +20,6 @@ from farflung.emulation import Emulation
 from farflung.emulation.programs import start_cluster
 from farflung.errors import TrainingError
 from farflung.messages.submission import Bundle
-from farflung.wire.frames import encode_frame
 
 __all__ = ["EmulatedCluster", "Placed"]
 
@@ -116,7 +115,7 @@ class EmulatedCluster:
         """
         (self.folder / STAGES).write_text(json.dumps(list(placed)), encoding="utf-8")
         packed = self.folder / "job.frame"
-        packed.write_bytes(b"".join(encode_frame(bundle.to_frame("submit"))))
+        packed.write_bytes(bundle.to_bytes())
         assert self._submitter is not None
         assert self._submitter.stdin is not None
         assert self._submitter.stdout is not None

@@ -16,14 +16,13 @@ from farflung.client.connection import Client
 from farflung.errors import FarflungError
 from farflung.messages.submission import Bundle
 from farflung.security import Ticket
-from farflung.wire.frames import decode_frame
 from farflung.worker.membership import join
 
 __all__ = ["main"]
 
 
 def _run(client: Client, path: Path) -> dict[str, Any]:
-    bundle = Bundle.from_frame(decode_frame(path.read_bytes()))
+    bundle = Bundle.from_bytes(path.read_bytes())
     answer = client.submit(bundle)
     for _ in client.watch(answer["run"]):
         pass

@@ -27,7 +27,11 @@ from farflung.broker.links.table import LinkTable
 from farflung.cluster import Network
 from farflung.emulation import Emulation
 from farflung.errors import TrainingError
-from farflung.messages.probes import read_probe
+from farflung.messages.calls import ProbeRound, Unreachable
+from farflung.messages.probes import probe_of
+from farflung.messages.reports import Probed
+from farflung.messages.schema import Channel, Message
+from farflung.messages.wire_form import decode_as, encode
 from farflung.wire.frames import Frame
 
 __all__ = ["Profile", "ProfileSettings"]
@@ -160,17 +164,17 @@ def measure(network: Network, say: Say) -> tuple[LinkTable, float, list[str]]:
             listen = f"{emulation[name].address}:{_PORT}"
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             nodes[name] = emulation[name].start([*command, listen], **pipes)
-        probes = LinkProbes(lambda name, frame: _ask(nodes[name], frame), table)
+        probes = LinkProbes(lambda name, command: _ask(nodes[name], command), table)
         members = [(name, _address(name, node)) for name, node in nodes.items()]
         listeners = [threading.Thread(target=_listen, args=(probes, name, node), daemon=True) for name, node in nodes.items()]
         for listener in listeners:
             listener.start()
         begin = time.monotonic()
-        for frame in probes.run(members):
-            if frame.kind == "round":
-                say(f"round {frame.header['number']} of {frame.header['of']}")
-            elif frame.kind == "unreachable":
-                lost.append(f"{frame.header['from']} to {frame.header['to']}: {frame.header['cause']}")
+        for message in probes.run(members):
+            if isinstance(message, ProbeRound):
+                say(f"round {message.number} of {message.of}")
+            elif isinstance(message, Unreachable):
+                lost.append(f"{message.source} to {message.to}: {message.cause}")
         seconds = time.monotonic() - begin
     for listener, node in zip(listeners, nodes.values(), strict=True):  # the network is gone, and its programs are
         listener.join()
@@ -187,9 +191,9 @@ def _address(name: str, node: subprocess.Popen[str]) -> str:
     return str(json.loads(line)["address"])
 
 
-def _ask(node: subprocess.Popen[str], frame: Frame) -> None:
+def _ask(node: subprocess.Popen[str], command: Message) -> None:
     assert node.stdin is not None
-    node.stdin.write(json.dumps(dict(frame.header)) + "\n")
+    node.stdin.write(json.dumps(dict(encode(command).header)) + "\n")
     node.stdin.flush()
 
 
@@ -198,7 +202,8 @@ def _listen(probes: LinkProbes, name: str, node: subprocess.Popen[str]) -> None:
     with node.stdout as lines:
         for line in lines:
             answer = json.loads(line)
-            probes.answer(name, answer["peer"], read_probe(answer))
+            found = decode_as(Frame("probed", answer), Channel.REPORTS, Probed)
+            probes.answer(name, found.peer, probe_of(found))
     probes.lost(name)
 
 

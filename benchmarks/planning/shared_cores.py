@@ -29,6 +29,7 @@ from farflung.chaos.local_cluster import Finished, LocalCluster, finished
 from farflung.client.connection import Client
 from farflung.errors import InputError
 from farflung.job import make_job
+from farflung.messages.watching import RecordLine
 from farflung.telemetry import StepRecord, read_record
 
 __all__ = ["MODELS", "SharedCores", "SharedCoresSettings", "other_load"]
@@ -239,10 +240,10 @@ def _watch(client: Client, run: str, warm_up: int) -> tuple[float, float]:
     """Wait for the end of the run; the cores that others and we used while steps after the warm-up were made."""
     first = last = time.monotonic()
     before = after = _cpu_seconds()
-    for frame in client.watch(run):
-        if frame.kind != "record":
+    for message in client.watch(run):
+        if not isinstance(message, RecordLine):
             continue
-        record = read_record(str(frame.header["line"]))
+        record = read_record(message.line)
         if isinstance(record, StepRecord):
             last, after = time.monotonic(), _cpu_seconds()
             if record.step < warm_up:

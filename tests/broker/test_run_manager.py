@@ -13,6 +13,7 @@ from farflung.broker.records.run_store import RunStore
 from farflung.errors import InputError
 from farflung.telemetry import StepRecord
 from tests.support.loopback import Loopback, plainly, same, states_of, text_job, until
+from tests.support.watched_runs import watched
 
 
 def test_a_plan_that_comes_late_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,5 +69,5 @@ def test_runs_that_were_over_long_ago_are_let_go(home: Path, monkeypatch: pytest
         known = [run["run"] for run in cluster.client.status()["runs"]]  # type: ignore[union-attr, index]
         assert known == [waiting.run, *(bundle.run for bundle in bundles[1:])]
         with pytest.raises(InputError, match="there is no run"):
-            list(cluster.client.watch(bundles[0].run))
+            list(watched(cluster.client, bundles[0].run))
         cluster.client.stop(waiting.run)

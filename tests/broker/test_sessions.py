@@ -151,6 +151,9 @@ class Door:
         "factor": 1.0,
         "overhead": 0.0,
         "host": "h",
+        "processors": [],
+        "relay": True,
+        "reliable": True,
         "kind": "cpu",
         "description": "",
         "versions": {},
@@ -187,9 +190,9 @@ def door(tmp_path: Path) -> Iterator[Door]:
 @pytest.mark.parametrize(
     ("wishes", "says"),
     [
-        ({"bandwidth": 0.0}, "'bandwidth' must be a number, at least 1"),
-        ({"memory": 0.5}, "'memory' must be a number, at least 1"),
-        ({"parting": "fly"}, "'parting' must be drain, leave or nothing"),
+        ({"bandwidth": 0.0}, "Expected `float` >= 1.0 in 'bandwidth', got 0.0"),
+        ({"memory": 0.5}, "Expected `float` >= 1.0 in 'memory', got 0.5"),
+        ({"parting": "fly"}, "Invalid enum value in 'parting', got 'fly': known are '', drain, leave"),
     ],
 )
 def test_a_hello_with_bad_wishes_leaves_nobody_behind(door: Door, wishes: dict[str, object], says: str) -> None:

@@ -16,10 +16,11 @@ from farflung.chaos.trial import Trial, TrialSettings, _Watched, plan_faults, ru
 from farflung.chaos.wild_cluster import WildCluster
 from farflung.errors import InputError, TrainingError
 from farflung.job import make_job
+from farflung.messages.schema import Message
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import Planned, RecordLine
 from farflung.telemetry import FAULT_POINTS, RecoveryRecord, RunFolder, StepRecord
 from farflung.telemetry.records import RunResult
-from farflung.wire.frames import Frame
 
 Lines = Sequence[StepRecord | RecoveryRecord]
 STEPS = [StepRecord(step=step, loss=1.0, seconds=1.0, elapsed=1.0 + step, samples=4) for step in range(6)]
@@ -100,10 +101,20 @@ class Paper:
     def status(self) -> dict[str, list[dict[str, str]]]:
         return {"members": [{"name": name, "state": "active"} for name in self.names]}
 
-    def watch(self, run: str) -> Iterator[Frame]:
-        yield Frame("planned", {"addresses": {"worker-0": "", "worker-1": ""}})
+    def watch(self, run: str) -> Iterator[Message]:
+        yield Planned(
+            plan="",
+            addresses={"worker-0": "", "worker-1": ""},
+            predicted=1.0,
+            summary="",
+            explanation="",
+            first_step=0,
+            attempt=1,
+            recovered=False,
+            relays={},
+        )
         for record in self.records:
-            yield Frame("record", {"line": record.to_line()})
+            yield RecordLine(line=record.to_line())
 
     def strike(self, fault: Fault, over: Callable[[float | None], None]) -> None:
         self.struck.append(fault)

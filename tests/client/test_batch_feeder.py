@@ -24,13 +24,17 @@ from farflung.graph import Graph
 from farflung.graph.builder import GraphBuilder
 from farflung.ids import new_id
 from farflung.job import JobSpec
+from farflung.messages.schema import Channel
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import Planned
+from farflung.messages.wire_form import decode_as
 from farflung.plan.model import LinkPlan, Plan, Stage
 from farflung.telemetry.records import RunResult
 from farflung.worker import training_run
 from farflung.worker.data_feed import CallerFeed
 from tests.support.loopback import Loopback
 from tests.support.small_runs import ROWS, small_job
+from tests.support.watched_runs import watched
 
 
 def looping_graph() -> Graph:
@@ -90,9 +94,9 @@ def test_what_is_sent_once_serves_every_stage_that_reads_it(tmp_path: Path, monk
         # a deadlock ends the run instead of the patience of whoever waits for this test
         guard = threading.Timer(60, lambda: cluster.client.stop(bundle.run, now=True))
         guard.start()
-        for frame in cluster.client.watch(bundle.run):
+        for frame in watched(cluster.client, bundle.run):
             if frame.kind == "planned":
-                planned = PlannedRun.from_frame(frame)
+                planned = PlannedRun.of(decode_as(frame, Channel.WATCH, Planned))
             elif frame.kind == "started":
                 assert planned is not None
                 feeder = Feeder(bundle, planned, cluster.client, batch)
@@ -114,9 +118,9 @@ def test_a_worker_that_only_the_caller_cannot_reach_ends_the_run_by_name(tmp_pat
         guard = threading.Timer(90, lambda: cluster.client.stop(bundle.run, now=True))
         guard.start()
         planned: PlannedRun | None = None
-        for frame in cluster.client.watch(bundle.run):
+        for frame in watched(cluster.client, bundle.run):
             if frame.kind == "planned":
-                planned = PlannedRun.from_frame(frame)
+                planned = PlannedRun.of(decode_as(frame, Channel.WATCH, Planned))
             elif frame.kind == "started":
                 assert planned is not None
                 feeder = Feeder(bundle, replace(planned, addresses={**planned.addresses, "a": nowhere}), cluster.client, batch)

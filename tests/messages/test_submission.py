@@ -15,18 +15,27 @@ from hypothesis import strategies as st
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, GraphError, VersionError, WireError
 from farflung.messages import submission as bundle_module
+from farflung.messages.calls import Submit
+from farflung.messages.schema import Channel
 from farflung.messages.submission import Bundle, squeeze, unsqueeze
+from farflung.messages.wire_form import decode_as, encode
 from farflung.wire.frames import Frame, decode_frame, encode_frame
 from tests.support.small_runs import small_bundle, small_graph
+
+_HEAD = {"bundle": 1, "run": "r", "emulate": False, "notes": {}}
 
 
 def travelled(frame: Frame) -> Frame:
     return decode_frame(b"".join(encode_frame(frame)))
 
 
+def read(frame: Frame) -> Bundle:
+    return Bundle.of(decode_as(frame, Channel.REQUESTS, Submit))
+
+
 def with_document(name: str, text: str | bytes, **header: Any) -> Frame:
     """The small bundle's frame with one document replaced."""
-    frame = small_bundle().to_frame("submit")
+    frame = encode(small_bundle().to_message())
     body = squeeze(text) if isinstance(text, str) else text
     sections = [body if which == name else old for which, old in zip(frame.header["documents"], frame.sections, strict=True)]
     return Frame("submit", {**frame.header, **header}, tuple(sections))
@@ -43,33 +52,33 @@ def test_a_bundle_comes_back_as_it_was() -> None:
         notes={"tokenizer": "{}"},
         files={"tokenizer.model": bytes(range(256)), "generation_config.json": b"{}"},
     )
-    back = Bundle.from_frame(travelled(bundle.to_frame("submit")))
+    back = read(travelled(encode(bundle.to_message())))
     assert back == bundle
     assert back.graph == small_graph(4)
 
 
 def test_files_have_the_names_of_a_models_files() -> None:
-    frame = replace(small_bundle(), files={"../../authorized_keys": b"ssh-rsa"}).to_frame("submit")
+    frame = encode(replace(small_bundle(), files={"../../authorized_keys": b"ssh-rsa"}).to_message())
     with pytest.raises(WireError, match=r"a job can't bring a file called '../../authorized_keys': known are added_tokens.json"):
-        Bundle.from_frame(travelled(frame))
+        read(travelled(frame))
 
 
 def test_another_version_is_named() -> None:
     with pytest.raises(VersionError, match="packed by version 7 of the format, this side speaks 1; install the same farflung"):
-        Bundle.from_frame(with_document("", "", bundle=7))
+        read(with_document("", "", bundle=7))
 
 
 @pytest.mark.parametrize(
     ("frame", "kind", "says"),
     [
-        (Frame("submit", {"bundle": 1}), WireError, "documents and their names do not agree"),
-        (Frame("submit", {"bundle": 1, "documents": ["job"]}), WireError, "documents and their names do not agree"),
+        (Frame("submit", {"bundle": 1}), WireError, "Object missing required field `run`"),
+        (Frame("submit", _HEAD | {"documents": ["job"]}), WireError, "documents and their names do not agree"),
         (with_document("", "", documents=["job", "job"]), WireError, "'job' stands twice"),
         (with_document("", "", documents=["job", "graph-x"]), WireError, "must say its number of samples, e.g. graph-4"),
         (with_document("", "", documents=["job", "graph-2"]), GraphError, "micro-batches of 4 samples, but its graphs are for 2"),
         (with_document("", "", documents=["job", "other"]), GraphError, "needs a job document and at least one training graph"),
-        (with_document("", "", run=3), WireError, "'run' must be a text"),
-        (with_document("", "", notes=[1]), WireError, "'notes' must be a map"),
+        (with_document("", "", run=3), WireError, "Expected `str`, got `int` in 'run'"),
+        (with_document("", "", notes=[1]), WireError, "Expected `object`, got `array` in 'notes'"),
         (with_document("graph-4", b"not zlib"), WireError, "a compressed document is damaged"),
         (with_document("graph-4", squeeze("{" * 100)[:-3]), WireError, "is cut, or larger than"),
         (with_document("graph-4", zlib.compress(b"\xff\xfe")), WireError, "a compressed document is no text"),
@@ -80,7 +89,7 @@ def test_another_version_is_named() -> None:
 )
 def test_bad_bundles_are_refused(frame: Frame, kind: type[FarflungError], says: str) -> None:
     with pytest.raises(kind, match=says):
-        Bundle.from_frame(travelled(frame))
+        read(travelled(frame))
 
 
 def test_a_bomb_is_not_unpacked() -> None:
@@ -99,13 +108,13 @@ def test_no_room_left_is_no_room_without_limit(limit: int) -> None:
 @pytest.mark.parametrize("text", ["{" * 60, "\u20ac" * 20])
 def test_the_documents_of_a_job_share_one_limit_in_bytes(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty bytes each: a fourth has no room in 200, and a third none in 120, where nothing at all is left."""
-    frame = Frame("submit", {"bundle": 1, "documents": list("abcd")}, (squeeze(text),) * 4)
+    frame = Frame("submit", _HEAD | {"documents": list("abcd")}, (squeeze(text),) * 4)
     monkeypatch.setattr(bundle_module, "_MAX_DOCUMENT", 200)
     with pytest.raises(WireError, match="is cut, or larger than 20 bytes"):
-        Bundle.from_frame(travelled(frame))
+        read(travelled(frame))
     monkeypatch.setattr(bundle_module, "_MAX_DOCUMENT", 120)
     with pytest.raises(WireError, match="the documents of a job are together larger than 120 bytes"):
-        Bundle.from_frame(travelled(frame))
+        read(travelled(frame))
 
 
 @settings(deadline=None, max_examples=120)
@@ -119,7 +128,7 @@ def test_a_damaged_graph_is_read_or_refused_by_an_error_of_ours(data: st.DataObj
         st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2) | st.just({})
     )
     with suppress(FarflungError):
-        Bundle.from_frame(with_document("graph-4", json.dumps(document)))
+        read(with_document("graph-4", json.dumps(document)))
 
 
 def _places(value: Any) -> Any:
@@ -139,4 +148,4 @@ def _places(value: Any) -> Any:
 )
 def test_any_frame_is_read_or_refused_by_an_error_of_ours(header: dict[str, Any], sections: list[bytes]) -> None:
     with suppress(FarflungError):
-        Bundle.from_frame(Frame("submit", {"bundle": 1} | header, tuple(sections)))
+        read(Frame("submit", {"bundle": 1} | header, tuple(sections)))

@@ -8,8 +8,10 @@ import pytest
 
 from farflung.errors import WireError
 from farflung.messages import calls, commands, data, reports
-from farflung.messages.schema import Channel, message_types
-from farflung.messages.wire_form import decode, encode
+from farflung.messages.array_headers import ELEMENT_TYPES
+from farflung.messages.schema import Channel
+from farflung.messages.wire_form import decode, encode, types_on
+from farflung.wire.arrays import DTYPES
 from farflung.wire.frames import Frame, decode_frame, encode_frame
 
 
@@ -26,12 +28,12 @@ def test_a_golden_frame_passes_the_wire(golden: Any) -> None:
 
 def test_every_message_type_has_a_golden_frame(every_golden: list[Any]) -> None:
     golden = {(one.channel, one.frame.kind) for one in every_golden}
-    assert golden == {(channel, kind) for channel in Channel for kind in message_types(channel)}
+    assert golden == {(channel, kind) for channel in Channel for kind in types_on(channel)}
 
 
 def test_every_message_type_has_a_docstring() -> None:
     undocumented = [
-        found.__name__ for channel in Channel for found in message_types(channel).values() if not (found.__doc__ or "").strip()
+        found.__name__ for channel in Channel for found in types_on(channel).values() if not (found.__doc__ or "").strip()
     ]
     assert undocumented == []
 
@@ -134,3 +136,7 @@ def test_fields_that_are_not_set_are_not_written() -> None:
         "factor": 1.0,
         "overhead": 0.0,
     }
+
+
+def test_headers_know_the_element_types_of_the_wire() -> None:
+    assert tuple(DTYPES) == ELEMENT_TYPES

@@ -36,6 +36,7 @@ from farflung.wire.frames import Frame
 from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
+from tests.support.watched_runs import watched
 
 PATIENCE = 60.0
 LINES = ("def answer(question):", "    return len(question) % 7", "", "class Thing:", "    size = 3  # of them", "")
@@ -261,7 +262,7 @@ class Loopback:
         frames: list[Frame] = []
         steps: list[StepRecord] = []
         evaluations: list[EvaluationRecord] = []
-        for frame in self.client.watch(bundle.run):
+        for frame in watched(self.client, bundle.run):
             frames.append(frame)
             if frame.kind == "record":
                 record = read_record(str(frame.header["line"]))

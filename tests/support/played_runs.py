@@ -12,6 +12,7 @@ from farflung.messages.submission import Bundle
 from farflung.telemetry.records import RunResult
 from farflung.wire.frames import Frame
 from tests.support.loopback import Loopback
+from tests.support.watched_runs import watched
 
 PATIENCE = 60.0
 
@@ -39,7 +40,7 @@ def play(cluster: Loopback, bundle: Bundle, on: str = "", act: Any = None, **cha
     bundle = renamed(bundle, cluster, changes)
     folder = Path(cluster.client.submit(bundle)["folder"])
     frames: list[Frame] = []
-    for frame in cluster.client.watch(bundle.run):
+    for frame in watched(cluster.client, bundle.run):
         frames.append(frame)
         if frame.kind == on and act is not None:
             act(bundle.run)

@@ -13,9 +13,10 @@ from farflung.broker.links.routes import Routes
 from farflung.broker.run_table import RunTable
 from farflung.cluster import Topology
 from farflung.engines.base import Array
+from farflung.messages.commands import AttemptMessage, CopyRounds, LiveStart, Prepare
+from farflung.messages.schema import Message
 from farflung.protocol.events import MemberJoined, Offer
 from farflung.protocol.holdings import Decision, Holding
-from farflung.wire.frames import Frame
 from farflung.worker.retained_states import RetainedStates
 
 
@@ -73,10 +74,10 @@ def test_what_was_held_goes_when_training_goes_on_and_the_next_loss_is_kept_agai
 
 def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -> None:
     """A holder was paused; d, who never met it, takes its stage."""
-    sent: list[tuple[str, Frame]] = []
+    sent: list[tuple[str, Message]] = []
 
-    def send(name: str, frame: Frame) -> None:
-        sent.append((name, frame))
+    def send(name: str, command: Message) -> None:
+        sent.append((name, command))
 
     runs = RunTable()
     for name in "abd":
@@ -88,11 +89,30 @@ def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -
     start = SimpleNamespace(
         moves={"d": {"b": ("w",), "gone": ("v",)}, "a": {}},
         lenders=frozenset(),
-        live_header=lambda name: {"step": 7, "moves": {}},
+        live_start=lambda name: LiveStart(step=7, committed=7, decision=None, moves={}),
     )
     live: Any = SimpleNamespace(
         run="r",
-        attempt=SimpleNamespace(planned=planned, start=start, preparation=Frame("prepare")),
+        attempt=SimpleNamespace(
+            planned=planned,
+            start=start,
+            preparation=AttemptMessage(
+                bundle=1,
+                run="r",
+                documents=(),
+                emulate=False,
+                notes={},
+                first_step=7,
+                committed=7,
+                attempt=2,
+                states="init",
+                kept_step=0,
+                kept_committed=0,
+                recovered=True,
+                submitter="s",
+                rounds=CopyRounds(),
+            ),
+        ),
         job=SimpleNamespace(data=SimpleNamespace(kind="text")),
         submitter="s",
     )
@@ -109,7 +129,7 @@ def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -
     )
     for name in ("a", "d"):
         launcher.prepare(live, name)
-    told = {name: frame.header["addresses"] for name, frame in sent if frame.kind == "prepare"}
+    told = {name: command.addresses for name, command in sent if isinstance(command, Prepare)}
     assert told == {
         "a": {"d": "192.0.2.1:100"},
         "d": {"b": "192.0.2.1:98", "a": "192.0.2.1:97"},

@@ -18,6 +18,7 @@ from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.graph.ir import StateKind
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import CheckpointWritten, Planned, Planning, RecordLine, Result, Started
 from farflung.security import Ticket
 from farflung.security.user_home import own_key
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
@@ -228,21 +229,22 @@ class _Follower:
 
     def _watch(self) -> None:
         """Take what the broker reports."""
-        for frame in self._client.watch(self._run):
-            if frame.kind == "planning":
-                self.records.callbacks.progress.captured()
-            elif frame.kind == "planned":
-                self.planned = PlannedRun.from_frame(frame)
-            elif frame.kind == "started" and self.planned is not None:
-                self._feeding.begin(self.planned)
-            elif frame.kind == "checkpoint":
-                self.checkpoint = max(self.checkpoint, int(frame.header["step"]))
-            elif frame.kind == "record":
-                self.records.take(str(frame.header["line"]))
-                if self.records.callbacks.error is not None:
-                    self.stop()
-            elif frame.kind == "result":
-                self._end(RunResult.from_json(str(frame.header["result"])))
+        for message in self._client.watch(self._run):
+            match message:
+                case Planning():
+                    self.records.callbacks.progress.captured()
+                case Planned():
+                    self.planned = PlannedRun.of(message)
+                case Started() if self.planned is not None:
+                    self._feeding.begin(self.planned)
+                case CheckpointWritten(step=step):
+                    self.checkpoint = max(self.checkpoint, step)
+                case RecordLine(line=line):
+                    self.records.take(line)
+                    if self.records.callbacks.error is not None:
+                        self.stop()
+                case Result(result=result):
+                    self._end(RunResult.from_json(result))
         self._over.set()
 
     def _end(self, result: RunResult) -> None:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from farflung.broker.session_table import SessionTable
 from farflung.clock import wall_time
 from farflung.errors import SecurityError
-from farflung.messages.fields import text
+from farflung.messages.calls import Granted, Join, Renew, Withdraw, Withdrawn
+from farflung.messages.remote_calls import serve
+from farflung.messages.schema import Channel
 from farflung.messages.versions import PROTOCOL_VERSION, check_versions
+from farflung.messages.wire_form import decode_as, encode
 from farflung.security import Credentials, Ticket, certificate_fingerprint, key_fingerprint
 from farflung.security.authority import CertificateAuthority
 from farflung.security.name_book import NameBook
@@ -44,7 +47,7 @@ class Admission:
         """Serve the calls: at ``door`` for callers with a ticket, at ``server`` for members."""
         door.unary("join", self.join, anonymous=True)
         server.unary("renew", self.renew)
-        server.unary("withdraw", self.withdraw)
+        serve(server, Withdraw, self.withdraw)
 
     def ticket(self, scope: str, address: str, validity: Seconds) -> Ticket:
         """Return a new ticket that names ``address``."""
@@ -58,23 +61,22 @@ class Admission:
             SecurityError: the ticket is not valid, or the name may not be used.
         """
         del call
-        header = frame.header
-        check_versions(header, PROTOCOL_VERSION)
-        role = text(header, "role")
+        check_versions(frame.header, PROTOCOL_VERSION)  # first: a member of another version may have other fields
+        asked = decode_as(frame, Channel.REQUESTS, Join)
+        role = asked.role
         if role not in _SCOPES:
             raise SecurityError(f"unknown role {role!r:.40}: known are client, worker")
         known = _SCOPES[role]
-        scope = known[-1] if header.get("scope") == known[-1] else known[0]
+        scope = known[-1] if asked.scope == known[-1] else known[0]
         now = wall_time()
-        secret, request = header.get("secret"), header.get("request")
-        record = self.tickets.check(text(header, "ticket"), secret if isinstance(secret, bytes) else b"", scope, now)
-        name = _allowed_name(text(header, "name"), role)
+        record = self.tickets.check(asked.ticket, asked.secret, scope, now)
+        name = _allowed_name(asked.name, role)
         if role == "worker" and self.sessions.serves(name):
             raise SecurityError(
                 f"the name {name!r} is taken by a worker that is connected; choose another with --name, or end that one first"
             )
         granted = "owner" if scope == "owner" else role
-        certificate = self.authority.sign(request if isinstance(request, bytes) else b"", name=name, role=granted, now=now)
+        certificate = self.authority.sign(asked.request, name=name, role=granted, now=now)
         return self._grant(certificate, name, role, record.ticket_id)
 
     def renew(self, call: Call, frame: Frame) -> Frame:
@@ -83,8 +85,9 @@ class Admission:
         Raises:
             SecurityError: the name belongs to another key now, or the ticket was revoked.
         """
-        check_versions(frame.header, PROTOCOL_VERSION)
-        caller, now, request = call.caller, wall_time(), frame.header.get("request")
+        check_versions(frame.header, PROTOCOL_VERSION)  # first: a member of another version may have other fields
+        request = decode_as(frame, Channel.REQUESTS, Renew).request
+        caller, now = call.caller, wall_time()
         assert caller is not None
         ticket = self.names.ticket(caller.name)
         if not caller.key or self.names.key(caller.name) != caller.key:
@@ -93,27 +96,25 @@ class Admission:
             raise SecurityError(
                 f"the ticket that {caller.name!r} joined with was revoked; ask the broker's owner for a fresh one"
             )
-        certificate = self.authority.sign(
-            request if isinstance(request, bytes) else b"", name=caller.name, role=caller.role, now=now
-        )
+        certificate = self.authority.sign(request, name=caller.name, role=caller.role, now=now)
         if key_fingerprint(certificate) != caller.key:
             raise SecurityError("a certificate is renewed for its own key only; join again with a ticket")
         return self._grant(certificate, caller.name, caller.role, ticket)
 
-    def withdraw(self, call: Call, frame: Frame) -> Frame:
+    def withdraw(self, call: Call, request: Withdraw) -> Withdrawn:
         """A worker with a certificate ends before its session begins."""
-        del frame
+        del request
         assert call.caller is not None
         self.sessions.withdraw(call.caller.name)
-        return Frame("withdrawn")
+        return Withdrawn()
 
     def _grant(self, certificate: bytes, name: str, role: str, ticket: str) -> Frame:
         now = wall_time()
         self.names.bind(name, key_fingerprint(certificate), ticket, now=now, until=now + _VALIDITY)
         if role == "worker":
             self.sessions.admit(name)
-        answer = {"certificate": certificate, "authority": self.credentials.authority, "port": self.member_port(), "name": name}
-        return Frame("joined", answer)
+        authority = self.credentials.authority
+        return encode(Granted(certificate=certificate, authority=authority, port=self.member_port(), name=name))
 
 
 def _allowed_name(wanted: str, role: str) -> str:

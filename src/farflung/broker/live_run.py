@@ -18,12 +18,13 @@ from farflung.broker.records.run_store import RunStore
 from farflung.clock import monotonic
 from farflung.errors import DataError
 from farflung.job import JobSpec
+from farflung.messages.commands import AttemptMessage
 from farflung.messages.step_reports import StepReport
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import Note
 from farflung.plan import Plan
 from farflung.protocol.holdings import Holding
 from farflung.telemetry.records import Record, RelayedRecord, RunResult
-from farflung.wire.frames import Frame
 
 __all__ = ["Attempt", "LiveRun", "RunRecords", "TrainingTimes", "WorkerFacts", "new_run"]
 
@@ -41,7 +42,7 @@ class Attempt:
     planned: Planned | None = None
     planned_at: float = 0.0
     #: What all workers receive before the attempt begins.
-    preparation: Frame | None = None
+    preparation: AttemptMessage | None = None
     progress: Progress | None = None
     start: Start | None = None
 
@@ -104,7 +105,7 @@ class RunRecords:
         self.unwritten: Backlog[Record | RelayedRecord] = Backlog(store.folder.append, self._warn)
 
     def _warn(self, text: str) -> None:
-        self.log.mark(Frame("note", {"text": f"warning: {text}"}))
+        self.log.mark(Note(text=f"warning: {text}"))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Messages to people: lines for the broker's operator, and frames for the watchers of a run."""
+"""Messages to people: lines for the broker's operator, and messages for the watchers of a run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Callable
 
 from farflung.broker.live_run import LiveRun
 from farflung.broker.run_table import RunTable
+from farflung.messages.schema import Message
+from farflung.messages.watching import Note, RecordLine
 from farflung.telemetry.log_line import Detail
-from farflung.wire.frames import Frame
 
 __all__ = ["Notices"]
 
 
-def _no_log(run: str, frame: Frame) -> None:
-    del run, frame
+def _no_log(run: str, message: Message) -> None:
+    del run, message
 
 
 class Notices:
     """Any thread may call. Nothing here waits, except for ``RunTable.changed``."""
 
-    def __init__(self, say: Callable[[str], None], runs: RunTable, log_frame: Callable[[str, Frame], None] = _no_log) -> None:
-        """``say`` shows a line to the operator. ``log_frame`` logs what the watchers of a run receive."""
-        self._say, self._runs, self._log_frame = say, runs, log_frame
+    def __init__(self, say: Callable[[str], None], runs: RunTable, log_message: Callable[[str, Message], None] = _no_log) -> None:
+        """``say`` shows a line to the operator. ``log_message`` logs what the watchers of a run receive."""
+        self._say, self._runs, self._log_message = say, runs, log_message
 
     def operator(self, line: str) -> None:
         """Show ``line`` to the operator."""
@@ -32,19 +33,19 @@ class Notices:
         line = f"run {run}: {text}"
         self._say(Detail(line) if detail else line)
 
-    def watchers(self, live: LiveRun, frame: Frame) -> None:
-        """Send ``frame`` to the watchers of a run."""
-        live.records.log.mark(frame)
-        self._log_frame(live.run, frame)
+    def watchers(self, live: LiveRun, message: Message) -> None:
+        """Send ``message`` to the watchers of a run."""
+        live.records.log.mark(message)
+        self._log_message(live.run, message)
         self._runs.wake()
 
     def record(self, live: LiveRun, line: str) -> None:
         """Send a record that is in the metrics file already to the watchers of a run."""
         live.records.log.record(line)
-        self._log_frame(live.run, Frame("record", {"line": line}))
+        self._log_message(live.run, RecordLine(line=line))
         self._runs.wake()
 
     def everybody(self, run: str, text: str) -> None:
         """Show ``text`` about ``run`` to the operator and to the watchers of the run."""
         self.operator_of(run, text)
-        self.watchers(self._runs.live(run), Frame("note", {"text": text}))
+        self.watchers(self._runs.live(run), Note(text=text))

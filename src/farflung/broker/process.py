@@ -129,7 +129,7 @@ class Broker:
         opening.callback(links.close)
         journal = Journal(self.home / "journal.sqlite", say)
         opening.callback(journal.close)
-        notices = Notices(say, self.runs, log.frame)
+        notices = Notices(say, self.runs, log.message)
         self.network = self._make_network(links, _dialer(credentials, say))
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say)

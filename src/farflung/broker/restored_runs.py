@@ -19,13 +19,13 @@ from farflung.errors import DataError, FarflungError
 from farflung.job import JobSpec
 from farflung.job import from_json as job_from_json
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import Result
 from farflung.plan import Plan
 from farflung.protocol.events import Event, RunFailed, RunRestored, WaitedEnough
 from farflung.telemetry import RecoveryRecord, RunFolder, RunResult, StepRecord
 from farflung.telemetry.faults import fault_point
 from farflung.thread_group import ThreadGroup
 from farflung.units import counted
-from farflung.wire.frames import Frame
 
 __all__ = ["RestoredRuns"]
 
@@ -78,7 +78,7 @@ class RestoredRuns:
     def _add_finished(self, live: LiveRun, journaled: JournaledRun, result: RunResult) -> None:
         kind = journaled.kind or ("TrainingError" if result.status == "failed" else "")
         live.result, live.attempt = result, replace(live.attempt, number=journaled.attempts)
-        live.records.log.mark(Frame("result", {"result": result.to_json(), "kind": kind}))
+        live.records.log.mark(Result(result=result.to_json(), kind=kind))
         event = RunRestored(
             run=live.run,
             workers=live.job.workers,

@@ -24,6 +24,7 @@ from farflung.broker.planning.device_measurements import DeviceMeasurements
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
+from farflung.messages.schema import Message
 from farflung.protocol.events import (
     Event,
     MemberJoined,
@@ -34,7 +35,6 @@ from farflung.protocol.events import (
     StopRequested,
 )
 from farflung.units import counted
-from farflung.wire.frames import Frame
 
 __all__ = ["RunManager"]
 
@@ -51,11 +51,11 @@ class RunManager:
         runs: RunTable,
         network: Network,
         notices: Notices,
-        send: Callable[[str, Frame], None],
+        send: Callable[[str, Message], None],
         judge: Judge | None = None,
         journal: Journaled = _no_journal,
     ) -> None:
-        """``send`` queues a frame for a member and never waits. ``judge`` predicts step times (default: the timed dry-run).
+        """``send`` queues a message for a member and never waits. ``judge`` predicts step times (default: the timed dry-run).
 
         ``journal`` stores an event of a run, for the case that the broker is killed.
         """
@@ -83,7 +83,7 @@ class RunManager:
         )
         self._executor = self._make_executor(send)
 
-    def _make_executor(self, send: Callable[[str, Frame], None]) -> CommandExecutor:
+    def _make_executor(self, send: Callable[[str, Message], None]) -> CommandExecutor:
         runs, notices = self._runs, self._notices
         launcher = AttemptLauncher(
             runs=runs,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, InputError
+from farflung.messages.schema import Message
 from farflung.protocol.leases import Leases
 from farflung.units import Seconds
-from farflung.wire.frames import Frame
 
 __all__ = ["Session", "SessionTable"]
 
@@ -26,7 +26,7 @@ class Session:
     name: str
     generation: int
     #: None ends the session.
-    outgoing: queue.SimpleQueue[Frame | None] = field(default_factory=queue.SimpleQueue)
+    outgoing: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     ended: str = ""
 
 
@@ -53,12 +53,12 @@ class SessionTable:
         """Whether the broker ends."""
         return self._closed
 
-    def send(self, name: str, frame: Frame) -> None:
-        """Queue ``frame`` for the worker ``name``, if it is connected."""
+    def send(self, name: str, message: Message) -> None:
+        """Queue ``message`` for the worker ``name``, if it is connected."""
         with self._lock:
             session = self._sessions.get(name)
         if session is not None:
-            session.outgoing.put(frame)
+            session.outgoing.put(message)
 
     def serves(self, name: str) -> bool:
         """Return whether a worker called ``name`` is connected."""

@@ -14,6 +14,10 @@ from typing import Protocol
 from farflung.broker.session_table import Session, SessionTable
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, WireError
+from farflung.messages.commands import Beat, Fenced, Goodbye, Welcome
+from farflung.messages.reports import Hello
+from farflung.messages.schema import Channel, Message
+from farflung.messages.wire_form import decode_as, encode
 from farflung.thread_group import ThreadGroup
 from farflung.transports.rpc import Call
 from farflung.wire.frames import Frame
@@ -29,7 +33,7 @@ _LEFT = "it left"
 class SessionEvents(Protocol):
     """What happens in sessions."""
 
-    def joined(self, name: str, generation: int, hello: Frame) -> tuple[str, list[str]]:
+    def joined(self, name: str, generation: int, hello: Hello) -> tuple[str, list[str]]:
         """A session begins with ``hello``. Return a text about the worker for people, and warnings for the worker."""
 
     def report(self, name: str, frame: Frame) -> None:
@@ -90,9 +94,10 @@ class Sessions:
         name = call.caller.name
         if call.caller.role != "worker":
             raise SecurityError(f"{name!r} has no right to work here: it joined as a {call.caller.role}")
-        hello = next(frames, None)
-        if hello is None or hello.kind != "hello":
+        first = next(frames, None)
+        if first is None:
             raise WireError("a worker's session must begin with hello")
+        hello = decode_as(first, Channel.REPORTS, Hello)
         session = self._table.enter(name)
         began = False
         try:
@@ -105,20 +110,21 @@ class Sessions:
         self._threads.spawn(f"session-{name}", self._read, session, frames)
         call.on_end(lambda: session.outgoing.put(None))
         lease = float(self._table.lease)
-        yield Frame("welcome", {"name": name, "generation": session.generation, "lease": lease, "warnings": warnings})
-        yield from self._commands(session)
+        yield encode(Welcome(name=name, generation=session.generation, lease=lease, warnings=tuple(warnings)))
+        for command in self._commands(session):
+            yield encode(command)
         if self._table.closed:
-            yield Frame("goodbye", {"cause": "it was ended"})
+            yield encode(Goodbye(cause="it was ended"))
         elif session.ended != _LEFT:
-            yield Frame("fenced", {"cause": session.ended})
+            yield encode(Fenced(cause=session.ended))
 
-    def _commands(self, session: Session) -> Iterator[Frame]:
-        """Yield the worker's frames; beats while there are none, so that it knows that this broker runs."""
+    def _commands(self, session: Session) -> Iterator[Message]:
+        """Yield the worker's commands; beats while there are none, so that it knows that this broker runs."""
         while True:
             try:
                 command = session.outgoing.get(timeout=self._table.lease / _BEATS)
             except queue.Empty:
-                command = Frame("beat")
+                command = Beat()
             if command is None:
                 return
             yield command
@@ -129,8 +135,7 @@ class Sessions:
             for frame in frames:
                 if not self._table.renew(session):
                     return  # its lease has expired: the worker came back too late
-                if frame.kind != "beat":
-                    self._events.report(session.name, frame)
+                self._events.report(session.name, frame)
         except ConnectionLost as error:
             cause = "this broker was ended" if self._table.closed else f"{error} (check that its machine is up)"
         except FarflungError as error:

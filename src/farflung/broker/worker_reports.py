@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import NamedTuple
 
 from farflung import errors
 from farflung.broker.attempts.helper_assignment import HelperAssignment
 from farflung.broker.attempts.replanner import Replanner
 from farflung.broker.attempts.retained_states import RetainedReport, RetainedStates
 from farflung.broker.links.network import Network
-from farflung.broker.links.reachability import read_reached
 from farflung.broker.links.traffic_figures import update_from_traffic
 from farflung.broker.live_run import LiveRun
 from farflung.broker.notices import Notices
@@ -21,12 +21,35 @@ from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.data import compare_fingerprints
 from farflung.errors import FarflungError, WireError
-from farflung.messages.fields import number, table, text, whole
-from farflung.messages.holdings import read_holdings
-from farflung.messages.link_reports import Told, read_links
-from farflung.messages.probes import read_probe
-from farflung.messages.step_reports import StepReport, read_report, read_trace
-from farflung.messages.versions import read_versions, version_warnings
+from farflung.messages.commands import Beat, Forget
+from farflung.messages.holdings import holdings_of
+from farflung.messages.link_reports import Told, links_of
+from farflung.messages.probes import probe_of
+from farflung.messages.reports import (
+    Dropped,
+    Ended,
+    Evaluated,
+    Failed,
+    Generated,
+    Hello,
+    Helping,
+    Measured,
+    Noted,
+    Prepared,
+    Probed,
+    Reached,
+    Relayed,
+    RunReport,
+    Stepped,
+    Traced,
+    Wants,
+)
+from farflung.messages.router import Router
+from farflung.messages.schema import Channel, Message, UnsetType
+from farflung.messages.step_reports import report_of, trace_of
+from farflung.messages.versions import version_warnings
+from farflung.messages.watching import GeneratedText, MemberReady, Note
+from farflung.messages.wire_form import decode
 from farflung.protocol.events import (
     Event,
     MemberJoined,
@@ -39,29 +62,27 @@ from farflung.protocol.events import (
     RunFailed,
     RunPrepared,
 )
-from farflung.protocol.members import Parting
 from farflung.telemetry.trace import Span
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond
 from farflung.wire.frames import Frame
 
 __all__ = ["WorkerReports"]
 
-#: Characters of a generated text, and of a note.
-_MAX_SAMPLE, _MAX_NOTE = 1 << 20, 1000
-_MAX_RUN, _MAX_NAME, _MAX_ADDRESS = 200, 100, 300
-_MAX_PROCESSORS = 4096
-_MAX_STEP_REPORTS = 64
-_LEAST_FACTOR = 1e-9
-_REPORTS = ("helping", "prepared", "dropped", "ended", "failed", "step", "evaluation", "text", "trace", "note")
+
+class _Part(NamedTuple):
+    """The sender of a report: the worker ``name``, which works on ``live``."""
+
+    live: LiveRun
+    name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerReports:
     """Implements ``SessionEvents``. ``handle`` receives events for the machine; ``send`` never waits."""
 
     runs: RunTable
     handle: Callable[[Event], None]
-    send: Callable[[str, Frame], None]
+    send: Callable[[str, Message], None]
     notices: Notices
     network: Network
     measurements: DeviceMeasurements
@@ -73,21 +94,20 @@ class WorkerReports:
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
-    def joined(self, name: str, generation: int, hello: Frame) -> tuple[str, list[str]]:
+    def joined(self, name: str, generation: int, hello: Hello) -> tuple[str, list[str]]:
         """Add the worker ``name`` to the members. Return a text about it for people, and warnings for the worker.
 
         Raises:
-            WireError: its hello is malformed.
             InputError: a worker of this name is connected.
         """
-        header = hello.header
-        address, offer = text(header, "address", limit=_MAX_ADDRESS), _offer(header)
-        if "holds" in header:
-            retained = _retained(table(header, "holds"))
-            if not self.retained.rejoin(name, retained):
-                self.send(name, Frame("forget", {"run": retained.run}))
+        address, offer, holds = hello.address, _offer(hello), hello.holds
+        if not isinstance(holds, UnsetType):
+            states, steps = holdings_of(holds.held), [report_of(one) for one in holds.told]
+            report = RetainedReport(run=holds.run, attempt=holds.attempt, states=states, steps=steps)
+            if not self.retained.rejoin(name, report):
+                self.send(name, Forget(run=holds.run))
         self.network.reachability.joined(name, address)
-        wants = self._owner_wishes(name, header)  # with the same event: no run may begin on a paused worker
+        wants = self._owner_wishes(name, hello)  # with the same event: no run may begin on a paused worker
         self.handle(MemberJoined(name=name, address=address, offer=offer, generation=generation, wants=wants))
         with self.runs.changed:
             warnings = version_warnings(list(self.runs.machine.members.values())).get(name, [])
@@ -111,31 +131,75 @@ class WorkerReports:
         Raises:
             WireError: a report that concerns no run is malformed.
         """
-        header = frame.header
-        if frame.kind == "measured":
-            event = _measured(name, header)
-            self.handle(event)  # before the answer: planning waits for the answer and reads the member
-            self.measurements.answer(event)
-        elif frame.kind == "wants":
-            self.handle(self._owner_wishes(name, header))
-        elif frame.kind == "probed":
-            self.network.probes.answer(name, text(header, "peer", limit=_MAX_NAME), read_probe(header))
-        elif frame.kind == "reached":
-            self.network.reachability.answer(name, *read_reached(header))
+        try:
+            message = decode(frame, Channel.REPORTS)
+        except WireError as error:
+            run = frame.header.get("run")
+            if not isinstance(run, str):
+                raise
+            if self.runs.serves(name, run):
+                self._fail(run, error, name)
+            return
+        if isinstance(message, RunReport):
+            self._report_of_run(name, message)
         else:
-            self._report_of_run(name, frame, text(header, "run", limit=_MAX_RUN))
+            self._of_workers.dispatch(name, message)
+
+    @cached_property
+    def _of_workers(self) -> Router[str, None]:
+        """Reports that concern no attempt; the sender is the worker's name."""
+        router = Router[str, None](Channel.REPORTS)
+        router.register(Beat, lambda name, message: None)  # the session has noted that the worker runs
+        router.register(Measured, self._measured)
+        router.register(Wants, lambda name, message: self.handle(self._owner_wishes(name, message)))
+        router.register(Probed, lambda name, found: self.network.probes.answer(name, found.peer, probe_of(found)))
+        router.register(Reached, lambda name, told: self.network.reachability.answer(name, told.question, told.found))
+        router.register(Relayed, self._relayed)
+        return router
+
+    def _measured(self, name: str, message: Measured) -> None:
+        event = MemberMeasured(
+            name=name,
+            speed=message.speed,
+            factor=message.factor,
+            overhead=message.overhead,
+            convolution=message.convolution or 1.0,
+            share=None if isinstance(message.share, UnsetType) else message.share,
+        )
+        self.handle(event)  # before the answer: planning waits for the answer and reads the member
+        self.measurements.answer(event)
+
+    def _relayed(self, name: str, message: Relayed) -> None:
+        for record in self.network.relays.report(name, message):
+            self.recorder.relayed(message.run, record)
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
-    def _report_of_run(self, name: str, frame: Frame, run: str) -> None:
-        if frame.kind == "relayed":
-            for record in self.network.relays.report(name, run, frame.header):
-                self.recorder.relayed(run, record)
-            return
+    @cached_property
+    def _of_runs(self) -> Router[_Part, None]:
+        """Reports of a worker's part in the current attempt of a run."""
+        router = Router[_Part, None](Channel.REPORTS)
+        router.register(Prepared, self._prepared)
+        router.register(Ended, self._ended)
+        router.register(Failed, self._failed)
+        router.register(Dropped, self._dropped)
+        router.register(Helping, self._helping)
+        router.register(Stepped, self._stepped)
+        router.register(Evaluated, self._evaluated)
+        router.register(Traced, self._traced)
+        router.register(Generated, self._generated)
+        router.register(Noted, self._noted)
+        return router
+
+    def _report_of_run(self, name: str, message: RunReport) -> None:
+        run = message.run
         if not self.runs.serves(name, run):
             return  # the run is over, or this worker never worked on it
+        live = self.runs.live(run)
+        if message.attempt not in (0, live.attempt.number):
+            return  # of a plan that is over
         try:
-            self._take(self.runs.live(run), name, frame)
+            self._of_runs.dispatch(_Part(live, name), message)
         except WireError as error:
             self._fail(run, error, name)
         except FarflungError as error:  # an error of the broker (a full disk) or of all workers (different data)
@@ -144,55 +208,63 @@ class WorkerReports:
     def _fail(self, run: str, error: FarflungError, name: str = "") -> None:
         self.handle(RunFailed(run=run, name=name, cause=str(error), kind=type(error).__name__))
 
-    def _take(self, live: LiveRun, name: str, frame: Frame) -> None:
-        header = frame.header
-        attempt = whole(header, "attempt") if "attempt" in header else 0
-        if attempt not in (0, live.attempt.number):
-            return  # of a plan that is over
-        match frame.kind:
-            case "prepared" | "ended" | "failed" | "dropped":
-                self._take_state(live, name, frame, attempt)
-            case "helping":
-                with self.runs.changed:
-                    notice = self.helpers.ready(live, name)
-                if notice:
-                    self.notices.operator_of(live.run, notice)
-            case "step" if live.progress is not None:
-                report = read_report(header)
-                live.progress.report(report)
-                self.stragglers.step(live.run, live.attempt.number, name, report.busy)
-            case "evaluation" if live.progress is not None:
-                outputs = table(header, "outputs")
-                step = whole(header, "step", high=live.job.steps)
-                live.progress.evaluation(step, {key: number(outputs, key) for key in outputs})
-            case "trace":
-                self._take_trace(live, name, header)
-            case "text":
-                live.sample = text(header, "text", limit=_MAX_SAMPLE)
-                self.notices.watchers(live, Frame("text", {"text": live.sample}))
-            case "note":
-                note = {"text": text(header, "text", limit=_MAX_NOTE), "detail": header.get("detail") is True}
-                self.notices.watchers(live, Frame("note", note))
-            case _:
-                raise WireError(f"unknown report {frame.kind!r:.40}: known are {', '.join(_REPORTS)}")
+    def _prepared(self, part: _Part, message: Prepared) -> None:
+        self._check_data(part.live, part.name, message.fingerprints)
+        self.handle(RunPrepared(run=part.live.run, name=part.name, attempt=message.attempt))
 
-    def _take_state(self, live: LiveRun, name: str, frame: Frame, attempt: int) -> None:
-        """The worker has prepared, ended, failed or dropped its part of plan number ``attempt``."""
-        header, run = frame.header, live.run
-        match frame.kind:
-            case "prepared":
-                self._check_data(live, name, _fingerprints(header))
-                self.handle(RunPrepared(run=run, name=name, attempt=attempt))
-            case "ended":
-                self.handle(RunEnded(run=run, name=name, attempt=attempt, whole=header.get("whole") is not False))
-            case "dropped":
-                states, steps = read_holdings(header.get("held")), _step_reports(header.get("told"))
-                self.retained.report(name, RetainedReport(run=run, attempt=attempt, states=states, steps=steps))
-                self.handle(RunDropped(run=run, name=name, attempt=attempt))
-            case _:
-                lost, kind = header.get("lost_peer") is True, _error_kind(header)
-                cause = text(header, "cause")
-                self.handle(RunFailed(run=run, name=name, cause=cause, kind=kind, lost_peer=lost, attempt=attempt))
+    def _ended(self, part: _Part, message: Ended) -> None:
+        self.handle(RunEnded(run=part.live.run, name=part.name, attempt=message.attempt, whole=message.whole))
+
+    def _failed(self, part: _Part, message: Failed) -> None:
+        kind = message.kind if message.kind in errors.__all__ else "TrainingError"
+        event = RunFailed(
+            run=part.live.run,
+            name=part.name,
+            cause=message.cause,
+            kind=kind,
+            lost_peer=message.lost_peer is True,
+            attempt=message.attempt,
+        )
+        self.handle(event)
+
+    def _dropped(self, part: _Part, message: Dropped) -> None:
+        run, attempt = part.live.run, message.attempt
+        states, steps = holdings_of(message.held), [report_of(one) for one in message.told]
+        self.retained.report(part.name, RetainedReport(run=run, attempt=attempt, states=states, steps=steps))
+        self.handle(RunDropped(run=run, name=part.name, attempt=attempt))
+
+    def _helping(self, part: _Part, message: Helping) -> None:
+        del message
+        with self.runs.changed:
+            notice = self.helpers.ready(part.live, part.name)
+        if notice:
+            self.notices.operator_of(part.live.run, notice)
+
+    def _stepped(self, part: _Part, message: Stepped) -> None:
+        live = part.live
+        if live.progress is not None:
+            live.progress.report(report_of(message))
+            self.stragglers.step(live.run, live.attempt.number, part.name, message.busy)
+
+    def _evaluated(self, part: _Part, message: Evaluated) -> None:
+        live = part.live
+        if message.step > live.job.steps:
+            raise WireError(f"an evaluation is of a step up to {live.job.steps}, got {message.step}")
+        if live.progress is not None:
+            live.progress.evaluation(message.step, message.outputs)
+
+    def _traced(self, part: _Part, message: Traced) -> None:
+        trace = trace_of(message)
+        if trouble := part.live.store.add_trace(part.name, trace):
+            self.notices.watchers(part.live, Note(text=f"warning: {trouble}"))
+        self._learn(part.live, part.name, trace[0].spans, links_of(message.links))
+
+    def _generated(self, part: _Part, message: Generated) -> None:
+        part.live.sample = message.text
+        self.notices.watchers(part.live, GeneratedText(text=message.text))
+
+    def _noted(self, part: _Part, message: Noted) -> None:
+        self.notices.watchers(part.live, Note(text=message.text, detail=message.detail is True))
 
     def _check_data(self, live: LiveRun, name: str, fingerprints: Mapping[str, str]) -> None:
         """Compare the worker's data with that of the other workers.
@@ -203,14 +275,8 @@ class WorkerReports:
         with self.runs.changed:
             live.workers.fingerprints[name] = fingerprints
             known = dict(live.workers.fingerprints)
-        self.notices.watchers(live, Frame("ready", {"name": name}))
+        self.notices.watchers(live, MemberReady(name=name))
         compare_fingerprints(known)
-
-    def _take_trace(self, live: LiveRun, name: str, header: Mapping[str, Any]) -> None:
-        trace = read_trace(header)
-        if trouble := live.store.add_trace(name, trace):
-            self.notices.watchers(live, Frame("note", {"text": f"warning: {trouble}"}))
-        self._learn(live, name, trace[0].spans, read_links(header["links"]) if "links" in header else {})
 
     def _learn(self, live: LiveRun, name: str, spans: Sequence[Span], links: Mapping[str, Told]) -> None:
         """Update the figures of links from training traffic of the worker ``name``."""
@@ -222,79 +288,28 @@ class WorkerReports:
                 cause = f"the link from {source} to {target} carries {BytesPerSecond(figures.beta)} now"
                 self.replanner.wake(live.run, cause)
 
-    def _owner_wishes(self, name: str, header: Mapping[str, Any]) -> MemberWants:
+    def _owner_wishes(self, name: str, message: Hello | Wants) -> MemberWants:
         """Return what the owner of ``name`` wants; a bandwidth cap applies at once."""
-        parting = text(header, "parting", limit=20) if "parting" in header else ""
-        if parting not in list(Parting):
-            raise WireError(f"bad message: 'parting' must be drain, leave or nothing, got {parting!r:.40}")
-        memory = number(header, "memory", low=1.0) if header.get("memory") is not None else None
-        cap = number(header, "bandwidth", low=1.0) if header.get("bandwidth") is not None else None
-        self.network.table.put_owner_cap(name, cap)
-        return MemberWants(name=name, paused=header.get("paused") is True, parting=parting, memory=memory)
+        self.network.table.put_owner_cap(name, message.bandwidth or None)
+        return MemberWants(name=name, paused=message.paused is True, parting=message.parting or "", memory=message.memory or None)
 
 
-def _fingerprints(header: Mapping[str, Any]) -> Mapping[str, str]:
-    fingerprints = table(header, "fingerprints")
-    if not all(isinstance(value, str) for value in fingerprints.values()):
-        raise WireError("bad message: fingerprints must be texts")
-    return fingerprints
-
-
-def _retained(header: Mapping[str, Any]) -> RetainedReport:
-    return RetainedReport(
-        run=text(header, "run", limit=_MAX_RUN),
-        attempt=whole(header, "attempt", low=1),
-        states=read_holdings(header.get("held")),
-        steps=_step_reports(header.get("told")),
-    )
-
-
-def _step_reports(found: object) -> list[StepReport]:
-    if not isinstance(found, list) or len(found) > _MAX_STEP_REPORTS or not all(isinstance(one, dict) for one in found):
-        raise WireError(f"bad message: 'told' must be a list of at most {_MAX_STEP_REPORTS} reports, got {found!r:.60}")
-    return [read_report(one) for one in found]
-
-
-def _measured(name: str, header: Mapping[str, Any]) -> MemberMeasured:
-    return MemberMeasured(
-        name=name,
-        speed=number(header, "speed", low=1.0),
-        factor=number(header, "factor", low=_LEAST_FACTOR),
-        overhead=number(header, "overhead", low=0.0),
-        convolution=number(header, "convolution", low=_LEAST_FACTOR) if "convolution" in header else 1.0,
-        share=number(header, "share", low=0.0) if header.get("share") is not None else None,
-    )
-
-
-def _error_kind(header: Mapping[str, Any]) -> str:
-    kind = text(header, "kind", limit=40)
-    return kind if kind in errors.__all__ else "TrainingError"
-
-
-def _offer(header: Mapping[str, Any]) -> Offer:
-    raw = table(header, "offer")
+def _offer(message: Hello) -> Offer:
+    item = message.offer
     return Offer(
-        memory=number(raw, "memory", low=1.0),
-        speed=number(raw, "speed", low=1.0),
-        factor=number(raw, "factor", low=_LEAST_FACTOR),
-        overhead=number(raw, "overhead", low=0.0),
-        convolution=number(raw, "convolution", low=_LEAST_FACTOR) if "convolution" in raw else 1.0,
-        host=text(raw, "host", limit=100),
-        processors=_processors(raw),
-        kind=text(raw, "kind", limit=20),
-        description=text(raw, "description", limit=300),
-        versions=read_versions(raw),
-        relay=raw.get("relay") is not False,
-        reliable=raw.get("reliable") is not False,
+        memory=item.memory,
+        speed=item.speed,
+        factor=item.factor,
+        overhead=item.overhead,
+        convolution=item.convolution or 1.0,
+        host=item.host,
+        processors=item.processors,
+        kind=item.kind,
+        description=item.description,
+        versions=item.versions,
+        relay=item.relay,
+        reliable=item.reliable,
     )
-
-
-def _processors(offer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the processors on which a worker computes (empty: unknown)."""
-    names = offer.get("processors", [])
-    if not isinstance(names, list) or len(names) > _MAX_PROCESSORS or any(not isinstance(n, str) or len(n) > 100 for n in names):
-        raise WireError(f"bad message: 'processors' must be a list of at most {_MAX_PROCESSORS} names, got {names!r:.60}")
-    return tuple(names)
 
 
 def _describe(offer: Offer) -> str:

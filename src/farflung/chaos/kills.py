@@ -14,6 +14,7 @@ from farflung.checkpoint import CheckpointReader
 from farflung.client.connection import Client
 from farflung.errors import TrainingError
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import Planned, RecordLine
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord, read_record
 from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds
@@ -75,10 +76,10 @@ def _hunt(
     devices: list[str] = []
     fault: Fault | None = None
     killed, source, at = 0.0, "", 0
-    for frame in client.watch(run):
-        if frame.kind == "planned":
-            devices = list(frame.header["addresses"])
-        record = read_record(str(frame.header["line"])) if frame.kind == "record" else None
+    for message in client.watch(run):
+        if isinstance(message, Planned):
+            devices = list(message.addresses)
+        record = read_record(message.line) if isinstance(message, RecordLine) else None
         source = record.source if isinstance(record, RecoveryRecord) else source
         if not isinstance(record, StepRecord):
             continue

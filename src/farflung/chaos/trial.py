@@ -18,6 +18,7 @@ from farflung.chaos.wild_cluster import WildCluster
 from farflung.client.connection import Client
 from farflung.errors import InputError, TrainingError
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import Planned, RecordLine
 from farflung.telemetry import FAULT_POINTS, RecoveryRecord, RunFolder, StepRecord, read_record
 from farflung.telemetry.records import Record
 from farflung.units import Seconds
@@ -171,11 +172,11 @@ class _Watched:
         try:
             root = Path(client.submit(bundle)["folder"])
             begin = time.monotonic()
-            for frame in client.watch(bundle.run):
-                if frame.kind == "planned":
-                    self._devices = list(frame.header["addresses"])
-                elif frame.kind == "record":
-                    self._take(read_record(str(frame.header["line"])), time.monotonic(), client)
+            for message in client.watch(bundle.run):
+                if isinstance(message, Planned):
+                    self._devices = list(message.addresses)
+                elif isinstance(message, RecordLine):
+                    self._take(read_record(message.line), time.monotonic(), client)
             seconds = time.monotonic() - begin
         finally:
             client.close()

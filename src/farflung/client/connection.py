@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from farflung.client.control import ControlClient
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost
-from farflung.messages.array_stream import pieces_of, read_arrays
+from farflung.messages.array_stream import fetch_states, upload_frames
+from farflung.messages.calls import StatesRequest, WeightsUpload
 from farflung.messages.submission import Bundle
 from farflung.transports.tcp.endpoint import TcpEndpoint
-from farflung.wire.frames import Frame
 
 __all__ = ["Client"]
 
@@ -22,7 +22,7 @@ class Client(ControlClient):
         """Send a safetensors file that ``run`` shall begin with; before ``submit``."""
         session = self._rpc.session("upload")
         try:
-            for frame in pieces_of(pieces, "weights", {"run": run}):
+            for frame in upload_frames(WeightsUpload(run=run), pieces):
                 session.send(frame)
             session.end()
         except ConnectionLost:
@@ -36,12 +36,11 @@ class Client(ControlClient):
         A job that resumes waits for as long as the broker reads the checkpoint (``say`` is told); a broker that dies meanwhile
         is noticed by the connection.
         """
-        return self._accepted("submit", bundle.to_frame("submit"), say)
+        return self._accepted(bundle.to_message(), say)
 
     def states(self, run: str, names: Sequence[str]) -> dict[str, Array]:
         """States of the run's newest checkpoint."""
-        request = Frame("states", {"run": run, "source": "checkpoint", "names": list(names)})
-        return read_arrays(self._rpc.stream("states", request))
+        return fetch_states(self._rpc, StatesRequest(run=run, source="checkpoint", names=tuple(names)))
 
     def endpoint(self) -> TcpEndpoint:
         """An endpoint of this member, to send data to workers."""

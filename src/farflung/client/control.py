@@ -9,12 +9,34 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from farflung import errors
 from farflung.clock import monotonic
-from farflung.errors import ConnectionLost, FarflungError, TrainingError
+from farflung.errors import ConnectionLost, FarflungError, TrainingError, WireError
 from farflung.ids import new_id
+from farflung.messages.calls import (
+    Checking,
+    ControlMember,
+    LogAnswer,
+    LogRequest,
+    Profile,
+    Resumable,
+    ResumableAnswer,
+    Resume,
+    Status,
+    StatusAnswer,
+    StopAnswer,
+    StopRequest,
+    Submit,
+    Submitted,
+    Told,
+    Watch,
+)
+from farflung.messages.remote_calls import ask, ask_all
+from farflung.messages.schema import UNSET, Channel, Message, Parting
+from farflung.messages.watching import Note, RecordLine, Result
 from farflung.units import Seconds
-from farflung.wire.frames import Frame
 from farflung.worker.membership import Membership
 
 if TYPE_CHECKING:
@@ -43,25 +65,25 @@ class ControlClient:
         Raises:
             FarflungError: there is no such run or checkpoint, or it is somebody else's.
         """
-        return self._rpc.call("resumable", Frame("resumable", {"source": source})).header
+        return asdict(ask(self._rpc, Resumable(source=source), ResumableAnswer))
 
     def resume(self, source: str, steps: int | None, say: Callable[[str], None] = lambda line: None) -> Mapping[str, str]:
         """Submit a run that continues ``source`` up to ``steps`` (None: as many as before); returns what ``submit`` returns."""
-        header = {"source": source, "run": new_id("run")} | ({} if steps is None else {"steps": steps})
-        return self._accepted("resume", Frame("resume", header), say)
+        request = Resume(source=source, run=new_id("run"), steps=UNSET if steps is None else steps)
+        return self._accepted(request, say)
 
-    def _accepted(self, method: str, request: Frame, say: Callable[[str], None]) -> Mapping[str, str]:
-        """Call ``method``; return the broker's answer to a submission."""
-        answer: Mapping[str, object] = {}
-        for frame in self._rpc.stream(method, request):
-            if frame.kind == "checking":
-                say(f"the broker verifies the checkpoint to resume from ({frame.header['source']})")
-            answer = frame.header
-        return {key: str(value) for key, value in answer.items()}
+    def _accepted(self, request: Submit | Resume, say: Callable[[str], None]) -> Mapping[str, str]:
+        """Return the broker's answer to a submission."""
+        for answer in ask_all(self._rpc, request):
+            if isinstance(answer, Checking):
+                say(f"the broker verifies the checkpoint to resume from ({answer.source})")
+            elif isinstance(answer, Submitted):
+                return {key: str(value) for key, value in asdict(answer).items()}
+        raise WireError("the broker ended the call without an answer; install the same farflung on both machines")
 
     def status(self) -> Mapping[str, object]:
         """Members and runs."""
-        return self._rpc.call("status", Frame("status")).header
+        return asdict(ask(self._rpc, Status(), StatusAnswer))
 
     def log(self, name: str, *, lines: int | None = None, position: int | None = None) -> tuple[LogPart, bool]:
         """The last ``lines`` of the log of the run or worker ``name``, or those after ``position``; whether it is complete.
@@ -72,24 +94,27 @@ class ControlClient:
         """
         from farflung.telemetry.log_file import LogPart  # here: status needs no telemetry
 
-        wanted = {"lines": lines} if position is None else {"position": position}
-        answer = self._rpc.call("log", Frame("log", {"name": name, **wanted}))
+        wanted = LogRequest(name=name, lines=UNSET if lines is None else lines, position=UNSET if position is None else position)
+        answer = ask(self._rpc, wanted, LogAnswer)
         text = bytes(answer.sections[0]).decode("utf-8", "replace")
-        return LogPart(text.splitlines(), int(answer.header["position"])), answer.header.get("over") is True
+        return LogPart(text.splitlines(), answer.position), answer.over
 
-    def profile(self) -> Iterator[Frame]:
-        """Measure the links between the joined workers: what is found as it is found, at last ``topology``."""
-        yield from self._rpc.stream("profile", Frame("profile"))
+    def profile(self) -> Iterator[Message]:
+        """Measure the links between the joined workers: each result as it is found, at last ``MeasuredTopology``."""
+        yield from ask_all(self._rpc, Profile())
 
     def stop(self, run: str, *, now: bool = False) -> bool:
         """Ask ``run`` to end after its current step, or ``now``, in the middle of it; returns whether it has ended already."""
-        return self._rpc.call("stop", Frame("stop", {"run": run, "now": now})).header.get("over") is True
+        return ask(self._rpc, StopRequest(run=run, now=now), StopAnswer).over
 
-    def wish(self, name: str, **wishes: bool | str) -> None:
-        """Tell the worker ``name`` what its owner wants: ``paused``, ``parting``."""
-        self._rpc.call("member", Frame("member", {"name": name, **wishes}))
+    def wish(self, name: str, *, paused: bool | None = None, parting: Parting | None = None) -> None:
+        """Tell the worker ``name`` what its owner wants (None: as before)."""
+        wanted = ControlMember(
+            name=name, paused=UNSET if paused is None else paused, parting=UNSET if parting is None else parting
+        )
+        ask(self._rpc, wanted, Told)
 
-    def watch(self, run: str) -> Iterator[Frame]:
+    def watch(self, run: str) -> Iterator[Message]:
         """The broker's messages about ``run``, from its beginning to its end.
 
         If the broker is lost, it is called again for ``patience``, and a ``note`` says so. Records then continue where they broke
@@ -99,19 +124,19 @@ class ControlClient:
         until = monotonic() + patience
         while not self._closed.is_set():
             try:
-                for frame in self._rpc.stream("watch", Frame("watch", {"run": run, "records": records})):
+                for message in ask_all(self._rpc, Watch(run=run, records=records), Channel.WATCH):
                     away, until = False, monotonic() + patience
-                    records += frame.kind == "record"
-                    if frame.kind == "result" and frame.header.get("kind"):
-                        self._failed[run] = _kind(frame.header["kind"])
-                    yield frame
-                    if frame.kind == "result":
+                    records += isinstance(message, RecordLine)
+                    if isinstance(message, Result) and message.kind:
+                        self._failed[run] = _kind(message.kind)
+                    yield message
+                    if isinstance(message, Result):
                         return
             except ConnectionLost as error:
                 if monotonic() >= until:
                     raise
                 if not away:
-                    yield Frame("note", {"text": f"{error}; trying again for at most {patience}"})
+                    yield Note(text=f"{error}; trying again for at most {patience}")
                 away = True
             else:
                 if monotonic() >= until:
@@ -128,6 +153,6 @@ class ControlClient:
         self._rpc.close()
 
 
-def _kind(name: object) -> type[FarflungError]:
-    found = getattr(errors, name) if isinstance(name, str) and name in errors.__all__ else TrainingError
+def _kind(name: str) -> type[FarflungError]:
+    found = getattr(errors, name) if name in errors.__all__ else TrainingError
     return found if issubclass(found, FarflungError) else TrainingError

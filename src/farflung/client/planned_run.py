@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from farflung.messages.relays import read_relays
+from farflung.messages.watching import Planned
 from farflung.plan.document import plan_from_json
 from farflung.plan.model import Plan
-from farflung.wire.frames import Frame
 
 __all__ = ["PlannedRun"]
 
@@ -29,17 +28,16 @@ class PlannedRun:
     recovered: bool = False
 
     @classmethod
-    def from_frame(cls, frame: Frame) -> PlannedRun:
-        """Read the broker's ``planned``."""
-        header = frame.header
+    def of(cls, message: Planned) -> PlannedRun:
+        """Read the plan in the broker's message."""
         return cls(
-            plan=plan_from_json(header["plan"]),
-            addresses={str(name): str(address) for name, address in header["addresses"].items()},
-            first_step=int(header["first_step"]),
-            predicted_seconds=float(header["predicted"]),
-            summary=str(header.get("summary", header["explanation"])),
-            explanation=str(header["explanation"]),
-            attempt=int(header.get("attempt", 1)),
-            relays=read_relays(header),
-            recovered=header.get("recovered") is True,
+            plan=plan_from_json(message.plan),
+            addresses=message.addresses,
+            first_step=message.first_step,
+            predicted_seconds=message.predicted,
+            summary=message.summary,
+            explanation=message.explanation,
+            attempt=message.attempt,
+            relays=message.relays,
+            recovered=message.recovered,
         )

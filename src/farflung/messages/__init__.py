@@ -15,18 +15,19 @@ What they rest on:
 - ``schema``: ``Message``, bounded field types, channels, and the table from kinds to types.
 - ``wire_form``: ``encode`` and ``decode``.
 - ``router``: ``Router``: from types to handlers.
+- ``remote_calls``: calls of the control plane with messages in place of frames.
 - ``versions``: the protocol version, and which differences of versions keep a member out.
 - ``submission``: ``Bundle``: a submitted job with its graphs.
+- ``array_headers``: how headers describe arrays.
 - ``arrays``: arrays as sections of a frame, with or without a codec.
 - ``array_stream``: arrays over the control plane, one tensor after another, in pieces.
 
-Readers of single fields, which the types replace:
+Between items of messages and the types that the program uses:
 
-- ``fields``: bounded reading of header fields; a wrong one is a ``WireError``.
 - ``holdings``: retained states and decisions about steps.
-- ``copy_rounds``: who keeps copies of whose states, and how often.
 - ``step_reports``: ``StepReport``: what a worker reports after a step; trace spans.
 - ``link_reports``: what training traffic says about links.
 - ``probes``: the result of a bandwidth probe.
 - ``relays``: relays, the pairs that they serve, what they carried.
+- ``fields``: reading single fields of data frames that have no type yet at their receiver.
 """

@@ -2,63 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from farflung.errors import WireError
-from farflung.messages.fields import text
+from farflung.messages.array_headers import ArrayHeader
+from farflung.messages.calls import ShardUpload, StatesRequest, TensorPiece, UploadEnd, UploadPiece, WeightsUpload
+from farflung.messages.data import LentPiece
+from farflung.messages.remote_calls import ask_all
+from farflung.messages.schema import Message, type_of
+from farflung.messages.wire_form import encode
+from farflung.transports.rpc import RpcClient
 from farflung.wire.arrays import Array, ArrayMeta, pack, unpack
 from farflung.wire.frames import Frame
 
-__all__ = ["pieces_of", "read_arrays", "write_arrays"]
+__all__ = ["fetch_states", "join_pieces", "tensor_pieces", "upload_frames"]
 
 _PIECE = 4 << 20
 _MAX_TENSOR = 64 << 30
 
 
-def write_arrays(arrays: Iterable[tuple[str, Array]]) -> Iterator[Frame]:
-    """Frames that carry ``arrays`` by name."""
+def tensor_pieces(arrays: Iterable[tuple[str, Array]]) -> Iterator[TensorPiece]:
+    """Return messages that carry ``arrays`` by name."""
     for name, array in arrays:
         meta, buffer = pack(np.ascontiguousarray(array).reshape(array.shape))
         count = max(1, -(-buffer.nbytes // _PIECE))
         for index in range(count):
-            header = {"name": name, "array": meta.to_header(), "last": index == count - 1}
-            yield Frame("tensor", header, (buffer[index * _PIECE : (index + 1) * _PIECE],))
+            piece = buffer[index * _PIECE : (index + 1) * _PIECE]
+            yield TensorPiece(name=name, array=ArrayHeader.of(meta), last=index == count - 1, sections=(piece,))
 
 
-def read_arrays(frames: Iterable[Frame]) -> dict[str, Array]:
-    """What ``write_arrays`` wrote.
+def join_pieces(pieces: Iterable[TensorPiece | LentPiece]) -> dict[str, Array]:
+    """Return the arrays that ``tensor_pieces`` took apart.
 
     Raises:
         WireError: the pieces do not make up the tensors that they announce.
     """
     found: dict[str, Array] = {}
-    pieces = bytearray()
+    body = bytearray()
     begun: tuple[str, ArrayMeta] | None = None
-    for frame in frames:
-        if frame.kind != "tensor" or len(frame.sections) != 1:
-            raise WireError(f"a stream of tensors holds pieces with one section each, not a {frame.kind!r:.40}")
-        name, meta = text(frame.header, "name"), ArrayMeta.from_header(frame.header.get("array"))
+    for piece in pieces:
+        name, meta, section = piece.name, piece.array.meta, piece.sections[0]
         if begun not in (None, (name, meta)):
             raise WireError(f"tensor {name!r} begins before the one before it has ended")
-        if meta.packed_nbytes > _MAX_TENSOR or len(pieces) + len(frame.sections[0]) > meta.packed_nbytes:
+        if meta.packed_nbytes > _MAX_TENSOR or len(body) + len(section) > meta.packed_nbytes:
             raise WireError(f"tensor {name!r} is larger than it says, or than {_MAX_TENSOR} bytes")
-        pieces += frame.sections[0]
+        body += section
         begun = (name, meta)
-        if frame.header.get("last"):
-            found[name] = unpack(meta, pieces, _MAX_TENSOR)
-            pieces, begun = bytearray(), None
+        if piece.last:
+            found[name] = unpack(meta, body, _MAX_TENSOR)
+            body, begun = bytearray(), None
     if begun is not None:
         raise WireError(f"tensor {begun[0]!r} was cut in transfer")
     return found
 
 
-def pieces_of(blocks: Iterable[bytes | memoryview], kind: str, header: Mapping[str, str | int]) -> Iterator[Frame]:
-    """A byte stream as frames of at most some megabytes; the first one carries ``header``, the last one says so."""
-    yield Frame(kind, dict(header))
+def fetch_states(client: RpcClient, request: StatesRequest) -> dict[str, Array]:
+    """Return the states that the broker stores under the names of ``request``.
+
+    Raises:
+        WireError: the answer is not a stream of tensors, or as ``join_pieces``.
+        FarflungError: the broker refuses, or is gone.
+    """
+    return join_pieces(_expected(ask_all(client, request)))
+
+
+def _expected(answers: Iterable[Message]) -> Iterator[TensorPiece]:
+    for answer in answers:
+        if not isinstance(answer, TensorPiece):
+            raise WireError(f"a stream of tensors holds pieces, not {type_of(type(answer)).kind!r}")
+        yield answer
+
+
+def upload_frames(head: WeightsUpload | ShardUpload, blocks: Iterable[bytes | memoryview]) -> Iterator[Frame]:
+    """Return the frames of an upload: ``head``, the bytes of ``blocks`` in pieces of some megabytes, and the end."""
+    yield encode(head)
     for block in blocks:
         view = memoryview(block).cast("B")
         for start in range(0, view.nbytes, _PIECE):
-            yield Frame("piece", {}, (view[start : start + _PIECE],))
-    yield Frame("end")
+            yield encode(UploadPiece(sections=(view[start : start + _PIECE],)))
+    yield encode(UploadEnd())

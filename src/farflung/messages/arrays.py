@@ -3,68 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-from msgspec import Meta
+from typing import Any
 
 from farflung.codecs import decode_payload
 from farflung.codecs.base import Codec, Payload
 from farflung.errors import WireError
 from farflung.messages.fields import whole
-from farflung.messages.schema import UNSET, Item, UnsetType
-from farflung.wire.arrays import DTYPES, Array, ArrayMeta, compact, pack, restore, unpack
+from farflung.wire.arrays import Array, ArrayMeta, compact, pack, restore, unpack
 from farflung.wire.frames import Frame
 
-__all__ = [
-    "FLOATING",
-    "ArrayHeader",
-    "ArrayItem",
-    "PayloadHeader",
-    "decode_array",
-    "encode_array",
-    "pack_arrays",
-    "pack_payloads",
-    "packed_arrays",
-]
-
-_MOST_DIMS = 32
-_Sizes = Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 48)], ...], Meta(max_length=_MOST_DIMS)]
-
-#: The header of a codec's payload. ``codecs.base.Payload`` checks its keys when the payload is decoded.
-PayloadHeader = Annotated[dict[str, Any], Meta(max_length=5)]
-
-
-class ArrayHeader(Item, array_like=True):
-    """Element type, shape, and strides in elements (None: C order without gaps)."""
-
-    dtype: Annotated[str, Meta(max_length=20)]
-    shape: _Sizes
-    strides: _Sizes | None
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown element type, and strides that are not of the shape.
-
-        Raises:
-            ValueError: this is one; ``decode`` makes a ``WireError`` of it.
-        """
-        if self.dtype not in DTYPES:
-            raise ValueError(f"unknown element type {self.dtype!r}: known are {', '.join(DTYPES)}")
-        if self.strides is not None and len(self.strides) != len(self.shape):
-            raise ValueError(f"{len(self.shape)} sizes but {len(self.strides)} strides")
-
-    @property
-    def meta(self) -> ArrayMeta:
-        """The same for ``wire.arrays``."""
-        return ArrayMeta(self.dtype, self.shape, self.strides)
-
-
-class ArrayItem(Item):
-    """One of several arrays in a frame, and how many of the frame's sections belong to it."""
-
-    array: ArrayHeader
-    payload: PayloadHeader | UnsetType = UNSET
-    sections: Annotated[int, Meta(ge=1, le=0xFFFF)]
-
+__all__ = ["FLOATING", "decode_array", "encode_array", "pack_arrays", "pack_payloads", "packed_arrays"]
 
 #: Element types that codecs take.
 FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from farflung.messages.arrays import ArrayHeader
+from farflung.messages.array_headers import ArrayHeader
 from farflung.messages.commands import JobMessage
 from farflung.messages.schema import (
     ANY_SECTIONS,
@@ -27,13 +27,13 @@ from farflung.messages.schema import (
     Message,
     Name,
     Names,
+    Parting,
     Run,
     SectionedMessage,
     UnsetType,
     Version,
     field,
 )
-from farflung.protocol.members import Parting
 
 __all__ = [
     "Checking",
@@ -142,7 +142,7 @@ class LogRequest(Message, kind="log", on=Channel.REQUESTS):
     """
 
     name: Run
-    lines: Annotated[int, Meta(ge=0, le=1_000_000)] | UnsetType = UNSET
+    lines: Annotated[int, Meta(ge=0, le=10_000)] | UnsetType = UNSET
     position: Count | UnsetType = UNSET
 
 
@@ -271,11 +271,11 @@ class StatusAnswer(Message, kind="status", on=Channel.ANSWERS):
     """
 
     version: Label
-    members: tuple[dict[str, Any], ...]
-    joining: tuple[Member, ...]
-    gone: tuple[dict[str, Any], ...]
+    members: list[dict[str, Any]]
+    joining: list[Member]
+    gone: list[dict[str, Any]]
     states: dict[Member, Label]
-    runs: tuple[dict[str, Any], ...]
+    runs: list[dict[str, Any]]
 
 
 class LogAnswer(SectionedMessage, kind="log", on=Channel.ANSWERS, sections=ONE_SECTION):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from farflung.messages.schema import (
@@ -23,13 +25,13 @@ from farflung.messages.schema import (
     Message,
     Name,
     Names,
+    Parting,
     Positive,
     Run,
     SectionedMessage,
     UnsetType,
     Version,
 )
-from farflung.protocol.members import Parting
 
 __all__ = [
     "Abort",
@@ -84,10 +86,14 @@ class CopyRounds(Item):
     copies may take on links (0: ``every`` is fixed).
     """
 
-    every: Count
-    guards: dict[Member, tuple[Member, ...]]
-    least: Count
-    budget: Amount
+    every: Count = 0
+    guards: dict[Member, tuple[Member, ...]] = msgspec.field(default_factory=dict)
+    least: Count = 1
+    budget: Amount = 0.0
+
+    def gap(self, nbytes: int) -> int:
+        """Return the steps from a round that took ``nbytes`` on links to the next round."""
+        return max(self.least, math.ceil(nbytes / self.budget)) if self.budget > 0.0 else self.every
 
 
 class LiveStart(Item):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from farflung.messages.arrays import ArrayHeader, ArrayItem, PayloadHeader
+from farflung.messages.array_headers import ArrayHeader, ArrayItem, PayloadHeader
 from farflung.messages.schema import (
     ANY_SECTIONS,
     ONE_SECTION,

@@ -1,69 +1,51 @@
-"""Retained states and decisions about steps as plain values, for their way between worker and broker."""
+"""Retained states and decisions about steps, between their message items and the types of ``protocol``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
 
-from farflung.errors import WireError
-from farflung.messages.fields import number, texts, whole
+from farflung.messages.commands import DecisionItem
+from farflung.messages.reports import HoldingItem
 from farflung.protocol.holdings import Decision, Holding
 
-__all__ = ["read_decision", "read_holdings", "write_decision", "write_holdings"]
-
-_MAX_HOLDINGS = 256
+__all__ = ["decision_item", "decision_of", "holding_items", "holdings_of"]
 
 
-def write_holdings(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
-    """As plain values, for their way to the broker."""
-    return [
-        {
-            "step": holding.step,
-            "committed": holding.committed,
-            "states": sorted(holding.states),
-            "ready": holding.ready,
-            "decision": write_decision(holding.decision),
-            "copied": holding.copied,
-        }
+def holding_items(holdings: Iterable[Holding]) -> tuple[HoldingItem, ...]:
+    """Return ``holdings`` for a message."""
+    return tuple(
+        HoldingItem(
+            step=holding.step,
+            committed=holding.committed,
+            states=tuple(sorted(holding.states)),
+            ready=holding.ready,
+            decision=decision_item(holding.decision),
+            copied=holding.copied,
+        )
         for holding in holdings
-    ]
+    )
 
 
-def read_holdings(value: object) -> list[Holding]:
-    """What ``write_holdings`` wrote.
-
-    Raises:
-        WireError: it is malformed.
-    """
-    if not isinstance(value, list) or len(value) > _MAX_HOLDINGS or not all(isinstance(one, dict) for one in value):
-        raise WireError(f"bad message: holdings must be a list of at most {_MAX_HOLDINGS} maps, got {value!r:.60}")
+def holdings_of(items: Iterable[HoldingItem]) -> list[Holding]:
+    """Return what ``holding_items`` was given."""
     return [
         Holding(
-            step=whole(one, "step"),
-            committed=whole(one, "committed"),
-            states=frozenset(texts(one, "states")),
-            ready=one.get("ready") is True,
-            decision=read_decision(one.get("decision")),
-            copied=one.get("copied") is True,
+            step=item.step,
+            committed=item.committed,
+            states=frozenset(item.states),
+            ready=item.ready,
+            decision=decision_of(item.decision),
+            copied=item.copied,
         )
-        for one in value
+        for item in items
     ]
 
 
-def write_decision(decision: Decision | None) -> dict[str, Any] | None:
-    """As plain values."""
-    return None if decision is None else {"applied": decision.applied, "scale": decision.scale}
+def decision_item(decision: Decision | None) -> DecisionItem | None:
+    """Return ``decision`` for a message."""
+    return None if decision is None else DecisionItem(applied=decision.applied, scale=decision.scale)
 
 
-def read_decision(value: object) -> Decision | None:
-    """Read what ``write_decision`` wrote.
-
-    Raises:
-        WireError: it is malformed.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise WireError(f"bad message: a decision must be a map, got {value!r:.60}")
-    scale = None if value.get("scale") is None else number(value, "scale")
-    return Decision(applied=value.get("applied") is True, scale=scale)
+def decision_of(item: DecisionItem | None) -> Decision | None:
+    """Return what ``decision_item`` was given."""
+    return None if item is None else Decision(applied=item.applied, scale=item.scale)

@@ -8,7 +8,6 @@ from msgspec import Meta
 
 from farflung.messages.data import ArraysMessage, RunMessage
 from farflung.messages.schema import ANY_SECTIONS, Amount, Channel, Count, Index, Names
-from farflung.protocol.pool_events import TaskKind
 
 __all__ = ["HelperStates", "ServerFree", "ServerServed", "SliceAnswer", "SliceTask"]
 
@@ -34,7 +33,7 @@ class SliceTask(ArraysMessage, kind="task", on=Channel.DATA, sections=ANY_SECTIO
 
     step: Count
     stage: Index
-    kind: TaskKind
+    kind: Literal["F", "B"]
     index: Index
     weight: float
     inputs: bool
@@ -45,7 +44,7 @@ class SliceAnswer(ArraysMessage, kind="answer", on=Channel.DATA, sections=ANY_SE
 
     step: Count
     stage: Index
-    kind: TaskKind
+    kind: Literal["F", "B"]
     index: Index
     seconds: Amount
     outputs: Annotated[dict[Literal["loss"], float], Meta(max_length=1)]

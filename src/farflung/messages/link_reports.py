@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from farflung.errors import WireError
+from farflung.messages.reports import LinkItem
 from farflung.transports.base import LinkStatistics
 
-__all__ = ["Told", "read_links", "write_links"]
-
-_MOST, _NAME = 4096, 200
+__all__ = ["Told", "link_items", "links_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,28 +21,15 @@ class Told:
     relay: str = ""
 
 
-def write_links(seen: Mapping[str, LinkStatistics]) -> list[list[Any]]:
-    """What a worker tells: of each link that traffic said something of."""
-    return [
-        [peer, float(link.alpha), link.beta, link.least, link.relay] for peer, link in seen.items() if link.beta or link.least
-    ]
+def link_items(seen: Mapping[str, LinkStatistics]) -> tuple[LinkItem, ...]:
+    """Return the links of which traffic says something, for a message."""
+    return tuple(
+        LinkItem(peer=peer, alpha=float(link.alpha), beta=link.beta, least=link.least, relay=link.relay)
+        for peer, link in seen.items()
+        if link.beta or link.least
+    )
 
 
-def read_links(value: object) -> dict[str, Told]:
-    """What ``write_links`` wrote.
-
-    Raises:
-        WireError: it is none.
-    """
-    if not isinstance(value, list) or len(value) > _MOST:
-        raise WireError(f"what traffic says of links must be a list of at most {_MOST}")
-    found = {}
-    for entry in value:
-        if not isinstance(entry, list) or len(entry) != 5:
-            raise WireError("what traffic says of a link must be five values")
-        peer, alpha, beta, least, relay = entry
-        good = all(isinstance(x, float) and math.isfinite(x) and x >= 0 for x in (alpha, beta, least))
-        if not good or not all(isinstance(name, str) and len(name) <= _NAME for name in (peer, relay)):
-            raise WireError("what traffic says of a link must be two names and three numbers from 0")
-        found[peer] = Told(alpha=alpha, beta=beta, least=least, relay=relay)
-    return found
+def links_of(items: Iterable[LinkItem]) -> dict[str, Told]:
+    """Return what ``link_items`` was given, by peer."""
+    return {item.peer: Told(alpha=item.alpha, beta=item.beta, least=item.least, relay=item.relay) for item in items}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from farflung.errors import ConnectionLost, FarflungError
-from farflung.messages.fields import number, text
+from farflung.messages.reports import Probed
+from farflung.messages.schema import UnsetType
 
-__all__ = ["Probe", "read_probe"]
+__all__ = ["Probe", "probe_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +22,8 @@ class Probe:
     relay: str = ""
 
 
-def read_probe(header: Mapping[str, Any]) -> Probe | FarflungError:
-    """A worker's answer: what it found, or why it could not.
-
-    Raises:
-        WireError: it is malformed.
-    """
-    if "cause" in header:
-        return ConnectionLost(text(header, "cause"))
-    spread = number(header, "spread", low=0.0) if "spread" in header else 0.0
-    relay = text(header, "relay", limit=300) if "relay" in header else ""
-    return Probe(alpha=number(header, "alpha", low=0.0), beta=number(header, "beta", low=1.0), spread=spread, relay=relay)
+def probe_of(message: Probed) -> Probe | FarflungError:
+    """Return what a worker's probe found, or the error that it met."""
+    if isinstance(message.alpha, UnsetType) or isinstance(message.beta, UnsetType):
+        return ConnectionLost(message.cause or "no answer")
+    return Probe(alpha=message.alpha, beta=message.beta, spread=message.spread or 0.0, relay=message.relay or "")

@@ -22,12 +22,12 @@ from farflung.messages.schema import (
     Message,
     Name,
     Names,
+    Parting,
     Run,
     Text,
     UnsetType,
     Version,
 )
-from farflung.protocol.members import Parting
 
 __all__ = [
     "Dropped",

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Literal, dataclass_transform
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
@@ -42,6 +42,7 @@ __all__ = [
     "MessageType",
     "Name",
     "Names",
+    "Parting",
     "Positive",
     "Run",
     "SectionedMessage",
@@ -85,6 +86,8 @@ Version = Annotated[int, Meta(ge=1, le=_MOST_WHOLE)]
 Amount = Annotated[float, Meta(ge=0.0, le=FINITE)]
 #: A finite quantity above 0.
 Positive = Annotated[float, Meta(gt=0.0, le=FINITE)]
+#: How a worker's owner wants it to go; see ``protocol.members.Parting``.
+Parting = Literal["", "drain", "leave"]
 #: A field that only some senders set.
 Flag = bool | UnsetType
 
@@ -188,5 +191,5 @@ def type_of(message: type[Message]) -> MessageType:
 
 
 def message_types(channel: Channel) -> Mapping[str, type[Message]]:
-    """Return the message types of ``channel`` by kind."""
+    """Return the message types of ``channel`` by kind, as far as their modules are imported (``wire_form.types_on``: all)."""
     return MappingProxyType(_TYPES[channel])

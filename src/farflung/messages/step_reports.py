@@ -1,18 +1,15 @@
-"""Step reports as plain values, for their way from a worker to the broker."""
+"""Step reports and traces, between their messages and the types that the broker and the engine use."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from farflung.errors import WireError
-from farflung.messages.fields import whole
+from farflung.messages.reports import Stepped, Traced
 from farflung.telemetry.records import CodecUse, Link
 from farflung.telemetry.trace import ClockOffset, ProcessTrace, unpack_spans
 
-__all__ = ["StepReport", "read_report", "read_trace", "write_report"]
+__all__ = ["StepReport", "message_of", "report_of", "trace_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,69 +39,59 @@ class StepReport:
     codecs: Mapping[Link, CodecUse] = field(default_factory=dict)
 
 
-def write_report(report: StepReport) -> dict[str, Any]:
-    """The report's fields as a frame's header."""
-    return {
-        "step": report.step,
-        "seconds": report.seconds,
-        "busy": report.busy,
-        "wait": report.wait,
-        "sent": [[*pair, count] for pair, count in report.sent.items()],
-        "dense": [[*pair, count] for pair, count in report.dense.items()],
-        "stage_busy": [[stage, seconds] for stage, seconds in report.stage_busy.items()],
-        "loss": report.loss,
-        "losses": list(report.losses),
-        "samples": report.samples,
-        "skipped": report.skipped,
-        "rate": report.rate,
-        "grad_norm": report.grad_norm,
-        "divergence": report.divergence,
-        "codecs": [[*pair, use.encode_seconds, use.decode_seconds, use.error] for pair, use in report.codecs.items()],
-    }
+def message_of(report: StepReport, run: str, attempt: int) -> Stepped:
+    """Return ``report`` as a message."""
+    return Stepped(
+        run=run,
+        attempt=attempt,
+        step=report.step,
+        seconds=report.seconds,
+        busy=report.busy,
+        wait=report.wait,
+        sent=tuple((*pair, count) for pair, count in report.sent.items()),
+        dense=tuple((*pair, count) for pair, count in report.dense.items()),
+        stage_busy=tuple(report.stage_busy.items()),
+        loss=report.loss,
+        losses=report.losses,
+        samples=report.samples,
+        skipped=report.skipped,
+        rate=report.rate,
+        grad_norm=report.grad_norm,
+        divergence=report.divergence,
+        codecs=tuple((*pair, use.encode_seconds, use.decode_seconds, use.error) for pair, use in report.codecs.items()),
+    )
 
 
-def read_report(header: Mapping[str, Any]) -> StepReport:
-    """What ``write_report`` wrote.
-
-    Raises:
-        WireError: a field is missing or of another type.
-    """
-    try:
-        return StepReport(
-            step=int(header["step"]),
-            seconds=float(header["seconds"]),
-            busy=float(header["busy"]),
-            wait=float(header["wait"]),
-            sent={(int(a), int(b)): int(count) for a, b, count in header["sent"]},
-            dense={(int(a), int(b)): int(count) for a, b, count in header["dense"]},
-            stage_busy={int(stage): float(seconds) for stage, seconds in header["stage_busy"]},
-            loss=None if header["loss"] is None else float(header["loss"]),
-            losses=tuple(float(loss) for loss in header["losses"]),
-            samples=whole(header, "samples"),
-            skipped=bool(header["skipped"]),
-            rate=float(header["rate"]),
-            grad_norm=None if header["grad_norm"] is None else float(header["grad_norm"]),
-            divergence=None if header["divergence"] is None else float(header["divergence"]),
-            codecs={(int(a), int(b)): _use(*rest) for a, b, *rest in header["codecs"]},
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise WireError(f"a step report is malformed: {error}") from None
+def report_of(message: Stepped) -> StepReport:
+    """Return what ``message_of`` was given."""
+    return StepReport(
+        step=message.step,
+        seconds=message.seconds,
+        busy=message.busy,
+        wait=message.wait,
+        sent={(source, target): count for source, target, count in message.sent},
+        dense={(source, target): count for source, target, count in message.dense},
+        stage_busy=dict(message.stage_busy),
+        loss=message.loss,
+        losses=message.losses,
+        samples=message.samples,
+        skipped=message.skipped,
+        rate=message.rate,
+        grad_norm=message.grad_norm,
+        divergence=message.divergence,
+        codecs={
+            (source, target): CodecUse(encode_seconds=encode, decode_seconds=decode, error=error)
+            for source, target, encode, decode, error in message.codecs
+        },
+    )
 
 
-def _use(encode: Any, decode: Any, error: Any) -> CodecUse:
-    return CodecUse(encode_seconds=float(encode), decode_seconds=float(decode), error=None if error is None else float(error))
-
-
-def read_trace(header: Mapping[str, Any]) -> tuple[ProcessTrace, bool]:
-    """Spans that a worker sent, under no name yet, and whether its clock's offset came with them.
+def trace_of(message: Traced) -> tuple[ProcessTrace, bool]:
+    """Return the spans that a worker sent, under no name yet, and whether its clock's offset came with them.
 
     Raises:
-        WireError: a field is missing or of another type.
+        WireError: the spans are malformed.
     """
-    clock = header.get("clock")
-    known = isinstance(clock, list) and len(clock) == 2 and all(isinstance(value, float) for value in clock)
-    if clock is not None and not (known and math.isfinite(clock[0]) and clock[1] >= 0):
-        raise WireError("a trace's clock must be two numbers")
-    offset = ClockOffset(seconds=clock[0], error=clock[1]) if clock else ClockOffset()
-    spans = unpack_spans(header.get("names"), header.get("spans"))
-    return ProcessTrace(process="", spans=tuple(spans), offset=offset, lost=whole(header, "lost")), known
+    offset = ClockOffset() if message.clock is None else ClockOffset(seconds=message.clock[0], error=message.clock[1])
+    spans = unpack_spans(list(message.names), message.spans)
+    return ProcessTrace(process="", spans=tuple(spans), offset=offset, lost=message.lost), message.clock is not None

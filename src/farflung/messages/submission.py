@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from farflung.checkpoint import MODEL_FILES
 from farflung.cluster import Topology
@@ -13,15 +15,22 @@ from farflung.graph.ir import Graph
 from farflung.job import JobSpec
 from farflung.job import from_json as job_from_json
 from farflung.job import to_json as job_to_json
-from farflung.messages.fields import table, text
-from farflung.wire.frames import Frame
+from farflung.messages.calls import Submit
+from farflung.messages.commands import AttemptMessage, JobMessage
+from farflung.messages.schema import Channel
+from farflung.messages.wire_form import decode_as, encode
+from farflung.plan.document import plan_from_json
+from farflung.plan.model import Plan
+from farflung.wire.frames import decode_frame, encode_frame
 
-__all__ = ["BUNDLE_VERSION", "Bundle", "squeeze", "unsqueeze"]
+__all__ = ["BUNDLE_VERSION", "Bundle", "plan_of", "squeeze", "unsqueeze", "with_plan"]
 
 BUNDLE_VERSION = 1
 _MAX_DOCUMENT = 256 << 20
 #: The names of documents that are files of the model begin with this.
 _FILE = "file-"
+#: The name of the plan among the documents of an attempt.
+_PLAN = "plan"
 
 
 def squeeze(text: str) -> bytes:
@@ -82,8 +91,8 @@ class Bundle:
         """The training graph of the largest micro-batch."""
         return self.graphs[max(self.graphs)]
 
-    def to_frame(self, kind: str) -> Frame:
-        """The bundle as a frame of ``kind``."""
+    def to_message(self) -> Submit:
+        """Return the request that submits the bundle."""
         documents = {"job": job_to_json(self.job)}
         documents |= {f"graph-{rows}": graph.to_json() for rows, graph in self.graphs.items()}
         for name, graph in (("eval", self.eval_graph), ("generate", self.generate_graph)):
@@ -93,33 +102,41 @@ class Bundle:
             documents["topology"] = self.topology.to_json()
         packed = {name: squeeze(text) for name, text in documents.items()}
         packed |= {f"{_FILE}{name}": zlib.compress(data, 6) for name, data in self.files.items()}
-        header = {
-            "bundle": BUNDLE_VERSION,
-            "run": self.run,
-            "documents": list(packed),
-            "emulate": self.emulate,
-            "notes": dict(self.notes),
-        }
-        return Frame(kind, header, tuple(packed.values()))
+        return Submit(
+            bundle=BUNDLE_VERSION,
+            run=self.run,
+            documents=tuple(packed),
+            emulate=self.emulate,
+            notes=dict(self.notes),
+            sections=tuple(packed.values()),
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return the bundle as bytes for a file."""
+        return b"".join(encode_frame(encode(self.to_message())))
 
     @classmethod
-    def from_frame(cls, frame: Frame) -> Bundle:
-        """Read and check a bundle that nobody vouches for.
+    def from_bytes(cls, data: bytes) -> Bundle:
+        """Read what ``to_bytes`` wrote; raises as ``of``."""
+        return cls.of(decode_as(decode_frame(data), Channel.REQUESTS, Submit))
+
+    @classmethod
+    def of(cls, message: JobMessage) -> Bundle:
+        """Read and check a bundle that nobody vouches for. A plan among the documents is left out (``plan_of``).
 
         Raises:
             VersionError: another version wrote it.
             GraphError, InputError, WireError: a document is corrupt or not allowed.
         """
-        header = frame.header
-        if header.get("bundle") != BUNDLE_VERSION:
+        if message.bundle != BUNDLE_VERSION:
             raise VersionError(
-                f"this job was packed by version {header.get('bundle')!r} of the format, this side speaks {BUNDLE_VERSION}; "
+                f"this job was packed by version {message.bundle} of the format, this side speaks {BUNDLE_VERSION}; "
                 "install the same farflung on both machines"
             )
-        names = header.get("documents")
-        if not isinstance(names, list) or len(names) != len(frame.sections):
+        if len(message.documents) != len(message.sections):
             raise WireError("a job's documents and their names do not agree")
-        packed = _unpack_all([str(name) for name in names], frame.sections)
+        pairs = [pair for pair in zip(message.documents, message.sections, strict=True) if pair[0] != _PLAN]
+        packed = _unpack_all(pairs)
         files = {name.removeprefix(_FILE): body for name, body in packed.items() if name.startswith(_FILE)}
         _check_files(files)
         texts = {name: _as_text(body) for name, body in packed.items() if not name.startswith(_FILE)}
@@ -129,23 +146,41 @@ class Bundle:
         job = job_from_json(texts["job"])
         _check_graphs(graphs, job)
         return cls(
-            run=text(header, "run", limit=200),
+            run=message.run,
             job=job,
             graphs=graphs,
             eval_graph=Graph.from_json(texts["eval"]) if "eval" in texts else None,
             generate_graph=Graph.from_json(texts["generate"]) if "generate" in texts else None,
             topology=Topology.from_json(texts["topology"]) if "topology" in texts else None,
-            emulate=header.get("emulate") is True,
-            notes={str(key): str(value) for key, value in table(header, "notes").items()},
+            emulate=message.emulate,
+            notes=message.notes,
             files=files,
         )
 
 
-def _unpack_all(names: Sequence[str], sections: Sequence[memoryview | bytes]) -> dict[str, bytes]:
+def with_plan(message: AttemptMessage, plan_json: str) -> AttemptMessage:
+    """Return ``message`` with the plan as its last document."""
+    documents, sections = (*message.documents, _PLAN), (*message.sections, squeeze(plan_json))
+    return replace(message, documents=documents, sections=sections)
+
+
+def plan_of(message: AttemptMessage) -> Plan:
+    """Return the plan of an attempt.
+
+    Raises:
+        WireError: there is none, or it is damaged.
+        PlanError: it is malformed.
+    """
+    if message.documents[-1:] != (_PLAN,) or len(message.sections) != len(message.documents):
+        raise WireError("the broker sent no plan with the run; install the same farflung on both machines")
+    return plan_from_json(unsqueeze(message.sections[-1]))
+
+
+def _unpack_all(packed: Iterable[tuple[str, memoryview | bytes]]) -> dict[str, bytes]:
     """The documents by name; together they have the limit that one alone has."""
     bodies: dict[str, bytes] = {}
     left = _MAX_DOCUMENT
-    for name, section in zip(names, sections, strict=True):
+    for name, section in packed:
         if name in bodies:
             raise WireError(f"a job's document {name!r:.60} stands twice")
         bodies[name] = _unpack(section, left)

@@ -16,37 +16,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farflung.errors import VersionError, WireError
-from farflung.messages.fields import table
+from farflung.errors import VersionError
 from farflung.version import __version__
 
 if TYPE_CHECKING:
     from farflung.protocol.members import Member
 
-__all__ = ["PROTOCOL_VERSION", "check_versions", "mixed_engines", "own_versions", "read_versions", "version_warnings"]
+__all__ = ["PROTOCOL_VERSION", "check_versions", "mixed_engines", "own_versions", "version_warnings"]
 
 #: The version of the messages between members and broker. Raise it when a message changes its meaning.
-PROTOCOL_VERSION = 6
-_MOST_ENTRIES, _LONGEST = 16, 100
+PROTOCOL_VERSION = 7
 
 
 def own_versions(engine: str) -> dict[str, str]:
     """Return the versions of this process; ``engine`` is the engine's name and version, e.g. ``torch 2.13.0``."""
     system = f"{platform.system()} {platform.machine()}"
     return {"farflung": __version__, "engine": engine, "python": platform.python_version(), "platform": system}
-
-
-def read_versions(header: Mapping[str, Any]) -> dict[str, str]:
-    """Read the versions of an offer (none in an offer of an older member).
-
-    Raises:
-        WireError: they are not a short table of short texts.
-    """
-    found = table(header, "versions") if "versions" in header else {}
-    short = all(isinstance(value, str) and len(key) <= _LONGEST and len(value) <= _LONGEST for key, value in found.items())
-    if len(found) > _MOST_ENTRIES or not short:
-        raise WireError(f"bad message: 'versions' must be at most {_MOST_ENTRIES} texts of at most {_LONGEST} characters")
-    return dict(found)
 
 
 def check_versions(header: Mapping[str, Any], protocol: int) -> None:

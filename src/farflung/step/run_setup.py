@@ -12,7 +12,7 @@ from farflung.engines.base import Array
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
-from farflung.messages.copy_rounds import Rounds
+from farflung.messages.commands import CopyRounds
 from farflung.messages.step_reports import StepReport
 from farflung.plan.derive import derive_bounds
 from farflung.plan.link_memory import Way, ways_of
@@ -77,7 +77,7 @@ class RunSetup:
     survives: bool = False
     kept_step: int | None = None
     kept_committed: int | None = None
-    rounds: Rounds = field(default_factory=Rounds)
+    rounds: CopyRounds = field(default_factory=CopyRounds)
 
     @cached_property
     def graph(self) -> Graph:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 from farflung.errors import ConnectionLost, FarflungError, InputError
-from farflung.messages.fields import number, table
-from farflung.messages.relays import read_relays
+from farflung.messages.commands import Measure, Probe, Reach
+from farflung.messages.reports import Measured, Probed, Reached
+from farflung.messages.schema import Message
 from farflung.thread_group import ThreadGroup
-from farflung.wire.frames import Frame
 from farflung.worker.device_measurement import MeasuredDevice
 from farflung.worker.peer_links import PeerLinks
 
-__all__ = ["QUERIES", "BrokerQueries"]
+__all__ = ["BrokerQueries"]
 
-#: Kinds of messages that are queries.
-QUERIES = frozenset({"measure", "probe", "reach"})
+_Query = TypeVar("_Query", Measure, Probe, Reach)
+
+#: The longest cause that is reported, in characters.
+_MAX_CAUSE = 3000
 #: The longest time for dialling, in seconds.
 _REACH_SECONDS = 60.0
 
@@ -25,50 +27,55 @@ _REACH_SECONDS = 60.0
 class BrokerQueries:
     """Answers each query on a thread of its own. ``begin`` is called on the session's thread."""
 
-    def __init__(self, device: MeasuredDevice, links: PeerLinks, busy: Callable[[], bool], report: Callable[..., None]) -> None:
+    def __init__(
+        self, device: MeasuredDevice, links: PeerLinks, busy: Callable[[], bool], report: Callable[[Message], None]
+    ) -> None:
         """``busy``: whether the worker has a part in a run."""
         self._device, self._links, self._busy, self._report = device, links, busy, report
         self._threads = ThreadGroup()
 
-    def begin(self, frame: Frame) -> None:
-        """Answer the query ``frame``."""
-        answer = {"measure": self._measure, "probe": self._probe, "reach": self._reach}[frame.kind]
-        self._threads.spawn(f"query-{frame.kind}", self._answer, answer, frame)
+    def begin(self, query: Measure | Probe | Reach) -> None:
+        """Answer ``query``."""
+        match query:
+            case Measure():
+                self._threads.spawn("query-measure", self._answer, self._measure, query)
+            case Probe():
+                self._threads.spawn("query-probe", self._answer, self._probe, query)
+            case Reach():
+                self._threads.spawn("query-reach", self._answer, self._reach, query)
 
     def join(self) -> None:
         """Wait for the answers; links must be closed, and the session over."""
         self._threads.join()
 
-    def _answer(self, answer: Callable[[Frame], None], frame: Frame) -> None:
+    def _answer(self, answer: Callable[[_Query], None], query: _Query) -> None:
         with suppress(ConnectionLost):  # the broker is lost, and nobody waits for the answer
-            answer(frame)
+            answer(query)
 
-    def _measure(self, frame: Frame) -> None:
+    def _measure(self, query: Measure) -> None:
         """The broker plans a run for this worker.
 
         It has seen to it that no other worker of this machine measures now, or (``together``) that all of them do. A worker that
         has got a part meanwhile keeps the part's threads, and reports its older figures.
         """
         if self._busy():
-            self._report("measured", **self._device.speed)
+            self._report(Measured(**self._device.speed))
             return
-        threads, together = int(frame.header.get("threads", 1)), frame.header.get("together") is True
         with suppress(InputError):  # the broker continues with the older figures
-            self._report("measured", **self._device.measure_again(threads, together=together))
+            self._report(Measured(**self._device.measure_again(query.threads, together=query.together is True)))
 
-    def _probe(self, frame: Frame) -> None:
+    def _probe(self, query: Probe) -> None:
         """Measure the link to a peer."""
-        peer = str(frame.header.get("peer"))
+        peer = query.peer
         try:
-            self._links.connect({peer: str(frame.header.get("address"))}, read_relays(frame.header))
+            self._links.connect({peer: query.address}, query.relays or {})
             found, relay = self._links.probe(peer)
-            answer: dict[str, Any] = {"alpha": found.alpha, "beta": found.beta, "spread": found.spread, "relay": relay}
+            answer = Probed(peer=peer, alpha=found.alpha, beta=found.beta, spread=found.spread, relay=relay)
         except FarflungError as error:
-            answer = {"cause": str(error)}
-        self._report("probed", peer=peer, **answer)
+            answer = Probed(peer=peer, cause=str(error)[:_MAX_CAUSE])
+        self._report(answer)
 
-    def _reach(self, frame: Frame) -> None:
+    def _reach(self, query: Reach) -> None:
         """Dial peers, all at once: which ones answer."""
-        peers = {peer: str(address) for peer, address in table(frame.header, "peers").items()}
-        found = self._links.reach(peers, min(number(frame.header, "seconds", low=0.1), _REACH_SECONDS))
-        self._report("reached", question=frame.header.get("question"), found=found)
+        found = self._links.reach(query.peers, min(query.seconds, _REACH_SECONDS))
+        self._report(Reached(question=query.question, found=dict(found)))

@@ -9,11 +9,11 @@ from farflung.checkpoint import encode_shard
 from farflung.clock import monotonic
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError
-from farflung.messages.array_stream import pieces_of, read_arrays
-from farflung.messages.fields import number
+from farflung.messages.array_stream import fetch_states, upload_frames
+from farflung.messages.calls import Clock, ClockAnswer, ShardUpload, StatesRequest
+from farflung.messages.remote_calls import ask
 from farflung.telemetry.trace import ClockOffset, estimate_offset
 from farflung.transports.rpc import RpcClient, RpcSession
-from farflung.wire.frames import Frame
 
 __all__ = ["BrokerStorage"]
 
@@ -29,11 +29,10 @@ class BrokerStorage:
 
     def states(self, run: str, source: str, names: Sequence[str]) -> dict[str, Array]:
         """Fetch tensors ``names`` of ``source`` ("checkpoint", "weights" or "optimizer")."""
-        request = Frame("states", {"run": run, "source": source, "names": list(names)})
-        return read_arrays(self._client.stream("states", request))
+        return fetch_states(self._client, StatesRequest(run=run, source=source, names=tuple(names)))
 
-    def upload(self, run: str, place: Mapping[str, int], tensors: Mapping[str, Array]) -> None:
-        """Store this worker's share of a checkpoint (``place``: its ``step``, and how many steps are ``committed``).
+    def upload(self, head: ShardUpload, tensors: Mapping[str, Array]) -> None:
+        """Store this worker's share of a checkpoint.
 
         Raises:
             ConnectionLost: the broker is lost, or ``break_off`` was called.
@@ -42,7 +41,7 @@ class BrokerStorage:
         """
         session = self._uploading = self._client.session("upload")
         try:
-            for frame in pieces_of(encode_shard(tensors), "shard", {"run": run, **place}):
+            for frame in upload_frames(head, encode_shard(tensors)):
                 session.send(frame)
             session.end()
         except ConnectionLost:
@@ -61,7 +60,7 @@ class BrokerStorage:
         """How far the broker's clock is from this machine's (its error is infinite if the broker does not answer)."""
 
         def ping() -> float:
-            return number(self._client.call("clock", Frame("clock"), timeout=_CLOCK_SECONDS).header, "now")
+            return ask(self._client, Clock(), ClockAnswer, timeout=_CLOCK_SECONDS).now
 
         try:
             return estimate_offset(ping, monotonic)

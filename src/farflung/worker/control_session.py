@@ -9,6 +9,10 @@ from typing import Any
 
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost
+from farflung.messages.commands import Beat
+from farflung.messages.reports import Hello, Wants
+from farflung.messages.schema import Message
+from farflung.messages.wire_form import encode
 from farflung.protocol.leases import LEASE
 from farflung.thread_group import ThreadGroup
 from farflung.transports.rpc import RpcClient, RpcSession
@@ -84,14 +88,14 @@ class ControlSession:
         """Whether this worker has asked to leave."""
         return self._leaving.is_set()
 
-    def open(self, hello: Callable[[], Mapping[str, Any]]) -> bool:
-        """Begin the session with the message ``hello``; returns False if this worker leaves already."""
+    def open(self, hello: Callable[[Mapping[str, Any]], Hello]) -> bool:
+        """Begin the session with ``hello``, which gets the owner's limits; returns False if this worker leaves already."""
         with self._lock:  # so ``leave`` finds either no session, or one that it can end
             if self.leaving:
                 return False
             rpc = self._rpc = self._client.session("session", depth=_REPORTS)
         with suppress(ConnectionLost):  # the session is over already: ``frames`` raises why
-            rpc.send(Frame("hello", {**hello(), **self._limits}))
+            rpc.send(encode(hello(self._limits)))
         self._lease = BrokerLease(monotonic())
         self._threads.spawn("heartbeats", self._beat, rpc, self._lease)
         return True
@@ -114,14 +118,14 @@ class ControlSession:
         """The broker has accepted this worker, and expires it after ``lease`` seconds of silence."""
         self.welcomed, self._lease.length = True, lease
 
-    def report(self, what: str, /, **fields: Any) -> None:
-        """Send a message to the broker.
+    def report(self, message: Message) -> None:
+        """Send ``message`` to the broker.
 
         Raises:
             ConnectionLost: the session is over.
         """
         assert self._rpc is not None
-        self._rpc.send(Frame(what, fields))
+        self._rpc.send(encode(message))
 
     def announce(self, limits: Mapping[str, Any]) -> None:
         """Report what the machine's owner allows from now on: ``paused``, ``parting``, ``memory`` (as ``MemberWants``)."""
@@ -130,7 +134,7 @@ class ControlSession:
             rpc = self._rpc
         if rpc is not None:
             with suppress(ConnectionLost):  # the next session's hello says it
-                rpc.send(Frame("wants", self._limits))
+                rpc.send(encode(Wants(**self._limits)))
 
     def leave(self) -> None:
         """End the session, from any thread; break it off if the broker does not answer in time."""
@@ -166,7 +170,7 @@ class ControlSession:
                 return
             if not rpc.waiting:  # else reports wait, which renew the lease as well
                 with suppress(ConnectionLost):
-                    rpc.send(Frame("beat"))
+                    rpc.send(encode(Beat()))
 
 
 def _close_late(rpc: RpcSession) -> None:

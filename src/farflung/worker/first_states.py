@@ -12,12 +12,13 @@ from farflung.data.files import inside, resolve
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, WireError
 from farflung.graph.ir import StateKind
-from farflung.messages.array_stream import read_arrays
+from farflung.messages.array_stream import join_pieces
+from farflung.messages.data import LentEnd, LentPiece, StatesWanted
 from farflung.messages.submission import Bundle
+from farflung.messages.wire_form import encode
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
 from farflung.transports.base import Endpoint, Urgency
-from farflung.wire.frames import Frame
 from farflung.worker.retained_states import Continuation, RetainedStates
 
 __all__ = ["FirstStates", "StateFetch", "file_states"]
@@ -35,8 +36,8 @@ class StateFetch:
 
     def __init__(self, continuation: Continuation, run: str, attempt: int, retained: RetainedStates) -> None:
         self._from, self._run, self._attempt, self._retained = continuation, run, attempt, retained
-        #: Of each peer that sends states: the frames so far, their bytes, and the most bytes that it may send.
-        self._frames: dict[str, list[Frame]] = {}
+        #: Of each peer that sends states: the pieces so far, their bytes, and the most bytes that it may send.
+        self._pieces: dict[str, list[LentPiece]] = {}
         self._bytes: dict[str, int] = {}
         self._limits: dict[str, int] = {}
         self._found: dict[str, Array] = {}
@@ -55,34 +56,34 @@ class StateFetch:
         """
         moves, step, graph = self._from.moves, self._from.step, setup.graph
         self._retained.settle(self._run, self._attempt, self._from, setup.peers)
-        ask = {"run": setup.run, "base": self._run, "attempt": self._attempt}
         for source, names in moves.items():
             self._limits[source] = _MORE + _SLOTS * sum(graph.state[name].spec.nbytes for name in names if name in graph.state)
-            endpoint.post(source, Frame("want", {**ask, "names": sorted(names)}), Urgency.CONTROL)
+            request = StatesWanted(run=setup.run, base=self._run, attempt=self._attempt, names=tuple(sorted(names)))
+            endpoint.post(source, encode(request), Urgency.CONTROL)
         wanted = {name for index in setup.own_stages for name in setup.subgraphs[index].states}
         self._found = self._retained.read(self._run, step, wanted)
         for source in moves:
-            self._found |= read_arrays(mailbox.take(("lent", source)))
+            self._found |= join_pieces(mailbox.take(("lent", source)))
         constant = {name for name in wanted if graph.state[name].kind is StateKind.CONSTANT}
         missing = sorted(wanted - set(self._found) - constant)
         if missing:
             raise ConnectionLost(f"no worker has retained {missing[0]!r} after {step} steps")
 
-    def receive(self, peer: str, frame: Frame, mailbox: Inbox) -> None:
+    def receive(self, peer: str, message: LentPiece | LentEnd, mailbox: Inbox) -> None:
         """Store a piece of the states that ``peer`` sends.
 
         Raises:
             WireError: ``peer`` was not asked, or sends too much.
         """
         if peer not in self._limits:
-            raise WireError(f"{peer} was not asked for states of run {self._run}; its {frame.kind!r:.40} is refused")
-        if frame.header.get("end") is True:
-            mailbox.put(("lent", peer), self._frames.pop(peer, []))
+            raise WireError(f"{peer} was not asked for states of run {self._run}; they are refused")
+        if isinstance(message, LentEnd):
+            mailbox.put(("lent", peer), self._pieces.pop(peer, []))
             return
-        self._bytes[peer] = self._bytes.get(peer, 0) + sum(memoryview(section).nbytes for section in frame.sections)
+        self._bytes[peer] = self._bytes.get(peer, 0) + memoryview(message.sections[0]).nbytes
         if self._bytes[peer] > self._limits[peer]:
             raise WireError(f"{peer} sends more than {self._limits[peer]} bytes of states, which is more than those have")
-        self._frames.setdefault(peer, []).append(Frame("tensor", frame.header, frame.sections))
+        self._pieces.setdefault(peer, []).append(message)
 
     def states(self, names: Sequence[str]) -> dict[str, Array]:
         """Those of the states ``names`` that were found."""

@@ -10,12 +10,16 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from farflung.clock import monotonic
 from farflung.engines.base import Array, StageRunner
 from farflung.errors import ConnectionLost, FarflungError, WireError
-from farflung.messages.fields import table, text, whole
+from farflung.messages.commands import Help
+from farflung.messages.data import PeerHello
+from farflung.messages.reports import Helping
+from farflung.messages.schema import UNSET, Flag
+from farflung.messages.submission import Bundle, plan_of
+from farflung.messages.wire_form import encode
 from farflung.protocol.pool_events import TaskKind
 from farflung.step.hybrid.slices import AHEAD, HELD, Order, StageSlices, compute
 from farflung.step.run_setup import RunSetup
@@ -24,7 +28,7 @@ from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
-from farflung.worker.run_part import RunPart, RunServices, read_documents
+from farflung.worker.run_part import RunPart, RunServices
 
 __all__ = ["Helper"]
 
@@ -125,19 +129,14 @@ class _Inbox:
 class Helper(RunPart):
     """A worker's part in a run as a helper."""
 
-    def __init__(self, frame: Frame, services: RunServices, on_end: Callable[[RunPart], None]) -> None:
-        """Read ``frame``, the broker's "help"; ``start`` begins to prepare.
-
-        Raises:
-            WireError: it is malformed.
-        """
-        super().__init__(frame, services, on_end)
-        self._frame = frame
+    def __init__(self, command: Help, services: RunServices, on_end: Callable[[RunPart], None]) -> None:
+        """Take the broker's ``command``; ``start`` begins to prepare."""
+        super().__init__(command, services, on_end)
+        self._command: Help | None = command
         #: The server that sends states; it and the others of the stage send tasks.
-        self._server = text(frame.header, "server", limit=100)
-        self._servers = frozenset({self._server, *table(frame.header, "addresses")})
-        self._stage = whole(frame.header, "stage")
-        self._device = text(frame.header, "device", limit=100)
+        self._server = command.server
+        self._servers = frozenset({command.server, *command.addresses})
+        self._stage, self._device = command.stage, command.device
         #: While there are none, frames are dropped: the helper is not ready yet, or over.
         self._slices: StageSlices | None = None
         self._inbox = _Inbox()
@@ -185,21 +184,22 @@ class Helper(RunPart):
         runners = open_stage(services.engine, services.device, setup, self._stage, slices.pieces)
         self._slices = slices
         services.log(f"run {self.run}: ready to help {self._server} with stage {self._stage}")
-        self._report("helping")
+        services.report(Helping(run=self.run, attempt=self.attempt))
         self._serve(slices, runners)
 
     def _setup(self) -> RunSetup:
-        frame, services = self._frame, self._services
-        bundle, plan = read_documents(frame)
-        self._frame = Frame(frame.kind)  # the documents are read: release their bytes
+        command, services = self._command, self._services
+        assert command is not None
+        bundle, plan = Bundle.of(command), plan_of(command)
+        self._command = None  # the documents are read: release their bytes
         holders = plan.stages[self._stage].devices if self._stage < len(plan.stages) else ()
         strange = sorted(self._servers.difference(holders))
         if strange:
             raise WireError(f"the plan has no stage {self._stage} on {strange[0]!r:.100}")
         services.engine.set_threads(bundle.job.threads)
-        services.links.connect({peer: str(address) for peer, address in table(frame.header, "addresses").items()}, {})
+        services.links.connect(command.addresses, {})
         for server in sorted(self._servers):
-            services.links.endpoint.post(server, Frame("hello"), Urgency.CONTROL)  # one of the two can dial
+            services.links.endpoint.post(server, encode(PeerHello()), Urgency.CONTROL)  # one of the two can dial
         return RunSetup(run=self.name, device=self._server, job=bundle.job, plan=plan, graphs=bundle.graphs)
 
     def _serve(self, slices: StageSlices, runners: dict[int, StageRunner]) -> None:
@@ -233,8 +233,8 @@ class Helper(RunPart):
             lambda done: None if (error := done.exception()) is None else self.on_lost(server, ConnectionLost.of(error))
         )
 
-    def _describe(self, error: Exception, cause: str) -> tuple[str, dict[str, Any]]:
-        return f"run {self.run}: helps no more: {cause}", {}
+    def _describe(self, error: Exception, cause: str) -> tuple[str, Flag]:
+        return f"run {self.run}: helps no more: {cause}", UNSET
 
     def _close(self) -> None:
         self._slices = None

@@ -18,9 +18,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from farflung.clock import monotonic
+from farflung.messages.data import ProbeBytes
 from farflung.messages.probes import Probe
+from farflung.messages.wire_form import encode
 from farflung.transports.base import Endpoint, Urgency
-from farflung.wire.frames import Frame
 
 __all__ = ["probe_link"]
 
@@ -40,11 +41,11 @@ def probe_link(endpoint: Endpoint, peer: str, now: Callable[[], float] = monoton
     Raises:
         ConnectionLost: the peer can't be reached.
     """
-    endpoint.post(peer, Frame("probe"), Urgency.CONTROL).result()
+    endpoint.post(peer, encode(ProbeBytes()), Urgency.CONTROL).result()
     trips = []
     for _ in range(_PINGS):
         begin = now()
-        endpoint.post(peer, Frame("probe"), Urgency.CONTROL).result()
+        endpoint.post(peer, encode(ProbeBytes()), Urgency.CONTROL).result()
         trips.append(now() - begin)
     round_trip = min(trips)
     beta, spread = _goodput(endpoint, peer, round_trip, now)
@@ -68,7 +69,7 @@ def _goodput(endpoint: Endpoint, peer: str, round_trip: float, now: Callable[[],
     done, last = 0, begin
     while now() < least or len(marks) < _LEAST_MARKS or (now() < begin + _MOST_SECONDS and _grows(marks)):
         while len(waiting) < _WINDOW:
-            waiting.append((endpoint.post(peer, Frame("probe", {}, (body[:size],)), Urgency.BULK), size))
+            waiting.append((endpoint.post(peer, encode(ProbeBytes(sections=(body[:size],))), Urgency.BULK), size))
         with suppress(TimeoutError):
             waiting[0][0].result(_LOOK)
             done += waiting[0][1]

@@ -6,15 +6,14 @@ exchanges it for a fresh one while it is valid, unless the ticket that it came f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from farflung.clock import wall_time
-from farflung.errors import ConnectionLost, DiskFull, FarflungError, SecurityError, WireError
-from farflung.messages.fields import text, whole
+from farflung.errors import ConnectionLost, DiskFull, FarflungError, SecurityError
+from farflung.messages.calls import Granted, Join, Renew, Withdraw, Withdrawn
+from farflung.messages.remote_calls import ask
 from farflung.messages.versions import PROTOCOL_VERSION
 from farflung.security import Credentials, Ticket, fetch_server_certificate, make_request, new_key, split_address
 from farflung.security.files import write_private
@@ -22,7 +21,6 @@ from farflung.transports import Pinned
 from farflung.transports.addresses import host_and_port, own_host
 from farflung.transports.rpc import RpcClient
 from farflung.version import __version__
-from farflung.wire.frames import Frame
 
 __all__ = ["Membership", "join"]
 
@@ -46,7 +44,7 @@ class Membership:
     def withdraw(self) -> None:
         """Tell the broker not to wait for this member's session; without the message it stops waiting after a while."""
         with suppress(FarflungError):
-            self.client.call("withdraw", Frame("withdraw"), timeout=_WITHDRAWING)
+            ask(self.client, Withdraw(), Withdrawn, timeout=_WITHDRAWING)
 
 
 def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None, kept: Path | None = None) -> Membership:
@@ -107,8 +105,8 @@ def _renew(kept: Path, ticket: Ticket, who: tuple[str, str, bytes]) -> Membershi
         return None
     old = RpcClient(address, credentials)
     try:
-        request = {"request": make_request(name, key), "protocol": PROTOCOL_VERSION, "version": __version__}
-        answer = old.call("renew", Frame("renew", request)).header
+        request = Renew(request=make_request(name, key), protocol=PROTOCOL_VERSION, version=__version__)
+        answer = ask(old, request, Granted)
     finally:
         old.close()
     return _member(address, answer, key)
@@ -117,35 +115,31 @@ def _renew(kept: Path, ticket: Ticket, who: tuple[str, str, bytes]) -> Membershi
 def _join_at(address: str, pinned: bytes, ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:
     name, role, key = who
     door = RpcClient(address, Pinned(certificate=pinned))
-    request = {
-        "ticket": ticket.ticket_id,
-        "secret": ticket.secret,
-        "scope": ticket.scope,
-        "name": name,
-        "role": role,
-        "request": make_request(name, key),
-        "protocol": PROTOCOL_VERSION,
-        "version": __version__,
-    }
+    request = Join(
+        ticket=ticket.ticket_id,
+        secret=ticket.secret,
+        scope=ticket.scope,
+        name=name,
+        role=role,
+        request=make_request(name, key),
+        protocol=PROTOCOL_VERSION,
+        version=__version__,
+    )
     try:
-        answer = door.call("join", Frame("join", request)).header
+        answer = ask(door, request, Granted)
     finally:
         door.close()
     return _member(address, answer, key)
 
 
-def _member(address: str, answer: Mapping[str, Any], key: bytes) -> Membership:
+def _member(address: str, answer: Granted, key: bytes) -> Membership:
     """What the broker at ``address`` granted."""
-    certificate, authority = answer.get("certificate"), answer.get("authority")
-    if not isinstance(certificate, bytes) or not isinstance(authority, bytes):
-        raise WireError(f"the broker at {address} answered without a certificate; install the same farflung on both machines")
-    granted = text(answer, "name")
-    credentials = Credentials(name=granted, key=key, certificate=certificate, authority=authority)
+    credentials = Credentials(name=answer.name, key=key, certificate=answer.certificate, authority=answer.authority)
     host, port = split_address(address)
-    client = RpcClient(host_and_port(host, whole(answer, "port", low=1, high=65535)), credentials)
+    client = RpcClient(host_and_port(host, answer.port), credentials)
     try:
         own = own_host(host, port)
     except OSError as error:
         client.close()
         raise ConnectionLost(f"cannot reach the broker at {address}: {error.strerror or error}") from error
-    return Membership(name=granted, credentials=credentials, client=client, own_host=own)
+    return Membership(name=answer.name, credentials=credentials, client=client, own_host=own)

@@ -10,10 +10,36 @@ from typing import Any
 from farflung.data.base import Place
 from farflung.data.files import default_cache
 from farflung.errors import ConnectionLost, FarflungError, TrainingError
-from farflung.messages.fields import number, table, text, texts, whole
-from farflung.messages.holdings import write_holdings
-from farflung.messages.relays import read_pairs, read_relays
-from farflung.messages.step_reports import write_report
+from farflung.messages import commands
+from farflung.messages.commands import (
+    Abort,
+    Beat,
+    Dismissed,
+    Fenced,
+    Forget,
+    Goodbye,
+    HandOver,
+    Help,
+    HelperGone,
+    Lend,
+    Measure,
+    Meet,
+    OwnerWishes,
+    Prepare,
+    Probe,
+    Reach,
+    Relay,
+    Start,
+    Stop,
+    Welcome,
+)
+from farflung.messages.data import StatesWanted
+from farflung.messages.holdings import holding_items
+from farflung.messages.reports import Dropped, Hello, HoldingItem, Holds, OfferItem, Relayed, Stepped
+from farflung.messages.router import Router
+from farflung.messages.schema import UNSET, Channel, UnsetType
+from farflung.messages.step_reports import message_of
+from farflung.messages.wire_form import decode_as
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.thread_group import ThreadGroup
@@ -23,7 +49,7 @@ from farflung.transports.base import Endpoint, EndpointEvents
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Bytes, FlopsPerSecond
 from farflung.wire.frames import Frame, FrameLimits
-from farflung.worker.broker_queries import QUERIES, BrokerQueries
+from farflung.worker.broker_queries import BrokerQueries
 from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.control_session import ControlSession
 from farflung.worker.device_measurement import MeasuredDevice, load_engine
@@ -32,7 +58,7 @@ from farflung.worker.membership import Membership
 from farflung.worker.options import WorkerOptions
 from farflung.worker.peer_links import PeerLinks, RelayService
 from farflung.worker.retained_states import Continuation, RetainedStates
-from farflung.worker.run_part import CurrentPart, EndedAttempt, RunServices
+from farflung.worker.run_part import CurrentPart, EndedAttempt, RunPart, RunServices
 from farflung.worker.training_run import TrainingRun
 
 __all__ = ["CarriedOver", "Worker"]
@@ -55,8 +81,8 @@ class CarriedOver:
     ended: EndedAttempt | None = None
 
 
-def _ignore(header: Mapping[str, Any]) -> None:
-    del header
+def _ignore(wishes: OwnerWishes) -> None:
+    del wishes
 
 
 class Worker:
@@ -72,7 +98,7 @@ class Worker:
         log: Callable[[str], None],
         *,
         carried: CarriedOver | None = None,
-        on_owner: Callable[[Mapping[str, Any]], None] = _ignore,
+        on_owner: Callable[[OwnerWishes], None] = _ignore,
     ) -> None:
         """Measure the device (unless ``carried`` has it) and begin to listen for peers.
 
@@ -89,6 +115,7 @@ class Worker:
         self._device, self._retained = carried.device, carried.retained
         self._current = CurrentPart(carried.ended)
         self.session = ControlSession(membership.client, log)
+        self._commands = self._command_router()
         self._threads = ThreadGroup()
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
         endpoint = TcpEndpoint(
@@ -125,7 +152,7 @@ class Worker:
             return
         try:
             for frame in session.frames():
-                self._handle(frame)
+                self._commands.receive("broker", frame)
         except ConnectionLost:
             if not (session.leaving or session.dismissed):
                 raise
@@ -172,82 +199,72 @@ class Worker:
 
     # -- the session's thread -----------------------------------------------------------------------------------------
 
-    def _hello(self) -> dict[str, Any]:
+    def _hello(self, limits: Mapping[str, Any]) -> Hello:
         """The first message: the offer, and what was retained of a run whose broker went away."""
         fault_point("worker.before_join", device=self.membership.name)
         address, options, ended = self.endpoint.address, self._options, self._current.ended
         relay = options.relay and bool(address)
-        hello: dict[str, Any] = {
-            "address": address,
-            "offer": {**self._device.offer, "relay": relay, "reliable": options.reliable},
-        }
+        offer = OfferItem(**self._device.offer, relay=relay, reliable=options.reliable)
+        holds: Holds | UnsetType = UNSET
         if ended is not None and ended.run == self._retained.run:
-            hello["holds"] = {"run": ended.run, "attempt": ended.attempt, **self._leftovers(ended.run, ended.attempt)}
-        return hello
+            held, told = self._leftovers(ended.run, ended.attempt)
+            holds = Holds(run=ended.run, attempt=ended.attempt, held=held, told=told)
+        return Hello(address=address, offer=offer, holds=holds, **limits)
 
-    def _leftovers(self, run: str, attempt: int) -> dict[str, Any]:
+    def _leftovers(self, run: str, attempt: int) -> tuple[tuple[HoldingItem, ...], tuple[Stepped, ...]]:
         """What is retained of ``run``, and the last reports of its attempt."""
         ended = self._current.ended
         known = ended is not None and (ended.run, ended.attempt) == (run, attempt)
-        reports = [write_report(report) for report in ended.reports] if ended is not None and known else []
-        return {"held": write_holdings(self._retained.holdings(run)), "told": reports}
+        reports = [message_of(report, run, attempt) for report in ended.reports] if ended is not None and known else []
+        return holding_items(self._retained.holdings(run)), tuple(reports)
 
-    def _handle(self, frame: Frame) -> None:
-        """Do what the broker says: messages about this worker and its peers; the rest is about a run."""
-        match frame.kind:
-            case "welcome":
-                self._welcome(frame)
-            case "goodbye":
-                self.session.dismissed = str(frame.header.get("cause"))
-            case "dismissed":
-                self.stop()
-            case "owner":
-                self._on_owner(frame.header)
-            case "fenced":
-                self.session.fenced = True
-                self._log(f"the broker has given this worker up: {frame.header.get('cause')}")
-            case kind if kind in QUERIES:
-                self._queries.begin(frame)
-            case "relay":
-                self._relay(frame)
-            case "meet":
-                self._connect(frame)
-            case _:
-                self._handle_run(frame)
+    def _command_router(self) -> Router[str, None]:
+        """The handlers of what the broker says, all on the session's thread."""
+        router = Router[str, None](Channel.COMMANDS)
+        router.register(Beat, lambda _, command: None)  # the session has noted that the broker is alive
+        router.register(Welcome, lambda _, command: self._welcome(command))
+        router.register(Goodbye, self._goodbye)
+        router.register(Dismissed, lambda _, command: self.stop())
+        router.register(OwnerWishes, lambda _, command: self._on_owner(command))
+        router.register(Fenced, self._fenced)
+        router.register(Measure, lambda _, query: self._queries.begin(query))
+        router.register(Probe, lambda _, query: self._queries.begin(query))
+        router.register(Reach, lambda _, query: self._queries.begin(query))
+        router.register(Relay, lambda _, command: self._relay(command))
+        router.register(Meet, lambda _, command: self._services.links.connect(command.addresses, command.relays))
+        router.register(Prepare, lambda _, command: self._take_part(command))
+        router.register(Help, lambda _, command: self._take_part(command))
+        router.register(Abort, lambda _, command: self._end_attempt(command))
+        router.register(Lend, lambda _, command: self._lend(command))
+        router.register(Forget, lambda _, command: self._retained.forget(command.run))
+        router.register(Start, lambda _, command: self._pass_on(command, lambda part: part.begin()))
+        router.register(Stop, lambda _, command: self._pass_on(command, lambda part: part.stop()))
+        router.register(HandOver, lambda _, command: self._pass_on(command, lambda part: part.drain()))
+        router.register(commands.Helper, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
+        router.register(HelperGone, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
+        return router
 
-    def _handle_run(self, frame: Frame) -> None:
-        match frame.kind:
-            case "prepare" | "help":
-                self._take_part(frame)
-            case "abort":
-                self._end_attempt(frame)
-            case "lend":
-                run, attempt = text(frame.header, "run", limit=200), whole(frame.header, "attempt", low=1)
-                peers = self._connect(frame)
-                self._retained.settle(run, attempt, Continuation(table(frame.header, "live")), peers)
-            case "forget":
-                self._retained.forget(text(frame.header, "run", limit=200))
-            case _:
-                self._pass_on(frame)
+    def _goodbye(self, _: str, command: Goodbye) -> None:
+        self.session.dismissed = command.cause
 
-    def _pass_on(self, frame: Frame) -> None:
-        """A message for the current part; of another run or attempt it comes too late."""
+    def _fenced(self, _: str, command: Fenced) -> None:
+        self.session.fenced = True
+        self._log(f"the broker has given this worker up: {command.cause}")
+
+    def _lend(self, command: Lend) -> None:
+        self._services.links.connect(command.addresses, command.relays)
+        self._retained.settle(command.run, command.attempt, Continuation(command.live), command.addresses)
+
+    def _pass_on(self, command: Start | Stop | HandOver | commands.Helper | HelperGone, act: Callable[[RunPart], None]) -> None:
+        """Let the current part ``act``, if ``command`` concerns it; of another run or attempt the command comes too late."""
         part = self._current.part
-        if part is None or part.run != frame.header.get("run"):
+        if part is None or part.run != command.run:
             return
-        current = part.attempt == frame.header.get("attempt")
-        match frame.kind:
-            case "start" if current:
-                part.begin()
-            case "helper" | "helper_gone" if current:
-                part.on_helper(frame)
-            case "stop":
-                part.stop()
-            case "hand_over":
-                part.drain()
+        if isinstance(command, Stop | HandOver) or part.attempt == command.attempt:
+            act(part)
 
-    def _welcome(self, frame: Frame) -> None:
-        self.session.welcome(number(frame.header, "lease", low=0.1))
+    def _welcome(self, command: Welcome) -> None:
+        self.session.welcome(command.lease)
         name, offer, address = self.membership.name, self._device.offer, self.endpoint.address
         offered = f"{Bytes(offer['memory'])}, {FlopsPerSecond(offer['speed'])}"
         self._log(
@@ -257,54 +274,43 @@ class Worker:
         congestion = congestion_control()
         if congestion:
             self._log(Detail(f"{name}: {congestion}"))
-        for warning in texts(frame.header, "warnings") if "warnings" in frame.header else ():
+        for warning in command.warnings:
             self._log(f"{name}: warning: {warning}")
 
-    def _connect(self, frame: Frame) -> Mapping[str, str]:
-        """Store the addresses of peers, and through which relays they are reached."""
-        addresses = {str(peer): str(address) for peer, address in table(frame.header, "addresses").items()}
-        self._services.links.connect(addresses, read_relays(frame.header))
-        return addresses
-
-    def _relay(self, frame: Frame) -> None:
+    def _relay(self, command: Relay) -> None:
         """Relay between pairs of peers for a run; without pairs the run is over, and the broker gets the relayed bytes."""
-        run, pairs = text(frame.header, "run", limit=200), read_pairs(frame.header)
-        if pairs:
-            self._relays.allow(run, pairs)
+        if command.pairs:
+            self._relays.allow(command.run, command.pairs)
             return
-        carried = [list(one) for one in self._relays.end(run)]
+        carried = tuple(self._relays.end(command.run))
         with suppress(ConnectionLost):  # ``serve`` notices
-            self.session.report("relayed", run=run, carried=carried)
+            self.session.report(Relayed(run=command.run, carried=carried))
 
-    def _take_part(self, frame: Frame) -> None:
+    def _take_part(self, command: Prepare | Help) -> None:
         """Begin a part in a run, in place of the current one."""
         self._end_part(TrainingError("replaced by another run"))
-        make = Helper if frame.kind == "help" else TrainingRun
-        try:
-            part = make(frame, self._services, self._current.over)
-        except FarflungError as error:
-            named = {key: frame.header.get(key) for key in ("run", "attempt")}
-            self.session.report("failed", **named, cause=str(error), kind=type(error).__name__)
-            return
+        over = self._current.over
+        part: RunPart = (
+            Helper(command, self._services, over) if isinstance(command, Help) else TrainingRun(command, self._services, over)
+        )
         self._retained.keep_only(part.run)
         self._current.start(part)
 
-    def _end_attempt(self, frame: Frame) -> None:
+    def _end_attempt(self, command: Abort) -> None:
         """The broker ends an attempt: end the part, then report what is retained of the run, if the broker asks for it."""
-        run, attempt = text(frame.header, "run", limit=200), whole(frame.header, "attempt")
-        keep, part = frame.header.get("keep") is True, self._current.part
+        run, part = command.run, self._current.part
         if part is not None and part.run == run:
-            cause = str(frame.header.get("cause"))
-            self._log(f"run {run}: this attempt has ended: {cause}")
-            part.abort(TrainingError(cause), broker_knows=True, keep=keep)
-        if keep:
-            self._threads.spawn(f"drop-{run}", self._report_leftovers, run, attempt)
+            self._log(f"run {run}: this attempt has ended: {command.cause}")
+            part.abort(TrainingError(command.cause), broker_knows=True, keep=command.keep)
+        if command.keep:
+            self._threads.spawn(f"drop-{run}", self._report_leftovers, run, command.attempt)
 
     def _report_leftovers(self, run: str, attempt: int) -> None:
         """Wait until the part has ended, and report what is retained (on a thread of its own)."""
         self._current.wait(run)
         with suppress(ConnectionLost):  # the broker is lost, and nobody waits for the report
-            self.session.report("dropped", run=run, attempt=attempt, **self._leftovers(run, attempt))
+            held, told = self._leftovers(run, attempt)
+            self.session.report(Dropped(run=run, attempt=attempt, held=held, told=told))
 
     def _end_part(self, error: FarflungError) -> None:
         part = self._current.end(error)
@@ -316,7 +322,7 @@ class Worker:
 
     def _on_frame(self, peer: str, frame: Frame) -> None:
         if frame.kind == "want":
-            self._retained.lend(self.endpoint, peer, frame)
+            self._retained.lend(self.endpoint, peer, decode_as(frame, Channel.DATA, StatesWanted))
             return
         part = self._current.named(str(frame.header.get("run")))
         if part is not None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, InputError, SecurityError
 from farflung.extras import require_torch
+from farflung.messages.commands import OwnerWishes
+from farflung.messages.schema import UNSET
 from farflung.protocol.members import Parting
 from farflung.telemetry.log_line import Detail
 from farflung.transports.rpc import RpcClient
@@ -141,9 +145,9 @@ class Service:
         self._say("leaving as soon as others can go on (Ctrl-C again: at once)")
         worker.announce({**self._told, "parting": Parting.LEAVE.value})
 
-    def _owner_said(self, header: Mapping[str, Any]) -> None:
+    def _owner_said(self, said: OwnerWishes) -> None:
         """The owner has changed the limits through the broker (session's thread)."""
-        changes = {key: header[key] for key in ("paused", "parting") if isinstance(header.get(key), (bool, str))}
+        changes = {key: value for key, value in asdict(said).items() if value is not UNSET}
         if self._wishes is not None:
             self._wishes.change(**changes)
         with self._lock:

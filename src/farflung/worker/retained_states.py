@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from farflung.engines.base import Array
 from farflung.errors import FarflungError
-from farflung.messages.array_stream import write_arrays
-from farflung.messages.fields import table, text, texts, whole
-from farflung.messages.holdings import read_decision
+from farflung.messages.array_stream import tensor_pieces
+from farflung.messages.commands import LiveStart
+from farflung.messages.data import LentEnd, LentPiece, StatesWanted
+from farflung.messages.holdings import decision_of
+from farflung.messages.wire_form import encode
 from farflung.protocol.holdings import Decision, Holding
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint, Urgency
-from farflung.wire.frames import Frame
 
 __all__ = ["Continuation", "Held", "RetainedStates"]
 
@@ -40,15 +41,10 @@ class Held(Protocol):
 class Continuation:
     """The states that an attempt continues from: those after ``step`` steps. ``moves``: peer -> states to fetch from it."""
 
-    def __init__(self, header: Mapping[str, Any]) -> None:
-        """Read the broker's message.
-
-        Raises:
-            WireError: the header is malformed.
-        """
-        self.step, self.committed = whole(header, "step"), whole(header, "committed")
-        self.decision = read_decision(header.get("decision"))
-        self.moves = {holder: frozenset(texts(table(header, "moves"), holder)) for holder in table(header, "moves")}
+    def __init__(self, start: LiveStart) -> None:
+        self.step, self.committed = start.step, start.committed
+        self.decision = decision_of(start.decision)
+        self.moves = {holder: frozenset(names) for holder, names in start.moves.items()}
 
 
 class RetainedStates:
@@ -64,7 +60,7 @@ class RetainedStates:
         #: Attempt whose workers may fetch, their names, and the step that they need.
         self._open: tuple[int, frozenset[str], int] = (0, frozenset(), 0)
         #: Requests that came before the broker named the peers that may fetch.
-        self._parked: dict[str, tuple[Endpoint, str, Frame]] = {}
+        self._parked: dict[str, tuple[Endpoint, str, StatesWanted]] = {}
         self._threads = ThreadGroup()
 
     @property
@@ -131,8 +127,8 @@ class RetainedStates:
                     held.advance(continuation.decision)
             self._open = (attempt, frozenset(peers), continuation.step)
             parked, self._parked = self._parked, {}
-        for peer, (endpoint, _, frame) in parked.items():
-            self.lend(endpoint, peer, frame)
+        for peer, (endpoint, _, wanted) in parked.items():
+            self.lend(endpoint, peer, wanted)
 
     def read(self, run: str, step: int, states: Collection[str]) -> dict[str, Array]:
         """Those of ``states`` after ``step`` steps that are retained here, packed."""
@@ -143,22 +139,17 @@ class RetainedStates:
                     found = {**held.read([name for name in states if name in held.holding.states]), **found}
         return found
 
-    def lend(self, endpoint: Endpoint, peer: str, frame: Frame) -> None:
-        """Send ``peer`` the states that it requests, on a thread, as soon as the broker has named ``peer``.
-
-        Raises:
-            WireError: the request is malformed.
-        """
-        header = frame.header
-        run, attempt, names = text(header, "base", limit=200), whole(header, "attempt", low=1), texts(header, "names")
+    def lend(self, endpoint: Endpoint, peer: str, wanted: StatesWanted) -> None:
+        """Send ``peer`` the states that it requests, on a thread, as soon as the broker has named ``peer``."""
+        run, attempt = wanted.base, wanted.attempt
         with self._lock:
             opened, peers, step = self._open
             if run == self._run and self._held and (attempt > opened or (attempt == opened and peer not in peers)):
-                self._parked[peer] = (endpoint, run, frame)
+                self._parked[peer] = (endpoint, run, wanted)
                 return
         good = attempt == opened and peer in peers
-        arrays = self.read(run, step, names) if good else {}
-        self._threads.spawn(f"lend-{peer}", _send, endpoint, peer, str(header.get("run")), arrays)
+        arrays = self.read(run, step, wanted.names) if good else {}
+        self._threads.spawn(f"lend-{peer}", _send, endpoint, peer, wanted.run, arrays)
 
     def join(self) -> None:
         """Wait for the threads that send states; their endpoint must be closed."""
@@ -172,8 +163,9 @@ def _covers(new: Holding, old: Holding) -> bool:
 
 def _send(endpoint: Endpoint, peer: str, run: str, arrays: Mapping[str, Array]) -> None:
     try:
-        for frame in write_arrays(arrays.items()):
-            endpoint.post(peer, Frame("lent", {**frame.header, "run": run}, frame.sections), Urgency.BULK)
-        endpoint.post(peer, Frame("lent", {"run": run, "end": True}), Urgency.BULK)
+        for piece in tensor_pieces(arrays.items()):
+            lent = LentPiece(run=run, name=piece.name, array=piece.array, last=piece.last, sections=piece.sections)
+            endpoint.post(peer, encode(lent), Urgency.BULK)
+        endpoint.post(peer, encode(LentEnd(run=run)), Urgency.BULK)
     except FarflungError:
         return  # the connection is lost: the peer notices, and reports to the broker

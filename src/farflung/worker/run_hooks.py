@@ -11,8 +11,11 @@ from farflung.clock import monotonic
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, DiskFull
 from farflung.job import JobSpec
-from farflung.messages.link_reports import write_links
-from farflung.messages.step_reports import StepReport, write_report
+from farflung.messages.calls import ShardUpload
+from farflung.messages.link_reports import link_items
+from farflung.messages.reports import Evaluated, Generated, Traced
+from farflung.messages.schema import Message
+from farflung.messages.step_reports import StepReport, message_of
 from farflung.step.run_setup import Committed, Phase
 from farflung.telemetry.log_line import Detail
 from farflung.telemetry.trace import ClockOffset, Span, pack_spans
@@ -44,7 +47,7 @@ class CheckpointUpload:
     def __init__(
         self,
         job: JobSpec,
-        upload: Callable[[Mapping[str, int], Mapping[str, Array]], None],
+        upload: Callable[[ShardUpload, Mapping[str, Array]], None],
         requests: RunRequests,
         warn: Callable[[str], None],
     ) -> None:
@@ -63,7 +66,7 @@ class CheckpointUpload:
         """Training begins now."""
         self._stored_at, self._seconds = monotonic(), 0.0
 
-    def store(self, place: Mapping[str, int], tensors: Mapping[str, Array]) -> bool:
+    def store(self, head: ShardUpload, tensors: Mapping[str, Array]) -> bool:
         """Upload this worker's share of a checkpoint; returns whether the broker has stored it.
 
         If the broker's disk is full, training continues without this checkpoint. The last checkpoint is tried again, until
@@ -74,24 +77,24 @@ class CheckpointUpload:
             FarflungError: the broker refuses it.
         """
         begin = monotonic()
-        stored = self._store(place, tensors)
+        stored = self._store(head, tensors)
         self._stored_at = monotonic()
         self._seconds = self._stored_at - begin
         return stored
 
-    def _store(self, place: Mapping[str, int], tensors: Mapping[str, Array]) -> bool:
+    def _store(self, head: ShardUpload, tensors: Mapping[str, Array]) -> bool:
         job, requests, until = self._job, self._requests, 0.0
-        last = place["step"] >= job.steps
+        last = head.step >= job.steps
         while True:
             try:
-                self._upload(place, tensors)
+                self._upload(head, tensors)
             except DiskFull as error:
                 now = monotonic()
                 if job.on_nan == "rollback" or (until and now >= until) or requests.ended_by is not None:
                     raise
                 if not until:
                     then = "the worker tries again until there is space" if last else "training continues without it"
-                    self._warn(f"warning: the checkpoint after step {place['step']} cannot be written: {error}; {then}")
+                    self._warn(f"warning: the checkpoint after step {head.step} cannot be written: {error}; {then}")
                 until = until or now + _FULL_SECONDS
                 if not last or requests.stopping:
                     return False
@@ -108,12 +111,13 @@ class CheckpointUpload:
 class WorkerHooks:
     """See ``RunHooks``. The compute thread calls, and any thread ``event``.
 
-    ``report`` sends a message of this run to the broker. ``note`` shows a line to people here and to all who watch the run.
+    ``report`` sends a message to the broker. ``note`` shows a line to people here and to all who watch the run.
     ``offset``: how far the broker's clock is from this machine's, until it is reported.
     """
 
     run: str
-    report: Callable[..., None]
+    attempt: int
+    report: Callable[[Message], None]
     log: Callable[[str], None]
     note: Callable[..., None]
     requests: RunRequests
@@ -153,21 +157,21 @@ class WorkerHooks:
 
     def on_step(self, report: StepReport) -> None:
         """Report the step to the broker."""
-        self.report("step", **write_report(report))
+        self.report(message_of(report, self.run, self.attempt))
 
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         """Send this worker's share to the broker."""
-        place = {"step": step, "committed": committed.steps, "rested": committed.rested}
-        if self.upload.store(place, pack(states, optimizer)):
+        head = ShardUpload(run=self.run, step=step, committed=committed.steps, rested=committed.rested, attempt=self.attempt)
+        if self.upload.store(head, pack(states, optimizer)):
             self.states.use_checkpoint()
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Report the evaluation to the broker."""
-        self.report("evaluation", step=step, outputs=dict(outputs))
+        self.report(Evaluated(run=self.run, attempt=self.attempt, step=step, outputs=dict(outputs)))
 
     def on_text(self, tokens: Sequence[int]) -> None:
         """Report the generated text to the broker."""
-        self.report("text", text=self.feed.decode(tokens))
+        self.report(Generated(run=self.run, attempt=self.attempt, text=self.feed.decode(tokens)))
 
     def event(self, kind: str, **fields: Any) -> None:
         """Send spans to the broker, which stores them in the run's folder; notes go to all who watch the run, too."""
@@ -181,5 +185,13 @@ class WorkerHooks:
     def _report_trace(self, spans: Sequence[Span], lost: int) -> None:
         names, packed = pack_spans(spans)
         offset, self.offset = self.offset, None  # reported once
-        clock = None if offset is None else [offset.seconds, offset.error]
-        self.report("trace", names=names, spans=packed, lost=lost, clock=clock, links=write_links(self.links()))
+        trace = Traced(
+            run=self.run,
+            attempt=self.attempt,
+            names=tuple(names),
+            spans=packed,
+            lost=lost,
+            clock=None if offset is None else (offset.seconds, offset.error),
+            links=link_items(self.links()),
+        )
+        self.report(trace)

@@ -7,16 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from farflung.data.base import Place
 from farflung.engines.base import Engine
-from farflung.errors import ConnectionLost, FarflungError, WireError
-from farflung.messages.fields import text, texts, whole
+from farflung.errors import ConnectionLost, FarflungError
+from farflung.messages.commands import Help, Helper, HelperGone, Prepare
+from farflung.messages.reports import Failed
+from farflung.messages.schema import Flag, Message
 from farflung.messages.step_reports import StepReport
-from farflung.messages.submission import Bundle, unsqueeze
-from farflung.plan.document import plan_from_json
-from farflung.plan.model import Plan
 from farflung.step.run_setup import attempt_name
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Arrival
@@ -25,7 +23,7 @@ from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.peer_links import PeerLinks
 from farflung.worker.retained_states import RetainedStates
 
-__all__ = ["CurrentPart", "EndedAttempt", "RunPart", "RunRequests", "RunServices", "read_documents"]
+__all__ = ["CurrentPart", "EndedAttempt", "RunPart", "RunRequests", "RunServices"]
 
 #: How long a part may take to end, in seconds.
 _END_SECONDS = 30.0
@@ -44,7 +42,7 @@ class RunServices:
     links: PeerLinks
     retained: RetainedStates
     storage: BrokerStorage
-    report: Callable[..., None]
+    report: Callable[[Message], None]
     log: Callable[[str], None]
 
 
@@ -98,15 +96,10 @@ class RunRequests:
 class RunPart(ABC):
     """A worker's part in one attempt of a run, on a thread of its own."""
 
-    def __init__(self, frame: Frame, services: RunServices, on_end: Callable[[RunPart], None]) -> None:
-        """``on_end`` is called on the part's thread when the part has ended.
-
-        Raises:
-            WireError: ``frame`` is malformed.
-        """
+    def __init__(self, command: Prepare | Help, services: RunServices, on_end: Callable[[RunPart], None]) -> None:
+        """``on_end`` is called on the part's thread when the part has ended."""
         self._services, self._on_end = services, on_end
-        self.run = text(frame.header, "run", limit=200)
-        self.attempt = whole(frame.header, "attempt", low=1)
+        self.run, self.attempt = command.run, command.attempt
         #: What peers call this attempt.
         self.name = attempt_name(self.run, self.attempt)
         self._requests = RunRequests()
@@ -133,7 +126,7 @@ class RunPart(ABC):
         """End after the current step with a checkpoint, from which other workers continue."""
         self._requests.drain()
 
-    def on_helper(self, frame: Frame) -> None:  # noqa: B027 - a helper has no helpers
+    def on_helper(self, command: Helper | HelperGone) -> None:  # noqa: B027 - a helper has no helpers
         """The broker says that a helper comes or goes."""
 
     def on_arrival(self, arrival: Arrival) -> None:  # noqa: B027 - a helper has no trace
@@ -170,8 +163,8 @@ class RunPart(ABC):
         """Release what the part has opened."""
 
     @abstractmethod
-    def _describe(self, error: Exception, cause: str) -> tuple[str, dict[str, Any]]:
-        """Of a failure: the line for the log, and further fields of the report."""
+    def _describe(self, error: Exception, cause: str) -> tuple[str, Flag]:
+        """Of a failure: the line for the log, and whether the connection to a peer was lost."""
 
     def _main(self) -> None:
         try:
@@ -188,27 +181,11 @@ class RunPart(ABC):
         ours = isinstance(error, FarflungError)
         cause = str(error) if ours else f"{type(error).__name__}: {error}"
         kind = type(error).__name__ if ours else "TrainingError"
-        line, fields = self._describe(error, cause)
+        line, lost_peer = self._describe(error, cause)
         self._services.log(line)
         with suppress(ConnectionLost):  # the broker is lost too
-            self._report("failed", cause=cause[:3000], kind=kind, **fields)
-
-    def _report(self, what: str, /, **fields: Any) -> None:
-        self._services.report(what, run=self.run, attempt=self.attempt, **fields)
-
-
-def read_documents(frame: Frame) -> tuple[Bundle, Plan]:
-    """Read the submitted documents and the plan that a run part begins with.
-
-    Raises:
-        WireError: the plan is missing, or a document is malformed.
-    """
-    names = texts(frame.header, "documents")
-    if names[-1:] != ["plan"] or len(frame.sections) != len(names):
-        raise WireError("the broker sent no plan with the run; install the same farflung on both machines")
-    plan = plan_from_json(unsqueeze(frame.sections[-1]))
-    submitted = Frame(frame.kind, {**frame.header, "documents": names[:-1]}, frame.sections[:-1])
-    return Bundle.from_frame(submitted), plan
+            failed = Failed(run=self.run, attempt=self.attempt, cause=cause[:3000], kind=kind, lost_peer=lost_peer)
+            self._services.report(failed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

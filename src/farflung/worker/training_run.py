@@ -6,15 +6,16 @@ import queue
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from farflung.engines.base import Array
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
-from farflung.messages.copy_rounds import Rounds, read_rounds
-from farflung.messages.fields import number, table, text, whole
-from farflung.messages.relays import read_relays
+from farflung.messages.commands import Helper, HelperGone, Prepare
+from farflung.messages.data import LentEnd, LentPiece, PeerHello
+from farflung.messages.reports import Ended, Noted, Prepared
+from farflung.messages.schema import Channel, Flag, UnsetType
 from farflung.messages.step_reports import StepReport
-from farflung.messages.submission import Bundle
+from farflung.messages.submission import Bundle, plan_of
+from farflung.messages.wire_form import decode, encode
 from farflung.plan.link_memory import check_samples
 from farflung.plan.model import Plan
 from farflung.step.executor import Executor
@@ -31,7 +32,7 @@ from farflung.worker.link_shaping import shape_links
 from farflung.worker.peer_links import PeerLinks
 from farflung.worker.retained_states import Continuation
 from farflung.worker.run_hooks import CheckpointUpload, WorkerHooks
-from farflung.worker.run_part import RunPart, RunServices, read_documents
+from farflung.worker.run_part import RunPart, RunServices
 
 __all__ = ["TrainingRun"]
 
@@ -42,16 +43,12 @@ _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 class TrainingRun(RunPart):
     """A run that the broker asked this worker to prepare."""
 
-    def __init__(self, frame: Frame, services: RunServices, on_end: Callable[[RunPart], None]) -> None:
-        """Read ``frame``, the broker's "prepare"; ``start`` begins to prepare.
-
-        Raises:
-            WireError: it is malformed.
-        """
-        super().__init__(frame, services, on_end)
-        self._frame = frame
-        self._submitter = text(frame.header, "submitter")
-        self._continuation = Continuation(table(frame.header, "live")) if "live" in frame.header else None
+    def __init__(self, command: Prepare, services: RunServices, on_end: Callable[[RunPart], None]) -> None:
+        """Take the broker's ``command``; ``start`` begins to prepare."""
+        super().__init__(command, services, on_end)
+        self._command: Prepare | None = command
+        self._submitter = command.submitter
+        self._continuation = None if isinstance(command.live, UnsetType) else Continuation(command.live)
         #: The broker's word that all workers are prepared (False: the part is over).
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
         #: While there are none, frames are dropped: the part has no executor yet, or is over.
@@ -100,11 +97,11 @@ class TrainingRun(RunPart):
         if open_run is not None:  # else no thread waits for it
             open_run.receive(peer, frame)
 
-    def on_helper(self, frame: Frame) -> None:
+    def on_helper(self, command: Helper | HelperGone) -> None:
         """See ``RunPart``."""
         open_run = self._open
         if open_run is not None:
-            open_run.helper(frame, self._services.links)
+            open_run.helper(command, self._services.links)
 
     def on_arrival(self, arrival: Arrival) -> None:
         """Once the frame is decoded, its span is added to the trace."""
@@ -129,7 +126,7 @@ class TrainingRun(RunPart):
         services = self._services
         _log_links(executor.setup.peers, services.links.endpoint.statistics(), services.log)
         services.log(f"run {self.run}: finished on this worker")
-        self._report("ended", whole=executor.step >= executor.setup.job.steps)
+        services.report(Ended(run=self.run, attempt=self.attempt, whole=executor.step >= executor.setup.job.steps))
 
     def _raise_if_ended(self) -> None:
         if self._requests.ended_by is not None:
@@ -137,16 +134,17 @@ class TrainingRun(RunPart):
 
     def _prepare(self) -> Executor:
         """Open the stages with their first states, and report that this worker is ready."""
-        services, frame = self._services, self._frame
-        bundle, plan = read_documents(frame)
-        self._frame = Frame(frame.kind)  # the documents are read: release their bytes
+        services, command = self._services, self._command
+        assert command is not None
+        bundle, plan = Bundle.of(command), plan_of(command)
+        self._command = None  # the documents are read: release their bytes
         services.engine.set_threads(bundle.job.threads)
-        setup = _read_setup(self.name, frame, bundle, plan)
-        _connect(services.links, frame)
+        setup = _read_setup(self.name, command, bundle, plan)
+        _connect(services.links, command)
         if bundle.emulate:
             self._endpoint = shape_links(services.links.endpoint, bundle, setup)
         feed, fingerprints = self._feed(bundle, setup)
-        states = self._first_states(frame, bundle)
+        states = self._first_states(command, bundle)
         executor = Executor(setup, self._endpoint, self._hooks(bundle, feed, states), services.engine, services.device)
         self._open = _PeerMessages(self.run, executor, states, self._submitter, self.abort)
         self._raise_if_ended()  # an earlier ``abort`` did not reach the executor
@@ -157,20 +155,16 @@ class TrainingRun(RunPart):
         states.begun()
         stages = ", ".join(str(stage) for stage in setup.own_stages)
         services.log(f"run {self.run}: ready with stage {stages} of {len(setup.plan.stages)}")
-        self._report("prepared", fingerprints=fingerprints)
+        services.report(Prepared(run=self.run, attempt=self.attempt, fingerprints=fingerprints))
         return executor
 
     def _hooks(self, bundle: Bundle, feed: FileFeed | CallerFeed, states: FirstStates) -> WorkerHooks:
-        services, place = self._services, {"attempt": self.attempt}
-        upload = self._upload = CheckpointUpload(
-            bundle.job,
-            lambda at, tensors: services.storage.upload(self.run, {**at, **place}, tensors),
-            self._requests,
-            self._note,
-        )
+        services = self._services
+        upload = self._upload = CheckpointUpload(bundle.job, services.storage.upload, self._requests, self._note)
         return WorkerHooks(
             run=self.run,
-            report=self._report,
+            attempt=self.attempt,
+            report=services.report,
             log=services.log,
             note=self._note,
             requests=self._requests,
@@ -201,21 +195,21 @@ class TrainingRun(RunPart):
         taken: Array = self._open.executor.inbox.take(key)
         return taken
 
-    def _first_states(self, frame: Frame, bundle: Bundle) -> FirstStates:
+    def _first_states(self, command: Prepare, bundle: Bundle) -> FirstStates:
         services, fetch = self._services, None
         if self._continuation is not None:
             fetch = StateFetch(self._continuation, self.run, self.attempt, services.retained)
         stored = partial(services.storage.states, self.run)
-        return FirstStates(bundle, text(frame.header, "states"), stored, services.place, fetch)
+        return FirstStates(bundle, command.states, stored, services.place, fetch)
 
     def _note(self, text: str, *, detail: bool = False) -> None:
         """Show a line to people here and to all who watch the run."""
         line = f"run {self.run}: {text}"
         self._services.log(Detail(line) if detail else line)
-        self._report("note", text=text, detail=detail)
+        self._services.report(Noted(run=self.run, attempt=self.attempt, text=text, detail=detail))
 
-    def _describe(self, error: Exception, cause: str) -> tuple[str, dict[str, Any]]:
-        return f"run {self.run} failed: {cause}", {"lost_peer": isinstance(error, ConnectionLost)}
+    def _describe(self, error: Exception, cause: str) -> tuple[str, Flag]:
+        return f"run {self.run} failed: {cause}", isinstance(error, ConnectionLost)
 
     def _close(self) -> None:
         services, executor = self._services, self.executor
@@ -233,14 +227,13 @@ class TrainingRun(RunPart):
             services.links.release([*executor.setup.peers, self._submitter])
 
 
-def _read_setup(run: str, frame: Frame, bundle: Bundle, plan: Plan) -> RunSetup:
+def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSetup:
     """This worker's part in the plan.
 
     Raises:
-        WireError: the plan does not name this worker, or a field is malformed.
+        WireError: the plan does not name this worker.
     """
-    header, steps = frame.header, bundle.job.steps
-    device = text(header, "device", limit=100)
+    device = command.device
     if device not in plan.devices:
         raise WireError(f"the plan has {', '.join(plan.devices)}, not {device!r}: this worker has no part in it")
     check_brought(bundle.job, f"worker {device}", plans=False)
@@ -252,23 +245,22 @@ def _read_setup(run: str, frame: Frame, bundle: Bundle, plan: Plan) -> RunSetup:
         graphs=bundle.graphs,
         eval_graph=bundle.eval_graph,
         generate_graph=bundle.generate_graph,
-        first_step=whole(header, "first_step", high=steps),
-        committed=whole(header, "committed", high=steps),
-        recovered=header.get("recovered") is True,
+        first_step=command.first_step,
+        committed=command.committed,
+        recovered=command.recovered,
         survives=True,
-        rounds=read_rounds(table(header, "rounds")) if "rounds" in header else Rounds(),
-        kept_step=whole(header, "kept_step", high=steps),
-        kept_committed=whole(header, "kept_committed", high=steps),
+        rounds=command.rounds,
+        kept_step=command.kept_step,
+        kept_committed=command.kept_committed,
     )
 
 
-def _connect(links: PeerLinks, frame: Frame) -> None:
+def _connect(links: PeerLinks, command: Prepare) -> None:
     """Dial the peers of the plan."""
-    addresses = {peer: str(address) for peer, address in table(frame.header, "addresses").items()}
-    links.connect(addresses, read_relays(frame.header))
-    for peer in addresses:
+    links.connect(command.addresses, command.relays)
+    for peer in command.addresses:
         with suppress(ConnectionLost):  # the first frame on the link reports the loss
-            links.endpoint.post(peer, Frame("hello"), Urgency.CONTROL)  # a peer that can't dial this machine is dialled
+            links.endpoint.post(peer, encode(PeerHello()), Urgency.CONTROL)  # a peer that can't dial this machine is dialled
 
 
 class _PeerMessages:
@@ -311,10 +303,10 @@ class _PeerMessages:
     def _route(self, peer: str, frame: Frame) -> None:
         """Pass the frame of a participant to where it belongs."""
         executor = self.executor
-        if frame.kind == "lent":
-            fetch = self._states.fetch
-            if fetch is not None:
-                fetch.receive(peer, frame, executor.inbox)
+        if frame.kind in ("lent", "lent-end"):
+            fetch, lent = self._states.fetch, decode(frame, Channel.DATA)
+            if fetch is not None and isinstance(lent, LentPiece | LentEnd):
+                fetch.receive(peer, lent, executor.inbox)
             return
         if not (peer == self._submitter if frame.kind == "data" else peer in executor.setup.peers):
             raise self._refusal(peer, frame)
@@ -329,18 +321,16 @@ class _PeerMessages:
         if server is None or not server.receive_answer(peer, frame):
             raise WireError(f"{peer} does not help in run {self._run}; its answer is refused")
 
-    def helper(self, frame: Frame, links: PeerLinks) -> None:
+    def helper(self, command: Helper | HelperGone, links: PeerLinks) -> None:
         """The broker says that a helper comes or goes."""
         server = self.executor.server
         if server is None:
             return
-        name = text(frame.header, "name", limit=100)
-        if frame.kind == "helper_gone":
-            server.went(name, text(frame.header, "cause"))
+        if isinstance(command, HelperGone):
+            server.went(command.name, command.cause)
             return
-        links.connect({name: text(frame.header, "address", limit=300)}, {})
-        stage, speed = whole(frame.header, "stage"), number(frame.header, "speed", low=1e-12)
-        server.came(name, stage, speed, fed=frame.header.get("fed") is True)
+        links.connect({command.name: command.address}, {})
+        server.came(command.name, command.stage, command.speed, fed=command.fed)
 
     def lost(self, peer: str, error: FarflungError) -> None:
         """The connection with ``peer`` is lost."""

@@ -17,7 +17,9 @@ from farflung.cluster import Device, Topology
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import ConnectionLost, FarflungError, InputError
+from farflung.messages.commands import Probe as AskProbe
 from farflung.messages.probes import Probe
+from farflung.messages.wire_form import encode
 from farflung.transports.base import LinkStatistics, Urgency
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame
@@ -119,8 +121,8 @@ class World:
         self.together: dict[str, list[str]] = {}
         self.probing = LinkProbes(self.send, LinkTable())
 
-    def send(self, name: str, frame: Frame) -> None:
-        peer = str(frame.header["peer"])
+    def send(self, name: str, command: AskProbe) -> None:
+        peer = command.peer
         self.asked.append((name, peer))
         rate = self.beta.get((name, peer))
         if rate is None:
@@ -137,7 +139,7 @@ def _full(names: str, rate: float) -> dict[tuple[str, str], float]:
 
 def test_the_broker_asks_for_every_direction_and_for_stars() -> None:
     world = World(_full("abcd", 1e6))
-    frames = list(world.probing.run([(name, f"at-{name}") for name in "abcd"]))
+    frames = list(map(encode, world.probing.run([(name, f"at-{name}") for name in "abcd"])))
     assert sorted(world.asked[:12]) == sorted(world.beta)
     assert [frame.header["number"] for frame in frames if frame.kind == "round"] == [1, 2, 3]
     topology = world.probing.table.topology(_devices(*"abcd"))
@@ -149,7 +151,7 @@ def test_the_broker_asks_for_every_direction_and_for_stars() -> None:
 
 def test_a_shared_uplink_shows_in_the_stars() -> None:
     world = World(_full("abc", 1e6), cap=1e6)
-    frames = list(world.probing.run([(name, name) for name in "abc"]))
+    frames = list(map(encode, world.probing.run([(name, name) for name in "abc"])))
     assert {frame.header["name"]: frame.header["rate"] for frame in frames if frame.kind == "uplink"} == dict.fromkeys("abc", 1e6)
     assert world.probing.table.uplink("b") == 1e6
 
@@ -159,7 +161,7 @@ def test_ways_that_meet_at_a_relay_show_no_uplink() -> None:
     names = ("a", "c", "hub")
     world = World({(x, y): 1e6 for x in names for y in names if x != y}, cap=1e6, relays=[{"a", "c"}])
     world.probing.table.put_uplink("a", 9e5)  # an earlier measurement's
-    frames = list(world.probing.run([(name, name) for name in names]))
+    frames = list(map(encode, world.probing.run([(name, name) for name in names])))
     assert {frame.header["name"]: frame.header["rate"] for frame in frames if frame.kind == "uplink"} == {"hub": 1e6}
     assert [world.probing.table.uplink(name) for name in names] == [None, None, 1e6]
 
@@ -173,10 +175,10 @@ def test_what_was_disturbed_is_probed_again_and_the_best_stays() -> None:
     ]
     asked: list[tuple[str, str]] = []
 
-    def send(name: str, frame: Frame) -> None:
-        asked.append((name, str(frame.header["peer"])))
+    def send(name: str, command: AskProbe) -> None:
+        asked.append((name, command.peer))
         found = answers.pop(0) if asked[-1] == ("a", "b") else Probe(alpha=0.01, beta=1e6)
-        probing.answer(name, str(frame.header["peer"]), found)
+        probing.answer(name, command.peer, found)
 
     probing = LinkProbes(send, LinkTable())
     list(probing.run([("a", "1"), ("b", "2")]))
@@ -201,7 +203,7 @@ def test_who_cannot_be_reached_is_told_and_the_rest_is_measured() -> None:
     beta = _full("abc", 1e6)
     del beta["a", "b"]
     world = World(beta)
-    frames = list(world.probing.run([(name, name) for name in "abc"]))
+    frames = list(map(encode, world.probing.run([(name, name) for name in "abc"])))
     [lost] = [frame for frame in frames if frame.kind == "unreachable"]
     assert (lost.header["from"], lost.header["to"]) == ("a", "b")
     assert len([frame for frame in frames if frame.kind == "link"]) == 5
@@ -209,7 +211,7 @@ def test_who_cannot_be_reached_is_told_and_the_rest_is_measured() -> None:
 
 def test_one_measurement_at_a_time_and_the_gone_are_not_waited_for() -> None:
     silent = LinkProbes(lambda name, frame: None, LinkTable())
-    running = silent.run([("a", "1"), ("b", "2")])
+    running = map(encode, silent.run([("a", "1"), ("b", "2")]))
     assert next(running).kind == "round"
     with pytest.raises(FarflungError, match="being measured already"):
         next(silent.run([("a", "1"), ("b", "2")]))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.broker.links.traffic_figures import update_from_traffic
-from farflung.errors import WireError
-from farflung.messages.link_reports import Told, read_links, write_links
+from farflung.messages.link_reports import Told, link_items, links_of
 from farflung.transports.base import LinkStatistics
 from farflung.units import Seconds
 
@@ -66,25 +63,5 @@ def test_what_is_told_comes_back_and_unknown_links_are_left_out() -> None:
         "c": LinkStatistics(alpha=Seconds(0.02)),
         "d": LinkStatistics(alpha=Seconds(0.01), least=3e6),
     }
-    told = read_links(write_links(seen))
+    told = links_of(link_items(seen))
     assert told == {"b": Told(alpha=0.02, beta=1e6, least=2e6, relay="r"), "d": Told(alpha=0.01, least=3e6)}
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        {},
-        [[]],
-        [["b", 0.1, 1.0, 1.0]],
-        [["b", -0.1, 1.0, 1.0, ""]],
-        [["b", float("nan"), 1.0, 1.0, ""]],
-        [["b", True, 1.0, 1.0, ""]],
-        [[3, 0.1, 1.0, 1.0, ""]],
-        [["b" * 300, 0.1, 1.0, 1.0, ""]],
-        [["b", 0.1, 1.0, 1.0, ""]] * 5000,
-    ],
-)
-def test_what_workers_tell_is_read_with_care(value: object) -> None:
-    with pytest.raises(WireError, match="what traffic says of"):
-        read_links(value)

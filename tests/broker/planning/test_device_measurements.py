@@ -11,10 +11,10 @@ from farflung.broker.planning.device_measurements import DeviceMeasurements
 from farflung.cluster import Topology
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
+from farflung.messages.commands import Measure
 from farflung.protocol.events import HostMeasured, MemberMeasured, Offer
 from farflung.protocol.members import Member
 from farflung.transports.addresses import host_id
-from farflung.wire.frames import Frame
 from tests.support.loopback import Loopback, text_job
 
 PATIENCE = 30.0
@@ -37,9 +37,9 @@ class Workers:
         self.bell = threading.Semaphore(0)
         self.measuring = DeviceMeasurements(self.send, lambda name: name != absent, PATIENCE)
 
-    def send(self, name: str, frame: Frame) -> None:
+    def send(self, name: str, command: Measure) -> None:
         self.asked.append(name)
-        self.threads.append(frame.header["threads"])
+        self.threads.append(command.threads)
         self.bell.release()
 
     def start(self, group: list[Member]) -> threading.Thread:
@@ -93,8 +93,8 @@ class Together:
         self.share = share
         self.measuring = DeviceMeasurements(self.send, lambda name: True, PATIENCE, self.hosts.append)
 
-    def send(self, name: str, frame: Frame) -> None:
-        together = frame.header.get("together") is True
+    def send(self, name: str, command: Measure) -> None:
+        together = command.together is True
         self.asked.append((name, together))
         share = self.share if together else None
         self.measuring.answer(MemberMeasured(name=name, speed=2.0, factor=0.5, overhead=0.0, share=share))

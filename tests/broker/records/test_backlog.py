@@ -15,6 +15,7 @@ from farflung.broker.records.backlog import Backlog
 from farflung.broker.records.journal import Journal
 from farflung.errors import DataError, DiskFull, FarflungError
 from farflung.job import JobSpec
+from farflung.messages.calls import ShardUpload
 from farflung.telemetry import RunFolder, StepRecord, injecting
 from farflung.worker.run_hooks import CheckpointUpload
 from farflung.worker.run_part import RunRequests
@@ -162,7 +163,7 @@ def test_a_rollback_does_not_go_on_without_its_checkpoint() -> None:
     job = text_job(on_nan="rollback", checkpoint={"every": 1})
     upload = CheckpointUpload(job, refuse, RunRequests(), pytest.fail)
     with pytest.raises(DiskFull, match="no space"):
-        upload.store({"step": 1}, {})
+        upload.store(ShardUpload(run="r", step=1, committed=1, rested=0, attempt=1), {})
 
 
 def test_a_stop_ends_the_tries_of_the_last_checkpoint() -> None:
@@ -180,6 +181,8 @@ def test_a_stop_ends_the_tries_of_the_last_checkpoint() -> None:
         warnings.append(text)
         requests._wake.set()  # it is tried again at once
 
-    assert not CheckpointUpload(text_job(steps=1), refuse, requests, warn).store({"step": 1}, {})
+    assert not CheckpointUpload(text_job(steps=1), refuse, requests, warn).store(
+        ShardUpload(run="r", step=1, committed=1, rested=0, attempt=1), {}
+    )
     assert len(tries) == 2
     assert [text.split(":")[0] for text in warnings] == ["warning"]

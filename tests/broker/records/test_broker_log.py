@@ -152,15 +152,15 @@ def test_names_without_a_log(
 
 def test_a_log_says_now_and_then_how_far_the_run_is(tmp_path: Path) -> None:
     from farflung.broker.records.broker_log import BrokerLog
-    from farflung.wire.frames import Frame
+    from farflung.messages.watching import Note, RecordLine
 
     (tmp_path / "runs" / "run-1").mkdir(parents=True)
     log = BrokerLog(tmp_path, lambda line: None)
     for step in range(30):
         record = StepRecord(step=step, loss=2.5, seconds=1.0, elapsed=step + 1.0, samples=4)
-        log.frame("run-1", Frame("record", {"line": record.to_line()}))
+        log.message("run-1", RecordLine(line=record.to_line()))
     log.say("run run-1: it is slow")
-    log.frame("run-1", Frame("note", {"text": "it is slow"}))
+    log.message("run-1", Note(text="it is slow"))
     log.close()
     lines = [line[20:] for line in (tmp_path / "runs" / "run-1" / "run.log").read_text().splitlines()]
     assert lines == [f"step {step}: loss 2.5000, 1.00 s" for step in (1, 11, 21)] + ["it is slow"]

@@ -15,6 +15,7 @@ from farflung.units import Bytes
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
 from tests.support.loopback import Loopback, captured, text_job
+from tests.support.watched_runs import watched
 
 ANN, BEN = (Caller(name=f"client-{name}", role="client", key=name) for name in ("ann", "ben"))
 OWNER = Caller(name="client-owner", role="owner", key="owner")
@@ -32,7 +33,7 @@ def test_only_who_submitted_a_run_or_the_owner_may_stop_export_and_watch_it(two:
     for act in (
         lambda: other.stop(bundle.run),
         lambda: other.states(bundle.run, ["head.weight"]),
-        lambda: list(other.watch(bundle.run)),
+        lambda: list(watched(other, bundle.run)),
     ):
         with pytest.raises(SecurityError, match=f"run '{bundle.run}' belongs to client-client: only who submitted it"):
             act()
@@ -40,9 +41,9 @@ def test_only_who_submitted_a_run_or_the_owner_may_stop_export_and_watch_it(two:
         other.send_weights(bundle.run, [b"x"])
     owner = Client(join(two.ticket("owner"), name="owner", role="client"))
     owner.stop(bundle.run)
-    assert [frame.kind for frame in owner.watch(bundle.run)] == ["job", "result"]
+    assert [frame.kind for frame in watched(owner, bundle.run)] == ["job", "result"]
     owner.close()
-    assert [frame.kind for frame in two.client.watch(bundle.run)] == ["job", "result"]
+    assert [frame.kind for frame in watched(two.client, bundle.run)] == ["job", "result"]
     listed = next(one for one in other.status()["runs"] if one["run"] == bundle.run)  # type: ignore[attr-defined]
     assert (listed["state"], listed["folder"], listed["loss"], listed["cause"]) == ("stopped", "", None, "")
     listed = next(one for one in two.client.status()["runs"] if one["run"] == bundle.run)  # type: ignore[attr-defined]

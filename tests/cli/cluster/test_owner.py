@@ -171,7 +171,7 @@ def test_a_worker_elsewhere_is_told_through_the_broker(
 
     monkeypatch.setattr(members, "open_client", lambda ticket, home: Broker())
     assert run(capsys, "pause", "far", "--ticket", "x")[0] == 0
-    assert told == [("far", {"paused": True}), "closed"]
+    assert told == [("far", {"paused": True, "parting": None}), "closed"]
     code, _, err = run(capsys, "leave", "--ticket", "x")
     assert (code, err) == (
         2,

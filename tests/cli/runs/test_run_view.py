@@ -14,11 +14,23 @@ from rich.console import Console
 from farflung.cli.runs.run_view import RunView, printable, say, show_run
 from farflung.client.connection import Client
 from farflung.errors import TrainingError
+from farflung.messages.schema import Message
+from farflung.messages.watching import (
+    CheckpointWritten,
+    GeneratedText,
+    JobInfo,
+    MemberReady,
+    Note,
+    Planned,
+    Planning,
+    RecordLine,
+    Result,
+    Started,
+)
 from farflung.plan import LinkPlan, Plan, Replica, Stage
 from farflung.plan.document import plan_to_json
 from farflung.plan.model import SyncPlan
 from farflung.telemetry import CodecUse, EvaluationRecord, RunResult, StepRecord
-from farflung.wire.frames import Frame
 
 WIDE = "stage  device  " + "modules of a long name  " * 6
 LINE = "plan: 2 stages on laptop, office; predicted step 1.50 s (2 samples/s); bottleneck: computing on office"
@@ -46,31 +58,43 @@ def step(number: int, seconds: float = 2.0) -> StepRecord:
     )
 
 
-def frames(steps: int = 4, result: RunResult | None = None) -> Iterator[Frame]:
-    yield Frame("job", {"name": "j", "steps": steps, "workers": 2})
-    plan = {"plan": plan_to_json(PLAN), "addresses": {}, "predicted": 1.5, **TEXTS, "first_step": 0}
-    yield Frame("planned", plan)
-    yield Frame("started", {"run": "run-1", "seconds": 0.634})
+def planned_as(plan: Plan) -> Planned:
+    return Planned(
+        plan=plan_to_json(plan),
+        addresses={},
+        predicted=1.5,
+        **TEXTS,
+        first_step=0,
+        attempt=1,
+        recovered=False,
+        relays={},
+    )
+
+
+def frames(steps: int = 4, result: RunResult | None = None) -> Iterator[Message]:
+    yield JobInfo(name="j", steps=steps, workers=2)
+    yield planned_as(PLAN)
+    yield Started(run="run-1", attempt=1, seconds=0.634)
     for number in range(steps):
-        yield Frame("record", {"line": step(number).to_line()})
-    yield Frame("record", {"line": EvaluationRecord(step=steps, elapsed=9.0, loss=2.0, perplexity=7.39, accuracy=0.5).to_line()})
-    yield Frame("checkpoint", {"step": steps})
-    yield Frame("text", {"text": "def f\x1b[31m():\n\tpass"})
+        yield RecordLine(line=step(number).to_line())
+    yield RecordLine(line=EvaluationRecord(step=steps, elapsed=9.0, loss=2.0, perplexity=7.39, accuracy=0.5).to_line())
+    yield CheckpointWritten(step=steps)
+    yield GeneratedText(text="def f\x1b[31m():\n\tpass")
     if result is not None:
-        yield Frame("result", {"result": result.to_json()})
+        yield Result(result=result.to_json(), kind="")
 
 
 class Watched:
     """A client whose run tells ``frames``."""
 
-    def __init__(self, told: Iterator[Frame]) -> None:
+    def __init__(self, told: Iterator[Message]) -> None:
         self.told = told
 
-    def watch(self, run: str) -> Iterator[Frame]:
+    def watch(self, run: str) -> Iterator[Message]:
         return self.told
 
 
-def shown(told: Iterator[Frame], *, terminal: bool = False, verbose: bool = False) -> tuple[str, RunResult]:
+def shown(told: Iterator[Message], *, terminal: bool = False, verbose: bool = False) -> tuple[str, RunResult]:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=80)
     result = show_run(cast(Client, Watched(told)), "run-1", console=console, view=RunView(verbose=verbose))
@@ -95,7 +119,7 @@ def test_the_picture_shows_what_codecs_cost_and_lose() -> None:
     for step, error in ((0, 0.125), (1, None)):
         uses = {(0, 1): CodecUse(encode_seconds=0.003, decode_seconds=0.001, error=error)}
         record = StepRecord(step=step, loss=1.0, seconds=1.0, elapsed=1.0, samples=1, link_bytes={(0, 1): 10}, codecs=uses)
-        view.take(Frame("record", {"line": record.to_line()}))
+        view.take(RecordLine(line=record.to_line()))
     console = Console(file=io.StringIO(), width=100)
     console.print(view.render())
     assert isinstance(console.file, io.StringIO)
@@ -112,10 +136,10 @@ def test_it_says_when_a_slower_replica_rests() -> None:
         sync=SyncPlan(strategy="diloco", settings=(("by_speed", True), ("sync_every", 2)), layers=((),), local_steps=(2, 1)),
     )
     view = RunView()
-    view.take(Frame("planned", {"plan": plan_to_json(plan), "addresses": {}, "predicted": 1.5, **TEXTS, "first_step": 0}))
+    view.take(planned_as(plan))
     for samples, rests in ((4, False), (2, True)):
         record = replace(step(samples), samples=samples, link_bytes={(0, 0): 10})
-        view.take(Frame("record", {"line": record.to_line()}))
+        view.take(RecordLine(line=record.to_line()))
         assert ("a replica rests in this step (by_speed)" in view.line()) == rests
     console = Console(file=io.StringIO(), width=100)
     console.print(view.render())
@@ -160,8 +184,8 @@ def test_a_file_gets_whole_lines_however_long() -> None:
 def test_the_plan_is_one_line_and_its_tables_and_details_need_verbose() -> None:
     done = RunResult(status="finished", steps=4, seconds=8.0)
     notes = [
-        Frame("note", {"text": "a: 2 copies of the state: 1.79 MB", "detail": True}),
-        Frame("note", {"text": "a died"}),
+        Note(text="a: 2 copies of the state: 1.79 MB", detail=True),
+        Note(text="a died"),
     ]
     plain, _ = shown(chain(notes, frames(result=done)))
     assert plain.splitlines()[:2] == ["a died", LINE]
@@ -218,21 +242,21 @@ def test_each_phase_before_the_first_step_is_shown_while_it_lasts() -> None:
     view = RunView()
     planned, started = list(frames())[1:3]
 
-    def shown_after(frame: Frame) -> str:
+    def shown_after(frame: Message) -> str:
         view.take(frame)
         console = Console(file=io.StringIO(), width=100)
         console.print(view.render())
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 
-    assert "planning for a, b  0 s" in shown_after(Frame("planning", {"members": ["a", "b"]}))
+    assert "planning for a, b  0 s" in shown_after(Planning(members=("a", "b")))
     assert "preparing the workers: weights and data" in shown_after(planned)
-    assert "preparing the workers: 1 of 2 are ready" in shown_after(Frame("ready", {"name": "laptop"}))
+    assert "preparing the workers: 1 of 2 are ready" in shown_after(MemberReady(name="laptop"))
     assert "waiting for the first step" in shown_after(started)
     view.steps = 2
-    assert "waiting" not in shown_after(Frame("record", {"line": step(0).to_line()}))
-    assert "planning for a  0 s" in shown_after(Frame("planning", {"members": ["a"]})), "after a loss, below the last step"
-    assert "finishing: last checkpoint and evaluation" in shown_after(Frame("record", {"line": step(1).to_line()}))
+    assert "waiting" not in shown_after(RecordLine(line=step(0).to_line()))
+    assert "planning for a  0 s" in shown_after(Planning(members=("a",))), "after a loss, below the last step"
+    assert "finishing: last checkpoint and evaluation" in shown_after(RecordLine(line=step(1).to_line()))
 
 
 def test_a_file_gets_a_line_when_the_workers_are_ready() -> None:
@@ -242,7 +266,7 @@ def test_a_file_gets_a_line_when_the_workers_are_ready() -> None:
 
 
 def test_ctrl_c_leaves_no_live_line() -> None:
-    def interrupted() -> Iterator[Frame]:
+    def interrupted() -> Iterator[Message]:
         yield from list(frames())[:3]
         raise KeyboardInterrupt
 

@@ -31,6 +31,7 @@ from farflung.errors import (
 from farflung.ids import new_id
 from farflung.messages.arrays import encode_array
 from farflung.messages.submission import Bundle
+from farflung.messages.wire_form import encode
 from farflung.telemetry.records import RunResult
 from farflung.transports.base import Urgency
 from farflung.transports.tcp.link import _Pending
@@ -44,6 +45,7 @@ from farflung.worker.training_run import TrainingRun
 from tests.support.loopback import Loopback, text_folder, text_job
 from tests.support.played_runs import PATIENCE, play, renamed
 from tests.support.small_runs import small_bundle
+from tests.support.watched_runs import watched
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_a_run_from_submit_to_result(cluster: Loopback, captured: Bundle) -> Non
     assert end.result.status == "finished"
     assert [kind for kind in end.kinds if kind != "ready"][:4] == ["job", "planning", "planned", "started"]
     lived = next(frame.header for frame in end.frames if frame.kind == "started")
-    seen_later = next(frame.header for frame in cluster.client.watch(end.run) if frame.kind == "started")
+    seen_later = next(frame.header for frame in watched(cluster.client, end.run) if frame.kind == "started")
     assert lived["seconds"] == seen_later["seconds"] > 0, "who watches later is told the same time"
     assert end.kinds.count("record") == 4, "three steps and an evaluation"
     assert CheckpointReader.from_folder(end.folder / "checkpoints").manifest.step == 3
@@ -84,7 +86,7 @@ def test_a_run_from_submit_to_result(cluster: Loopback, captured: Bundle) -> Non
     assert any(line.startswith("a: joined the broker at 127.0.0.1:") for line in lines)
     for what in ("ready with stage", "training begins", "finished on this worker"):
         assert any(end.run in line and what in line for line in lines)
-    assert list(cluster.client.watch(end.run)) == end.frames, "who comes late is told the same"
+    assert list(watched(cluster.client, end.run)) == end.frames, "who comes late is told the same"
 
 
 # -- peers that send what nobody foresaw ----------------------------------------------------------------------------------
@@ -106,6 +108,13 @@ def test_a_value_larger_than_the_plan_ends_the_run_only(cluster: Loopback, captu
     assert end.result.status == "failed"
     assert "oversized value" in end.result.cause, "told by the one that sent it or by the one that refused it"
     works(cluster, captured)
+
+
+def report(cluster: Loopback, name: str, frame: Frame) -> None:
+    """Send ``frame`` to the broker in the session of the worker ``name``."""
+    session = cluster.workers[name].session._rpc
+    assert session is not None
+    session.send(frame)
 
 
 @pytest.mark.parametrize(
@@ -165,12 +174,12 @@ def test_garbage_on_a_link_counts_as_the_loss_of_its_sender(cluster: Loopback, c
 
 def test_a_malformed_report_ends_the_run_only(cluster: Loopback, captured: Bundle) -> None:
     end = play(
-        cluster, captured, "started", lambda run: cluster.workers["b"].session.report("step", run=run, step="x"), steps=5000
+        cluster, captured, "started", lambda run: report(cluster, "b", Frame("step", {"run": run, "step": "x"})), steps=5000
     )
-    assert end.result.cause.startswith("worker b: a step report is malformed")
+    assert end.result.cause.startswith("worker b: bad message 'step': Expected `int`, got `str` in 'step'")
     assert end.kind == "WireError"
-    end = play(cluster, captured, "started", lambda run: cluster.workers["a"].session.report("dance", run=run), steps=5000)
-    assert end.result.cause.startswith("worker a: unknown report 'dance'")
+    end = play(cluster, captured, "started", lambda run: report(cluster, "a", Frame("dance", {"run": run})), steps=5000)
+    assert end.result.cause.startswith("worker a: unknown message 'dance': reports are beat, dropped, ")
     works(cluster, captured)
 
 
@@ -257,7 +266,7 @@ def test_a_run_waits_and_says_for_what(cluster: Loopback, captured: Bundle) -> N
     answer = cluster.client.submit(bundle)
     assert (answer["state"], answer["needs"], answer["idle"]) == ("waiting", "9", "3")
     cluster.client.stop(bundle.run)
-    assert [frame.kind for frame in cluster.client.watch(bundle.run)] == ["job", "result"]
+    assert [frame.kind for frame in watched(cluster.client, bundle.run)] == ["job", "result"]
 
 
 def test_a_first_stage_without_gradient_is_at_most_a_step_ahead(
@@ -288,7 +297,7 @@ def test_a_first_stage_without_gradient_is_at_most_a_step_ahead(
 
 def test_unknown_runs_are_named(cluster: Loopback) -> None:
     with pytest.raises(InputError, match="there is no run 'run-x'; known runs: "):
-        list(cluster.client.watch("run-x"))
+        list(watched(cluster.client, "run-x"))
     with pytest.raises(InputError, match="there is no run 'run-x'"):
         cluster.client.stop("run-x")
 
@@ -333,18 +342,21 @@ def test_names_are_safe_in_paths(cluster: Loopback, captured: Bundle, run: str) 
 def test_a_corrupt_graph_is_refused_by_the_broker(cluster: Loopback, captured: Bundle) -> None:
     from farflung.messages.submission import squeeze
 
-    frame = small_bundle(new_id("run")).to_frame("submit")
+    frame = encode(small_bundle(new_id("run")).to_message())
     for text, kind in (("{}", GraphError), (captured.graph.to_json().replace("aten.", "evil.", 1), GraphError)):
         with pytest.raises(kind):
             list(cluster.client._rpc.stream("submit", Frame("submit", frame.header, (frame.sections[0], squeeze(text)))))
-    with pytest.raises(WireError, match="'run' must be a text"):
-        cluster.client._rpc.call("stop", Frame("stop", {"run": 3}))
+    with pytest.raises(WireError, match="bad message 'stop': Expected `str`, got `int` in 'run'"):
+        cluster.client._rpc.call("stop", Frame("stop", {"run": 3, "now": False}))
     works(cluster, captured)
 
 
 def test_rights_follow_the_role(cluster: Loopback, captured: Bundle) -> None:
     worker_rpc = cluster.workers["a"].membership.client
-    for method, frame in ((worker_rpc.stream, captured.to_frame("submit")), (worker_rpc.call, Frame("stop", {"run": "x"}))):
+    for method, frame in (
+        (worker_rpc.stream, encode(captured.to_message())),
+        (worker_rpc.call, Frame("stop", {"run": "x", "now": False})),
+    ):
         with pytest.raises(SecurityError, match=r"'a' has no right to .*: it joined as a worker; use a submit ticket"):
             list(method(frame.kind, frame))  # type: ignore[arg-type]
     with pytest.raises(SecurityError, match="'client-client' has no right to work here: it joined as a client"):
@@ -356,11 +368,11 @@ def test_the_feeding_process_is_missed(cluster: Loopback) -> None:
     feeder = Client(join(cluster.ticket("submit"), name="feeder", role="client", key=cluster.key))
     bundle = small_bundle(new_id("run"), workers=3)
     feeder.submit(bundle)
-    frames = feeder.watch(bundle.run)
+    frames = watched(feeder, bundle.run)
     while next(frames).kind != "started":
         pass
     feeder.close()
-    (*_, last) = cluster.client.watch(bundle.run)
+    (*_, last) = watched(cluster.client, bundle.run)
     result = RunResult.from_json(last.header["result"])
     assert (result.status, last.header["kind"]) == ("failed", "ConnectionLost")
     assert "client-feeder, the process that submitted it and has the data, is gone" in result.cause

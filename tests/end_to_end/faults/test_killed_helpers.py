@@ -11,6 +11,7 @@ from farflung.chaos.local_cluster import LocalCluster, finished
 from farflung.telemetry import RecoveryRecord, RunFolder
 from farflung.wire.frames import Frame
 from tests.support.loopback import captured, plainly, same, text_folder, text_job
+from tests.support.watched_runs import watched
 
 
 def until(frames: Iterator[Frame], told: Callable[[], bool]) -> None:
@@ -39,7 +40,7 @@ def test_helpers_may_be_killed(tmp_path: Path, *, delayed: bool) -> None:
         client = wild.client()
         try:
             root = Path(client.submit(bundle)["folder"])
-            frames = iter(client.watch(bundle.run))
+            frames = iter(watched(client, bundle.run))
             until(frames, lambda: log("u helps ") > 0 and log("v helps ") > 0)
             wild.kill("u")
             until(frames, lambda: log("worker u is gone") > 0)

@@ -18,6 +18,7 @@ from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import InputError, SecurityError
 from farflung.job import JobSpec
+from farflung.messages.commands import OwnerWishes
 from farflung.protocol.leases import Leases
 from farflung.security import new_key
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
@@ -171,17 +172,17 @@ def test_a_worker_notices_that_its_broker_is_silent(place: Path, tmp_path: Path,
 
 def test_owners_speak_through_the_broker(place: Path, tmp_path: Path) -> None:
     with Loopback(place, 0, folder=str(tmp_path)) as cluster:
-        told: list[Mapping[str, Any]] = []
+        told: list[OwnerWishes] = []
         done = threading.Event()
 
-        def hear(header: Mapping[str, Any]) -> None:
-            told.append(header)
+        def hear(wishes: OwnerWishes) -> None:
+            told.append(wishes)
             done.set()
 
         cluster.add("a", on_owner=hear)
         cluster.client.wish("a", paused=True)  # the same key
         assert done.wait(60)
-        assert told == [{"paused": True}]
+        assert told == [OwnerWishes(paused=True)]
         stranger = Client(join(cluster.ticket("submit"), name="s", role="client", key=new_key()))
         owner = Client(join(cluster.ticket("owner"), name="o", role="client", key=new_key()))
         with pytest.raises(SecurityError, match="worker 'a' belongs to somebody else: only its owner, or the broker's owner"):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from farflung.messages.commands import Measure
 from farflung.protocol.members import MemberState
 from farflung.telemetry.records import StepRecord
-from farflung.wire.frames import Frame
 from farflung.worker.broker_queries import BrokerQueries
 from farflung.worker.membership import join
 from tests.support.loopback import Loopback, text_job, until
@@ -25,9 +25,9 @@ def test_a_worker_goes_through_all_states(home: Path, monkeypatch: pytest.Monkey
     seen: list[str] = []
     measure = BrokerQueries._measure
 
-    def measured(self: BrokerQueries, frame: Frame) -> None:
+    def measured(self: BrokerQueries, query: Measure) -> None:
         seen.append(state(cluster, "a"))
-        measure(self, frame)
+        measure(self, query)
 
     def look(name: str, facts: Mapping[str, int | str]) -> None:
         if name == "broker.before_plan":

@@ -178,7 +178,7 @@ def test_copies_are_coded_by_those_before_and_whole_for_who_lacks_them(
     def one_by_one(name: str, facts: Mapping[str, int | str]) -> None:
         """No step begins while copies are on their way, so rounds are as many in both runs."""
         if name == "worker.before_forward":
-            until(lambda: not any(copies._open for copies in everybody))
+            until(lambda: not any(copies.under_way for copies in everybody))
 
     with Loopback(place, 3, folder=str(tmp_path / "kept")) as cluster, injecting(one_by_one):
         kept = coding(cluster.run(pipeline()), everybody)

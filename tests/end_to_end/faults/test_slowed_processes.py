@@ -16,6 +16,7 @@ import pytest
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from tests.support.loopback import Loopback, text_folder, text_job
+from tests.support.watched_runs import watched
 
 #: Longer than that of a broker, so that a busy machine has time to wake a process again.
 LEASE = Seconds(12.0)
@@ -90,7 +91,7 @@ def test_slow_stopped_and_dead_are_told_apart(tmp_path: Path) -> None:
         cluster.broker.sessions.leases.length = LEASE
         with processes(cluster, "a", "b") as made:
             bundle, _ = cluster.submit(job)
-            frames = iter(cluster.client.watch(bundle.run))
+            frames = iter(watched(cluster.client, bundle.run))
             for count, frame in enumerate(frames):  # how fast it is when nothing is wrong
                 if frame.kind == "record" and count > 40:
                     break

@@ -12,6 +12,7 @@ import pytest
 
 from farflung.units import Seconds
 from tests.support.loopback import Loopback, text_job, until
+from tests.support.watched_runs import watched
 
 #: Longer than a broker's, so that a busy machine has time to wake a process that was stopped; silence is told after half of it.
 LEASE = Seconds(12.0)
@@ -30,7 +31,7 @@ def test_who_is_stopped_is_slow_and_who_is_killed_is_gone(home: Path) -> None:
             bundle, _ = cluster.submit(text_job(steps=1_000_000, checkpoint={"recover_every": 0.0}, workers=1))
             cluster.broker.sessions.leases.length = LEASE  # a worker that is killed needs none: its connection ends
             told, stopped = list[str](), False
-            for frame in cluster.client.watch(bundle.run):
+            for frame in watched(cluster.client, bundle.run):
                 text = str(frame.header.get("text", ""))
                 told += [text] if any(word in text for word in WORDS) else []
                 if frame.kind == "record" and not stopped:

@@ -17,6 +17,7 @@ from farflung.wire.frames import Frame
 from farflung.worker import helper as helping
 from tests.support.helped_runs import JOB, Scene, check, helped
 from tests.support.loopback import Finished, Loopback, same, states_of, text_job
+from tests.support.watched_runs import watched
 
 
 @pytest.fixture
@@ -175,6 +176,6 @@ def test_without_a_reliable_worker_the_run_waits(home: Path) -> None:
         status = next(run for run in cluster.client.status()["runs"] if run["run"] == bundle.run)  # type: ignore[union-attr]
         assert status["state"] == "waiting"
         cluster.add("a")
-        for frame in cluster.client.watch(bundle.run):
+        for frame in watched(cluster.client, bundle.run):
             last = frame
         assert last.kind == "result"

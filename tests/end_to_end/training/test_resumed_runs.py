@@ -12,6 +12,7 @@ from farflung.job import JobSpec
 from farflung.telemetry.records import StepRecord
 from tests.support.loopback import Loopback, captured, same, text_job
 from tests.support.resumed_runs import continues, rest
+from tests.support.watched_runs import watched
 
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "clip_norm": 0.5}
 ADAMW = {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1, "groups": [{"match": "bias|norm", "weight_decay": 0.0, "lr": 3e-3}]}
@@ -24,6 +25,8 @@ PICTURES = {
 NET = """
 import torch
 from torch import nn
+from tests.support.watched_runs import watched
+from tests.support.watched_runs import watched
 from torch.nn import functional
 
 
@@ -136,7 +139,7 @@ def test_who_resumes_is_told_that_the_checkpoint_is_checked(three: Loopback) -> 
     said: list[str] = []
     three.client.submit(bundle, said.append)
     assert said == [f"the broker verifies the checkpoint to resume from ({first.run})"]
-    assert [frame.kind for frame in three.client.watch(bundle.run)][-1] == "result"
+    assert [frame.kind for frame in watched(three.client, bundle.run)][-1] == "result"
     bundle = captured(rest(text_job(steps=2), "run-nowhere", steps=2), three.home)
     with pytest.raises(CheckpointError, match=r"checkpoint.resume = 'run-nowhere': there is no run of this name at the broker"):
         three.client.submit(bundle, said.append)

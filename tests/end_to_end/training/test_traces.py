@@ -9,14 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner
 
 from farflung.broker.records.run_store import RunStore
 from farflung.cli.main import app
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
-from farflung.errors import InputError, WireError
-from farflung.messages.step_reports import read_trace
+from farflung.errors import InputError
+from farflung.messages.reports import Traced
+from farflung.messages.step_reports import trace_of
 from farflung.telemetry import ClockOffset, ProcessTrace, Span, SpanKind, read_traces, time_shares
 from tests.support.loopback import Loopback, text_folder, text_job
 
@@ -105,15 +107,11 @@ def test_a_trace_on_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert trace.lost == 3 + 3
 
 
-def test_bad_clocks_are_refused() -> None:
-    good = {"names": [], "spans": b"", "lost": 0}
-    assert read_trace({**good, "clock": [1.5, 0.25]}) == (
-        ProcessTrace(process="", spans=(), offset=ClockOffset(seconds=1.5, error=0.25)),
-        True,
-    )
-    for clock in ("now", [1.0], [float("nan"), 0.0], [0.0, -1.0]):
-        with pytest.raises(WireError, match="clock must be two numbers"):
-            read_trace({**good, "clock": clock})
+def test_the_clocks_offset_is_told_once() -> None:
+    told = Traced(run="r", attempt=1, names=(), spans=b"", lost=0, clock=(1.5, 0.25), links=())
+    offset = ClockOffset(seconds=1.5, error=0.25)
+    assert trace_of(told) == (ProcessTrace(process="", spans=(), offset=offset), True)
+    assert trace_of(structs.replace(told, clock=None)) == (ProcessTrace(process="", spans=()), False)
 
 
 def test_a_worker_that_cannot_be_dialled_dials_and_links_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,11 @@ from farflung.plan.model import Plan
 from farflung.step.inbox import Inbox
 from farflung.step.reduction.gradient_exchange import GradientExchange
 from farflung.step.reduction.gradient_sums import GradientSums
-from farflung.step.reduction.orders import RouteOrder, StageUses
+from farflung.step.reduction.orders import JobOrder, Role, RouteOrder, StageUses
 from farflung.step.reduction.pieces import GradientPiece
 from farflung.step.transfer.outbox import OutgoingFrame
 from farflung.sync.reductions import Reduction, runs_of
+from farflung.wire.frames import Frame
 from tests.support.executor_threads import Case, Ran, differing, other, run_threads
 from tests.support.replica_cases import SIZES, case_of, small_plan
 
@@ -223,3 +224,43 @@ REFUSED = {
 def test_what_any_order_does_not_combine_with(changes: Mapping[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         make_job({"steps": 1, "micro_batch_sizes": SIZES} | dict(changes))
+
+
+def in_order() -> JobOrder:
+    """Worker "a" serves bucket 0, "b" bucket 1; "b" has two virtual replicas."""
+    spec = TensorSpec(dtype="float32", shape=(2,))
+    piece = GradientPiece(runs=((0, 0, 2),), specs=(spec,), states=("p",))
+    return JobOrder(
+        device="a",
+        stages={0: StageUses(uses=(Use(state="p", op="op"),), specs=(spec,))},
+        pieces={0: (piece, piece)},
+        servers={0: ("a", "b")},
+        devices={0: ("a", "b")},
+        parts={0: (("a", 2), ("b", 3), ("b", 4))},
+        virtual_ends=frozenset({2, 3, 4}),
+        last_ends={0: 2},
+        micro_batches=4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "peer", "bucket", "part", "text"),
+    [
+        ("part", "b", 2, 3, "stage 0 has 2 buckets to exchange here, not number 2"),
+        ("part", "b", 1, 3, "b has no part 3 of bucket 1 of stage 0 to send here"),
+        ("part", "b", 0, 2, "b has no part 2 of bucket 0 of stage 0 to send here"),
+        ("total", "b", 0, 0, "b has no total 0 of bucket 0 of stage 0 to send here"),
+    ],
+)
+def test_sums_that_belong_to_no_bucket_here_are_refused(kind: str, peer: str, bucket: int, part: int, text: str) -> None:
+    order, frame = in_order(), Frame(kind, {"step": 0, "stage": 0, "bucket": bucket, "part": part})
+    with pytest.raises(WireError, match=text):
+        order.part_of(peer, frame) if kind == "part" else order.total_of(peer, frame)
+
+
+def test_the_server_adds_the_parts_in_the_order_of_the_job() -> None:
+    order = in_order()
+    assert order.role(0, 0).adds == (2, 3, 4)
+    assert order.role(0, 1) == Role(collector="b", adds=(), up=None, total_from="b", down=())
+    assert order.part_of("b", Frame("part", {"stage": 0, "bucket": 0, "part": 4})) == (0, 4)
+    assert order.total_of("b", Frame("total", {"stage": 0, "bucket": 1, "part": 0})) == 1

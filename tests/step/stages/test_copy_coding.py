@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from farflung.engines.base import Array
 from farflung.errors import WireError
-from farflung.messages.copy_rounds import Rounds, read_rounds
+from farflung.messages.commands import CopyRounds
 from farflung.step.stages.copy_coding import Coder, Incoming, Version
 from farflung.wire.frames import Frame
 
@@ -121,7 +121,6 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_rounds_are_as_far_apart_as_the_last_one_was_large() -> None:
-    rounds = Rounds(every=9, guards={"a": ("b",)}, least=3, budget=100.0)
+    rounds = CopyRounds(every=9, guards={"a": ("b",)}, least=3, budget=100.0)
     assert [rounds.gap(nbytes) for nbytes in (0, 250, 400, 1001)] == [3, 3, 4, 11]
-    assert Rounds(every=9).gap(10**9) == 9, "what the job says is kept"
-    assert read_rounds(rounds.header()) == rounds
+    assert CopyRounds(every=9).gap(10**9) == 9, "what the job says is kept"

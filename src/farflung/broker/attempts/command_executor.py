@@ -13,6 +13,9 @@ from farflung.broker.live_run import LiveRun
 from farflung.broker.notices import Notices
 from farflung.broker.run_table import RunTable
 from farflung.errors import InputError
+from farflung.messages import commands
+from farflung.messages.commands import Abort, Dismissed, Stop
+from farflung.messages.schema import Message
 from farflung.protocol.events import (
     AbortRun,
     AskHelper,
@@ -29,7 +32,6 @@ from farflung.protocol.events import (
     StartRun,
     StopRun,
 )
-from farflung.wire.frames import Frame
 
 __all__ = ["Action", "CommandExecutor"]
 
@@ -39,7 +41,7 @@ Action = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandExecutor:
-    """``send`` queues a frame for a member and never waits; ``handle`` receives further events."""
+    """``send`` queues a message for a member and never waits; ``handle`` receives further events."""
 
     runs: RunTable
     notices: Notices
@@ -47,13 +49,13 @@ class CommandExecutor:
     launcher: AttemptLauncher
     finisher: RunFinisher
     helpers: HelperAssignment
-    send: Callable[[str, Frame], None]
+    send: Callable[[str, Message], None]
     handle: Callable[[Event], None]
 
     def apply(self, command: Command) -> Action | None:
         """Carry out ``command`` under ``RunTable.changed``; return the slow part of it, if there is one."""
         if isinstance(command, DismissMember):
-            self.send(command.name, Frame("dismissed"))
+            self.send(command.name, Dismissed())
             return None
         live = self.runs.live(command.run)
         if isinstance(command, StopRun | MigrateRun | AbortRun):
@@ -90,7 +92,7 @@ class CommandExecutor:
         return (lambda: self.notices.operator_of(live.run, text)) if text else None
 
 
-def _order(command: StopRun | MigrateRun | AbortRun, attempt: int) -> Frame:
+def _order(command: StopRun | MigrateRun | AbortRun, attempt: int) -> Message:
     if isinstance(command, AbortRun):
-        return Frame("abort", {"run": command.run, "cause": command.cause, "keep": command.keep, "attempt": attempt})
-    return Frame("stop" if isinstance(command, StopRun) else "hand_over", {"run": command.run})
+        return Abort(run=command.run, cause=command.cause, keep=command.keep, attempt=attempt)
+    return Stop(run=command.run) if isinstance(command, StopRun) else commands.HandOver(run=command.run)

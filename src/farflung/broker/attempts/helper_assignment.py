@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import asdict
+
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
 from farflung.broker.live_run import LiveRun
 from farflung.cluster import Topology
 from farflung.job import JobSpec
+from farflung.messages.commands import Help, Helper, HelperGone
+from farflung.messages.schema import Message
 from farflung.protocol.broker import BrokerMachine
 from farflung.protocol.server_choice import Server, choose_server
-from farflung.wire.frames import Frame
 
 __all__ = ["HelperAssignment", "unreliable_of"]
 
@@ -47,7 +50,7 @@ class HelperAssignment:
 
     def __init__(
         self,
-        send: Callable[[str, Frame], None],
+        send: Callable[[str, Message], None],
         machine: BrokerMachine,
         links: LinkTable,
         reachability: Reachability,
@@ -67,15 +70,17 @@ class HelperAssignment:
         chosen = choose_server(servers)
         others = tuple(one.name for one in servers if one.stage == chosen.stage and one.name != chosen.name)
         places[name] = _Place((chosen.name, *others), chosen.stage)
-        frame = live.attempt.preparation
-        assert frame is not None
-        own = {
-            "device": name,
-            "server": chosen.name,
-            "stage": chosen.stage,
-            "addresses": {one: self._address(name, one) for one in (chosen.name, *others)},
-        }
-        self._send(name, Frame("help", {**frame.header, "relays": {}, **own}, frame.sections))
+        preparation = live.attempt.preparation
+        assert preparation is not None
+        command = Help(
+            **asdict(preparation),
+            relays={},
+            device=name,
+            server=chosen.name,
+            stage=chosen.stage,
+            addresses={one: self._address(name, one) for one in (chosen.name, *others)},
+        )
+        self._send(name, command)
 
     def ready(self, live: LiveRun, name: str) -> str:
         """Notify the servers that ``name`` is ready. Return a text for people (empty: it was released meanwhile)."""
@@ -86,8 +91,16 @@ class HelperAssignment:
         servers, stage = [server for server in place.servers if server in members], place.stage
         for number, server in enumerate(servers):
             speed = members[name].speed / members[server].speed
-            helper = {"name": name, "stage": stage, "speed": speed, "address": self._address(server, name), "fed": number == 0}
-            self._send(server, Frame("helper", {"run": live.run, "attempt": live.attempt.number, **helper}))
+            helper = Helper(
+                run=live.run,
+                attempt=live.attempt.number,
+                name=name,
+                stage=stage,
+                speed=speed,
+                address=self._address(server, name),
+                fed=number == 0,
+            )
+            self._send(server, helper)
         return f"{name} helps {' and '.join(servers)} with stage {stage}"
 
     def gone(self, live: LiveRun, name: str, cause: str) -> str:
@@ -95,9 +108,9 @@ class HelperAssignment:
         place = self._places.get(live.run, {}).pop(name, None)
         if place is None:
             return ""
-        header = {"run": live.run, "attempt": live.attempt.number, "name": name, "cause": cause[:_MAX_CAUSE]}
+        gone = HelperGone(run=live.run, attempt=live.attempt.number, name=name, cause=cause[:_MAX_CAUSE])
         for server in place.servers:
-            self._send(server, Frame("helper_gone", header))
+            self._send(server, gone)
         return f"{name} helps {' and '.join(place.servers)} no more: {cause}; its slices are computed by others"
 
     def over(self, run: str) -> None:

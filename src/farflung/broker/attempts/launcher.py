@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import asdict
+
 from farflung.broker.attempts.retained_states import RetainedStates
 from farflung.broker.links.routes import Routes
 from farflung.broker.live_run import LiveRun
@@ -15,10 +17,12 @@ from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
 from farflung.errors import FarflungError
+from farflung.messages import commands
+from farflung.messages.schema import UNSET, Message
+from farflung.messages.watching import Note, Started
 from farflung.protocol.events import Event, RecoverRun, RunFailed
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.records import RecoveryRecord
-from farflung.wire.frames import Frame
 
 __all__ = ["AttemptLauncher"]
 
@@ -35,24 +39,32 @@ class AttemptLauncher:
     routes: Routes
     recorder: RunRecorder
     retained: RetainedStates
-    send: Callable[[str, Frame], None]
+    send: Callable[[str, Message], None]
     handle: Callable[[Event], None]
     trains: Callable[[LiveRun], None]
 
     def prepare(self, live: LiveRun, name: str) -> None:
         """Send job, graphs and plan to the worker ``name``; with the first worker, notify the lenders, too."""
-        planned, start, frame = live.attempt.planned, live.attempt.start, live.attempt.preparation
+        planned, start, preparation = live.attempt.planned, live.attempt.start, live.attempt.preparation
         assert planned is not None
         assert start is not None
-        assert frame is not None
+        assert preparation is not None
         peers = {peer: address for peer, address in self.routes.addresses(planned.plan.devices).items() if peer != name}
         lenders = self.routes.addresses(start.moves.get(name, {}))  # a lender may have no part in the plan
         routes = self.routes.to_peers(planned.topology, name, {**lenders, **peers})
         if live.job.data.kind == "caller" and (through := self.routes.to_submitter([name]).get(name)):
-            routes["relays"][live.submitter] = [list(relay) for relay in through]
-        retained = start.live_header(name)
-        own = {"device": name, **routes} | ({} if retained is None else {"live": retained})
-        self.send(name, Frame(frame.kind, {**frame.header, **own}, frame.sections))
+            routes.relays[live.submitter] = tuple(through)
+        retained = start.live_start(name)
+        self.send(
+            name,
+            commands.Prepare(
+                **asdict(preparation),
+                device=name,
+                addresses=routes.addresses,
+                relays=routes.relays,
+                live=UNSET if retained is None else retained,
+            ),
+        )
         self.retained.assigned(name, live)
         if name == planned.plan.devices[0]:
             self._lend(live.run, planned, start)
@@ -62,20 +74,23 @@ class AttemptLauncher:
         for name in start.lenders - set(planned.plan.devices):
             routes = self.routes.to_peers(planned.topology, name, self.routes.addresses(planned.plan.devices))
             self.routes.introduce(name, routes, planned.topology)
-            self.send(name, Frame("lend", {"run": run, "attempt": start.attempt, **routes, "live": start.live_header(name)}))
+            live = start.live_start(name)
+            assert live is not None  # else there are no lenders
+            lend = commands.Lend(run=run, attempt=start.attempt, addresses=routes.addresses, relays=routes.relays, live=live)
+            self.send(name, lend)
 
     def start(self, live: LiveRun, name: str) -> Callable[[], None]:
         """Return the action that lets ``name`` begin. For the first worker it puts a recovery on record before that."""
         attempt, times, progress = live.attempt.number, live.times, live.progress
-        frame = Frame("start", {"run": live.run, "attempt": attempt})
+        command = commands.Start(run=live.run, attempt=attempt)
         if times.begun == attempt or progress is None:
-            return lambda: self.send(name, frame)
+            return lambda: self.send(name, command)
         times.begun, now = attempt, monotonic()
         self.retained.forget(live)
         times.started = now if times.started is None else times.started
         progress.begin(now - times.started)
         seconds = now - live.attempt.planned_at
-        self.notices.watchers(live, Frame("started", {"run": live.run, "attempt": attempt, "seconds": seconds}))
+        self.notices.watchers(live, Started(run=live.run, attempt=attempt, seconds=seconds))
         self.trains(live)
         recovery = self._recovery(live, now) if times.lost else None
         times.lost = ""
@@ -89,7 +104,7 @@ class AttemptLauncher:
                     self.handle(RunFailed(run=live.run, cause=str(error), kind=type(error).__name__))
                     return
             self.notices.operator_of(live.run, str(recovery or "training begins"))
-            self.send(name, frame)
+            self.send(name, command)
 
         return begin
 
@@ -98,7 +113,7 @@ class AttemptLauncher:
         if not live.times.lost:
             live.times.lost_at = monotonic()
         live.times.lost = command.cause
-        self.notices.watchers(live, Frame("note", {"text": command.text}))
+        self.notices.watchers(live, Note(text=command.text))
         return lambda: self.notices.operator_of(live.run, f"{command.cause}; {command.then}")
 
     @staticmethod

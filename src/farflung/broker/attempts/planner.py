@@ -16,7 +16,8 @@ from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
 from farflung.errors import FarflungError
-from farflung.messages.relays import write_relays
+from farflung.messages import watching
+from farflung.messages.relays import routes_of
 from farflung.messages.submission import Bundle
 from farflung.messages.versions import mixed_engines
 from farflung.plan.check import check_runnable
@@ -26,7 +27,6 @@ from farflung.protocol.members import Member
 from farflung.step.plugin_check import check_brought
 from farflung.telemetry.faults import fault_point
 from farflung.thread_group import ThreadGroup
-from farflung.wire.frames import Frame
 
 __all__ = ["AttemptPlanner", "Journaled"]
 
@@ -55,7 +55,7 @@ class AttemptPlanner:
         """Plan attempt number ``attempt`` for ``members`` on a thread of its own."""
         names = [member.name for member in members]
         self.notices.operator_of(live.run, f"planning for {', '.join(names)}")
-        self.notices.watchers(live, Frame("planning", {"members": names}))
+        self.notices.watchers(live, watching.Planning(members=tuple(names)))
         self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt)
 
     def close(self) -> None:
@@ -140,15 +140,15 @@ class AttemptPlanner:
         to_submitter = routes.to_submitter(planned.plan.devices) if live.job.data.kind == "caller" else {}
         relays = [(relay, live.submitter, name) for name, through in to_submitter.items() for relay, _ in through]
         self.network.relays.assign(live.run, planned.topology, [*planned.plan.devices, *start.lenders], relays)
-        header = {
-            "plan": planned.plan_json,
-            "addresses": routes.addresses(planned.plan.devices),
-            "predicted": planned.estimate.step_seconds,
-            "summary": planned.summary,
-            "explanation": planned.explanation,
-            "first_step": made.first_step,
-            "attempt": made.number,
-            "recovered": live.times.begun > 0,
-            "relays": write_relays(to_submitter),
-        }
-        self.notices.watchers(live, Frame("planned", header))
+        announced = watching.Planned(
+            plan=planned.plan_json,
+            addresses=routes.addresses(planned.plan.devices),
+            predicted=planned.estimate.step_seconds,
+            summary=planned.summary,
+            explanation=planned.explanation,
+            first_step=made.first_step,
+            attempt=made.number,
+            recovered=live.times.begun > 0,
+            relays=routes_of(to_submitter),
+        )
+        self.notices.watchers(live, announced)

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+
+from msgspec.structs import asdict
 
 from farflung.broker.live_run import LiveRun
 from farflung.broker.planning.attempt_start import Start
 from farflung.broker.planning.planned import Planned
-from farflung.messages.copy_rounds import Rounds
-from farflung.messages.submission import Bundle, squeeze
-from farflung.wire.frames import Frame
+from farflung.messages.commands import AttemptMessage, CopyRounds
+from farflung.messages.submission import Bundle, with_plan
 
 __all__ = ["preparation_of"]
 
 
-def preparation_of(bundle: Bundle, live: LiveRun, planned: Planned, start: Start) -> Frame:
+def preparation_of(bundle: Bundle, live: LiveRun, planned: Planned, start: Start) -> AttemptMessage:
     """Return what every worker of the run receives, without its own name and the addresses of its peers."""
-    frame = replace(bundle, files={}).to_frame("prepare")
+    job = replace(bundle, files={}).to_message()
     protection = planned.protection(live.job)
-    rounds = Rounds(every=protection.every, guards=protection.guards, least=protection.least, budget=protection.budget)
-    extra: dict[str, Any] = {
-        **start.header,
-        "recovered": live.times.begun > 0,
-        "submitter": live.submitter,
-        "rounds": rounds.header(),
-    }
-    header = {**frame.header, **extra, "documents": [*frame.header["documents"], "plan"]}
-    return Frame("prepare", header, (*frame.sections, squeeze(planned.plan_json)))
+    rounds = CopyRounds(every=protection.every, guards=dict(protection.guards), least=protection.least, budget=protection.budget)
+    message = AttemptMessage(
+        **asdict(job),
+        first_step=start.step,
+        committed=start.committed,
+        attempt=start.attempt,
+        states=start.source,
+        kept_step=start.kept[0],
+        kept_committed=start.kept[1],
+        recovered=live.times.begun > 0,
+        submitter=live.submitter,
+        rounds=rounds,
+    )
+    return with_plan(message, planned.plan_json)

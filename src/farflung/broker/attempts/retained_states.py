@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from farflung.broker.live_run import LiveRun
 from farflung.broker.run_table import RunTable
+from farflung.messages.commands import Forget
+from farflung.messages.schema import Message
 from farflung.messages.step_reports import StepReport
 from farflung.protocol.broker import RunState
 from farflung.protocol.holdings import Holding
-from farflung.wire.frames import Frame
 
 __all__ = ["RetainedReport", "RetainedStates"]
 
@@ -28,7 +29,7 @@ class RetainedReport:
 class RetainedStates:
     """Follows which worker retains which states. Any thread may call. ``send`` never waits."""
 
-    def __init__(self, runs: RunTable, send: Callable[[str, Frame], None]) -> None:
+    def __init__(self, runs: RunTable, send: Callable[[str, Message], None]) -> None:
         self._runs, self._send = runs, send
 
     def report(self, name: str, report: RetainedReport) -> None:
@@ -67,6 +68,6 @@ class RetainedStates:
         """
         planned = live.planned if live.result is None else None
         for name in set(live.workers.retained) - set(planned.plan.devices if planned is not None else ()):
-            self._send(name, Frame("forget", {"run": live.run}))
+            self._send(name, Forget(run=live.run))
         live.workers.retained.clear()
         live.workers.step_reports.clear()

@@ -6,15 +6,16 @@ A direction whose probe was unsteady (its fastest and slowest fifth differ) is p
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.errors import ConnectionLost, FarflungError
+from farflung.messages import commands
+from farflung.messages.calls import LinkFound, ProbeRound, Unreachable, UplinkFound
 from farflung.messages.probes import Probe
+from farflung.messages.schema import UNSET, Message
 from farflung.protocol.probe_pairing import star_rounds, tournament
-from farflung.wire.frames import Frame
 
 __all__ = ["LinkProbes"]
 
@@ -25,30 +26,25 @@ _UNSTEADY, _REPEATS = 0.05, 2
 #: Seconds that a worker has for a probe.
 _PATIENCE = 60.0
 
-#: Further fields of the request by which a member (the first) reaches another one.
-Extra = Callable[[str, str], Mapping[str, Any]]
-
-
-def _nothing(source: str, target: str) -> Mapping[str, Any]:
-    del source, target
-    return {}
+#: Makes the command by which the first member measures its link to the second one.
+MakeProbe = Callable[[str, str], commands.Probe]
 
 
 class LinkProbes:
     """Asks workers to probe, round by round. Sessions of workers call ``answer``. Any thread may call."""
 
-    def __init__(self, send: Callable[[str, Frame], None], table: LinkTable) -> None:
+    def __init__(self, send: Callable[[str, Message], None], table: LinkTable) -> None:
         self._send, self.table = send, table
         #: Held during a measurement: there is one at a time.
         self._one = threading.Lock()
-        self._extra: Extra = _nothing
+        self._command: MakeProbe | None = None
         self._guard = threading.Lock()
         self._waiting: dict[tuple[str, str], Future[Probe]] = {}
         #: Of the current measurement: the best figures, and the spread of the newest probe.
         self._found: dict[tuple[str, str], LinkFigures] = {}
         self._spreads: dict[tuple[str, str], float] = {}
 
-    def run(self, members: Sequence[tuple[str, str]], extra: Extra = _nothing) -> Iterator[Frame]:
+    def run(self, members: Sequence[tuple[str, str]], command: MakeProbe | None = None) -> Iterator[Message]:
         """Measure all links between ``members`` (name and address), and yield the results as frames.
 
         Raises:
@@ -58,7 +54,7 @@ class LinkProbes:
             raise FarflungError("the links are being measured already; wait until that is over")
         self._found, self._spreads = {}, {}
         try:
-            addresses, self._extra = dict(members), extra
+            addresses, self._command = dict(members), command
             yield from self._rounds(addresses)
             for _ in range(_REPEATS):
                 yield from self._again(addresses)
@@ -88,16 +84,16 @@ class LinkProbes:
         for source, target in keys:
             self.answer(source, target, ConnectionLost(f"worker {name} is gone"))
 
-    def _rounds(self, addresses: dict[str, str]) -> Iterator[Frame]:
+    def _rounds(self, addresses: dict[str, str]) -> Iterator[Message]:
         rounds = tournament(list(addresses))
         for index, pairs in enumerate(rounds, start=1):
-            yield Frame("round", {"number": index, "of": len(rounds), "pairs": [list(pair) for pair in pairs]})
+            yield ProbeRound(number=index, of=len(rounds), pairs=tuple(pairs))
             for directions in (pairs, [(b, a) for a, b in pairs]):
                 asked = [(one, self._ask(*one, addresses)) for one in directions]
                 for (source, target), future in asked:
                     yield self._store(source, target, future)
 
-    def _again(self, addresses: dict[str, str]) -> Iterator[Frame]:
+    def _again(self, addresses: dict[str, str]) -> Iterator[Message]:
         """Probe unsteady directions once more, as many disjoint ones at once as there are."""
         left = [direction for direction, spread in self._spreads.items() if spread > _UNSTEADY]
         while left:
@@ -111,23 +107,22 @@ class LinkProbes:
             asked = [(direction, self._ask(*direction, addresses)) for direction in disjoint]
             for (source, target), future in asked:
                 found = self._store(source, target, future)
-                if found.kind == "link":
+                if isinstance(found, LinkFound):
                     yield found
 
-    def _store(self, source: str, target: str, future: Future[Probe]) -> Frame:
+    def _store(self, source: str, target: str, future: Future[Probe]) -> LinkFound | Unreachable:
         try:
             found = future.result(_PATIENCE)
         except (FarflungError, TimeoutError) as error:
-            return Frame("unreachable", {"from": source, "to": target, "cause": str(error) or "no answer in time"})
+            return Unreachable(source=source, to=target, cause=str(error) or "no answer in time")
         before = self._found.get((source, target), found)
         self._spreads[source, target] = found.spread
         best = LinkFigures(alpha=min(found.alpha, before.alpha), beta=max(found.beta, before.beta), relay=found.relay)
         self._found[source, target] = best
         self.table.put(source, target, best)
-        through = {"relay": found.relay} if found.relay else {}
-        return Frame("link", {"from": source, "to": target, "alpha": best.alpha, "beta": best.beta, **through})
+        return LinkFound(source=source, to=target, alpha=best.alpha, beta=best.beta, relay=found.relay or UNSET)
 
-    def _stars(self, addresses: dict[str, str]) -> Iterator[Frame]:
+    def _stars(self, addresses: dict[str, str]) -> Iterator[Message]:
         """Probe two directions at once from each device: do they share an up-link?"""
         for triples in star_rounds(list(addresses)):
             asked = [(first, (b, c), [self._ask(first, other, addresses) for other in (b, c)]) for first, b, c in triples]
@@ -145,11 +140,12 @@ class LinkProbes:
                 cap = together if None not in alone and together < _CAPPED * separately else None
                 self.table.put_uplink(first, cap)
                 if cap is not None:
-                    yield Frame("uplink", {"name": first, "rate": cap})
+                    yield UplinkFound(name=first, rate=cap)
 
     def _ask(self, source: str, target: str, addresses: dict[str, str]) -> Future[Probe]:
         future: Future[Probe] = Future()
         with self._guard:
             self._waiting[source, target] = future
-        self._send(source, Frame("probe", {"peer": target, "address": addresses[target], **self._extra(source, target)}))
+        plain = commands.Probe(peer=target, address=addresses[target])
+        self._send(source, plain if self._command is None else self._command(source, target))
         return future

@@ -16,13 +16,13 @@ from itertools import combinations
 from typing import Any
 
 from farflung.cluster.relays import Pair, pair_of
-from farflung.errors import FarflungError, WireError
-from farflung.messages.fields import table, whole
+from farflung.errors import FarflungError
+from farflung.messages.commands import Reach
+from farflung.messages.schema import Message
 from farflung.protocol.members import Member
 from farflung.thread_group import ThreadGroup
-from farflung.wire.frames import Frame
 
-__all__ = ["DIAL_SECONDS", "Dial", "Reachability", "read_reached"]
+__all__ = ["DIAL_SECONDS", "Dial", "Reachability"]
 
 #: Seconds. A worker that does not accept the broker's connection in this time can't be dialled.
 DIAL_SECONDS = 3.0
@@ -38,7 +38,7 @@ Dial = Callable[[str, str], None]
 class Reachability:
     """Results of dialling. Sessions of workers call ``answer``. Any thread may call."""
 
-    def __init__(self, send: Callable[[str, Frame], None], dial: Dial | None, patience: float = _PATIENCE) -> None:
+    def __init__(self, send: Callable[[str, Message], None], dial: Dial | None, patience: float = _PATIENCE) -> None:
         """``dial``: None if the broker does not dial; then every worker with an address counts as one that can be dialled."""
         self._send, self._dial, self._patience = send, dial, patience
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class Reachability:
             futures: dict[int, Future[Mapping[str, Any]]] = {question: Future() for question in questions}
             self._waiting |= {question: (name, futures[question]) for question, name in questions.items()}
         for question, name in questions.items():
-            self._send(name, Frame("reach", {"question": question, "peers": asked[name], "seconds": DIAL_SECONDS}))
+            self._send(name, Reach(question=question, peers=asked[name], seconds=DIAL_SECONDS))
         for question, future in futures.items():
             found: Mapping[str, Any] = {}
             with suppress(TimeoutError):
@@ -166,15 +166,3 @@ class Reachability:
             return  # ``dial`` has told the operator
         finally:
             found.set_result(reached)  # whatever happens: planning waits for it
-
-
-def read_reached(header: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
-    """A worker's answer: to which question, and what it reached.
-
-    Raises:
-        WireError: it is malformed.
-    """
-    found = table(header, "found")
-    if not all(isinstance(value, bool) for value in found.values()):
-        raise WireError("bad message: what was reached must be true or false")
-    return whole(header, "question"), found

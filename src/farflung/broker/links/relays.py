@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from farflung.cluster import Topology, pair_of
-from farflung.messages.relays import read_carried
+from farflung.messages.commands import Relay
+from farflung.messages.reports import Relayed
+from farflung.messages.schema import Message
 from farflung.telemetry.records import RelayedRecord
-from farflung.wire.frames import Frame
 
 __all__ = ["Relays"]
 
@@ -17,7 +17,7 @@ __all__ = ["Relays"]
 class Relays:
     """The relays of all runs. Any thread may call."""
 
-    def __init__(self, send: Callable[[str, Frame], None]) -> None:
+    def __init__(self, send: Callable[[str, Message], None]) -> None:
         self._send = send
         self._lock = threading.Lock()
         #: run -> relay -> pairs
@@ -47,9 +47,9 @@ class Relays:
             over = [relay for relay in before if relay not in wanted]
             self._ended |= {(run, relay) for relay in over}
         for relay in over:
-            self._send(relay, Frame("relay", {"run": run, "pairs": []}))
+            self._send(relay, Relay(run=run, pairs=()))
         for relay, pairs in wanted.items():
-            self._send(relay, Frame("relay", {"run": run, "pairs": [list(pair) for pair in pairs]}))
+            self._send(relay, Relay(run=run, pairs=tuple(pairs)))
 
     def lost(self, name: str) -> None:
         """``name`` relays nothing any more, and sends no report."""
@@ -58,15 +58,12 @@ class Relays:
                 relays.pop(name, None)
             self._ended = {one for one in self._ended if one[1] != name}
 
-    def report(self, name: str, run: str, header: Mapping[str, Any]) -> list[RelayedRecord]:
-        """Return what the relay ``name`` reports to have carried for ``run``, once after its end.
-
-        Raises:
-            WireError: the report is malformed.
-        """
+    def report(self, name: str, message: Relayed) -> list[RelayedRecord]:
+        """Return what the relay ``name`` reports to have carried for a run, once after its end."""
+        run = message.run
         with self._lock:
             if (run, name) not in self._ended:
                 return []
             self._ended.discard((run, name))
-        carried = read_carried(header)
+        carried = message.carried
         return [RelayedRecord(relay=name, source=source, target=target, nbytes=count) for source, target, count in carried]

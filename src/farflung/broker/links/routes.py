@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from farflung.broker.links.reachability import Reachability
 from farflung.cluster import Topology, pair_of
 from farflung.cluster.relays import STANDING_BY
-from farflung.messages.relays import write_relays
+from farflung.messages.commands import Meet, Probe
+from farflung.messages.relays import routes_of
+from farflung.messages.schema import Message
 from farflung.protocol.broker import BrokerMachine
-from farflung.wire.frames import Frame
 
 __all__ = ["Routes"]
 
 
 class Routes:
-    """``lock`` guards ``machine``; ``send`` queues a frame for a member and never waits."""
+    """``lock`` guards ``machine``; ``send`` queues a message for a member and never waits."""
 
     def __init__(
         self,
         machine: BrokerMachine,
         lock: threading.Condition,
         reachability: Reachability,
-        send: Callable[[str, Frame], None],
+        send: Callable[[str, Message], None],
     ) -> None:
         self._machine, self._lock, self._reachability, self._send = machine, lock, reachability, send
 
@@ -33,30 +33,31 @@ class Routes:
         members = self._machine.members
         return {name: members[name].address for name in names if name in members}
 
-    def to_peers(self, topology: Topology, name: str, peers: Mapping[str, str]) -> dict[str, Any]:
-        """Return ``addresses`` and ``relays`` by which ``name`` reaches ``peers`` (name -> address).
+    def to_peers(self, topology: Topology, name: str, peers: Mapping[str, str]) -> Meet:
+        """Return the addresses and relays by which ``name`` reaches ``peers`` (name -> address).
 
         A peer that ``name`` can't dial has an empty address; ``name`` waits until that peer connects.
         """
-        addresses, through = {}, {}
+        addresses: dict[str, str] = {}
+        through: dict[str, list[tuple[str, str]]] = {}
         for peer, address in peers.items():
             relays = topology.via.get(pair_of(name, peer), ())
             addresses[peer] = address if self._reachability.can_dial(name, peer) else ""
             if relays:
                 through[peer] = list(self.addresses(relays).items())
-        return {"addresses": addresses, "relays": write_relays(through)}
+        return Meet(addresses=addresses, relays=routes_of(through))
 
-    def to_peer(self, topology: Topology, name: str, peer: str) -> dict[str, Any]:
-        """Return ``address`` and ``relays`` by which ``name`` reaches ``peer``."""
+    def probe(self, topology: Topology, name: str, peer: str) -> Probe:
+        """Return the command by which ``name`` measures its link to ``peer``."""
         with self._lock:
             route = self.to_peers(topology, name, {peer: self._machine.members[peer].address})
-        return {"address": route["addresses"][peer], "relays": route["relays"]}
+        return Probe(peer=peer, address=route.addresses[peer], relays=route.relays)
 
-    def introduce(self, name: str, routes: Mapping[str, Any], topology: Topology) -> None:
+    def introduce(self, name: str, routes: Meet, topology: Topology) -> None:
         """Notify the members that ``name`` reaches through relays."""
         address = self.addresses([name]).get(name, "")
-        for peer in routes["relays"]:
-            self._send(peer, Frame("meet", self.to_peers(topology, peer, {name: address})))
+        for peer in routes.relays:
+            self._send(peer, self.to_peers(topology, peer, {name: address}))
 
     def introduce_all(self, topology: Topology) -> None:
         """Notify members that reach each other through relays of these relays, before one dials."""
@@ -66,7 +67,7 @@ class Routes:
                 pairs = [pair for pair, relays in topology.via.items() if relays and name in pair and set(pair) <= set(members)]
                 peers = {peer: members[peer].address for pair in pairs for peer in pair if peer != name}
                 if peers:
-                    self._send(name, Frame("meet", self.to_peers(topology, name, peers)))
+                    self._send(name, self.to_peers(topology, name, peers))
 
     def to_submitter(self, devices: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
         """Return relays (name and address) between each of ``devices`` and a submitter that feeds the data.

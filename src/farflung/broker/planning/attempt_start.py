@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from farflung.checkpoint import Manifest
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
-from farflung.messages.holdings import write_decision
+from farflung.messages.commands import LiveStart
+from farflung.messages.holdings import decision_item
 from farflung.plan.model import Plan
 from farflung.protocol.holdings import Holding, Resume, choose, moves
 
@@ -71,25 +71,9 @@ class Start:
             return "copies" if self.live.copied else "memory"
         return "checkpoint" if self.source == "checkpoint" else "start"
 
-    @property
-    def header(self) -> dict[str, Any]:
-        """What all workers are told."""
-        return {
-            "first_step": self.step,
-            "committed": self.committed,
-            "attempt": self.attempt,
-            "states": self.source,
-            "kept_step": self.kept[0],
-            "kept_committed": self.kept[1],
-        }
-
-    def live_header(self, device: str) -> dict[str, Any] | None:
-        """What ``device`` is told of where its states are (None: nothing is held)."""
+    def live_start(self, device: str) -> LiveStart | None:
+        """Return where the states of ``device`` are (None: no worker retains any)."""
         if self.live is None:
             return None
-        return {
-            "step": self.step,
-            "committed": self.committed,
-            "decision": write_decision(self.live.decision),
-            "moves": {holder: list(names) for holder, names in self.moves.get(device, {}).items()},
-        }
+        moves = dict(self.moves.get(device, {}))
+        return LiveStart(step=self.step, committed=self.committed, decision=decision_item(self.live.decision), moves=moves)

@@ -14,14 +14,15 @@ Speeds decide where a run computes, never what it computes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from farflung.clock import monotonic
+from farflung.messages.commands import Measure
+from farflung.messages.schema import Message
 from farflung.protocol.events import HostMeasured, MemberMeasured
 from farflung.protocol.hosts import host_groups
 from farflung.protocol.members import Member
 from farflung.thread_group import ThreadGroup
-from farflung.wire.frames import Frame
 
 __all__ = ["DeviceMeasurements"]
 
@@ -34,7 +35,7 @@ class DeviceMeasurements:
 
     def __init__(
         self,
-        send: Callable[[str, Frame], None],
+        send: Callable[[str, Message], None],
         present: Callable[[str], bool],
         patience: float = PATIENCE,
         on_host: Callable[[HostMeasured], None] | None = None,
@@ -92,7 +93,7 @@ class DeviceMeasurements:
             busy = self._hosts.setdefault(host, threading.Lock())
         with busy:  # another run may be planned for other workers of this host
             for member in members:
-                self._ask([member.name], {"threads": threads})
+                self._ask([member.name], Measure(threads=threads))
             for group in host_groups(members):
                 self._together(group, threads)
 
@@ -105,21 +106,21 @@ class DeviceMeasurements:
         with self._guard:
             for name in names:
                 self._shares.pop(name, None)
-        self._ask(names, {"threads": threads, "together": True})
+        self._ask(names, Measure(threads=threads, together=True))
         with self._guard:
             shares = [share for name in names if (share := self._shares.pop(name, None)) is not None]
         if len(shares) == len(names):
             self._known.add(key)
             self._on_host(HostMeasured(names=tuple(names), capacity=max(1.0, sum(shares))))
 
-    def _ask(self, names: Sequence[str], header: Mapping[str, object]) -> None:
+    def _ask(self, names: Sequence[str], command: Measure) -> None:
         """Ask all of ``names`` at once. Return once each has answered, is lost, or has exceeded its time."""
         waiting = [(name, threading.Event()) for name in names]
         with self._guard:
             self._waiting |= dict(waiting)
         for name, _ in waiting:
             if self._present(name):
-                self._send(name, Frame("measure", dict(header)))
+                self._send(name, command)
             else:
                 self.lost(name)
         until = monotonic() + self._patience

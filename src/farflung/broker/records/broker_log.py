@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from farflung.errors import InputError
+from farflung.messages.schema import Message
+from farflung.messages.watching import CheckpointWritten, GeneratedText, Note, Planned, RecordLine
 from farflung.telemetry.log_file import LogPart, LogWriter, read_last, read_more
 from farflung.telemetry.records import EvaluationRecord, StepRecord, read_record
 from farflung.units import Seconds
-from farflung.wire.frames import Frame
 
 __all__ = ["BrokerLog", "Log", "find_log", "run_log"]
 
@@ -33,7 +34,7 @@ _RECENT = 16
 
 
 class BrokerLog:
-    """Writes the logs. ``say`` and ``frame`` may be called from any thread."""
+    """Writes the logs. ``say`` and ``message`` may be called from any thread."""
 
     def __init__(self, home: Path, say: Callable[[str], None]) -> None:
         """``home``: the broker's folder. ``say`` shows a line to the person at this machine."""
@@ -50,20 +51,20 @@ class BrokerLog:
             self._recent.append((match[1], match[2]))
             self._write(match[1], match[2])
 
-    def frame(self, run: str, frame: Frame) -> None:
-        """Log what watchers of ``run`` are told."""
-        header = frame.header
-        if frame.kind == "note":
-            if (run, str(header["text"])) not in self._recent:
-                self._write(run, str(header["text"]))
-        elif frame.kind == "checkpoint":
-            self._write(run, f"checkpoint after step {header['step']}")
-        elif frame.kind == "text":
-            self._write(run, f"generated:\n{header['text']}")
-        elif frame.kind == "planned":
-            self._write(run, f"plan {header['attempt']}: predicted step {Seconds(header['predicted'])}")
-        elif frame.kind == "record":
-            self._record(run, str(header["line"]))
+    def message(self, run: str, message: Message) -> None:
+        """Log what watchers of ``run`` receive."""
+        match message:
+            case Note(text=text):
+                if (run, text) not in self._recent:
+                    self._write(run, text)
+            case CheckpointWritten(step=step):
+                self._write(run, f"checkpoint after step {step}")
+            case GeneratedText(text=text):
+                self._write(run, f"generated:\n{text}")
+            case Planned(attempt=attempt, predicted=predicted):
+                self._write(run, f"plan {attempt}: predicted step {Seconds(predicted)}")
+            case RecordLine(line=line):
+                self._record(run, line)
 
     def close(self) -> None:
         """Write what is left."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from farflung.checkpoint.store import write_file
 from farflung.errors import DataError
 from farflung.messages.submission import Bundle
-from farflung.wire.frames import decode_frame, encode_frame
 
 __all__ = ["read_bundle", "store_bundle"]
 
@@ -16,7 +15,7 @@ _BUNDLE = "bundle.frame"
 
 def store_bundle(root: Path, bundle: Bundle) -> None:
     """Write ``bundle`` to the run's folder ``root``."""
-    write_file(root / _BUNDLE, [bytes(piece) for piece in encode_frame(bundle.to_frame("submit"))])
+    write_file(root / _BUNDLE, [bundle.to_bytes()])
 
 
 def read_bundle(root: Path) -> Bundle:
@@ -29,4 +28,4 @@ def read_bundle(root: Path) -> Bundle:
         data = (root / _BUNDLE).read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {root / _BUNDLE}: {error.strerror}") from None
-    return Bundle.from_frame(decode_frame(data))
+    return Bundle.from_bytes(data)

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from farflung.wire.frames import Frame
+from farflung.messages.schema import Message
+from farflung.messages.watching import RecordLine
 
 __all__ = ["LogPosition", "RunLog"]
 
@@ -28,7 +29,7 @@ class LogPosition:
 class _Mark:
     number: int
     records_before: int
-    frame: Frame
+    message: Message
 
 
 class RunLog:
@@ -53,11 +54,11 @@ class RunLog:
             self._tail.append(line)
             self._records += 1
 
-    def mark(self, frame: Frame) -> None:
+    def mark(self, message: Message) -> None:
         """Add anything else."""
         with self._lock:
             self._numbers += 1
-            self._marks.append(_Mark(self._numbers, self._records, frame))
+            self._marks.append(_Mark(self._numbers, self._records, message))
             if len(self._marks) > _KEEP_MARKS:
                 del self._marks[_KEEP_MARKS // 2]
 
@@ -72,7 +73,7 @@ class RunLog:
         with self._lock:
             return position.records < self._records or position.mark < self._numbers
 
-    def read(self, position: LogPosition) -> tuple[list[Frame], LogPosition]:
+    def read(self, position: LogPosition) -> tuple[list[Message], LogPosition]:
         """Some of what was told after ``position``, in order, and where that ends."""
         with self._lock:
             first_kept = self._records - len(self._tail)
@@ -81,24 +82,20 @@ class RunLog:
                 return self._from_memory(position, pending, first_kept)
             until = min(first_kept, position.records + _BATCH, *(mark.records_before for mark in pending))
         lines = self._older(position.records, until)
-        return [_record_frame(line) for line in lines], LogPosition(until, position.mark)
+        return [RecordLine(line=line) for line in lines], LogPosition(until, position.mark)
 
-    def _from_memory(self, position: LogPosition, pending: list[_Mark], first_kept: int) -> tuple[list[Frame], LogPosition]:
-        frames: list[Frame] = []
+    def _from_memory(self, position: LogPosition, pending: list[_Mark], first_kept: int) -> tuple[list[Message], LogPosition]:
+        messages: list[Message] = []
         records, number = position.records, position.mark
         for mark in [*pending, None]:
             until = self._records if mark is None else mark.records_before
             if records < until and records < first_kept:
                 break  # the next ones come from the file
-            frames += [_record_frame(self._tail[index - first_kept]) for index in range(records, until)]
+            messages += [RecordLine(line=self._tail[index - first_kept]) for index in range(records, until)]
             records = max(records, until)
             if mark is not None:
-                frames.append(mark.frame)
+                messages.append(mark.message)
                 number = mark.number
         else:
             number = self._numbers
-        return frames, LogPosition(records, number)
-
-
-def _record_frame(line: str) -> Frame:
-    return Frame("record", {"line": line})
+        return messages, LogPosition(records, number)

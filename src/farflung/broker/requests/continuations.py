@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from farflung.broker.records.bundle_file import read_bundle
 from farflung.broker.records.run_folders import RunFolders
@@ -13,6 +12,7 @@ from farflung.checkpoint import Manifest, locate
 from farflung.errors import CheckpointError, InputError
 from farflung.job import check_job
 from farflung.job import from_json as job_from_json
+from farflung.messages.calls import ResumableAnswer
 from farflung.messages.submission import Bundle
 from farflung.security import Caller
 
@@ -42,7 +42,7 @@ class Continuations:
             raise InputError(f"there is no run {source!r} to resume; known runs: {known}")
         return folder
 
-    def describe(self, source: str, caller: Caller) -> dict[str, Any]:
+    def describe(self, source: str, caller: Caller) -> ResumableAnswer:
         """``step`` of the newest checkpoint, ``steps`` of the job and the name of its learning-rate ``schedule``.
 
         Raises:
@@ -51,7 +51,7 @@ class Continuations:
         """
         newest = _newest(self.find(source, caller), source)
         job = job_from_json(newest.job)
-        return {"step": newest.step, "steps": job.steps, "schedule": job.schedule.name}
+        return ResumableAnswer(step=newest.step, steps=job.steps, schedule=job.schedule.name)
 
     def bundle(self, source: str, caller: Caller, run: str, steps: int | None) -> Bundle:
         """The bundle of the new run ``run``, which continues the run ``source`` up to ``steps`` (None: as many as before).

@@ -13,8 +13,10 @@ from farflung.broker.requests.permission import client_of
 from farflung.broker.run_table import RunTable
 from farflung.cluster import Topology
 from farflung.errors import ConnectionLost, InputError
+from farflung.messages.calls import MeasuredTopology, Profile
+from farflung.messages.remote_calls import serve_all
+from farflung.messages.schema import Message
 from farflung.transports.rpc import Call, RpcServer
-from farflung.wire.frames import Frame
 
 __all__ = ["LinkProfile"]
 
@@ -31,11 +33,11 @@ class LinkProfile:
 
     def register(self, server: RpcServer) -> None:
         """Serve the call."""
-        server.stream("profile", self.profile)
+        serve_all(server, Profile, self.profile)
 
-    def profile(self, call: Call, frame: Frame) -> Iterator[Frame]:
+    def profile(self, call: Call, request: Profile) -> Iterator[Message]:
         """Measure all links; yield the results as they come, and finally the topology as a document."""
-        del frame
+        del request
         client_of(call, "measure links")
         network = self.network
         with self.runs.changed:
@@ -50,7 +52,7 @@ class LinkProfile:
         network.routes.introduce_all(plain)
         addresses = [(member.name, member.address) for member in members]
         try:
-            yield from network.probes.run(addresses, lambda name, peer: network.routes.to_peer(plain, name, peer))
+            yield from network.probes.run(addresses, lambda name, peer: network.routes.probe(plain, name, peer))
         finally:
             network.relays.assign(_PROFILE, None, ())
         found = network.table.topology(devices, apart=plain.via)
@@ -58,4 +60,4 @@ class LinkProfile:
         if measured is None:
             raise ConnectionLost("no worker reaches another one: see docs/machines.md for the ports, and farflung doctor")
         caps = {member.name: cap for member in members if (cap := network.table.uplink(member.name)) is not None}
-        yield Frame("topology", {"topology": measured.to_json(), "uplinks": caps})
+        yield MeasuredTopology(topology=measured.to_json(), uplinks=caps)

@@ -9,10 +9,12 @@ from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.requests.permission import caller_of, client_of
 from farflung.broker.run_table import RunTable
 from farflung.errors import InputError, SecurityError
-from farflung.messages.fields import text
+from farflung.messages.calls import ControlMember, StopAnswer, StopRequest, Told
+from farflung.messages.commands import OwnerWishes
+from farflung.messages.remote_calls import serve
+from farflung.messages.schema import Message
 from farflung.protocol.events import Event, StopRequested
 from farflung.transports.rpc import Call, RpcServer
-from farflung.wire.frames import Frame
 
 __all__ = ["RunControl"]
 
@@ -24,19 +26,18 @@ class RunControl:
     runs: RunTable
     folders: RunFolders
     handle: Callable[[Event], None]
-    send: Callable[[str, Frame], None]
+    send: Callable[[str, Message], None]
     owner_key: Callable[[str], str]
 
     def register(self, server: RpcServer) -> None:
         """Serve the calls."""
-        server.unary("stop", self.stop)
-        server.unary("member", self.member)
+        serve(server, StopRequest, self.stop)
+        serve(server, ControlMember, self.member)
 
-    def stop(self, call: Call, frame: Frame) -> Frame:
+    def stop(self, call: Call, request: StopRequest) -> StopAnswer:
         """Stop a run after its current step, or ``now``."""
         caller = client_of(call, "stop runs")
-        now = frame.header.get("now") is True
-        run = text(frame.header, "run", limit=200)
+        run, now = request.run, request.now
         with self.runs.changed:
             known = self.runs.machine.runs.get(run)
             if known is not None and known.state.over:
@@ -46,12 +47,12 @@ class RunControl:
         self.handle(StopRequested(run=run, now=now))  # without the lock: it may write files
         with self.runs.changed:
             over = run in self.runs.machine.runs and self.runs.machine.runs[run].state.over
-        return Frame("stopping", {"over": over})
+        return StopAnswer(over=over)
 
-    def member(self, call: Call, frame: Frame) -> Frame:
+    def member(self, call: Call, request: ControlMember) -> Told:
         """Pass the wishes of the broker's owner, or of a worker's owner (who has its key), on to the worker."""
         caller = caller_of(call)
-        name = text(frame.header, "name", limit=100)
+        name = request.name
         with self.runs.changed:
             known = ", ".join(self.runs.machine.members) or "none"
             connected = name in self.runs.machine.members
@@ -59,6 +60,5 @@ class RunControl:
             raise InputError(f"no worker called {name!r} is connected; there are {known}")
         if caller.role != "owner" and (not caller.key or caller.key != self.owner_key(name)):
             raise SecurityError(f"worker {name!r} belongs to somebody else: only its owner, or the broker's owner, may do that")
-        wishes = {key: frame.header[key] for key in ("paused", "parting") if key in frame.header}
-        self.send(name, Frame("owner", wishes))
-        return Frame("told")
+        self.send(name, OwnerWishes(paused=request.paused, parting=request.parting))
+        return Told()

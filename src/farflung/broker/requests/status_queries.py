@@ -20,19 +20,18 @@ from farflung.broker.session_table import SessionTable
 from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.clock import MonotonicClock
 from farflung.errors import SecurityError
-from farflung.messages.fields import text, whole
+from farflung.messages.calls import Clock, ClockAnswer, LogAnswer, LogRequest, Status, StatusAnswer
+from farflung.messages.remote_calls import serve
+from farflung.messages.schema import UNSET
 from farflung.messages.versions import version_warnings
 from farflung.protocol.broker import Run, RunState
 from farflung.protocol.hosts import host_names
 from farflung.protocol.members import Gone, Member, MemberState
 from farflung.transports.rpc import Call, RpcServer
 from farflung.version import __version__
-from farflung.wire.frames import Frame
 
 __all__ = ["StatusQueries"]
 
-#: Lines of a log in one answer.
-_MOST_LINES = 10_000
 _clock = MonotonicClock()
 
 
@@ -77,18 +76,18 @@ class StatusQueries:
 
     def register(self, server: RpcServer) -> None:
         """Serve the calls."""
-        server.unary("clock", self.clock)
-        server.unary("status", self.status)
-        server.unary("log", self.log)
+        serve(server, Clock, self.clock)
+        serve(server, Status, self.status)
+        serve(server, LogRequest, self.log)
 
-    def clock(self, call: Call, frame: Frame) -> Frame:
+    def clock(self, call: Call, request: Clock) -> ClockAnswer:
         """Return the broker's monotonic clock, by which traces of several machines are aligned."""
-        del call, frame
-        return Frame("clock", {"now": float(_clock.now())})
+        del call, request
+        return ClockAnswer(now=float(_clock.now()))
 
-    def status(self, call: Call, frame: Frame) -> Frame:
+    def status(self, call: Call, request: Status) -> StatusAnswer:
         """Return members and runs. The folder, losses and errors of a run are for its owner only."""
-        del frame
+        del request
         caller = caller_of(call)
         known = self._copy()
         members = [one.member for one in known.members]
@@ -103,8 +102,7 @@ class StatusQueries:
         runs = [self._run_status(one) | ({} if self.folders.owns(one.live.run, caller) else PRIVATE) for one in known.runs]
         states = dict.fromkeys(joining, MemberState.JOINING.value) | {one.name: MemberState.GONE.value for one in known.gone}
         states |= {row["name"]: row["state"] for row in rows}
-        header = {"members": rows, "joining": joining, "gone": gone, "states": states, "runs": runs}
-        return Frame("status", {"version": __version__, **header})
+        return StatusAnswer(version=__version__, members=rows, joining=joining, gone=gone, states=states, runs=runs)
 
     def _copy(self) -> _Known:
         with self.runs.changed:
@@ -170,10 +168,10 @@ class StatusQueries:
             now=_clock.now(),
         )
 
-    def log(self, call: Call, frame: Frame) -> Frame:
+    def log(self, call: Call, request: LogRequest) -> LogAnswer:
         """Return lines of the log of a run, of a worker, or of the broker (``name`` is empty)."""
-        caller, header = caller_of(call), frame.header
-        name = safe_name(text(header, "name", limit=200)) if header.get("name") else ""
+        caller = caller_of(call)
+        name = safe_name(request.name) if request.name else ""
         found = find_log(self.folders.root.parent, name)
         if found.run is not None:
             self.folders.check(name, caller, "read its log")
@@ -182,8 +180,5 @@ class StatusQueries:
                 "the broker's log, and what it says of workers, is for the broker's owner: use a ticket of scope owner, "
                 "or run farflung logs on the broker's machine"
             )
-        if "position" in header:
-            part = found.more(whole(header, "position"))
-        else:
-            part = found.last(whole(header, "lines", high=_MOST_LINES))
-        return Frame("log", {"position": part.position, "over": found.over}, ("\n".join(part.lines).encode(),))
+        part = found.last(request.lines or 0) if request.position is UNSET else found.more(request.position)
+        return LogAnswer(position=part.position, over=found.over, sections=("\n".join(part.lines).encode(),))

@@ -13,16 +13,14 @@ from farflung.broker.requests.continuations import Continuations
 from farflung.broker.requests.permission import client_of
 from farflung.broker.run_table import RunTable
 from farflung.errors import FarflungError, InputError
-from farflung.messages.fields import text, whole
+from farflung.messages.calls import Checking, Resumable, ResumableAnswer, Resume, Submit, Submitted
+from farflung.messages.remote_calls import serve, serve_all
+from farflung.messages.schema import Message
 from farflung.messages.submission import Bundle
 from farflung.security import Caller
 from farflung.transports.rpc import Call, RpcServer
-from farflung.wire.frames import Frame
 
 __all__ = ["Submissions"]
-
-#: The longest name of a run to resume, or of its folder.
-_MAX_SOURCE = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,31 +33,28 @@ class Submissions:
 
     def register(self, server: RpcServer) -> None:
         """Serve the calls. They are streams where a large checkpoint is checked before the answer."""
-        server.stream("submit", self.submit)
-        server.unary("resumable", self.resumable)
-        server.stream("resume", self.resume)
+        serve_all(server, Submit, self.submit)
+        serve(server, Resumable, self.resumable)
+        serve_all(server, Resume, self.resume)
 
-    def submit(self, call: Call, frame: Frame) -> Iterator[Frame]:
+    def submit(self, call: Call, request: Submit) -> Iterator[Message]:
         """Add a run."""
-        yield from self._add(client_of(call, "submit jobs"), Bundle.from_frame(frame))
+        yield from self._add(client_of(call, "submit jobs"), Bundle.of(request))
 
-    def resume(self, call: Call, frame: Frame) -> Iterator[Frame]:
+    def resume(self, call: Call, request: Resume) -> Iterator[Message]:
         """Add a run that continues an earlier one; the answers are those of ``submit``."""
-        caller, header = client_of(call, "resume runs"), frame.header
-        steps = whole(header, "steps", low=1) if "steps" in header else None
-        source, run = text(header, "source", limit=_MAX_SOURCE), text(header, "run", limit=200)
-        yield from self._add(caller, self._continuations.bundle(source, caller, run, steps))
+        caller, steps = client_of(call, "resume runs"), request.steps or None
+        yield from self._add(caller, self._continuations.bundle(request.source, caller, request.run, steps))
 
-    def resumable(self, call: Call, frame: Frame) -> Frame:
+    def resumable(self, call: Call, request: Resumable) -> ResumableAnswer:
         """Return where a run that continues an earlier one would begin."""
-        caller = client_of(call, "resume runs")
-        return Frame("resumable", self._continuations.describe(text(frame.header, "source", limit=_MAX_SOURCE), caller))
+        return self._continuations.describe(request.source, client_of(call, "resume runs"))
 
     @property
     def _continuations(self) -> Continuations:
         return Continuations(self.runs, self.folders)
 
-    def _add(self, caller: Caller, bundle: Bundle) -> Iterator[Frame]:
+    def _add(self, caller: Caller, bundle: Bundle) -> Iterator[Message]:
         root = self.folders.path(bundle.run)
         if (root / "job.json").exists():
             raise InputError(f"run {bundle.run!r} exists already; submit again for a new name")
@@ -72,14 +67,15 @@ class Submissions:
             store_bundle(root, bundle)
 
         if self._exists(live.job.checkpoint.resume, caller):  # else ``write`` raises the error
-            yield Frame("checking", {"source": live.job.checkpoint.resume})
+            yield Checking(source=live.job.checkpoint.resume)
         state = self.begin(live, write)
         with self.runs.changed:
             run = self.runs.machine.runs[bundle.run]
             free = [run.plans_for(member) for member in self.runs.machine.members.values() if member.run is None]
-        header = {"run": bundle.run, "state": state, "folder": str(root), "needs": bundle.job.workers or 1}
-        header |= {"idle": sum(free), "helpers": len(free) - sum(free)}
-        yield Frame("submitted", header)
+        idle = sum(free)
+        yield Submitted(
+            run=bundle.run, state=state, folder=str(root), needs=bundle.job.workers or 1, idle=idle, helpers=len(free) - idle
+        )
 
     def _exists(self, source: str, caller: Caller) -> bool:
         """Return whether there is a run or folder called ``source`` that ``caller`` may resume."""

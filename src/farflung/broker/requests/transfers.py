@@ -12,16 +12,18 @@ from farflung.broker.records.run_store import RunStore
 from farflung.broker.requests.permission import caller_of, client_of
 from farflung.broker.run_table import RunTable
 from farflung.errors import CheckpointError, InputError, SecurityError, WireError
-from farflung.messages.array_stream import write_arrays
-from farflung.messages.fields import text, texts, whole
+from farflung.messages.array_stream import tensor_pieces
+from farflung.messages.calls import ShardUpload, StatesRequest, Uploaded, UploadEnd, UploadPiece, WeightsUpload
+from farflung.messages.remote_calls import serve_all
+from farflung.messages.schema import Channel, Message
+from farflung.messages.watching import CheckpointWritten
+from farflung.messages.wire_form import decode, encode
 from farflung.step.run_setup import Committed
 from farflung.step.sync.replica_slots import wanted_by
 from farflung.transports.rpc import Call, RpcServer
 from farflung.wire.frames import Frame
 
 __all__ = ["Transfers"]
-
-_MAX_RUN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,69 +38,72 @@ class Transfers:
     def register(self, server: RpcServer) -> None:
         """Serve the calls."""
         server.session("upload", self.upload)
-        server.stream("states", self.states)
+        serve_all(server, StatesRequest, self.states)
 
     def upload(self, call: Call, frames: Iterator[Frame]) -> Iterator[Frame]:
         """Store a checkpoint's shard from a worker, or first weights from a submitter."""
-        head = next(frames, None)
-        if head is None or head.kind not in ("weights", "shard"):
-            raise WireError("an upload must begin with weights or shard")
-        run = text(head.header, "run", limit=_MAX_RUN)
-        if head.kind == "weights":
-            caller = client_of(call, "send weights")
+        messages = (decode(frame, Channel.UPLOADS) for frame in frames)
+        head = next(messages, None)
+        if isinstance(head, WeightsUpload):
+            run, caller = head.run, client_of(call, "send weights")
             root = self.folders.path(run)
             if (root / "job.json").exists():
                 raise InputError(f"run {run!r} exists already; its weights can't be sent again")
-            RunStore(self.folders.claim(run, caller)).write_weights(self.folders.counted(run, _pieces(frames)))
+            RunStore(self.folders.claim(run, caller)).write_weights(self.folders.counted(run, _pieces(messages)))
+        elif isinstance(head, ShardUpload):
+            self._shard(call, head, messages)
         else:
-            self._shard(call, run, head, frames)
-        yield Frame("kept")
+            raise WireError("an upload must begin with weights or shard")
+        yield encode(Uploaded())
 
-    def _shard(self, call: Call, run: str, head: Frame, frames: Iterator[Frame]) -> None:
-        name = caller_of(call).name
+    def _shard(self, call: Call, head: ShardUpload, messages: Iterator[Message]) -> None:
+        name, run = caller_of(call).name, head.run
         if not self.runs.serves(name, run):
             raise CheckpointError(f"{name!r} does not work on run {run!r} (any more); its share of a checkpoint is not kept")
         live = self.runs.live(run)
-        step = whole(head.header, "step", low=live.attempt.first_step, high=live.job.steps)
+        step, attempt, first, last = head.step, head.attempt, live.attempt.first_step, live.job.steps
+        if not (first <= step <= last and head.committed <= step):
+            raise WireError(
+                f"a checkpoint of run {run!r} is of a step from {first} to {last}, "
+                f"got step {step} with {head.committed} committed"
+            )
         bundle, planned = live.bundle, live.planned
         if bundle is None or planned is None:
             raise CheckpointError(f"run {run!r} is over: no checkpoint is kept any more")
-        steps, attempt = whole(head.header, "committed", high=step), whole(head.header, "attempt", low=1)
-        committed = Committed(steps=steps, rested=whole(head.header, "rested", high=step * sum(live.job.micro_batch_sizes)))
+        committed = Committed(steps=head.committed, rested=head.rested)
         if attempt == live.attempt.number:
-            live.store.add_shard(step, name, self.folders.counted(run, _pieces(frames)), committed, attempt)
+            live.store.add_shard(step, name, self.folders.counted(run, _pieces(messages)), committed, attempt)
         with live.files:
             if attempt != live.store.attempt:
                 raise CheckpointError(f"run {run!r} was planned again meanwhile; the share of its older plan is not kept")
             complete = live.store.complete(step, bundle, planned.plan)
         if complete:
-            self.notices.watchers(live, Frame("checkpoint", {"step": step}))
+            self.notices.watchers(live, CheckpointWritten(step=step))
             if self.mirror is not None:
                 self.mirror.put(run, live.store.checkpoints, step, live.job.checkpoint)
 
-    def states(self, call: Call, frame: Frame) -> Iterator[Frame]:
+    def states(self, call: Call, request: StatesRequest) -> Iterator[Message]:
         """Yield tensors of a run by name: from its newest checkpoint, its optimizer, or the weights that were sent with it."""
-        live, caller = self.runs.live(text(frame.header, "run", limit=_MAX_RUN)), caller_of(call)
+        live, caller = self.runs.live(request.run), caller_of(call)
         if caller.role != "worker":
             self.folders.check(live.run, caller, "fetch its weights")
         elif not self.runs.serves(caller.name, live.run):
             raise SecurityError(f"{caller.name!r} does not work on run {live.run!r} and may not fetch its weights")
-        names = texts(frame.header, "names")
-        source = text(frame.header, "source")
+        names, source = request.names, request.source
         if source == "weights":
-            yield from write_arrays(live.store.sent_states(names))
+            yield from tensor_pieces(live.store.sent_states(names))
         elif source in ("checkpoint", "optimizer"):
             wanted = wanted_by(None if live.planned is None else live.planned.plan, caller.name)
-            yield from write_arrays(live.store.checkpoint_states(names, optimizer=source == "optimizer", wanted=wanted))
+            yield from tensor_pieces(live.store.checkpoint_states(names, optimizer=source == "optimizer", wanted=wanted))
         else:
             raise InputError(f"unknown source of states {source!r}: known are checkpoint, optimizer, weights")
 
 
-def _pieces(frames: Iterator[Frame]) -> Iterator[bytes | memoryview]:
-    for frame in frames:
-        if frame.kind == "end":
+def _pieces(messages: Iterator[Message]) -> Iterator[bytes | memoryview]:
+    for message in messages:
+        if isinstance(message, UploadEnd):
             return
-        if frame.kind != "piece" or len(frame.sections) != 1:
-            raise WireError("an upload is made of pieces with one section each")
-        yield frame.sections[0]
+        if not isinstance(message, UploadPiece):
+            raise WireError("an upload is made of pieces")
+        yield message.sections[0]
     raise WireError("an upload was cut in transfer")

@@ -1,4 +1,4 @@
-"""Watchers of runs: everything that happens in a run, as a stream of frames."""
+"""Watchers of runs: everything that happens in a run, as a stream of messages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.records.run_log import LogPosition
 from farflung.broker.requests.permission import caller_of
 from farflung.broker.run_table import RunTable
-from farflung.messages.fields import text, whole
+from farflung.messages.calls import Watch
+from farflung.messages.remote_calls import serve_all
+from farflung.messages.schema import Message
+from farflung.messages.watching import JobInfo
 from farflung.protocol.events import Event, RunFailed
 from farflung.security import Caller
 from farflung.thread_group import ThreadGroup
 from farflung.transports.rpc import Call, RpcServer
-from farflung.wire.frames import Frame
 
 __all__ = ["Watchers"]
 
@@ -31,7 +33,7 @@ class Watchers:
 
     def register(self, server: RpcServer) -> None:
         """Serve the call."""
-        server.stream("watch", self.watch)
+        serve_all(server, Watch, self.watch)
 
     def close(self) -> None:
         """End all streams, and join the threads."""
@@ -40,16 +42,16 @@ class Watchers:
             self._runs.wake()
         self._threads.join()
 
-    def watch(self, call: Call, frame: Frame) -> Iterator[Frame]:
+    def watch(self, call: Call, request: Watch) -> Iterator[Message]:
         """Yield everything that has happened in a run, then what happens, until it is over."""
         caller = caller_of(call)
-        live = self._runs.live(text(frame.header, "run", limit=200))
+        live = self._runs.live(request.run)
         self._folders.check(live.run, caller, "watch it")
         left = threading.Event()
         call.on_end(lambda: self._left(caller, live, left))
-        yield Frame("job", {"name": live.job.name, "steps": live.job.steps, "workers": live.job.workers or 0})
+        yield JobInfo(name=live.job.name, steps=live.job.steps, workers=live.job.workers or 0)
         log = live.records.log
-        position = LogPosition(records=min(whole(frame.header, "records"), log.records) if "records" in frame.header else 0)
+        position = LogPosition(records=min(request.records, log.records))
         live.attended = live.attended or caller.name == live.submitter
         while not left.is_set():
             with self._runs.changed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -13,6 +13,9 @@ from farflung.cli.home import members_folder
 from farflung.cli.options import HomeOption, quantity
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond
+
+if TYPE_CHECKING:
+    from farflung.messages.schema import Parting
 
 __all__ = ["register"]
 
@@ -91,7 +94,8 @@ def _wish(command: str, name: str | None, ticket: str | None, home: Path | None,
         raise InputError(f"name the worker: farflung {command} NAME --ticket TICKET (farflung status lists the workers)")
     client = open_client(ticket, home)
     try:
-        client.wish(name, **changes)
+        paused, parting = cast("bool | None", changes.get("paused")), cast("Parting | None", changes.get("parting"))
+        client.wish(name, paused=paused, parting=parting)
     finally:
         client.close()
     return name

@@ -13,6 +13,7 @@ from rich.text import Text
 from farflung.cli.broker_connection import open_client
 from farflung.cli.options import HomeOption, TicketOption, to_write, write_text
 from farflung.cluster import Topology
+from farflung.messages.calls import LinkFound, MeasuredTopology, ProbeRound, Unreachable
 from farflung.units import BytesPerSecond, Seconds
 
 __all__ = ["register"]
@@ -38,18 +39,19 @@ def profile(
         to_write(save)
     client = open_client(ticket, home)
     try:
-        document, caps = "", {}
-        for frame in client.profile():
-            line, header = "", frame.header
-            if frame.kind == "round":
-                pairs = ", ".join(" and ".join(pair) for pair in header["pairs"])
-                line = f"measuring, {header['number']} of {header['of']}: {pairs}"
-            elif frame.kind == "unreachable":
-                line = f"{header['from']} cannot reach {header['to']}: {header['cause']}"
-            elif frame.kind == "link" and header.get("relay"):
-                line = f"{header['from']} reaches {header['to']} through {header['relay']}"
-            elif frame.kind == "topology":
-                document, caps = str(header["topology"]), dict(header["uplinks"])
+        document = ""
+        caps: dict[str, float] = {}
+        for message in client.profile():
+            line = ""
+            match message:
+                case ProbeRound(number=number, of=of, pairs=pairs):
+                    line = f"measuring, {number} of {of}: {', '.join(' and '.join(pair) for pair in pairs)}"
+                case Unreachable(source=source, to=to, cause=cause):
+                    line = f"{source} cannot reach {to}: {cause}"
+                case LinkFound(source=source, to=to, relay=relay) if relay:
+                    line = f"{source} reaches {to} through {relay}"
+                case MeasuredTopology():
+                    document, caps = message.topology, message.uplinks
             if line:
                 typer.echo(line, err=as_json)
     finally:

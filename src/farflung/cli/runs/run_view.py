@@ -16,11 +16,23 @@ from rich.text import Text
 from farflung.client.control import ControlClient
 from farflung.client.planned_run import PlannedRun
 from farflung.errors import TrainingError
+from farflung.messages.schema import Message
+from farflung.messages.watching import (
+    CheckpointWritten,
+    GeneratedText,
+    JobInfo,
+    MemberReady,
+    Note,
+    Planned,
+    Planning,
+    RecordLine,
+    Result,
+    Started,
+)
 from farflung.plan.report.summary import listed
 from farflung.telemetry.activity import pace
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.units import Bytes, Seconds, counted
-from farflung.wire.frames import Frame
 
 __all__ = ["RunView", "say", "show_run"]
 
@@ -56,44 +68,42 @@ class RunView:
         #: Workers that are ready for the plan.
         self._ready: set[str] = set()
 
-    def take(self, frame: Frame) -> str | None:
-        """Learn from a frame of the broker; a text is worth lines of its own."""
-        if frame.kind == "job":
-            self.steps = int(frame.header["steps"])
-        elif frame.kind in ("planning", "planned", "ready", "started"):
-            return self._prepared(frame)
-        elif frame.kind == "record":
-            return self._record(str(frame.header["line"]))
-        elif frame.kind == "checkpoint":
-            return f"checkpoint after step {frame.header['step']}"
-        elif frame.kind == "text":
-            return f"generated:\n{printable(str(frame.header['text']))}"
-        elif frame.kind == "note":
-            return self._note_text(frame)
-        elif frame.kind == "result":
-            self.result = RunResult.from_json(str(frame.header["result"]))
+    def take(self, message: Message) -> str | None:
+        """Learn from a message of the broker; a text is worth lines of its own."""
+        match message:
+            case JobInfo(steps=steps):
+                self.steps = steps
+            case RecordLine(line=line):
+                return self._record(line)
+            case CheckpointWritten(step=step):
+                return f"checkpoint after step {step}"
+            case GeneratedText(text=text):
+                return f"generated:\n{printable(text)}"
+            case Note(text=text, detail=detail):
+                return None if detail and not self.verbose else printable(text)
+            case Result(result=result):
+                self.result = RunResult.from_json(result)
+            case _:
+                return self._prepared(message)
         return None
 
-    def _prepared(self, frame: Frame) -> str | None:
-        """Take a frame about the time before the first step (of the run, or after a loss)."""
-        match frame.kind:
-            case "planning":
-                names = [str(name) for name in frame.header["members"]]
-                self._begin(f"planning for {listed(names)}")
-            case "planned":
-                self.planned = PlannedRun.from_frame(frame)
+    def _prepared(self, message: Message) -> str | None:
+        """Take a message about the time before the first step (of the run, or after a loss)."""
+        match message:
+            case Planning(members=members):
+                self._begin(f"planning for {listed(list(members))}")
+            case Planned():
+                self.planned = PlannedRun.of(message)
                 self._ready.clear()
                 self._begin("preparing the workers: weights and data")
                 return self._plan_text(self.planned)
-            case "ready" if self.planned is not None:
-                self._ready.add(str(frame.header["name"]))
+            case MemberReady(name=name) if self.planned is not None:
+                self._ready.add(name)
                 self._phase = f"preparing the workers: {len(self._ready)} of {len(self.planned.plan.devices)} are ready"
-            case "started":
-                first, took = not self.started, frame.header.get("seconds")  # by the broker's clock: it may be long ago
-                self.started = True
+            case Started(seconds=took):  # by the broker's clock: it may be long ago
+                first, self.started = not self.started, True
                 self._begin("waiting for the first step" if first else "waiting for the next step")
-                after = f" after {Seconds(took)}" if isinstance(took, float) else ""
-                return f"the workers are ready{after}; training starts" if first else None
+                return f"the workers are ready after {Seconds(took)}; training starts" if first else None
         return None
 
     def _begin(self, phase: str) -> None:
@@ -101,10 +111,6 @@ class RunView:
 
     def _plan_text(self, planned: PlannedRun) -> str | None:
         return printable(planned.explanation if self.verbose else planned.summary) if self._tell_plan else None
-
-    def _note_text(self, frame: Frame) -> str | None:
-        expert = frame.header.get("detail") and not self.verbose
-        return None if expert else printable(str(frame.header["text"]))
 
     def _record(self, line: str) -> str | None:
         record = read_record(line)
@@ -250,23 +256,23 @@ def show_run(
 
 def _changes(
     client: ControlClient, run: str, view: RunView, console: Console, on_step: Callable[[StepRecord], None]
-) -> Iterator[Frame]:
-    """Yield the broker's frames. The view has processed each of them."""
-    for frame in client.watch(run):
+) -> Iterator[Message]:
+    """Yield the broker's messages. The view has processed each of them."""
+    for message in client.watch(run):
         before = view.last
-        text = view.take(frame)
+        text = view.take(message)
         if text:
             say(console, text)
         if view.last is not None and view.last is not before:
             on_step(view.last)
-        yield frame
+        yield message
 
 
 def _plain(client: ControlClient, run: str, view: RunView, console: Console, on_step: Callable[[StepRecord], None]) -> None:
     """Print a line for each tenth of the run, where there is no terminal."""
     shown = 0
-    for frame in _changes(client, run, view, console, on_step):
-        if frame.kind == "record" and view.last is not None and view.steps:
+    for message in _changes(client, run, view, console, on_step):
+        if isinstance(message, RecordLine) and view.last is not None and view.steps:
             tenth = (view.last.step + 1) * 10 // view.steps
             if tenth > shown:
                 shown = tenth

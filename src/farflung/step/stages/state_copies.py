@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from farflung.engines.base import Array
@@ -47,6 +48,16 @@ class StateCopy:
         return {key: array for key, array in self._arrays.items() if (key if key in wanted else key.split("/", 2)[-1]) in wanted}
 
 
+@dataclass(slots=True, kw_only=True)
+class _Interval:
+    """The newest copy interval. ``step``: None: there was none. ``open``: (owner, guard) of incomplete copies. ``nbytes``: on
+    links."""
+
+    step: int | None = None
+    open: set[tuple[str, str]] = field(default_factory=set)
+    nbytes: int = 0
+
+
 class StateCopies:
     """One worker's part in the copy intervals."""
 
@@ -60,11 +71,10 @@ class StateCopies:
         self._coming: dict[str, Incoming] = {}
         self._coder = Coder()
         self._threads = ThreadGroup()
-        #: On the leader: the step of the interval under way (None: none so far), and (owner, guard) of its incomplete copies.
-        self._round: int | None = None
-        self._open: set[tuple[str, str]] = set()
-        #: Bytes on links of the newest interval, and the number of intervals.
-        self._nbytes, self._count = 0, 0
+        #: On the leader.
+        self._interval = _Interval()
+        #: How many intervals there were.
+        self._count = 0
 
     @property
     def cost(self) -> str:
@@ -74,15 +84,22 @@ class StateCopies:
             return ""
         return f"{counted(self._count, 'copy', 'copies')} of the state: {Bytes(coder.raw)}, sent as {Bytes(coder.sent)}"
 
+    @property
+    def under_way(self) -> bool:
+        """Whether, on the leader, copies of the newest interval are incomplete."""
+        with self._lock:
+            return bool(self._interval.open)
+
     def due(self, step: int) -> bool:
         """Return, on the leader, whether a copy interval begins after ``step``."""
         if not self._rounds.every:
             return False
         with self._lock:
-            if self._open or (self._round is not None and step - self._round < self._rounds.gap(self._nbytes)):
+            interval = self._interval
+            if interval.open or (interval.step is not None and step - interval.step < self._rounds.gap(interval.nbytes)):
                 return False
-            self._round, self._nbytes = step, 0
-            self._open = {(device, guard) for device, guards in self._rounds.guards.items() for guard in guards}
+            copies = {(device, guard) for device, guards in self._rounds.guards.items() for guard in guards}
+            self._interval = _Interval(step=step, open=copies)
             return True
 
     def take(self, step: int) -> None:
@@ -153,9 +170,10 @@ class StateCopies:
 
     def _whole(self, owner: str, guard: str, step: int, nbytes: int) -> None:
         with self._lock:
-            if step == self._round and (owner, guard) in self._open:
-                self._open.discard((owner, guard))
-                self._nbytes += nbytes
+            interval = self._interval
+            if step == interval.step and (owner, guard) in interval.open:
+                interval.open.discard((owner, guard))
+                interval.nbytes += nbytes
 
     def _send_whole(self, guard: str) -> None:
         """Send the newest copy again, uncoded: ``guard`` lacks the copy that it was coded against."""

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from farflung.errors import ConnectionLost
 from farflung.step.transfer.frame_log import frame_facts
@@ -188,7 +189,9 @@ class Outbox:
             lane = _Lane(peer=peer, urgency=urgency, lost=lost)
             if self._error is None:
                 self._lanes[peer, urgency] = lane
-                self._threads.spawn(f"send-{peer}-{urgency.name.lower()}", self._send_all, lane)
+                # whatever ends the thread must reach the compute thread
+                failed = partial(self._delivered, lane)
+                self._threads.spawn(f"send-{peer}-{urgency.name.lower()}", self._send_all, lane, on_error=failed)
         return lane
 
     def _send_all(self, lane: _Lane) -> None:
@@ -200,11 +203,7 @@ class Outbox:
                 outgoing = lane.waiting.popleft()
                 self._under_way += lane.lost is None
                 self._changed.notify_all()
-            try:
-                self._send_one(lane, outgoing)
-            except Exception as error:  # noqa: BLE001 - whatever ends this thread must reach the compute thread
-                self._delivered(lane, error)
-                return
+            self._send_one(lane, outgoing)
 
     def _send_one(self, lane: _Lane, outgoing: OutgoingFrame) -> None:
         begin = self._trace.now()
