@@ -111,6 +111,7 @@ def test_names_must_differ():
         ({"speed_factor": 0.0}, "speed_factor must be more than 0"),
         ({"overhead": -1e-6}, 'overhead must be from 0 to 1.00 s, got .*; write e.g. "20 us"'),
         ({"overhead": float("nan")}, "overhead must be from 0 to 1.00 s"),
+        ({"convolution": 0.0}, "convolution must be more than 0, got 0.0; write e.g. 1.5"),
         ({"kind": "tpu"}, "unknown kind 'tpu'; known are cpu, cuda, mps, xpu"),
     ],
 )
@@ -138,3 +139,10 @@ def test_any_matrices_survive_json_and_toml(n, seed):
     topology = Topology.from_matrices(random.uniform(0, 1, (n, n)), random.uniform(1, 1e9, (n, n)))
     assert Topology.from_json(topology.to_json()) == topology
     assert Topology.from_text(topology.to_toml()) == topology
+
+
+def test_convolution_speed_is_kept_in_json_and_toml(tmp_path):
+    topology = Topology.from_matrices(np.zeros((1, 1)), np.ones((1, 1)), [device("a", convolution=1.5)])
+    assert Topology.from_json(topology.to_json()).device("a").convolution == 1.5
+    (tmp_path / "t.toml").write_text(topology.to_toml())
+    assert Topology.from_toml(tmp_path / "t.toml").device("a").convolution == 1.5

@@ -163,6 +163,7 @@ class WorkerReports:
             speed=message.speed,
             factor=message.factor,
             overhead=message.overhead,
+            convolution=message.convolution or 1.0,
             share=None if isinstance(message.share, UnsetType) else message.share,
         )
         self.handle(event)  # before the answer: planning waits for the answer and reads the member
@@ -300,6 +301,7 @@ def _offer(message: Hello) -> Offer:
         speed=item.speed,
         factor=item.factor,
         overhead=item.overhead,
+        convolution=item.convolution or 1.0,
         host=item.host,
         processors=item.processors,
         kind=item.kind,

@@ -22,6 +22,7 @@ class Device:
 
     ``memory``: bytes that training may use where it computes. ``speed``: the datasheet's peak ``S*`` in FLOP/s.
     ``speed_factor``: ``lambda``, the share of the peak that a warm-up profile reached (FusionLLM section 3.5).
+    ``convolution``: how many times as fast as other operators convolutions run, by their FLOPs (same warm-up).
     ``overhead``: seconds that each operator costs beside its FLOPs, forward and backward alike (same warm-up).
     ``disk``: free bytes for checkpoints and data (None: not known). ``reliable``: it stays, and reconnects after a break; an
     unreliable device may leave without warning (Hybrid-PS section 3.1.1). ``uplink``, ``downlink``: what all its links together
@@ -36,6 +37,7 @@ class Device:
     speed: FlopsPerSecond
     speed_factor: float = 1.0
     overhead: Seconds = _NO_TIME
+    convolution: float = 1.0
     region: str = ""
     kind: DeviceKind = "cpu"
     disk: Bytes | None = None
@@ -61,6 +63,8 @@ class Device:
             yield f'device {self.name!r}: speed must be more than 0, got {self.speed}; write e.g. "5 TFLOP/s"'
         if not 0 < self.speed_factor < float("inf"):
             yield f"device {self.name!r}: speed_factor must be more than 0, got {self.speed_factor}; write e.g. 0.5"
+        if not 0 < self.convolution < float("inf"):
+            yield f"device {self.name!r}: convolution must be more than 0, got {self.convolution}; write e.g. 1.5"
         if not self.host_capacity > 0:
             yield f"device {self.name!r}: host_capacity must be more than 0, got {self.host_capacity}; write e.g. 2.0"
         for key, cap in (("uplink", self.uplink), ("downlink", self.downlink)):
@@ -80,6 +84,10 @@ class Device:
     def achieved(self) -> FlopsPerSecond:
         """``S(p) = lambda_p * S*(p)`` in FLOP/s."""
         return FlopsPerSecond(self.speed * self.speed_factor)
+
+    def work(self, flops: float, convolutions: float) -> float:
+        """FLOPs that take as long at ``achieved`` as ``flops``, of which ``convolutions`` belong to convolutions."""
+        return flops + convolutions * (1.0 / self.convolution - 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

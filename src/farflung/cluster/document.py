@@ -68,7 +68,7 @@ def _entry(device: Device) -> dict[str, Any]:
         "kind": device.kind,
         "disk": None if device.disk is None else float(device.disk),
     }
-    usual: dict[str, Any] = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None}
+    usual: dict[str, Any] = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None, "convolution": 1.0}
     usual |= {"host": "", "host_capacity": float("inf")}
     return entry | {key: getattr(device, key) for key, value in usual.items() if getattr(device, key) != value}
 
@@ -81,6 +81,7 @@ def _device(entry: Mapping[str, Any]) -> Device:
         speed=FlopsPerSecond.parse(entry["speed"]),
         speed_factor=float(entry["speed_factor"]),
         overhead=Seconds(float(entry.get("overhead", 0.0))),
+        convolution=float(entry.get("convolution", 1.0)),
         region=str(entry["region"]),
         kind=entry["kind"],
         disk=None if disk is None else Bytes.parse(disk),

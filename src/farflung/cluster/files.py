@@ -19,6 +19,7 @@
     speed = "100 GFLOP/s"           # peak
     speed_factor = 0.6              # share of the peak that training reaches (default 1)
     overhead = "20 us"              # what each operator costs beside its FLOPs (default 0)
+    convolution = 1.3               # how many times as fast convolutions run as other operators, by FLOPs (default 1)
     region = "home"
     kind = "cpu"                    # or "cuda", "mps", "xpu"
     reliable = true                 # false: may leave without warning
@@ -248,6 +249,7 @@ _READERS: Mapping[str, _Read] = {
     "speed": _quantity(FlopsPerSecond),
     "speed_factor": _factor,
     "overhead": _quantity(Seconds),
+    "convolution": _factor,
     "region": _plain,
     "kind": _plain,
     "disk": _quantity(Bytes),
@@ -334,6 +336,7 @@ def write_topology(topology: Topology, digits: int | None = None) -> str:
         factor = float(device.speed_factor) if digits is None else float(f"{float(device.speed_factor):.{digits}g}")
         lines += [f"speed = {_written(device.speed, digits)}", f"speed_factor = {factor!r}"]
         lines += [f"overhead = {_written(device.overhead, digits)}"] if device.overhead else []
+        lines += [f"convolution = {device.convolution!r}"] if device.convolution != 1.0 else []
         lines += [f"region = {_quoted(device.region)}"] if device.region else []
         lines += [f"kind = {_quoted(device.kind)}"]
         for key in ("disk", "mtbf", *_CAPS):

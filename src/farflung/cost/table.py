@@ -63,7 +63,7 @@ class OpCost:
 
     ``forward``, ``backward``: FLOPs of one micro-batch, ``weight``: those of ``backward`` that make gradients of parameters;
     ``forward_calls``, ``backward_calls``: how many operators run for them (1 or 0 each).
-    ``workspace``: bytes alive only while the operator runs.
+    ``convolution``: 1 for convolutions, 0 for other operators. ``workspace``: bytes alive only while the operator runs.
     ``parameters``: entries of parameters (bytes), ``trainable``: of trainable ones, ``buffers``: of buffers and constants;
     ``saved``: entries of memory kept for backward per micro-batch; ``uses``: entries of every use of tied parameters;
     ``tied``: bytes of tied parameters' uses before each position (length n + 1).
@@ -77,6 +77,7 @@ class OpCost:
     weight: Vector
     forward_calls: Vector
     backward_calls: Vector
+    convolution: Vector
     workspace: Vector
     parameters: Entries
     trainable: Entries
@@ -109,6 +110,16 @@ class OpCost:
         return np.concatenate(([0.0], np.cumsum(self.backward)))
 
     @cached_property
+    def forward_convolution_sum(self) -> Vector:
+        """Prefix sums of the FLOPs of convolutions in ``forward``, length n + 1."""
+        return np.concatenate(([0.0], np.cumsum(self.forward * self.convolution)))
+
+    @cached_property
+    def backward_convolution_sum(self) -> Vector:
+        """Prefix sums of the FLOPs of convolutions in ``backward``, length n + 1."""
+        return np.concatenate(([0.0], np.cumsum(self.backward * self.convolution)))
+
+    @cached_property
     def forward_calls_sum(self) -> Vector:
         """Prefix sums of ``forward_calls``, length n + 1."""
         return np.concatenate(([0.0], np.cumsum(self.forward_calls)))
@@ -123,7 +134,7 @@ def op_costs(graph: Graph, device_kind: str = "cpu") -> OpCost:
     """The table of a graph. Cost: O(operators); about 20 microseconds each."""
     layouts = Layouts(graph)
     n = len(graph.ops)
-    forward, backward, weight, workspace, calls, back = (np.zeros(n) for _ in range(6))
+    forward, backward, weight, workspace, calls, back, convolution = (np.zeros(n) for _ in range(7))
     saved = _Collector()
     states = {key: _Collector() for key in ("parameters", "trainable", "buffers", "uses")}
     for position, op in enumerate(graph.ops):
@@ -132,6 +143,7 @@ def op_costs(graph: Graph, device_kind: str = "cpu") -> OpCost:
         backward[position] = backward_flops(operands, forward[position])
         weight[position] = weight_flops(operands, forward[position])
         workspace[position] = _workspace(operands)
+        convolution[position] = info(op.target).op_class is OpClass.CONVOLUTION
         calls[position] = op.kind is not OpKind.PLACEHOLDER
         back[position] = calls[position] and operands.backward
         refs, own = saved_for_backward(operands, device_kind)
@@ -152,6 +164,7 @@ def op_costs(graph: Graph, device_kind: str = "cpu") -> OpCost:
         weight=weight,
         forward_calls=calls,
         backward_calls=back,
+        convolution=convolution,
         workspace=workspace,
         saved=saved.entries(),
         tied=np.cumsum(tied),

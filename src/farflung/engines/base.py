@@ -60,6 +60,7 @@ class DeviceReport:
 
     ``peak_flops_per_second`` is S*: the datasheet's figure, or the rate of the best matrix product. ``processors``: the cores or
     the accelerator that it computes on, with names that are the same for all processes of the host (empty: not known).
+    ``convolution``: how many times as fast as other operators convolutions run, by their FLOPs.
     ``reference_seconds``: what ``Engine.share`` compares with (0: it can't be compared).
     """
 
@@ -71,6 +72,7 @@ class DeviceReport:
     peak_flops_per_second: float = 0.0
     processors: tuple[str, ...] = ()
     reference_seconds: float = 0.0
+    convolution: float = 1.0
 
     @property
     def speed_factor(self) -> float:

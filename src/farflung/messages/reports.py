@@ -69,7 +69,7 @@ PairBytes = Annotated[tuple[tuple[Index, Index, Count], ...], Meta(max_length=_M
 class OfferItem(Item):
     """What a worker offers: its device, its speed and its versions.
 
-    ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds.
+    ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio.
     """
 
     memory: Capacity
@@ -81,6 +81,7 @@ class OfferItem(Item):
     speed: Capacity
     factor: Factor
     overhead: Amount
+    convolution: Factor | UnsetType = UNSET
     relay: bool
     reliable: bool
 
@@ -172,6 +173,7 @@ class Measured(Message, kind="measured", on=Channel.REPORTS):
     speed: Capacity
     factor: Factor
     overhead: Amount
+    convolution: Factor | UnsetType = UNSET
     share: Amount | UnsetType = UNSET
 
 

@@ -70,6 +70,8 @@ class _Matrices:
     forward: Vector
     calls: Vector
     forward_calls: Vector
+    convolution: Vector
+    forward_convolution: Vector
     always: Vector
     saved: Vector
     extra: Vector
@@ -90,6 +92,7 @@ class Slot:
     speed: float
     overhead: float
     memory: float
+    convolution: float = 1.0
     into: tuple[float, float] = (0.0, float("inf"))
     back: tuple[float, float] = (0.0, float("inf"))
     most: int | None = None
@@ -210,6 +213,7 @@ class Chain:
                     kind=device.kind,
                     speed=float(topology.speeds[here]),
                     overhead=float(device.overhead) / topology.host_shares[here],
+                    convolution=device.convolution,
                     memory=float(device.memory),
                     into=into,
                     back=back,
@@ -284,7 +288,7 @@ class Chain:
         slot = slots[j]
         flying = self._in_flight(len(slots))[j]
         flying = min(flying, slot.most or flying)
-        key = (slot.kind, slot.speed, slot.overhead, slot.memory - slot.taken, slot.work, slot.copies, flying)
+        key = (slot.kind, slot.speed, slot.overhead, slot.convolution, slot.memory - slot.taken, slot.work, slot.copies, flying)
         found = self._computed.get(key)
         if found is None:
             if len(self._computed) >= _KEPT:
@@ -311,12 +315,13 @@ class Chain:
         """Seconds that each stage computes for a micro-batch, infinite where it does not fit."""
         table = self._table(slot.kind)
         limit = slot.memory - slot.taken - slot.copies * table.exchanged
-        compute = (table.work + slot.work) / slot.speed + table.calls * slot.overhead
+        saved = 1.0 / slot.convolution - 1.0
+        compute = (table.work + saved * table.convolution + slot.work) / slot.speed + table.calls * slot.overhead
         full, less = self._bytes(slot.kind, flying)
         wish = self.problem.job.plan.recompute
         if wish == "never":
             return np.where(full <= limit, compute, np.inf)
-        again = compute + table.forward / slot.speed + table.forward_calls * slot.overhead
+        again = compute + (table.forward + saved * table.forward_convolution) / slot.speed + table.forward_calls * slot.overhead
         again = np.where(less <= limit, again, np.inf)
         return again if wish == "always" else np.where(full <= limit, compute, again)
 
@@ -422,12 +427,16 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
     forward = cost.forward_sum[positions]
     both = forward + cost.backward_sum[positions]
     forward_calls = cost.forward_calls_sum[positions]
+    forward_convolution = cost.forward_convolution_sum[positions]
+    convolution = forward_convolution + cost.backward_convolution_sum[positions]
     calls = forward_calls + cost.backward_calls_sum[positions]
     return _Matrices(
         work=both[None, :] - both[:, None],
         forward=forward[None, :] - forward[:, None],
         calls=calls[None, :] - calls[:, None],
         forward_calls=forward_calls[None, :] - forward_calls[:, None],
+        convolution=convolution[None, :] - convolution[:, None],
+        forward_convolution=forward_convolution[None, :] - forward_convolution[:, None],
         always=always,
         saved=saved,
         extra=extra,

@@ -55,6 +55,7 @@ class Offer:
     """What a worker offers: memory in bytes, achieved speed in FLOP/s, device kind and its versions.
 
     ``factor``: lambda, the achieved share of the peak. ``overhead``: seconds that each operator costs in addition to its FLOPs.
+    ``convolution``: how many times as fast as other operators convolutions run.
     ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
     computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
     otherwise it may leave at any time without notice.
@@ -64,6 +65,7 @@ class Offer:
     speed: float
     factor: float = 1.0
     overhead: float = 0.0
+    convolution: float = 1.0
     host: str = ""
     processors: tuple[str, ...] = ()
     kind: str = "cpu"
@@ -111,6 +113,7 @@ class MemberMeasured:
     speed: float
     factor: float
     overhead: float
+    convolution: float = 1.0
     share: float | None = None
 
 

@@ -73,7 +73,9 @@ class Membership:
         """A member has measured its device."""
         member = self._state.members.get(event.name)
         if member is not None:
-            member.offer = replace(member.offer, speed=event.speed, factor=event.factor, overhead=event.overhead)
+            member.offer = replace(
+                member.offer, speed=event.speed, factor=event.factor, overhead=event.overhead, convolution=event.convolution
+            )
             member.drift = 1.0
         return []
 

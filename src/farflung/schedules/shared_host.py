@@ -17,8 +17,8 @@ from collections.abc import Sequence
 __all__ = ["SharedHost", "shared_ends", "transfer_work"]
 
 #: CPU seconds that both ends of a transfer take together, per frame and per byte: encoding, TLS, checksums, thread switches.
-#: Measured by ``benchmarks shared-cores`` (docs/benchmarks.md).
-_FRAME_SECONDS, _BYTE_SECONDS = 1.5e-3, 3.5e-9
+#: Measured on two idle cores as the CPU time of the sender and receiver threads (docs/benchmarks.md, "shared-cores").
+_FRAME_SECONDS, _BYTE_SECONDS = 2.0e-3, 2.9e-9
 
 #: Actions whose remaining work differs by less than this share end together.
 _ROUNDING = 1e-12

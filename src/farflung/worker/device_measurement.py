@@ -58,7 +58,7 @@ class MeasuredDevice:
     @property
     def speed(self) -> dict[str, Any]:
         """The newest measured speed."""
-        return {key: self._offer[key] for key in ("speed", "factor", "overhead")}
+        return {key: self._offer[key] for key in ("speed", "factor", "overhead", "convolution")}
 
     def measure_again(self, threads: int, *, together: bool) -> dict[str, Any]:
         """Measure the speed on ``threads`` threads, or (``together``) the share of it while all workers of this machine compute.
@@ -126,4 +126,9 @@ def _measure(engine: Engine, chosen: ComputeDevice, peak: float | None) -> Devic
 
 
 def _speed(report: DeviceReport) -> dict[str, float]:
-    return {"speed": report.flops_per_second, "factor": report.speed_factor, "overhead": report.launch_seconds}
+    return {
+        "speed": report.flops_per_second,
+        "factor": report.speed_factor,
+        "overhead": report.launch_seconds,
+        "convolution": report.convolution,
+    }

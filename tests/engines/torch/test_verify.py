@@ -151,5 +151,6 @@ def test_measure_and_threads() -> None:
     assert report.speed_factor == report.flops_per_second / 1e12
     own = ENGINE.measure("cpu")
     assert own.flops_per_second <= own.peak_flops_per_second
+    assert own.convolution >= 0.1
     assert 0 < own.speed_factor <= 1
     assert report.name

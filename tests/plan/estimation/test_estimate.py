@@ -8,9 +8,10 @@ import pytest
 
 from farflung.cluster import Topology, with_relays
 from farflung.errors import PlanError
+from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import cut
 from farflung.job.spec import CodecSpec
-from farflung.plan import LinkPlan, assign_codecs, check_memory, check_plan, estimate, explain
+from farflung.plan import LinkPlan, Plan, Stage, assign_codecs, check_memory, check_plan, estimate, explain, make_links
 from farflung.plan.report.helper_traffic import helped_lines, hidden_seconds, parameters_way
 from farflung.planners import get_planner
 from farflung.units import Bytes, Seconds
@@ -31,6 +32,29 @@ def test_equations_on_a_chain():
     assert found.compressed_seconds == pytest.approx(sum(compute) + 3 * link)
     assert found.bound_by.startswith("the link d")
     assert 0 < found.bound_share < 1
+
+
+def test_convolutions_have_a_speed_of_their_own():
+    builder = GraphBuilder("images")
+    image = builder.input("x", "float32", (2, 4, 8, 8))
+    first = builder.add("conv", "Conv2d", image, in_channels=4, out_channels=8, kernel_size=3, padding=1, bias=False)
+    flat = builder.add("flat", "Flatten", first)
+    last = builder.add("fc1", "Linear", flat, in_features=512, out_features=32, bias=False)
+    builder.add("loss", "MSELoss", last, builder.label("y", "float32", (2, 32)))
+    graph = builder.build()
+    cuts = (0, graph.position["flat"], len(graph.ops))
+    stages = tuple(Stage(index=i, start=cuts[i], stop=cuts[i + 1], device=f"d{i}") for i in range(2))
+    links = make_links(graph, stages)
+    plan = Plan(graph_hash=graph.hash, planner="hand", stages=stages, links=links, micro_batch_sizes=(4, 4))
+    usual = topology(count=2)
+    fast = usual.with_devices([replace(device, convolution=2.0) for device in usual.devices])
+    before, after = (estimate(graph, plan, network, JOB).stages for network in (usual, fast))
+    assert before[0].forward_seconds == pytest.approx(2 * (2 * 8 * 8 * 8) * (4 * 9) / 1e9)
+    assert after[0].forward_seconds == pytest.approx(before[0].forward_seconds / 2)
+    assert after[0].backward_seconds == pytest.approx(before[0].backward_seconds / 2)
+    assert after[0].weight_seconds == pytest.approx(before[0].weight_seconds / 2)
+    assert after[1].forward_seconds == before[1].forward_seconds
+    assert after[0].forward_flops == before[0].forward_flops
 
 
 def test_memory_by_hand():

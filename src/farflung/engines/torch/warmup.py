@@ -24,6 +24,10 @@ _CPU_PRODUCT, _ACCELERATOR_PRODUCT = 512, 6144
 #: Widths of the small models that are trained, and the rows of their micro-batch.
 _CPU_WIDTHS, _ACCELERATOR_WIDTHS = (16, 64, 128, 256), (64, 512, 1024, 2048)
 _CPU_ROWS, _ACCELERATOR_ROWS = 128, 4096
+#: First channels, pixels on a side and rows of the small convolutional model. Each block halves the side
+#: and doubles the channels.
+_CPU_IMAGES, _ACCELERATOR_IMAGES = (32, 32, 4), (64, 64, 128)
+_IMAGE_BLOCKS = 3
 _BLOCKS = 4
 _REPEATS = 3
 _ROUNDS = 3
@@ -44,11 +48,12 @@ def measure_device(device: str = "cpu", peak_flops_per_second: float | None = No
     """
     place = torch.device(device)
     models = _models(place)
+    images = _Model(_image_graph(*(_CPU_IMAGES if place.type == "cpu" else _ACCELERATOR_IMAGES)), place)
     rate = 0.0
     for left in reversed(range(_TRIES)):
         for _ in range(_ROUNDS):
             rate = max(rate, _product_rate(place))
-            for model in models:
+            for model in (*models, images):
                 model.train()
         peak = peak_flops_per_second or rate
         try:
@@ -68,6 +73,7 @@ def measure_device(device: str = "cpu", peak_flops_per_second: float | None = No
         peak_flops_per_second=peak if peak_flops_per_second else max(peak, fit.factor * peak),
         processors=_processors(place),
         reference_seconds=sum(model.best for model in models),
+        convolution=_convolution_ratio(images, fit.factor * peak, fit.overhead),
     )
 
 
@@ -92,7 +98,15 @@ def measure_share(device: str, reference_seconds: float) -> float:
 
 
 def _models(place: torch.device) -> list[_Model]:
-    return [_Model(width, place) for width in (_CPU_WIDTHS if place.type == "cpu" else _ACCELERATOR_WIDTHS)]
+    widths, rows = (_CPU_WIDTHS, _CPU_ROWS) if place.type == "cpu" else (_ACCELERATOR_WIDTHS, _ACCELERATOR_ROWS)
+    return [_Model(_graph(width, rows), place) for width in widths]
+
+
+def _convolution_ratio(images: _Model, speed: float, overhead: float) -> float:
+    """How many times as fast as other operators convolutions run, by their FLOPs; one digit after the point."""
+    others = images.calls * overhead + (images.flops - images.convolutions) / speed
+    seconds = max(images.best - others, images.best / 10)  # a disturbed fit must not leave them nothing
+    return max(0.1, round(images.convolutions / (seconds * speed), 1))
 
 
 def _processors(place: torch.device) -> tuple[str, ...]:
@@ -108,18 +122,18 @@ def _processors(place: torch.device) -> tuple[str, ...]:
 class _Model:
     """A small model, how many operators and FLOPs its micro-batch has, and the ``best`` seconds of one so far."""
 
-    def __init__(self, width: int, place: torch.device) -> None:
-        rows = _CPU_ROWS if place.type == "cpu" else _ACCELERATOR_ROWS
-        graph = _graph(width, rows)
+    def __init__(self, graph: Graph, place: torch.device) -> None:
         cost = op_costs(graph, place.type)
         self.calls = float(cost.forward_calls.sum() + cost.backward_calls.sum())
         self.flops = float(cost.forward.sum() + cost.backward.sum())
+        self.convolutions = float(cost.forward_convolution_sum[-1] + cost.backward_convolution_sum[-1])
         self.best = float("inf")
         self._place, self._count = place, 0
         (piece,) = cut(graph, [(0, len(graph.ops))])
         self._runner = TorchRunner(piece, EngineSettings(device=str(place)), place, None)
         self._runner.initialize(list(piece.states))
-        self._data: dict[str, Array] = {"x": np.ones((rows, width), np.float32), "label": np.zeros(rows, np.int64)}
+        shapes = {name: graph.op(name).outputs[0].shape for name in ("x", "label")}
+        self._data: dict[str, Array] = {"x": np.ones(shapes["x"], np.float32), "label": np.zeros(shapes["label"], np.int64)}
 
     def train(self) -> None:
         """Some micro-batches forward and backward (the loss comes to the host, so a GPU has finished)."""
@@ -147,6 +161,28 @@ def _graph(width: int, rows: int) -> Graph:
         last = f"norm{block}"
     graph.label("label", "int64", (rows,))
     graph.add("loss", "CrossEntropyLoss", last, "label")
+    return graph.build()
+
+
+def _image_graph(channels: int, pixels: int, rows: int) -> Graph:
+    """A chain of convolution, normalization and activation."""
+    graph = GraphBuilder("warm-up-images")
+    last = "x"
+    graph.input(last, "float32", (rows, channels, pixels, pixels))
+    for block in range(_IMAGE_BLOCKS):
+        if block:
+            wider = {"in_channels": channels, "out_channels": 2 * channels, "kernel_size": 3, "padding": 1, "stride": 2}
+            channels *= 2
+            graph.add(f"wider{block}", "Conv2d", last, **wider)
+            last = f"wider{block}"
+        graph.add(f"convolution{block}", "Conv2d", last, in_channels=channels, out_channels=channels, kernel_size=3, padding=1)
+        graph.add(f"norm{block}", "BatchNorm2d", f"convolution{block}", num_features=channels)
+        graph.add(f"bend{block}", "ReLU", f"norm{block}")
+        last = f"bend{block}"
+    graph.add("pool", "AdaptiveAvgPool2d", last, output_size=1)
+    graph.add("flat", "Flatten", "pool")
+    graph.label("label", "int64", (rows,))
+    graph.add("loss", "CrossEntropyLoss", "flat", "label")
     return graph.build()
 
 

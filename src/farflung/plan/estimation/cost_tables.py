@@ -21,6 +21,7 @@ _KEPT = 4096
 class StageSums:
     """Of what a stage executes for a micro-batch: FLOPs, operators that run, FLOPs of gradients of parameters; of what it holds:
     elements of parameters and of what is trained, tensors that are trained; ``modules``: the first and the last path.
+    ``*_convolution``: the part of these FLOPs that convolutions have.
     """
 
     forward: float
@@ -28,6 +29,9 @@ class StageSums:
     forward_calls: float
     backward_calls: float
     weight: float
+    forward_convolution: float
+    backward_convolution: float
+    weight_convolution: float
     parameters: int
     trained: int
     trained_tensors: int
@@ -109,6 +113,9 @@ def _sums(cost: OpCost, piece: SubGraph) -> StageSums:
         forward_calls=float(cost.forward_calls[positions].sum()),
         backward_calls=float(cost.backward_calls_sum[stop] - cost.backward_calls_sum[start]),
         weight=float(cost.weight[start:stop].sum()),
+        forward_convolution=float((cost.forward * cost.convolution)[positions].sum()),
+        backward_convolution=float(cost.backward_convolution_sum[stop] - cost.backward_convolution_sum[start]),
+        weight_convolution=float((cost.weight * cost.convolution)[start:stop].sum()),
         parameters=sum(state.spec.numel for state in owned if state.kind == "parameter"),
         trained=sum(trained),
         trained_tensors=len(trained),

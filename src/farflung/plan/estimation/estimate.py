@@ -159,11 +159,12 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     cost = tables.table(device.kind)
     memory = memory_of(cost, stage, sub, job, flying)
     sums = tables.sums(device.kind, sub)
-    forward, forward_calls = sums.forward, sums.forward_calls
+    forward, forward_calls, convolution = sums.forward, sums.forward_calls, sums.forward_convolution
     backward = sums.backward + (forward if stage.recompute else 0.0)
     backward_calls = sums.backward_calls + (forward_calls if stage.recompute else 0.0)
+    back_convolution = sums.backward_convolution + (convolution if stage.recompute else 0.0)
     if item.sync is not None and made_strategy(item.sync).traits.sent is Sent.SCALARS:
-        backward, backward_calls = forward, forward_calls  # a second forward takes its place
+        backward, backward_calls, back_convolution = forward, forward_calls, convolution  # a second forward takes its place
     parts = memory.parts()
     if stage.replicas:
         parts = {**parts, "exchange": exchange_memory(tables, stage, sub, job, item.sync)}
@@ -179,9 +180,9 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         parameters=sums.parameters,
         forward_flops=forward,
         backward_flops=backward,
-        forward_seconds=_seconds(device, forward, forward_calls),
-        backward_seconds=_seconds(device, backward, backward_calls),
-        weight_seconds=sums.weight / device.achieved,
+        forward_seconds=_seconds(device, device.work(forward, convolution), forward_calls),
+        backward_seconds=_seconds(device, device.work(backward, back_convolution), backward_calls),
+        weight_seconds=device.work(sums.weight, sums.weight_convolution) / device.achieved,
         update_seconds=_seconds(device, sums.trained * UPDATE_FLOPS[job.optimizer.name], sums.trained_tensors),
         in_flight=flying,
         recompute=stage.recompute,

@@ -167,6 +167,7 @@ class Context:
         parts = len(job.virtual_ends) if self.exact(layout) else count
         return Slot(
             kind=devices[0].kind,
+            convolution=min(device.convolution for device in devices),
             speed=sum(self.speeds[i] for i in group),
             overhead=max(float(topology.devices[i].overhead) / topology.host_shares[i] for i in group) / count,
             memory=min(float(device.memory) for device in devices),
@@ -210,6 +211,6 @@ def _twins(topology: Topology) -> list[int]:
     numbers: dict[tuple[object, ...], int] = {}
     found = []
     for block, device in zip(topology.blocks.group.tolist(), topology.devices, strict=True):
-        key = (block, device.kind, device.achieved, device.memory, device.overhead, device.host)
+        key = (block, device.kind, device.achieved, device.memory, device.overhead, device.convolution, device.host)
         found.append(numbers.setdefault(key, len(numbers)))
     return found

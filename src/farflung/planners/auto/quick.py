@@ -42,13 +42,17 @@ _INFINITE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A run of operators on one kind of device, for one micro-batch size: FLOPs, operators that run, bytes by how they grow."""
+    """A run of operators on one kind of device, for one micro-batch size: FLOPs, operators that run, bytes by how they grow.
+
+    ``convolutions``: the part of convolutions in ``forward``, ``backward`` and ``weight``.
+    """
 
     forward: float
     backward: float
     weight: float
     forward_calls: float
     backward_calls: float
+    convolutions: tuple[float, float, float]
     always: float
     saved: float
     received: float
@@ -165,6 +169,11 @@ class Quick:
                 weight=float(cost.weight[start:stop].sum()),
                 forward_calls=float(cost.forward_calls_sum[stop] - cost.forward_calls_sum[start]),
                 backward_calls=float(cost.backward_calls_sum[stop] - cost.backward_calls_sum[start]),
+                convolutions=(
+                    float(cost.forward_convolution_sum[stop] - cost.forward_convolution_sum[start]),
+                    float(cost.backward_convolution_sum[stop] - cost.backward_convolution_sum[start]),
+                    float((cost.weight * cost.convolution)[start:stop].sum()),
+                ),
                 always=float(memory.parameters[0] + memory.gradients[0] + memory.optimizer[0]),
                 saved=float(memory.activations[0] - received[0] - sent[0]),
                 received=float(received[0]),
@@ -211,12 +220,14 @@ class Quick:
         forward, backward, weight, update = [], [], [], []
         rate = UPDATE_FLOPS[problem.job.optimizer.name] / 4.0
         for unit in units:
-            span, speed = unit.span, float(self.devices[unit.device].achieved)
-            overhead = float(self.devices[unit.device].overhead)
-            ahead = span.forward / speed + span.forward_calls * overhead
+            span, device = unit.span, self.devices[unit.device]
+            speed, overhead = float(device.achieved), float(device.overhead)
+            parts = zip((span.forward, span.backward, span.weight), span.convolutions, strict=True)
+            ahead, back, late = (device.work(*part) / speed for part in parts)
+            ahead += span.forward_calls * overhead
             forward.append(ahead)
-            backward.append(span.backward / speed + span.backward_calls * overhead + (ahead if unit.recompute else 0.0))
-            weight.append(span.weight / speed)
+            backward.append(back + span.backward_calls * overhead + (ahead if unit.recompute else 0.0))
+            weight.append(late)
             update.append(span.gradients * rate / speed)
         largest = max(layout.sizes)
         return PipelineTimes(
