@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from farflung.broker.records.run_log import LogPosition, RunLog
 from farflung.errors import ConnectionLost, TrainingError, WireError
 from farflung.messages import fields
 from farflung.step.inbox import Inbox
@@ -293,53 +290,6 @@ def test_a_codec_that_fails_ends_the_run_not_the_thread_alone() -> None:
         assert seen.wait(PATIENCE)
         made._threads.join(PATIENCE)
         assert [repr(error) for error in errors] == ["ValueError('defect')"]
-
-
-# -- run log --------------------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None, max_examples=60)
-@given(events=st.lists(st.booleans(), max_size=80), keep=st.integers(1, 10), reads=st.lists(st.integers(0, 80), max_size=4))
-def test_every_watcher_reads_everything_in_order(events: list[bool], keep: int, reads: list[int]) -> None:
-    file: list[str] = []
-    log = RunLog(lambda first, end: file[first:end], keep=keep)
-    told: list[object] = []
-    watchers: list[tuple[list[Frame], LogPosition]] = []
-    for number, is_record in enumerate(events):
-        if number in reads:
-            watchers.append(([], LogPosition()))
-        if is_record:
-            file.append(f"line {number}")
-            log.record(file[-1])
-        else:
-            log.mark(Frame("mark", {"n": number}))
-        told.append(number)
-        watchers = [(seen + log.read(at)[0], log.read(at)[1]) for seen, at in watchers]
-    for begun, at in [*watchers, ([], LogPosition())]:
-        seen, position = list(begun), at
-        while log.has_more(position):
-            fresh, position = log.read(position)
-            assert fresh, "no progress"
-            seen += fresh
-        found = [frame.header.get("n", frame.header.get("line")) for frame in seen]
-        assert found == [f"line {number}" if is_record else number for number, is_record in enumerate(events)]
-
-
-def test_the_logs_memory_is_bounded() -> None:
-    log = RunLog(lambda first, end: [str(index) for index in range(first, end)], keep=10)
-    for index in range(10_000):
-        log.record(str(index))
-        log.mark(Frame("checkpoint", {"step": index}))
-    assert len(log._tail) == 10
-    assert len(log._marks) <= 256
-    position, records, marks = LogPosition(), [], []
-    while log.has_more(position):
-        fresh, position = log.read(position)
-        records += [int(frame.header["line"]) for frame in fresh if frame.kind == "record"]
-        marks += [frame.header["step"] for frame in fresh if frame.kind != "record"]
-    assert records == list(range(10_000)), "old records come from the file"
-    assert marks[0] == 0, "the first marks stay"
-    assert marks[-1] == 9_999, "so do the last"
 
 
 # -- fields and addresses -------------------------------------------------------------------------------------------------
