@@ -82,7 +82,7 @@ def test_the_arguments_of_lora_are_those_of_the_recipe() -> None:
     from farflung.frontends.recipes import huggingface
 
     listed = re.findall(r"^\| (lora_\w+) \|", (DOCS / "jobs.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert listed == [name for name in huggingface._OWN if name.startswith("lora_")]
+    assert listed == [name for name in huggingface.OWN_ARGUMENTS if name.startswith("lora_")]
 
 
 def test_the_page_counts_the_examples() -> None:

@@ -55,9 +55,9 @@ class Startup:
         assert isinstance(settings, StartupSettings)
         with tempfile.TemporaryDirectory() as folder, _broker(Path(folder)) as (environment, ticket):
             commands: Mapping[str, Callable[[], float]] = {
-                _BASELINE: partial(_whole, ["-c", "import typer"], environment),
-                "help": partial(_whole, [*_FARFLUNG, "--help"], environment),
-                "status": partial(_whole, [*_FARFLUNG, "status"], environment),
+                _BASELINE: partial(process_seconds, ["-c", "import typer"], environment),
+                "help": partial(process_seconds, [*_FARFLUNG, "--help"], environment),
+                "status": partial(process_seconds, [*_FARFLUNG, "status"], environment),
                 "join": partial(_until_registered, ticket, environment),
             }
             seconds: dict[str, list[float]] = {name: [] for name in commands}
@@ -67,10 +67,11 @@ class Startup:
             for _ in range(settings.times):
                 for name, measure in commands.items():
                     seconds[name].append(measure())
-        return _report(seconds, judged=not settings.quick)
+        return report_of(seconds, judged=not settings.quick)
 
 
-def _report(seconds: Mapping[str, Sequence[float]], *, judged: bool) -> Report:
+def report_of(seconds: Mapping[str, Sequence[float]], *, judged: bool) -> Report:
+    """Compare the medians of the measured ``seconds`` of commands; ``judged``: against the targets."""
     medians = {name: statistics.median(found) for name, found in seconds.items()}
     ratios = {name: median / medians[_BASELINE] for name, median in medians.items()}
     checks = [
@@ -109,7 +110,7 @@ def _start(arguments: Sequence[str], environment: Mapping[str, str]) -> subproce
     )
 
 
-def _whole(arguments: Sequence[str], environment: Mapping[str, str]) -> float:
+def process_seconds(arguments: Sequence[str], environment: Mapping[str, str]) -> float:
     """Return the CPU seconds of a whole process.
 
     Raises:
@@ -136,13 +137,13 @@ def _until_registered(ticket: str, environment: Mapping[str, str]) -> float:
     process = _start(command, environment)
     try:
         _await_line(process, r"registered with the broker")
-        return _cpu_seconds(process.pid)
+        return cpu_seconds(process.pid)
     finally:
         process.kill()  # it loads PyTorch by now: a request to leave would wait for that
         process.communicate()
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """The CPU time of all threads of a running process of this machine (clock_getcpuclockid(3): Linux)."""
     return time.clock_gettime((~pid << 3) | 2)
 

@@ -20,21 +20,21 @@ class ProbedCluster(LocalCluster):
         """Where worker ``name`` writes its memory figures when it ends."""
         return self.folder / f"probe-{name}.json"
 
-    def _spawn(self, name: str, arguments: list[str]) -> None:
+    def spawn(self, name: str, arguments: list[str]) -> None:
         if name not in self._commands and "join" in arguments:
             at = arguments.index("farflung")
             arguments = ["-m", "benchmarks.harness.probe", str(self.probe_file(name)), *arguments[at + 1 :]]
-        super()._spawn(name, arguments)
+        super().spawn(name, arguments)
 
 
 class PacedCluster(LocalCluster):
     """Its processes are those of ``harness.stand_in``, which read from the cluster's folder: speeds, stages, who is away."""
 
-    def _spawn(self, name: str, arguments: list[str]) -> None:
+    def spawn(self, name: str, arguments: list[str]) -> None:
         if name not in self._commands:
             at = arguments.index("farflung")
             arguments = ["-m", "benchmarks.harness.stand_in", str(self.folder), *arguments[at + 1 :]]
-        super()._spawn(name, arguments)
+        super().spawn(name, arguments)
 
 
 def bundle_of(job: JobSpec, *, base: Path, topology: Topology | None = None, emulate: bool = False) -> Bundle:

@@ -100,6 +100,13 @@ class Registry(Generic[T]):
         self._loaders.pop(name, None)
         self._plugins.pop(name, None)
 
+    def forget_plugins(self) -> None:
+        """Remove all plug-ins. The next question reads the installed ones again."""
+        self._broken -= self._plugins.keys()
+        for name in list(self._plugins):
+            self.remove(name)
+        self._plugins_read = False
+
     def __iter__(self) -> Iterator[str]:
         self._read_plugins()
         return iter(sorted(name for name in self._loaders if self._usable(name)))

@@ -19,6 +19,13 @@ class ThreadGroup:
         self._threads: list[threading.Thread] = []
         self._cancelled = threading.Event()
 
+    @property
+    def running(self) -> list[threading.Thread]:
+        """The threads that have not ended."""
+        with self._lock:
+            self._threads = [one for one in self._threads if one.is_alive()]
+            return list(self._threads)
+
     def spawn(
         self, name: str, target: Callable[..., object], *args: object, on_error: Callable[[BaseException], None] | None = None
     ) -> threading.Thread:
@@ -58,9 +65,7 @@ class ThreadGroup:
         """Wait until all threads have ended, except the calling one; at most ``timeout`` seconds together (None: no limit)."""
         until = None if timeout is None else monotonic() + timeout
         while True:
-            with self._lock:
-                self._threads = [one for one in self._threads if one.is_alive()]
-                running = [one for one in self._threads if one is not threading.current_thread()]
+            running = [one for one in self.running if one is not threading.current_thread()]
             if not running:
                 return
             for thread in running:

@@ -76,7 +76,7 @@ def test_a_name_is_free_again_whatever_the_loss_does() -> None:
     table = SessionTable(lambda name: 1)
     sessions = Sessions(table, Events(RuntimeError("a defect")), lambda text: None)
     with pytest.raises(RuntimeError, match="a defect"):
-        sessions._read(table.enter("w"), iter(()))
+        sessions.read(table.enter("w"), iter(()))
     assert not table.serves("w")
 
 
@@ -237,7 +237,7 @@ def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    while "late" not in own._members():
+    while "late" not in own.members():
         continue
     own.client.close()
     own.broker.close()

@@ -79,10 +79,10 @@ def test_chains_of_operators_reach_the_optimum_of_their_tables(seed: int, count:
     chain = Chain(Problem.of(graph, topology, job))
     order = draw.permutation(count).tolist()
     found, quick = chain.optimum(order), chain.solve(order)
-    slots = chain._slots(order)
-    parts = [chain._parts(j, slots) for j in range(count)]
+    slots = chain.slots(order)
+    parts = [chain.parts(j, slots) for j in range(count)]
     ends = len(chain.positions) - 1
-    every = [chain._seconds(parts, (0, *inner, ends))[1] for inner in combinations(range(1, ends), count - 1)]
+    every = [chain.step_seconds(parts, (0, *inner, ends))[1] for inner in combinations(range(1, ends), count - 1)]
     best = min(every)
     assert (found is None) == (quick is None) == bool(np.isinf(best))
     if found is not None and quick is not None:

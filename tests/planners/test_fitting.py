@@ -77,7 +77,7 @@ def test_if_any_plan_fits_one_is_found(memories: list[float], wish: str, planner
 def test_only_one_order_of_the_devices_fits() -> None:
     """The draws above hold such cases: here is one, in which communities and sizes give no hint."""
     needs = Chain(problem_of(network([1e9, 1e9, 1e9])))
-    flying = [needs._least("cpu", k) for k in (3, 2, 1)]
+    flying = [needs.least_memory("cpu", k) for k in (3, 2, 1)]
     a, b = 2, 4
     memories = [float(flying[0][0, a]), float(flying[1][a, b]), float(flying[2][b, -1])]
     topology = network([memories[2], memories[0], memories[1]])

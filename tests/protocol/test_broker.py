@@ -1,4 +1,4 @@
-"""The broker's decisions: each transition by hand (``test_broker_orders`` has random orders)."""
+"""The broker's decisions: each transition by hand (``scenarios/test_broker_orders.py`` has random orders)."""
 
 from __future__ import annotations
 

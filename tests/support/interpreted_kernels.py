@@ -37,7 +37,7 @@ def compare() -> str:
     """Raises where a choice differs."""
     from farflung.engines.torch.selecting import select_by_kernels
 
-    codecs._suits = lambda flat: True
+    codecs.suits_kernels = lambda flat: True
     codec, choices, payloads = TopK(ratio=20, values="float16"), 0, 0
     for dtype in DTYPES:
         cases = [(flat, count) for flat in tensors(dtype).values() for count in (90, flat.numel() + 1)]
@@ -52,7 +52,7 @@ def compare() -> str:
         for tensor in list(tensors(dtype).values())[:3]:
             assert codecs.encode_topk(codec, tensor).to_bytes() == codec.encode(to_array(tensor)).to_bytes()
             payloads += 1
-    assert not codecs._REFUSED
+    assert not codecs.REFUSED
     return f"{choices} choices and {payloads} payloads are the same"
 
 

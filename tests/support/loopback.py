@@ -169,13 +169,15 @@ class Loopback:
         self.workers: dict[str, Worker] = {}
         #: All workers, those that tests have lost included.
         self._added: list[Worker] = []
-        self._threads: list[threading.Thread] = []
+        #: The thread that serves each worker, in the order of ``add``.
+        self.threads: list[threading.Thread] = []
         self.key = kept_key(home / "member-key.pem")
         self.client = Client(join(self.ticket("submit"), name="client", role="client", key=self.key))
         for name in "abcdefgh"[:workers]:
             self.add(name, (memory or {}).get(name, 4e9))
 
-    def _members(self) -> list[str]:
+    def members(self) -> list[str]:
+        """Names of the present members, as the broker lists them."""
         members = self.client.status()["members"]
         assert isinstance(members, list)
         return [str(member["name"]) for member in members]
@@ -201,11 +203,11 @@ class Loopback:
         worker = Worker(member, options, said.append, on_owner=on_owner)
         thread = threading.Thread(target=_serve, args=(worker,), name=f"worker-{name}", daemon=True)
         thread.start()
-        self._threads.append(thread)
+        self.threads.append(thread)
         self.workers[name] = worker
         self._added.append(worker)
         # workers join one after the other, so that plans name them in this order
-        until(lambda: not thread.is_alive() or name in self._members())
+        until(lambda: not thread.is_alive() or name in self.members())
         return worker
 
     def __enter__(self) -> Self:
@@ -215,7 +217,7 @@ class Loopback:
         self.client.close()
         for worker in self.workers.values():
             worker.stop()
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join(timeout=PATIENCE)
         for worker in (*self._added, *self.workers.values()):
             worker.close()

@@ -18,6 +18,6 @@ main()
 class Patient(LocalCluster):
     """With such a broker."""
 
-    def _spawn(self, name: str, arguments: list[str]) -> None:
+    def spawn(self, name: str, arguments: list[str]) -> None:
         plain = name == BROKER and arguments[:2] == ["-m", "farflung"]
-        super()._spawn(name, ["-c", PATIENT, *arguments[2:]] if plain else arguments)
+        super().spawn(name, ["-c", PATIENT, *arguments[2:]] if plain else arguments)

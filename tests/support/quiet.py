@@ -33,5 +33,5 @@ def nobody() -> Iterator[str]:
 def settled(endpoint: Endpoint) -> None:
     """Wait until every frame that was sent is counted: a future wakes who waits for it first, and is counted then."""
     inner = getattr(endpoint, "_inner", endpoint)
-    meters: list[Meter] = [one._meter for one in {id(endpoint): endpoint, id(inner): inner}.values()]
-    until(lambda: not any(count.pending for meter in meters for count in list(meter._counts.values())))
+    meters: list[Meter] = [one.meter for one in {id(endpoint): endpoint, id(inner): inner}.values()]
+    until(lambda: all(meter.idle for meter in meters))

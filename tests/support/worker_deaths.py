@@ -45,7 +45,7 @@ def equal(truth: Finished, found: Finished) -> None:
 
 def cut(cluster: Loopback) -> None:
     """The link from b to a breaks for good; both live on."""
-    link = cluster.workers["b"].endpoint._link("a", incoming=False)
+    link = cluster.workers["b"].endpoint.link_to("a", incoming=False)
     link.fail(ConnectionLost("lost a: a cable was cut"))
 
 

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from farflung.cli.main import app
 from farflung.engines import ComputeDevice
 from farflung.errors import InputError, SecurityError
-from farflung.worker import doctor as diagnosis
 from farflung.worker.doctor import Finding, diagnose
 
 
@@ -81,7 +80,7 @@ def test_small_buffers_are_a_hint(tmp_path: Path) -> None:
 
 def test_a_clock_of_long_ago_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1e9)
-    assert diagnosis._clock().level == "bad"
+    assert _found(diagnose(), "clock").level == "bad"
 
 
 CPU = ComputeDevice(name="cpu", cores=8)

@@ -55,15 +55,18 @@ class SessionTable:
 
     def send(self, name: str, message: Message) -> None:
         """Queue ``message`` for the worker ``name``, if it is connected."""
-        with self._lock:
-            session = self._sessions.get(name)
+        session = self.session(name)
         if session is not None:
             session.outgoing.put(message)
 
+    def session(self, name: str) -> Session | None:
+        """Return the session of the worker ``name`` (None: it is not connected)."""
+        with self._lock:
+            return self._sessions.get(name)
+
     def serves(self, name: str) -> bool:
         """Return whether a worker called ``name`` is connected."""
-        with self._lock:
-            return name in self._sessions
+        return self.session(name) is not None
 
     def silence(self, name: str) -> Seconds:
         """Return the time since the worker ``name`` sent something."""

@@ -107,7 +107,7 @@ class Sessions:
             if not began:  # whatever happened: no member may remain without a session
                 self._end(session, "its session did not begin")
         self._say(f"worker {name} joined from {text}")
-        self._threads.spawn(f"session-{name}", self._read, session, frames)
+        self._threads.spawn(f"session-{name}", self.read, session, frames)
         call.on_end(lambda: session.outgoing.put(None))
         lease = float(self._table.lease)
         yield encode(Welcome(name=name, generation=session.generation, lease=lease, warnings=tuple(warnings)))
@@ -129,7 +129,8 @@ class Sessions:
                 return
             yield command
 
-    def _read(self, session: Session, frames: Iterator[Frame]) -> None:
+    def read(self, session: Session, frames: Iterator[Frame]) -> None:
+        """Report each of ``frames`` of ``session`` to the broker; then end the session."""
         cause = _LEFT
         try:
             for frame in frames:

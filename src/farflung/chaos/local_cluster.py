@@ -77,7 +77,8 @@ class LocalCluster:
         #: Those of ``names`` that may go at any time.
         self.unreliable = frozenset(unreliable)
         self._data = data or folder
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        #: The processes that were started and not ended, by name.
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, list[str]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -99,9 +100,9 @@ class LocalCluster:
         with self._lock:
             self._closed = True
         try:
-            end_all(tuple(reversed(self._processes.values())), _END_SECONDS)
+            end_all(tuple(reversed(self.processes.values())), _END_SECONDS)
         finally:
-            self._processes.clear()
+            self.processes.clear()
 
     def log(self, name: str) -> str:
         """What a process printed."""
@@ -133,8 +134,8 @@ class LocalCluster:
 
     def kill(self, name: str) -> None:
         """SIGKILL for the broker or a worker; returns when it is dead."""
-        self._processes[name].kill()
-        self._processes[name].wait()
+        self.processes[name].kill()
+        self.processes[name].wait()
 
     def add(self, name: str, *, unreliable: bool = False) -> None:
         """Start one more worker."""
@@ -142,33 +143,34 @@ class LocalCluster:
 
     def restart(self, name: str) -> None:
         """Start what was killed again, with the same command; the broker at the same port."""
-        self._spawn(name, self._commands[name])
+        self.spawn(name, self._commands[name])
 
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         listen = ["--listen", "127.0.0.1:0"]
-        self._spawn("broker", ["-m", "farflung", "broker", "-v", *listen, "--home", str(self.folder / "broker")])
-        self._join_ticket = self._tickets()
+        self.spawn("broker", ["-m", "farflung", "broker", "-v", *listen, "--home", str(self.folder / "broker")])
+        self._join_ticket = self.await_tickets()
         for name in self.names:
             self._join(name, unreliable=name in self.unreliable)
 
     def _join(self, name: str, *, unreliable: bool) -> None:
         listen = ["--listen", "127.0.0.1:0"]
         words = ["-m", "farflung", "join", self._join_ticket, "--name", name, *listen, "--data", str(self._data), "-v"]
-        self._spawn(name, [*words, "--unreliable"] if unreliable else words)
+        self.spawn(name, [*words, "--unreliable"] if unreliable else words)
 
-    def _spawn(self, name: str, arguments: list[str]) -> None:
+    def spawn(self, name: str, arguments: list[str]) -> None:
+        """Start the process ``name`` with this interpreter and ``arguments``; its output goes to its log."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "FARFLUNG_HOME": str(self.folder / "home")}
         self._commands[name] = arguments
         with (self.folder / f"{name}.log").open("ab") as log:
             command = [sys.executable, *arguments]
             with self._lock:
                 if not self._closed:  # who starts a process again may do so in a thread
-                    self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)  # noqa: S603
+                    self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)  # noqa: S603
 
-    def _tickets(self) -> str:
+    def await_tickets(self) -> str:
         """Wait until the broker has printed its tickets; keeps the one to submit and returns the one to join."""
-        for _ in self._patiently("broker"):
+        for _ in self.patiently("broker"):
             found = _TICKET.findall(self.log("broker"))
             if len(found) >= 2:
                 self.ticket = found[1][1]
@@ -180,14 +182,15 @@ class LocalCluster:
         raise ConnectionLost(f"the broker did not start within {_START_SECONDS:g} s; it said: {self.log('broker')[-400:]!r}")
 
     def _wait_for_workers(self, client: Client) -> None:
-        for _ in self._patiently(*self.names):
+        for _ in self.patiently(*self.names):
             members = client.status()["members"]
             assert isinstance(members, list)
             if {member["name"] for member in members} >= set(self.names):
                 return
         raise ConnectionLost(f"not all workers joined within {_START_SECONDS:g} s")
 
-    def _patiently(self, *names: str) -> _Patience:
+    def patiently(self, *names: str) -> _Patience:
+        """Iterate at a pace until patience ends; an error names a process of ``names`` that has ended."""
         return _Patience(self, names)
 
     def check_alive(self, names: Sequence[str]) -> None:
@@ -197,7 +200,7 @@ class LocalCluster:
             ConnectionLost: one of them ended; the text has its last words.
         """
         for name in names:
-            process = self._processes.get(name)
+            process = self.processes.get(name)
             if process is not None and process.poll() is not None:
                 raise ConnectionLost(f"{name} ended with {process.returncode}; it said: {self.log(name)[-400:]!r}")
 

@@ -49,7 +49,7 @@ class WildCluster(LocalCluster):
 
     def close(self) -> None:
         """End processes and wires."""
-        for process in self._processes.values():
+        for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
         super().close()
@@ -77,12 +77,12 @@ class WildCluster(LocalCluster):
             struck = time.monotonic()
             self._begin(fault)
         if fault.kind == "kill":
-            self._processes[name].wait()
+            self.processes[name].wait()
             self.restart(name)
         elif fault.kind in ("stop", "partition", "one_way"):
             pause.wait(fault.seconds)
             self.board.heal(name)
-            self._processes[name].send_signal(signal.SIGCONT)
+            self.processes[name].send_signal(signal.SIGCONT)
         elif fault.kind == "full_disk":
             pause.wait(fault.seconds)
         return struck
@@ -92,7 +92,7 @@ class WildCluster(LocalCluster):
         if fault.kind == "kill":
             self.kill(name)
         elif fault.kind == "stop":
-            self._processes[name].send_signal(signal.SIGSTOP)
+            self.processes[name].send_signal(signal.SIGSTOP)
         elif fault.kind == "partition":
             self.board.cut(name)
         elif fault.kind == "one_way":
@@ -105,7 +105,7 @@ class WildCluster(LocalCluster):
     def _came(self, name: str, kind: str) -> float | None:
         """When the process came to its moment: it is dead, or stopped, or has taken the order."""
         until, pause = time.monotonic() + _MOMENT_SECONDS, threading.Event()
-        process = self._processes[name]
+        process = self.processes[name]
         while time.monotonic() < until:
             if kind == "kill" and process.poll() is not None:
                 return time.monotonic()
@@ -119,13 +119,13 @@ class WildCluster(LocalCluster):
     def _order(self, name: str) -> Path:
         return self.folder / f"{name}.order"
 
-    def _spawn(self, name: str, arguments: list[str]) -> None:
+    def spawn(self, name: str, arguments: list[str]) -> None:
         if name not in self._commands:
             at = arguments.index("farflung")
             arguments = ["-m", "farflung.chaos.saboteur", str(self._order(name)), *arguments[at + 1 :]]
             if name != BROKER:
                 arguments = self._wired(name, arguments)
-        super()._spawn(name, arguments)
+        super().spawn(name, arguments)
 
     def _wired(self, name: str, arguments: list[str]) -> list[str]:
         """Join through wires: one to each port of the broker, and one to where other workers reach it."""
@@ -145,7 +145,7 @@ class WildCluster(LocalCluster):
 
     def _dialler(self, port: int) -> str:
         """Which worker dialled from ``port``."""
-        for name, process in self._processes.items():
+        for name, process in self.processes.items():
             try:
                 ends = psutil.Process(process.pid).net_connections(kind="tcp")
             except psutil.Error:

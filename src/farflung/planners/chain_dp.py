@@ -32,7 +32,7 @@ __all__ = ["Chain", "ChainPlan", "Slot"]
 Vector = npt.NDArray[np.float64]
 
 
-class _Parts(NamedTuple):
+class SlotParts(NamedTuple):
     """Seconds of a stage: computing (row: start, column: stop), the busier wire and the whole way to it (by start).
 
     ``reach``: the least of ``compute`` for a start and all stops from a given one on.
@@ -133,7 +133,7 @@ class Chain:
 
         ``first_work`` FLOPs and ``first_memory`` bytes on the first device are taken already.
         """
-        found = self.divide(self._slots(order, first_work, first_memory))
+        found = self.divide(self.slots(order, first_work, first_memory))
         if found is None:
             return None
         cuts, pace, seconds = found
@@ -168,7 +168,7 @@ class Chain:
         return self._cuts[key]
 
     def _cut(self, slots: Sequence[Slot], slacks: Sequence[float]) -> tuple[tuple[int, ...], float, float] | None:
-        tables = [self._parts(j, slots) for j in range(len(slots))]
+        tables = [self.parts(j, slots) for j in range(len(slots))]
         pace = _best_pace(tables)
         if not np.isfinite(pace):
             return None
@@ -178,27 +178,28 @@ class Chain:
             limit = pace * slack * (1 + 1e-12)
             if not cuts or found[0] > limit:  # else what is best under a looser limit keeps to this one, too
                 cuts = _best_total(tables, limit)
-                found = self._seconds(tables, cuts)
+                found = self.step_seconds(tables, cuts)
             if best is None or found[1] <= best[2]:
                 best = (tuple(int(self.positions[cut]) for cut in cuts), *found)
         return best
 
     def optimum(self, order: Sequence[int]) -> ChainPlan | None:
         """The exact optimum for devices (indices) in this order (``chain_exact``); ``solve`` is quicker and may miss it."""
-        slots = self._slots(order)
+        slots = self.slots(order)
         known = self.divide(slots)
         if known is None:
             return None
-        parts = [self._parts(j, slots) for j in range(len(slots))]
+        parts = [self.parts(j, slots) for j in range(len(slots))]
         tables = [(np.maximum(compute, wire[:, None]), compute + way[:, None]) for compute, wire, way, _ in parts]
         exact = exact_cuts(tables, self._in_flight(len(slots)), self.problem.job.micro_batches, known[2])
         cuts, pace, seconds = known
         if exact is not None and exact[1] < seconds:
-            pace, seconds = self._seconds(parts, exact[0])
+            pace, seconds = self.step_seconds(parts, exact[0])
             cuts = tuple(int(self.positions[cut]) for cut in exact[0])
         return ChainPlan(order=tuple(order), placed=self._placed(cuts, order), pace=pace, seconds=seconds)
 
-    def _slots(self, order: Sequence[int], work: float = 0.0, memory: float = 0.0) -> list[Slot]:
+    def slots(self, order: Sequence[int], work: float = 0.0, memory: float = 0.0) -> list[Slot]:
+        """Return the places of ``order`` with the links between them; the first also does ``work`` and stores ``memory`` bytes for others."""
         topology = self.problem.topology
         slots = []
         for j, here in enumerate(order):
@@ -230,8 +231,8 @@ class Chain:
         """
         if len(order) < 2 or len(order) > len(self.positions) - 1:
             return None
-        slots = self._slots(order, first_work)
-        tables = [np.isfinite(self._parts(j, slots).compute) for j in range(len(order))]
+        slots = self.slots(order, first_work)
+        tables = [np.isfinite(self.parts(j, slots).compute) for j in range(len(order))]
         reach = np.arange(len(self.positions)) == 0
         for j, fits in enumerate(tables):
             reach = fits[reach].any(axis=0)
@@ -249,7 +250,7 @@ class Chain:
         flying = self._in_flight(stages)
         devices = self.problem.topology.devices
         least = {
-            kind: (self._least(kind, flying[0])[0].min(), self._least(kind, flying[-1])[:, -1].min())
+            kind: (self.least_memory(kind, flying[0])[0].min(), self.least_memory(kind, flying[-1])[:, -1].min())
             for kind in {device.kind for device in devices}
         }
         first, last = (
@@ -265,15 +266,15 @@ class Chain:
 
     def fits(self, kind: DeviceKind, memory: float, stages: int, at: int) -> npt.NDArray[np.bool_]:
         """Whether ``memory`` bytes hold stage ``at`` of ``stages`` between each two candidates (row: start, column: stop)."""
-        found: npt.NDArray[np.bool_] = self._least(kind, self._in_flight(stages)[at]) <= memory
+        found: npt.NDArray[np.bool_] = self.least_memory(kind, self._in_flight(stages)[at]) <= memory
         return found
 
-    def _least(self, kind: str, flying: int) -> Vector:
+    def least_memory(self, kind: str, flying: int) -> Vector:
         """Memory of the stage between each two candidates, recomputing if the job lets it and it helps."""
         full, less = self._bytes(kind, flying)
         return {"never": full, "always": less}.get(self.problem.job.plan.recompute, np.minimum(full, less))
 
-    def _seconds(self, tables: Sequence[_Parts], cuts: Sequence[int]) -> tuple[float, float]:
+    def step_seconds(self, tables: Sequence[SlotParts], cuts: Sequence[int]) -> tuple[float, float]:
         """(pace, seconds of a step) of the cuts."""
         pairs = list(pairwise(cuts))
         pace = max(float(max(compute[a, b], wire[a])) for (compute, wire, *_), (a, b) in zip(tables, pairs, strict=True))
@@ -283,7 +284,7 @@ class Chain:
         stall = max(round_trip / flying for round_trip, flying in windows)
         return pace, sum(spent) + (self.problem.job.micro_batches - 1) * max(pace, stall)
 
-    def _parts(self, j: int, slots: Sequence[Slot]) -> _Parts:
+    def parts(self, j: int, slots: Sequence[Slot]) -> SlotParts:
         """Seconds of stage j: computing, for all pairs of candidates; of the busier wire and of the whole way, by its start."""
         slot = slots[j]
         flying = self._in_flight(len(slots))[j]
@@ -297,8 +298,8 @@ class Chain:
             found = self._computed[key] = compute, np.minimum.accumulate(compute[:, ::-1], axis=1)[:, ::-1]
         compute, reach = found
         if not j:
-            return _Parts(compute, np.zeros(len(compute)), np.zeros(len(compute)), reach)
-        return _Parts(compute, *self._wire((*slot.into, *slot.back)), reach)
+            return SlotParts(compute, np.zeros(len(compute)), np.zeros(len(compute)), reach)
+        return SlotParts(compute, *self._wire((*slot.into, *slot.back)), reach)
 
     def _wire(self, links: tuple[float, float, float, float]) -> tuple[Vector, Vector]:
         """Seconds of the busier wire and of the whole way there and back, by candidate; ``links``: both latencies and rates."""
@@ -445,7 +446,7 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
     )
 
 
-def _best_pace(tables: Sequence[_Parts]) -> float:
+def _best_pace(tables: Sequence[SlotParts]) -> float:
     best = np.full(len(tables[0][0]), np.inf)
     best[0] = 0.0
     for compute, wire, *_ in tables[:-1]:
@@ -464,7 +465,7 @@ def _reached(best: Vector) -> slice:
     return slice(int(there[0]), int(there[-1]) + 1) if len(there) else slice(0, 0)
 
 
-def _first_starts(tables: Sequence[_Parts], limit: float) -> list[int]:
+def _first_starts(tables: Sequence[SlotParts], limit: float) -> list[int]:
     """For each stage a candidate before which none can start, if all that follows shall stay under ``limit``; then the end."""
     least = [len(tables[0][0]) - 1]
     for stage in reversed(tables):
@@ -473,7 +474,7 @@ def _first_starts(tables: Sequence[_Parts], limit: float) -> list[int]:
     return least[::-1]
 
 
-def _best_total(tables: Sequence[_Parts], limit: float) -> list[int]:
+def _best_total(tables: Sequence[SlotParts], limit: float) -> list[int]:
     """Candidates (indices, both ends included) of the plan with the least total whose pace stays under ``limit``.
 
     Forward only the least sums are kept; the choices that made them are found again along the one way back.

@@ -19,10 +19,7 @@ What the broker observes:
 - ``straggler_detector``: ``StragglerDetector``: slow devices and links, silent workers.
 - ``replan_timer``: ``ReplanTimer``: when to search for a better plan.
 
-The task pool of a stage server:
+For a stage server:
 
-- ``pool_events``: events and commands.
-- ``task_pool``: ``TaskPool``: passes events to the parts below.
-- ``pool_state``: slices and devices; ``answer_times``: how long helpers take; ``task_choice``: which device computes what.
-- ``ordered_items``: ``InOrder``: the order in which results are added.
+- ``pool``: the task pool: which helper computes which slice.
 """

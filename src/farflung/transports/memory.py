@@ -116,7 +116,8 @@ class MemoryEndpoint:
     def __init__(self, hub: MemoryHub, name: str, handler: FrameHandler, config: TransportConfig) -> None:
         self.name = name
         self._hub, self._handler, self._config = hub, handler, config
-        self._meter = Meter(MonotonicClock())
+        #: What was sent to each peer and received from it.
+        self.meter = Meter(MonotonicClock())
         self._lock = threading.Lock()
         self._addresses: dict[str, str] = {}
         self._outgoing: dict[str, _Lane] = {}
@@ -136,8 +137,8 @@ class MemoryEndpoint:
         size = frame_bytes(frame, self._config.limits)
         lane = self._lane(peer)
         future: Future[None] = Future()
-        self._meter.begin(peer)
-        future.add_done_callback(lambda done: self._meter.end(peer, size, delivered=done.exception() is None))
+        self.meter.begin(peer)
+        future.add_done_callback(lambda done: self.meter.end(peer, size, delivered=done.exception() is None))
         try:
             lane.put(frame, size, future)
         except ConnectionLost as error:
@@ -149,7 +150,7 @@ class MemoryEndpoint:
         self.post(peer, frame).result()
 
     def statistics(self) -> Mapping[str, LinkStatistics]:
-        return self._meter.snapshot()
+        return self.meter.snapshot()
 
     def close(self) -> None:
         with self._lock:
@@ -171,7 +172,7 @@ class MemoryEndpoint:
 
     def take(self, sender: str, frame: Frame, size: int) -> None:
         """Hand an arrived frame to the handler."""
-        self._meter.received(sender, size)
+        self.meter.received(sender, size)
         self._handler(sender, frame)
 
     def _lane(self, peer: str) -> _Lane:

@@ -68,6 +68,12 @@ class Meter:
             count.frames_received += 1
             count.bytes_received += size
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is on its way."""
+        with self._lock:
+            return not any(count.pending for count in self._counts.values())
+
     def snapshot(self) -> Mapping[str, LinkStatistics]:
         """All counters at this moment, a running busy time included."""
         with self._lock:

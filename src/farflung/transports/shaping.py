@@ -140,7 +140,8 @@ class ShapedEndpoint:
         self._clock = clock or MonotonicClock()
         self._wait_until = wait_until or self._wait_really
         self._window = window
-        self._meter = Meter(self._clock)
+        #: What was sent to each peer.
+        self.meter = Meter(self._clock)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._uplinks: dict[str, Uplink] = {}
@@ -181,7 +182,7 @@ class ShapedEndpoint:
         size = frame_bytes(frame)
         link.room.acquire()
         future: Future[None] = Future()
-        self._meter.begin(peer)
+        self.meter.begin(peer)
         future.add_done_callback(lambda done: self._finish(link, peer, size, done))
         left = self._transmit(link, size)
         link.outward.put(left + link.shape.latency_seconds, lambda: self._hand_over(link, peer, frame, future))
@@ -191,7 +192,7 @@ class ShapedEndpoint:
         self.post(peer, frame).result()
 
     def statistics(self) -> Mapping[str, LinkStatistics]:
-        mine, below = self._meter.snapshot(), self._inner.statistics()
+        mine, below = self.meter.snapshot(), self._inner.statistics()
         merged = dict(below)
         for peer, own in mine.items():
             received = below.get(peer, LinkStatistics())
@@ -232,7 +233,7 @@ class ShapedEndpoint:
             future.set_exception(error)
 
     def _finish(self, link: _Link, peer: str, size: int, done: Future[None]) -> None:
-        self._meter.end(peer, size, delivered=done.exception() is None)
+        self.meter.end(peer, size, delivered=done.exception() is None)
         link.room.release()
 
     def _wait_really(self, until: float) -> None:

@@ -20,7 +20,7 @@ from farflung.messages.reports import Helping
 from farflung.messages.schema import UNSET, Flag
 from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import encode
-from farflung.protocol.pool_events import TaskKind
+from farflung.protocol.pool.pool_events import TaskKind
 from farflung.step.hybrid.slices import AHEAD, HELD, Order, StageSlices, compute
 from farflung.step.run_setup import RunSetup
 from farflung.step.stages.stage_runners import open_stage

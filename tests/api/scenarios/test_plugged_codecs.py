@@ -28,10 +28,9 @@ class Boom(Cast):
 def boom(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     point = EntryPoint("boom", f"{__name__}:Boom", "farflung.codecs")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == "farflung.codecs" else [])
-    CODECS._plugins_read = False
+    CODECS.forget_plugins()
     yield
-    CODECS.remove("boom")
-    CODECS._plugins_read = False
+    CODECS.forget_plugins()
 
 
 class Model(nn.Module):

@@ -23,7 +23,7 @@ def test_commands_are_compared_with_the_import_of_typer() -> None:
 
 
 def test_targets_are_judged_by_the_medians() -> None:
-    report = startup._report(
+    report = startup.report_of(
         {"import typer": [1.0, 1.0, 9.0], "help": [2.0], "status": [5.0, 3.0, 3.0], "join": [11.0]}, judged=True
     )
     assert {check.name: check.passed for check in report.checks} == {
@@ -39,11 +39,11 @@ def test_the_cpu_time_of_a_running_process_is_that_of_all_its_threads() -> None:
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     said = float(process.stdout.readline())
-    found = startup._cpu_seconds(process.pid)
+    found = startup.cpu_seconds(process.pid)
     process.communicate("\n")
     assert said <= found < said + 0.05
 
 
 def test_a_command_that_fails_is_an_error() -> None:
     with pytest.raises(TrainingError, match=r"(?s)--bogus failed: .*No such option"):
-        startup._whole(["-m", "farflung", "--bogus"], os.environ)
+        startup.process_seconds(["-m", "farflung", "--bogus"], os.environ)

@@ -65,9 +65,9 @@ def test_a_cluster_may_have_one_client_after_the_other(tmp_path: Path) -> None:
 
 def test_a_worker_that_ends_early_is_named_with_its_last_words(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path, ["worker-0"])
-    cluster._spawn("broker", ["-c", "print('no room here'); raise SystemExit(3)"])
+    cluster.spawn("broker", ["-c", "print('no room here'); raise SystemExit(3)"])
     with pytest.raises(ConnectionLost, match=r"broker ended with 3; it said: 'no room here"):
-        cluster._tickets()
+        cluster.await_tickets()
     cluster.close()
 
 
@@ -88,8 +88,8 @@ def writing(folder: Path, seconds: float) -> LocalCluster:
     """A cluster whose one process writes into ``folder / "run"`` for so long after it was asked to end."""
     (folder / "run").mkdir()
     cluster = LocalCluster(folder, [])
-    cluster._spawn("broker", ["-c", WRITER, str(folder / "run"), str(seconds)])
-    for _ in cluster._patiently("broker"):
+    cluster.spawn("broker", ["-c", WRITER, str(folder / "run"), str(seconds)])
+    for _ in cluster.patiently("broker"):
         if (folder / "run" / "ready").exists():
             return cluster
     raise AssertionError("it does not begin to write")
@@ -123,4 +123,4 @@ def test_nothing_is_started_again_in_a_cluster_that_has_ended(tmp_path: Path) ->
     cluster = writing(tmp_path, 0.0)
     cluster.close()
     cluster.restart("broker")
-    assert cluster._processes == {}
+    assert cluster.processes == {}

@@ -89,8 +89,8 @@ def test_two_that_cannot_be_dialled_train_through_a_third(place: Path) -> None:
         assert any(line.startswith(f"run {finished.run}: relays between a and b") for line in own.said["r"])
         assert any(line.startswith(f"run {finished.run}: relayed ") for line in own.said["r"])
         own.workers["r"].stop()
-        own._threads[2].join(PATIENCE)
-        while "r" in own._members():
+        own.threads[2].join(PATIENCE)
+        while "r" in own.members():
             continue
         end = own.run(text_job(steps=1, workers=2, plan={"planner": "equal_number"}))
         assert end.result.status == "failed"
@@ -263,8 +263,8 @@ def test_answers_belong_to_their_question() -> None:
     for name in "abc":
         reaching.joined(name, "" if name == "a" else "1")
     places = {"b": "1", "c": "1"}
-    reaching._ask([("a", "b"), ("a", "c")], places)
-    assert reaching._known == {("a", "b"): True}
-    reaching._ask([("a", "b"), ("a", "c")], places)
-    assert reaching._known == {("a", "b"): True, ("a", "c"): True}
+    reaching.ask([("a", "b"), ("a", "c")], places)
+    assert reaching.known == {("a", "b"): True}
+    reaching.ask([("a", "b"), ("a", "c")], places)
+    assert reaching.known == {("a", "b"): True, ("a", "c"): True}
     assert len(set(asked)) == 2

@@ -43,18 +43,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     def put(**members: str) -> None:
         points = [EntryPoint(name, value, "farflung.codecs") for name, value in members.items()]
         monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points if group == "farflung.codecs" else [])
-        for name in members:
-            CODECS.remove(name)
-        CODECS._plugins_read = False
+        CODECS.forget_plugins()
 
     module = ModuleType("unlucky")
     module.Unlucky = Unlucky  # type: ignore[attr-defined]
     module.number = 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "unlucky", module)
     yield put
-    for name in list(CODECS._plugins):
-        CODECS.remove(name)
-    CODECS._plugins_read = False
+    CODECS.forget_plugins()
 
 
 TAIL = "; install what it lacks, or another version of it, or take another codec"

@@ -161,7 +161,7 @@ def test_a_stranger_is_refused_by_name_and_the_run_goes_on(cluster: Loopback, ca
 
 def test_garbage_on_a_link_counts_as_the_loss_of_its_sender(cluster: Loopback, captured: Bundle) -> None:
     def act(run: str) -> None:
-        link = cluster.workers["b"].endpoint._link("a", incoming=False)
+        link = cluster.workers["b"].endpoint.link_to("a", incoming=False)
         with link.changed:
             link._outbox.put(Urgency.BULK, [b"this is no frame at all, by no means"], _Pending(Future(), 36))
             link._wake_all()
@@ -186,7 +186,7 @@ def test_a_malformed_report_ends_the_run_only(cluster: Loopback, captured: Bundl
 def test_garbage_in_a_session_ends_the_session_only(place: Path, captured: Bundle) -> None:
     with Loopback(place, 2, folder="apart") as own:
         own.workers["b"].session._rpc._outgoing.put(b"\x00\x01 garbage")  # type: ignore[union-attr]
-        own._threads[1].join(PATIENCE)
+        own.threads[1].join(PATIENCE)
         members = own.client.status()["members"]
         assert isinstance(members, list)
         assert [member["name"] for member in members] == ["a"]
@@ -203,7 +203,7 @@ def test_a_worker_that_leaves_in_mid_run_is_named(place: Path, captured: Bundle)
         step = CheckpointReader.from_folder(end.folder / "checkpoints").manifest.step
         RunStore(end.folder).checkpoints.verify(step)
         assert end.result.checkpoint.endswith(f"step-{step:010d}")
-        own._threads[1].join(PATIENCE)
+        own.threads[1].join(PATIENCE)
         assert play(own, captured, workers=2).result.status == "finished", "the others take the next run"
 
 
@@ -400,14 +400,14 @@ def test_no_certificate_in_the_name_of_a_connected_worker(place: Path) -> None:
         ):
             join(own.ticket("join"), name="a", role="worker", key=own.key)
         own.workers["a"].stop()
-        own._threads[0].join(PATIENCE)
-        while own._members():
+        own.threads[0].join(PATIENCE)
+        while own.members():
             continue
         own.workers["a"].close()
         while own.broker.sessions.serves("a"):
             continue
         own.add("a")
-        assert own._members() == ["a"], "it is back, with a new certificate"
+        assert own.members() == ["a"], "it is back, with a new certificate"
 
 
 @pytest.mark.parametrize("name", ["broker", "client-a"])
@@ -505,7 +505,7 @@ def test_a_broker_that_is_ended_says_so(place: Path, captured: Bundle) -> None:
         end = play(own, captured, "record", end_it, steps=5000)
         ended[0].join(PATIENCE)
         assert (end.result.cause, end.kind) == ("the broker was ended", "ConnectionLost")
-        for thread in own._threads:
+        for thread in own.threads:
             thread.join(PATIENCE)
             assert not thread.is_alive()
         with pytest.raises(ConnectionLost, match="cannot reach the broker at"):

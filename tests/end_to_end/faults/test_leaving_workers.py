@@ -61,8 +61,8 @@ def test_who_leaves_is_not_told_to_be_given_up(place: Path, tmp_path: Path) -> N
     told: list[str] = []
     with Loopback(place, 1, folder=str(tmp_path), say=told.append) as cluster:
         cluster.workers["a"].announce({"parting": "leave"})
-        until(lambda: not cluster._members())
-        cluster._threads[0].join(60)
+        until(lambda: not cluster.members())
+        cluster.threads[0].join(60)
         assert cluster.client.status()["gone"] == [{"name": "a", "generation": 1, "cause": "it left"}]
     assert "worker a left" in told
     assert not any("given this worker up" in text for text in cluster.said["a"]), cluster.said
@@ -125,7 +125,8 @@ class Silent(Leases):
 def test_a_silent_worker_is_given_up_and_not_heard_when_it_comes_back(place: Path, tmp_path: Path) -> None:
     with Loopback(place, 2, folder=str(tmp_path)) as cluster:
         table = cluster.broker.sessions
-        zombie = table._sessions["b"]
+        zombie = table.session("b")
+        assert zombie is not None
         leases = Silent(Seconds(4.0))
         now = time.monotonic()
         leases.grant("a", zombie.generation - 1, now)
@@ -141,14 +142,16 @@ def test_a_silent_worker_is_given_up_and_not_heard_when_it_comes_back(place: Pat
 
         deaf: Any = SimpleNamespace(report=lambda name, frame: heard.append(frame), lost=lambda name, cause: heard.append(name))
         late = iter([Frame("measured", {"speed": 1e9, "factor": 1.0, "overhead": 0.0})])
-        Sessions(table, deaf, print)._read(zombie, late)
+        Sessions(table, deaf, print).read(zombie, late)
         assert heard == [], "the old session is over, whatever comes from it"
-        while cluster._threads[1].is_alive():
-            cluster._threads[1].join()
+        while cluster.threads[1].is_alive():
+            cluster.threads[1].join()
         assert any("the broker has given this worker up" in line for line in cluster.said["b"])
         leases.who = ""
         cluster.add("b")
-        assert table._sessions["b"].generation > zombie.generation
+        back = table.session("b")
+        assert back is not None
+        assert back.generation > zombie.generation
 
 
 def test_generations_go_on_in_the_next_life_of_the_broker(place: Path, tmp_path: Path) -> None:
@@ -165,8 +168,8 @@ def test_a_worker_notices_that_its_broker_is_silent(place: Path, tmp_path: Path,
         leases.length = Seconds(0.2)  # told to the worker
         monkeypatch.setattr(leases, "expired", lambda now: [])
         cluster.add("a")
-        cluster._threads[0].join(60)
-        assert not cluster._threads[0].is_alive()
+        cluster.threads[0].join(60)
+        assert not cluster.threads[0].is_alive()
         assert any("no message from the broker for" in line for line in cluster.said["a"])
 
 
@@ -343,10 +346,10 @@ def test_a_capped_worker_sends_no_faster(place: Path, tmp_path: Path) -> None:
         for _ in range(4):
             a.endpoint.send("b", Frame("probe", {}, (bytes(150_000),)))
         cap = a.endpoint.cap
-        assert cap._free >= begin + 0.3, "600 kB at 2 MB/s"
-        cap._free = begin + 1e6
+        assert cap.free_at >= begin + 0.3, "600 kB at 2 MB/s"
+        cap.free_at = begin + 1e6
         later = a.endpoint.post("b", Frame("probe"))
-        link = a.endpoint._links["b"]
+        link = a.endpoint.link_to("b", incoming=False)
         assert not any(link.waits(one) and not one.state_due for one in link.connections)
         assert not later.done()
         a.announce({"bandwidth": None})

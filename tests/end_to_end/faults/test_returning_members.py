@@ -73,12 +73,12 @@ def test_a_machine_that_was_rebooted(home: Path) -> None:
             processes[-1].send_signal(signal.SIGKILL)
             processes[-1].wait()
             kept.write_text(str(replace(ticket, expires=1.0)))
-            until(lambda: "a" not in cluster._members())
+            until(lambda: "a" not in cluster.members())
             boot()
 
         try:
             boot()
-            until(lambda: "a" in cluster._members(), 200)
+            until(lambda: "a" in cluster.members(), 200)
             before = cluster.broker.runs.machine.members["a"].generation
             found = goes_on(cluster, reboot)
             after = cluster.broker.runs.machine.members["a"].generation
@@ -104,15 +104,15 @@ class Machine:
         self._worker = self._cluster.workers["a"] = Worker(member, options, print)
         thread = threading.Thread(target=_serve, args=(self._worker,), daemon=True)
         thread.start()
-        self._cluster._threads.append(thread)
-        until(lambda: "a" in self._cluster._members())
+        self._cluster.threads.append(thread)
+        until(lambda: "a" in self._cluster.members())
         self._ticket = replace(self._ticket, expires=1.0)  # it is not needed any more
 
     def goes(self) -> None:
         """It is torn out of the network."""
         assert self._worker is not None
         self._worker.close()
-        until(lambda: "a" not in self._cluster._members())
+        until(lambda: "a" not in self._cluster.members())
 
 
 @pytest.mark.parametrize("what", ["address", "version"])
@@ -131,7 +131,7 @@ def test_a_machine_with_another_address_or_version(home: Path, what: str, monkey
         found = goes_on(cluster, back)
         addresses.append(cluster.broker.runs.machine.members["a"].address)
         assert cluster.broker.runs.machine.members["a"].generation == 2
-        assert set(cluster._members()) == {"a"}
+        assert set(cluster.members()) == {"a"}
     check(found, home)
     hosts = [address.rpartition(":")[0] for address in addresses]
     assert hosts == (["127.0.0.1", "127.0.0.2"] if what == "address" else ["127.0.0.1"] * 2)

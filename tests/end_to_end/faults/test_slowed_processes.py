@@ -33,7 +33,7 @@ def processes(cluster: Loopback, *names: str) -> Iterator[dict[str, subprocess.P
         with (cluster.home / f"{name}.log").open("wb") as log:
             made[name] = subprocess.Popen([sys.executable, "-m", "farflung", *words], stdout=log, stderr=log, env=environment)
     try:
-        while {"a", "b"} - set(cluster._members()):
+        while {"a", "b"} - set(cluster.members()):
             assert all(process.poll() is None for process in made.values())
         yield made
     finally:

@@ -27,7 +27,7 @@ def test_who_is_stopped_is_slow_and_who_is_killed_is_gone(home: Path) -> None:
         environment = {**os.environ, "FARFLUNG_HOME": str(home / "home")}
         process = subprocess.Popen([sys.executable, "-m", "farflung", *words], stdout=log, stderr=log, env=environment)
         try:
-            until(lambda: "a" in cluster._members(), 200)
+            until(lambda: "a" in cluster.members(), 200)
             bundle, _ = cluster.submit(text_job(steps=1_000_000, checkpoint={"recover_every": 0.0}, workers=1))
             cluster.broker.sessions.leases.length = LEASE  # a worker that is killed needs none: its connection ends
             told, stopped = list[str](), False

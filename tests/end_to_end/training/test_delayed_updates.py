@@ -9,7 +9,7 @@ import pytest
 
 from farflung.errors import CheckpointError, ConnectionLost
 from farflung.job import JobSpec
-from farflung.protocol.task_pool import Patience
+from farflung.protocol.pool.task_pool import Patience
 from farflung.step.hybrid import stage_server
 from farflung.step.hybrid.slices import AHEAD, HELD, NOW, StageSlices
 from farflung.telemetry import RunFolder, StepRecord, injecting

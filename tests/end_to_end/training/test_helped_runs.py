@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import ConnectionLost
-from farflung.protocol.task_pool import Patience, TaskPool
+from farflung.protocol.pool.task_pool import Patience, TaskPool
 from farflung.step.hybrid import stage_server
 from farflung.step.hybrid.stage_server import StageServer
 from farflung.telemetry import injecting

@@ -10,7 +10,7 @@ import safetensors.numpy
 
 from farflung.checkpoint import export_file
 from farflung.job import JobSpec
-from farflung.protocol.task_pool import Patience
+from farflung.protocol.pool.task_pool import Patience
 from farflung.step.hybrid import stage_server
 from farflung.telemetry import injecting
 from tests.support.helped_runs import CLIPPED, Scene, check, helped

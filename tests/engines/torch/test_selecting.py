@@ -73,12 +73,12 @@ def test_kernels_compile_for_devices_that_are_not_here(
     wide = pointer == "*i32"
     kernels = (
         (
-            module._count_digits,
+            module.count_digits,
             source | {"prefix": "*i32", "counts": "*i32", "numel": "i32"} | digit,
             (20, 11) if wide else (7, 8),
         ),
-        (module._count_kept, source | {"edge": "*i32"} | sums | {"numel": "i32"}, ()),
-        (module._write_kept, source | {"edge": "*i32"} | sums | {"found": "*i64", "numel": "i32"}, ()),
+        (module.count_kept, source | {"edge": "*i32"} | sums | {"numel": "i32"}, ()),
+        (module.write_kept, source | {"edge": "*i32"} | sums | {"found": "*i64", "numel": "i32"}, ()),
     )
     for kernel, signature, numbers in kernels:
         built = ASTSource(kernel, signature, constexprs=dict(zip(digit, numbers, strict=False)))
@@ -87,17 +87,17 @@ def test_kernels_compile_for_devices_that_are_not_here(
 
 
 def test_without_triton_operators_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "_suits", lambda flat: True)
-    monkeypatch.setattr(codecs, "_kernels", lambda: None)
+    monkeypatch.setattr(codecs, "suits_kernels", lambda flat: True)
+    monkeypatch.setattr(codecs, "selection_kernels", lambda: None)
     flat = tensors(torch.float32)["odd"]
     np.testing.assert_array_equal(to_array(select_tensor(flat, 90)), select(to_array(flat), 90))
 
 
 def test_triton_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "farflung.engines.torch.selecting", None)
-    codecs._kernels.cache_clear()
-    assert codecs._kernels() is None
-    codecs._kernels.cache_clear()
+    codecs.selection_kernels.cache_clear()
+    assert codecs.selection_kernels() is None
+    codecs.selection_kernels.cache_clear()
 
 
 def test_a_device_for_which_nothing_compiles_takes_operators_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +108,9 @@ def test_a_device_for_which_nothing_compiles_takes_operators_and_says_so_once(mo
         raise RuntimeError("Failed to find C compiler\nPlease specify it via CC")
 
     refused: set[torch.device] = set()
-    monkeypatch.setattr(codecs, "_REFUSED", refused)
-    monkeypatch.setattr(codecs, "_suits", lambda flat: flat.device not in refused)
-    monkeypatch.setattr(codecs, "_kernels", lambda: broken)
+    monkeypatch.setattr(codecs, "REFUSED", refused)
+    monkeypatch.setattr(codecs, "suits_kernels", lambda flat: flat.device not in refused)
+    monkeypatch.setattr(codecs, "selection_kernels", lambda: broken)
     flat = tensors(torch.float32)["normal"]
     with pytest.warns(
         UserWarning, match=r"nothing for cpu \(RuntimeError Failed to find C compiler\): top-k takes tensor operators"
@@ -125,8 +125,8 @@ def test_memory_that_runs_out_is_no_reason_to_try_otherwise(monkeypatch: pytest.
     def full(flat: torch.Tensor, count: int) -> torch.Tensor:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(codecs, "_suits", lambda flat: True)
-    monkeypatch.setattr(codecs, "_kernels", lambda: full)
+    monkeypatch.setattr(codecs, "suits_kernels", lambda flat: True)
+    monkeypatch.setattr(codecs, "selection_kernels", lambda: full)
     with pytest.raises(torch.OutOfMemoryError):
         select_tensor(torch.ones(5), 2)
 
@@ -148,4 +148,4 @@ def test_a_device_chooses_what_the_specification_chooses(dtype: torch.dtype) -> 
                 wanted = select(to_array(flat), min(count, flat.numel()))
                 np.testing.assert_array_equal(to_array(select_by_kernels(flat.cuda(), count)), wanted)
                 np.testing.assert_array_equal(to_array(select_tensor(flat.cuda(), count)), wanted)
-    assert not codecs._REFUSED
+    assert not codecs.REFUSED

@@ -102,7 +102,7 @@ def test_a_stage_that_nothing_goes_back_to_has_a_quick_price(rate):
     exact = estimate(GRAPH, where.plan(found), topology, JOB).step_seconds
     quick, problem = Quick(where), where.problem_of(found)
     assert quick.seconds(found) == pytest.approx(exact, rel=0.05)
-    for edge in quick._edges(found, problem, quick._units(found, problem)):
+    for edge in quick.edges(found, problem, quick.units(found, problem)):
         assert 0 <= edge.forward.wire < float("inf")
 
 
@@ -234,12 +234,12 @@ def test_layouts_with_equal_prices_are_ordered_by_a_unique_number():
     search = Search(Problem.of(GRAPH, equal(3), JOB), AutoSettings(), None, VirtualClock())
     alone = [layout(search.context, ((device,),)) for device in range(3)]
     for each in alone:
-        assert search._price(each, limit=1e-12) > 1e-12
-    prices = [search._price(each) for each in alone]
+        assert search.price(each, limit=1e-12) > 1e-12
+    prices = [search.price(each) for each in alone]
     assert len(set(prices)) == 1
-    assert search._beginning(0) == alone[0]
+    assert search.beginning(0) == alone[0]
     search.judged = [(prices[0], number, each) for (_, number, each) in next(iter(search.waiting.values()))]
-    assert [search._beginning(6 * rank) for rank in range(3)] == alone
+    assert [search.beginning(6 * rank) for rank in range(3)] == alone
 
 
 def test_a_long_search_among_equal_devices_is_repeatable():

@@ -8,7 +8,7 @@ import pytest
 from farflung.engines import get_engine
 from farflung.engines.base import EngineSettings
 from farflung.errors import WireError
-from farflung.protocol.pool_events import Task, TaskKind
+from farflung.protocol.pool.pool_events import Task, TaskKind
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.hybrid.slices import StageSlices, compute
 from farflung.wire.frames import Frame, decode_frame, encode_frame

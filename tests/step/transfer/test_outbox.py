@@ -288,7 +288,7 @@ def test_a_codec_that_fails_ends_the_run_not_the_thread_alone() -> None:
     with links(wire, "b") as (made, errors):
         made.post("b", OutgoingFrame(make=broken))
         assert seen.wait(PATIENCE)
-        made._threads.join(PATIENCE)
+        made.threads.join(PATIENCE)
         assert [repr(error) for error in errors] == ["ValueError('defect')"]
 
 

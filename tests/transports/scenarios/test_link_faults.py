@@ -94,7 +94,7 @@ def _dead_after(bench: Bench, seconds: float) -> bool:
     now = time.monotonic()
     connection.deadlines.heard(now - seconds)
     bench.link.tick(now, 0.0)
-    dead = connection._closing
+    dead = connection.closing
     connection.break_off("next")
     connection.join(30.0)
     return dead
@@ -156,9 +156,9 @@ def test_a_defect_while_dialling_ends_the_link(bench: Bench, monkeypatch: pytest
         raise UnicodeError("a host of no name")
 
     monkeypatch.setattr(bench.host, "dial_link", fail)
-    bench.link._dialing = True
-    bench.link._dial()
-    assert not bench.link._dialing
+    bench.link.dialing = True
+    bench.link.dial()
+    assert not bench.link.dialing
     assert str(bench.link.over) == "dialling b failed inside: UnicodeError: a host of no name"
 
 
@@ -167,15 +167,15 @@ def test_whatever_ends_the_dialling_thread_the_next_one_may_dial(bench: Bench, m
         raise SystemExit
 
     monkeypatch.setattr(bench.host, "dial_link", end)
-    bench.link._dialing = True
+    bench.link.dialing = True
     with pytest.raises(SystemExit):
-        bench.link._dial()
-    assert not bench.link._dialing
+        bench.link.dial()
+    assert not bench.link.dialing
 
 
 def _waits(bench: Bench, since: float, seconds: float) -> bool:
     """Whether a link that somebody needs is still waited for after so long."""
-    bench.link._received = True
+    bench.link.peer_sent = True
     bench.link.alone_since = since
     bench.link.tick(since + seconds, 0.0)
     return bench.link.over is None
@@ -198,10 +198,10 @@ def test_time_in_which_this_process_slept_counts_for_no_link(bench: Bench) -> No
     now = time.monotonic()
     connection.deadlines.heard(now - 1.0)
     bench.link.tick(now + HOUR, HOUR)  # a closed laptop
-    assert not connection._closing
+    assert not connection.closing
     connection.break_off("next")
     connection.join(30.0)
-    bench.link._received = True
+    bench.link.peer_sent = True
     alone = bench.link.alone_since
     assert alone is not None
     bench.link.tick(alone + HOUR, HOUR)
@@ -213,7 +213,7 @@ def test_a_set_clock_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPat
     connection = bench.connect()
     monkeypatch.setattr(time, "time", lambda: 0.0)
     bench.link.tick(connection.deadlines.heard_at + 1.0, 0.0)
-    assert not connection._closing
+    assert not connection.closing
 
 
 @pytest.mark.parametrize(

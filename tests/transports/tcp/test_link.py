@@ -360,11 +360,11 @@ def test_who_trickles_its_greeting_is_cut_off_in_the_end(member: Member) -> None
         with socket.create_connection((host, int(port))) as caller:
             caller.settimeout(PATIENCE)
             caller.sendall(b"\x16")
-            until(lambda: len(b._greeted._found) == 1)
+            until(lambda: b.greeted.count == 1)
             now = time.monotonic()
-            assert b._greeted.cut_late(now + tcp_endpoint._GREETING_SECONDS - 5) == 0
+            assert b.greeted.cut_late(now + tcp_endpoint.GREETING_SECONDS - 5) == 0
             caller.sendall(b"\x03")
-            assert b._greeted.cut_late(now + tcp_endpoint._GREETING_SECONDS) == 1
+            assert b.greeted.cut_late(now + tcp_endpoint.GREETING_SECONDS) == 1
             with suppress(ConnectionResetError):
                 assert caller.recv(1) == b""
         until(lambda: bool(said))
@@ -379,7 +379,7 @@ def test_a_look_at_the_port_is_not_worth_a_line(member: Member) -> None:
         )
     ) as b:
         dial("b", b.address, TlsContexts(member("broker", role="broker")), 10.0).close()
-        until(lambda: not b._greeted._found)
+        until(lambda: b.greeted.count == 0)
     assert said == []
 
 
@@ -472,7 +472,7 @@ def test_the_kernel_names_its_congestion_control(member: Member) -> None:
 
 def test_closing_waits_for_nobody_who_does_not_answer(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that says nothing, and a machine that takes connections and says nothing: both would last 100 s."""
-    monkeypatch.setattr(tcp_endpoint, "_GREETING_SECONDS", 100.0)
+    monkeypatch.setattr(tcp_endpoint, "GREETING_SECONDS", 100.0)
     config = TransportConfig(connect_timeout=Seconds(100.0))
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as caller:
         a = TcpEndpoint(member("a"), lambda peer, frame: None, listen="127.0.0.1:0", config=config)
@@ -481,10 +481,10 @@ def test_closing_waits_for_nobody_who_does_not_answer(member: Member, monkeypatc
             caller.connect((host, int(port)))
             a.connect("b", f"127.0.0.1:{silent.getsockname()[1]}")
             future = a.post("b", Frame("x"))
-            until(lambda: len(a._unfinished._found) == len(a._greeted._found) == 1)
+            until(lambda: a.unfinished.count == a.greeted.count == 1)
         with pytest.raises(ConnectionLost, match="closed on this side"):
             future.result(PATIENCE)
-        with pytest.raises(ConnectionAbortedError), a._unfinished.guard(caller):
+        with pytest.raises(ConnectionAbortedError), a.unfinished.guard(caller):
             pytest.fail("nothing begins any more")
 
 

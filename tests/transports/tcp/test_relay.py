@@ -78,8 +78,8 @@ def _gives_up(end: TcpEndpoint, peer: str, text: str, meanwhile: Callable[[], No
     ``meanwhile``: done again and again while it tries.
     """
     future = end.post(peer, Frame("x"))
-    link = end._links[peer]
-    until(lambda: meanwhile() or re.search(text, str(link._last_failure)))
+    link = end.link_to(peer, incoming=False)
+    until(lambda: meanwhile() or re.search(text, str(link.last_failure)))
     assert link.over is None, "it tries again for as long as its patience lasts"
     with link.changed:
         assert link.alone_since is not None
@@ -95,13 +95,13 @@ def _body(size: int) -> memoryview:
 @contextmanager
 def overheard(monkeypatch: pytest.MonkeyPatch) -> Iterator[bytearray]:
     """What lies in a relay's memory while it moves bytes."""
-    seen, move = bytearray(), tcp_relay._Way.move
+    seen, move = bytearray(), tcp_relay.Way.move
 
-    def listen(way: tcp_relay._Way) -> None:
+    def listen(way: tcp_relay.Way) -> None:
         move(way)
         seen.extend(way.piece[: way.end])
 
-    monkeypatch.setattr(tcp_relay._Way, "move", listen)
+    monkeypatch.setattr(tcp_relay.Way, "move", listen)
     yield seen
     monkeypatch.undo()
 
@@ -130,7 +130,7 @@ def test_a_relay_serves_those_only_that_it_was_told_of(member: Member) -> None:
         trio["r"].relay_for("run", [("a", "b")])
         trio["a"].send("b", Frame("x"))
         trio["r"].relay_for("run", [])
-        assert trio["r"]._relaying.desk._allowed == {}
+        assert trio["r"].relaying.desk._allowed == {}
         c = trio.ends["c"] = trio.make(member, "c", "")
         c.connect("r", trio["r"].address)
         c.connect("b", "")
@@ -166,7 +166,7 @@ def test_a_relay_that_connects_with_somebody_else_is_found_out(member: Member, m
         c.connect("r", trio["r"].address)
         c.relay_through("a", ["r"])
         c.send("r", Frame("hello"))
-        desk, park, call = trio["r"]._relaying.desk, Desk.park, trio["r"].call
+        desk, park, call = trio["r"].relaying.desk, Desk.park, trio["r"].call
         monkeypatch.setattr(desk, "park", lambda sock, caller, target, until: park(desk, sock, caller, "c", until))
         monkeypatch.setattr(trio["r"], "call", lambda peer, frame: call("c", frame))
         _gives_up(trio["a"], "b", r"cannot reach b through r: .* cannot prove that it is b of this cluster")
@@ -177,7 +177,7 @@ def test_who_is_called_by_a_relay_that_it_does_not_know_does_not_come(member: Me
     with closing(Trio(member)) as trio:
         trio["b"].relay_through("a", [])
         trio["b"].send("r", Frame("hello"))
-        desk = trio["r"]._relaying.desk
+        desk = trio["r"].relaying.desk
         _gives_up(trio["a"], "b", "cannot reach b", lambda: desk.tick(time.monotonic() + 2 * PATIENCE))
         assert trio.got["b"] == []
 
@@ -215,7 +215,7 @@ def test_a_slow_way_out_holds_the_way_in_back(ends: tuple[Forwarder, socket.sock
         except BlockingIOError:
             pause.wait(0.005)
     assert sent < 2_000_000
-    assert sum(len(way.piece) for splice in forwarder._splices for way in splice.ways) == 2 * tcp_relay._PIECE
+    assert sum(len(way.piece) for splice in forwarder.splices for way in splice.ways) == 2 * tcp_relay.PIECE
     got = 0
     while got < sent:
         got += len(b.recv(1 << 16))

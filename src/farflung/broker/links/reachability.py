@@ -47,7 +47,7 @@ class Reachability:
         #: member -> whether the broker can dial it, at the address that it had last
         self._open: dict[str, Future[bool]] = {}
         #: (from, to) -> whether the one can dial the other
-        self._known: dict[tuple[str, str], bool] = {}
+        self.known: dict[tuple[str, str], bool] = {}
         #: question -> who was asked, and the answer
         self._waiting: dict[int, tuple[str, Future[Mapping[str, Any]]]] = {}
         self._questions = itertools.count(1)
@@ -57,8 +57,8 @@ class Reachability:
         found: Future[bool] = Future()
         with self._lock:
             self._open[name] = found
-            for direction in [direction for direction in self._known if name in direction]:
-                del self._known[direction]
+            for direction in [direction for direction in self.known if name in direction]:
+                del self.known[direction]
         if not address or self._dial is None:
             found.set_result(bool(address))
             return
@@ -102,7 +102,7 @@ class Reachability:
     def can_dial(self, source: str, target: str) -> bool:
         """Return whether ``source`` can dial ``target``, as far as is known."""
         with self._lock:
-            known = self._known.get((source, target))
+            known = self.known.get((source, target))
         return self.dialable(target) if known is None else known
 
     def apart(self, members: Sequence[Member]) -> frozenset[Pair]:
@@ -112,9 +112,9 @@ class Reachability:
             return frozenset()
         addresses = {member.name: member.address for member in members}
         doubtful = [(a, b) for a, b in combinations(addresses, 2) if a in closed or b in closed]
-        self._ask([(a, b) if a in closed else (b, a) for a, b in doubtful], addresses)
-        self._ask([(b, a) for a, b in doubtful if not self._reached(a, b)], addresses)
-        self._ask([(a, b) for a, b in doubtful if not self._reached(a, b)], addresses)
+        self.ask([(a, b) if a in closed else (b, a) for a, b in doubtful], addresses)
+        self.ask([(b, a) for a, b in doubtful if not self._reached(a, b)], addresses)
+        self.ask([(a, b) for a, b in doubtful if not self._reached(a, b)], addresses)
         return frozenset(pair_of(a, b) for a, b in doubtful if not self._reached(a, b))
 
     def nats(self, members: Sequence[Member]) -> Mapping[str, str]:
@@ -130,19 +130,19 @@ class Reachability:
 
     def _reached(self, a: str, b: str) -> bool:
         with self._lock:
-            return self._known.get((a, b), False) or self._known.get((b, a), False)
+            return self.known.get((a, b), False) or self.known.get((b, a), False)
 
-    def _ask(self, directions: Sequence[tuple[str, str]], addresses: Mapping[str, str]) -> None:
+    def ask(self, directions: Sequence[tuple[str, str]], addresses: Mapping[str, str]) -> None:
         """Let the first of each direction dial the second, unless the result is known or the second has no address."""
         asked: dict[str, dict[str, str]] = {}
         with self._lock:
             for source, target in directions:
-                if (source, target) in self._known:
+                if (source, target) in self.known:
                     continue
                 if addresses[target]:
                     asked.setdefault(source, {})[target] = addresses[target]
                 else:
-                    self._known[source, target] = False
+                    self.known[source, target] = False
             questions = {next(self._questions): name for name in asked}
             futures: dict[int, Future[Mapping[str, Any]]] = {question: Future() for question in questions}
             self._waiting |= {question: (name, futures[question]) for question, name in questions.items()}
@@ -155,7 +155,7 @@ class Reachability:
             name = questions[question]
             with self._lock:
                 self._waiting.pop(question, None)
-                self._known |= {(name, target): found[target] for target in asked[name] if target in found}
+                self.known |= {(name, target): found[target] for target in asked[name] if target in found}
 
     def _try(self, dial: Dial, name: str, address: str, found: Future[bool]) -> None:
         reached = False

@@ -30,7 +30,7 @@ from farflung.units import Seconds
 __all__ = ["register"]
 
 #: Seconds for the whole command, and what is kept of them for starting, evaluating, writing text and reports.
-_WHOLE, _KEPT = 170.0, 35.0
+WHOLE_SECONDS, RESERVED_SECONDS = 170.0, 35.0
 _START_SECONDS = 90.0
 _GRACE = 20.0
 #: How often it is looked whether all processes live, and how long the broker has to say itself that one does not.
@@ -189,7 +189,7 @@ class _Demo:
 
     def _train(self, client: Client, index: int, runs: Sequence[DemoRun]) -> _Done:
         assert self._captured is not None
-        limit = share_of_time(runs[index:], _WHOLE - _KEPT - (time.monotonic() - self._begin))
+        limit = share_of_time(runs[index:], WHOLE_SECONDS - RESERVED_SECONDS - (time.monotonic() - self._begin))
         run = runs[index].within(limit, self._step_seconds)
         job = demo_job(run, quick=self._quick)
         generated = self._captured.generate_graph if run.text else None

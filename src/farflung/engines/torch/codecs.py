@@ -23,7 +23,7 @@ __all__ = ["encode_topk", "plain_topk", "plain_untopk", "select_tensor"]
 
 _SAMPLES = 1 << 14
 #: Devices for which the kernels could not be compiled.
-_REFUSED: set[torch.device] = set()
+REFUSED: set[torch.device] = set()
 _BITS = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFF_FFFF), 8: (torch.int64, 0x7FFF_FFFF_FFFF_FFFF)}
 
 
@@ -32,17 +32,18 @@ def select_tensor(flat: torch.Tensor, count: int) -> torch.Tensor:
     count = min(count, flat.numel())
     if count <= 0:
         return torch.empty(0, dtype=torch.int64, device=flat.device)
-    found = _by_kernels(flat, count) if _suits(flat) else None
+    found = _by_kernels(flat, count) if suits_kernels(flat) else None
     return _by_operators(flat, count) if found is None else found
 
 
-def _suits(flat: torch.Tensor) -> bool:
+def suits_kernels(flat: torch.Tensor) -> bool:
     """Whether the kernels take it."""
-    return flat.is_cuda and flat.element_size() in (2, 4) and flat.device not in _REFUSED
+    return flat.is_cuda and flat.element_size() in (2, 4) and flat.device not in REFUSED
 
 
 @cache
-def _kernels() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
+def selection_kernels() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
+    """Return ``select_by_kernels`` (None: Triton is not installed)."""
     try:
         from farflung.engines.torch.selecting import select_by_kernels
     except ImportError:
@@ -52,7 +53,7 @@ def _kernels() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
 
 def _by_kernels(flat: torch.Tensor, count: int) -> torch.Tensor | None:
     """None: there are none for this device, which is said once."""
-    kernels = _kernels()
+    kernels = selection_kernels()
     if kernels is None:
         return None
     try:
@@ -60,7 +61,7 @@ def _by_kernels(flat: torch.Tensor, count: int) -> torch.Tensor | None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - they are compiled here: without a compiler or for a new device that fails in many ways
-        _REFUSED.add(flat.device)
+        REFUSED.add(flat.device)
         text = f"{type(error).__name__} {error!s:.200}".splitlines()[0]
         warnings.warn(f"Triton compiles nothing for {flat.device} ({text}): top-k takes tensor operators", stacklevel=2)
         return None

@@ -37,7 +37,7 @@ def _magnitudes(source, places, inside):
 
 
 @triton.jit
-def _count_digits(source, prefix, counts, numel, low: tl.constexpr, width: tl.constexpr):
+def count_digits(source, prefix, counts, numel, low: tl.constexpr, width: tl.constexpr):
     """Add to ``counts`` how often each digit (``width`` bits from bit ``low`` on) stands behind ``prefix``."""
     bins: tl.constexpr = 1 << width
     first = tl.program_id(0).to(tl.int64) * (_TILE * _TILES)
@@ -53,7 +53,7 @@ def _count_digits(source, prefix, counts, numel, low: tl.constexpr, width: tl.co
 
 
 @triton.jit
-def _count_kept(source, edge, above, equal, numel):
+def count_kept(source, edge, above, equal, numel):
     """How many elements of each tile lie above the threshold ``edge[0]``, and on it."""
     program = tl.program_id(0)
     places = program.to(tl.int64) * _TILE + tl.arange(0, _TILE)
@@ -65,7 +65,7 @@ def _count_kept(source, edge, above, equal, numel):
 
 
 @triton.jit
-def _write_kept(source, edge, above, equal, found, numel):
+def write_kept(source, edge, above, equal, found, numel):
     """Write the indices that are kept; ``above`` and ``equal``: how many there are before each tile; ``edge[1]``: how many of
     those on the threshold are kept."""
     program = tl.program_id(0)
@@ -95,11 +95,11 @@ def select_by_kernels(flat: torch.Tensor, count: int) -> torch.Tensor:
         edge = _edge(bits, count, digits)
         programs = triton.cdiv(numel, _TILE.value)
         above, equal = (torch.empty(programs, dtype=torch.int32, device=bits.device) for _ in range(2))
-        _count_kept[(programs,)](bits, edge, above, equal, numel)
+        count_kept[(programs,)](bits, edge, above, equal, numel)
         sums = [torch.cumsum(part, 0, dtype=torch.int32) for part in (above, equal)]
         starts = [total - part for total, part in zip(sums, (above, equal), strict=True)]
         found = torch.empty(count, dtype=torch.int64, device=bits.device)
-        _write_kept[(programs,)](bits, edge, *starts, found, numel)
+        write_kept[(programs,)](bits, edge, *starts, found, numel)
         return found[: int(sums[0][-1] + edge[1])]
 
 
@@ -111,7 +111,7 @@ def _edge(bits: torch.Tensor, count: int, digits: tuple[int, ...]) -> torch.Tens
     for width in digits:
         low -= width
         counts = torch.zeros(1 << width, dtype=torch.int32, device=bits.device)
-        _count_digits[(programs,)](bits, prefix.to(torch.int32), counts, bits.numel(), low=low, width=width)
+        count_digits[(programs,)](bits, prefix.to(torch.int32), counts, bits.numel(), low=low, width=width)
         falling = counts.flip(0)
         reached = torch.cumsum(falling, 0)
         place = (reached < wanted).sum(0, keepdim=True)

@@ -26,7 +26,16 @@ _CLASSES = {
     "albert": ("AlbertConfig", "AlbertForMaskedLM"),
 }
 _LENGTH = {"gpt2": "n_positions"}
-_OWN = ("sequence", "folder", "mask_fraction", "mask_token_id", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
+OWN_ARGUMENTS = (
+    "sequence",
+    "folder",
+    "mask_fraction",
+    "mask_token_id",
+    "lora_rank",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_targets",
+)
 _IGNORED = -100
 
 
@@ -78,7 +87,7 @@ def huggingface(kind: str, **args: Any) -> Recipe:
     """
     transformers = _import("transformers", "pip install 'farflung[hf]'")
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[kind])
-    own = {key: args.pop(key) for key in _OWN if key in args}
+    own = {key: args.pop(key) for key in OWN_ARGUMENTS if key in args}
     sequence = int(own.get("sequence", 128))
     config = _config(kind, config_class, own.get("folder"), args, sequence)
     adapt = _adapters(own, fan_in_fan_out=kind == "gpt2")
@@ -122,7 +131,7 @@ def _config(kind: str, config_class: Any, folder: str | None, args: dict[str, An
     for key in args:
         if not hasattr(config, key):
             known = ", ".join(sorted(key for key in config.to_dict() if not key.startswith("_")))
-            raise InputError(f"{kind}: unknown argument {key!r}: known are {', '.join(_OWN)}, {known}")
+            raise InputError(f"{kind}: unknown argument {key!r}: known are {', '.join(OWN_ARGUMENTS)}, {known}")
     if folder:
         for key, value in args.items():
             setattr(config, key, value)

@@ -112,7 +112,7 @@ class Quick:
     def _seconds(self, layout: Layout, limit: float) -> float:
         try:
             problem = self.context.problem_of(layout)
-            units = self._units(layout, problem)
+            units = self.units(layout, problem)
         except (PlanError, InputError):
             return _INFINITE
         if not self._fits(units, problem.job):
@@ -129,7 +129,8 @@ class Quick:
 
     # -- stages -------------------------------------------------------------------------------------------------------
 
-    def _units(self, layout: Layout, problem: Problem) -> list[_Unit]:
+    def units(self, layout: Layout, problem: Problem) -> list[_Unit]:
+        """Return the stages of each copy with their devices and memory."""
         count, job = len(layout.sizes), problem.job
         exact = self.context.exact(layout)
         if not exact and len({len(group) for group in layout.groups}) > 1:
@@ -234,7 +235,7 @@ class Quick:
             forward=forward,
             backward=backward,
             device=[unit.device for unit in units],
-            edges=self._edges(layout, problem, units),
+            edges=self.edges(layout, problem, units),
             exchanges=self._exchanges(layout, problem.job, units),
             update=update,
             weight=weight,
@@ -243,7 +244,8 @@ class Quick:
             hosts=self.topology.hosts,
         )
 
-    def _edges(self, layout: Layout, problem: Problem, units: Sequence[_Unit]) -> list[TimedEdge]:
+    def edges(self, layout: Layout, problem: Problem, units: Sequence[_Unit]) -> list[TimedEdge]:
+        """Return the transfers between stages, each over the link of the devices that it joins."""
         cost, codec = problem.cost, problem.job.codec
         factor = 1.0 if codec.name == "adatopk" else self._factor(problem.job)
         slowest = 0.0

@@ -168,7 +168,7 @@ class Search:
         trial = self._judge(plan, planner)
         if trial.seconds < float("inf") and set(plan.devices) <= set(self.problem.topology.names):
             layout = replace(self.context.layout_of(plan), ratio=ratio)
-            self._price(layout)
+            self.price(layout)
             self.judged.append((trial.seconds, next(self.numbers), layout))
 
     def _grids(self) -> None:
@@ -192,7 +192,7 @@ class Search:
             cut = self.context.divide(layout, (float("inf"),) if len(layout.groups) > 16 else (1.0, float("inf")))
             if cut is not None:
                 least = min(tried.values(), default=float("inf"))
-                tried[shape] = min(tried.get(shape, float("inf")), self._price(cut, _HOPELESS * least))
+                tried[shape] = min(tried.get(shape, float("inf")), self.price(cut, _HOPELESS * least))
 
     def _late(self) -> bool:
         return self.deadline is not None and self.clock.now() >= self.deadline
@@ -202,7 +202,7 @@ class Search:
     def _kind(self, layout: Layout) -> Kind:
         return (layout.schedule, layout.width > 1, layout.ratio, layout.sync, len(layout.sizes))
 
-    def _price(self, layout: Layout, limit: float = float("inf")) -> float:
+    def price(self, layout: Layout, limit: float = float("inf")) -> float:
         """The quick price, which waits for the judge if it is not above ``limit``."""
         known = self.prices.get(layout)
         if known is None or (layout in self.bounded and known <= limit):
@@ -220,7 +220,7 @@ class Search:
 
     def _corrected(self, layout: Layout, limit: float = float("inf")) -> float:
         factor = self.factor.get(self._kind(layout), 1.0)
-        return self._price(layout, limit / factor) * factor
+        return self.price(layout, limit / factor) * factor
 
     def _climb(self) -> None:
         """Rounds of quick steps, each with one evaluation at its end."""
@@ -229,7 +229,7 @@ class Search:
         current: Layout | None = None
         while not self._over(spent):
             if spent % 6 == 0 and not vain:
-                current = self._beginning(spent)
+                current = self.beginning(spent)
                 late = []
             if current is not None:
                 current, late = self._steps(current, late)
@@ -238,7 +238,7 @@ class Search:
                 vain += 1
                 if vain > 8:
                     return
-                current = self._beginning(spent + vain)
+                current = self.beginning(spent + vain)
                 late = [float("inf")] * _LATE  # nothing nearby is promising: further away
                 continue
             vain, before = 0, self.best
@@ -248,7 +248,7 @@ class Search:
             if self.deadline is None and since >= self.patience:
                 return
 
-    def _beginning(self, spent: int) -> Layout | None:
+    def beginning(self, spent: int) -> Layout | None:
         """One of the best layouts that were judged, or the one that is priced best."""
         if self.judged:
             rank = (spent // 6) % min(3, len(self.judged))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from farflung.errors import WireError
 from farflung.messages.fields import whole
-from farflung.protocol.pool_events import Task, TaskKind
+from farflung.protocol.pool.pool_events import Task, TaskKind
 from farflung.step.hybrid.slices import Order
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from farflung.engines.base import Array, StageRunner
 from farflung.graph.ir import ValueRef
-from farflung.protocol.pool_events import (
+from farflung.protocol.pool.pool_events import (
     Accept,
     Answered,
     Do,
@@ -29,7 +29,7 @@ from farflung.protocol.pool_events import (
     TaskKind,
     TimePassed,
 )
-from farflung.protocol.task_pool import TaskPool
+from farflung.protocol.pool.task_pool import TaskPool
 from farflung.schedules.base import Action, ActionKind
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.context import StepContext

@@ -8,7 +8,7 @@ import numpy as np
 
 from farflung.engines.base import Array, StageRunner
 from farflung.graph.ir import Use
-from farflung.protocol.task_pool import InOrder
+from farflung.protocol.pool.ordered_items import InOrder
 from farflung.step.reduction.gradient_exchange import GradientExchange
 from farflung.step.run_setup import RunSetup
 

@@ -17,7 +17,7 @@ from farflung.graph.ir import StateKind, TensorSpec, ValueRef
 from farflung.messages.arrays import decode_array, pack_arrays, packed_arrays
 from farflung.messages.fields import number, table, text, texts, whole
 from farflung.plan.buckets import trained_uses
-from farflung.protocol.pool_events import Task, TaskKind
+from farflung.protocol.pool.pool_events import Task, TaskKind
 from farflung.step import actions
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.run_setup import RunSetup

@@ -15,8 +15,8 @@ from collections import deque
 
 from farflung.errors import FarflungError, WireError
 from farflung.messages.fields import whole
-from farflung.protocol.pool_events import Answered, FellowFree, HelperCame, HelperWent, PoolEvent
-from farflung.protocol.task_pool import Patience, TaskPool
+from farflung.protocol.pool.pool_events import Answered, FellowFree, HelperCame, HelperWent, PoolEvent
+from farflung.protocol.pool.task_pool import Patience, TaskPool
 from farflung.step.actions import ActionResult
 from farflung.step.context import StepContext
 from farflung.step.hybrid.helper_links import HelperLinks

@@ -88,7 +88,7 @@ class Outbox:
         self._lanes: dict[tuple[str, Urgency], _Lane] = {}
         #: Frames that a thread has taken and that have not been delivered, guests' left aside.
         self._under_way = 0
-        self._threads = ThreadGroup()
+        self.threads = ThreadGroup()
 
     def post(self, peer: str, outgoing: OutgoingFrame) -> None:
         """Queue a frame for ``peer``; block while its queue is full.
@@ -174,7 +174,7 @@ class Outbox:
     def close(self) -> None:
         """Stop the sender threads and drop queued frames. A thread whose link is stalled ends when the link moves or breaks."""
         self.abort(ConnectionLost("the links of this run are closed"))
-        self._threads.join(_CLOSE_SECONDS)
+        self.threads.join(_CLOSE_SECONDS)
 
     def _has_waiting(self) -> bool:
         return any(lane.waiting for lane in self._lanes.values() if lane.lost is None)
@@ -191,7 +191,7 @@ class Outbox:
                 self._lanes[peer, urgency] = lane
                 # whatever ends the thread must reach the compute thread
                 failed = partial(self._delivered, lane)
-                self._threads.spawn(f"send-{peer}-{urgency.name.lower()}", self._send_all, lane, on_error=failed)
+                self.threads.spawn(f"send-{peer}-{urgency.name.lower()}", self._send_all, lane, on_error=failed)
         return lane
 
     def _send_all(self, lane: _Lane) -> None:

@@ -189,16 +189,17 @@ class Cap:
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        self._free = 0.0
+        #: When the next message may go, in monotonic seconds.
+        self.free_at = 0.0
         self._lock = threading.Lock()
 
     def pause(self, now: float) -> float:
         """Seconds until the next message may go (0: now)."""
-        return 0.0 if self.rate is None else max(self._free - now, 0.0)
+        return 0.0 if self.rate is None else max(self.free_at - now, 0.0)
 
     def spend(self, nbytes: int, now: float) -> None:
         """A message of ``nbytes`` goes."""
         rate = self.rate
         if rate is not None:
             with self._lock:
-                self._free = max(self._free, now) + nbytes / rate
+                self.free_at = max(self.free_at, now) + nbytes / rate

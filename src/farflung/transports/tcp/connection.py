@@ -159,7 +159,8 @@ class Connection:
         self.believed = 0.0
         self._looking = False
         self._why = ""
-        self._closing = False
+        #: Whether it ends: its thread reads and writes nothing more.
+        self.closing = False
         self._out: memoryview | None = None
         self._head = memoryview(bytearray(_SIZE))
         self._into, self._filled = self._head, 0
@@ -196,7 +197,7 @@ class Connection:
     def break_off(self, why: str) -> None:
         """End it from any thread."""
         self._why = self._why or why
-        self._closing = True
+        self.closing = True
         cut(self.sock)
         self.wake()
 
@@ -222,7 +223,7 @@ class Connection:
         poll.register(self.sock, select.POLLIN)
         number = self.sock.fileno()
         more = False
-        while not self._closing:
+        while not self.closing:
             longest = self._breathe()
             if self._looking:
                 self._looking = self._link.looks(self)
@@ -313,7 +314,7 @@ class Connection:
         self._looking = True
         self._out = self._out[count:] if count < len(self._out) else None
         if self._out is None and self.last_words_sent:
-            self._closing = True
+            self.closing = True
             with suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
             return False

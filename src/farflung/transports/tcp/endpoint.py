@@ -37,7 +37,7 @@ __all__ = ["TcpEndpoint"]
 _TICK = 0.1
 #: How long the handlers of frames may take to end after the links are closed.
 _END_SECONDS = 30.0
-_GREETING_SECONDS = 10.0
+GREETING_SECONDS = 10.0
 _MAX_GREETING = 64
 #: A link that is taken up again is dialled anew after so long without an answer.
 _AGAIN_SECONDS = 1.0
@@ -71,7 +71,8 @@ class TcpEndpoint:
         self._insecure = security if isinstance(security, Insecure) else None
         self._tls = security if isinstance(security, Insecure) else TlsContexts(security)
         self._handler, self._events = handler, events
-        self._meter = Meter(MonotonicClock())
+        #: What was sent to each peer and received from it.
+        self.meter = Meter(MonotonicClock())
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._addresses: dict[str, str] = {}
@@ -79,8 +80,9 @@ class TcpEndpoint:
         #: What the last links that are over knew.
         self._past: dict[str, LinkStatistics] = {}
         self._greeting = threading.Semaphore(_MAX_GREETING)
-        self._unfinished, self._greeted = Unfinished(), Unfinished()
-        self._relaying = Relaying(self, self._tls, self._unfinished)
+        #: Connections that this side dials, and connections that it accepted and greets.
+        self.unfinished, self.greeted = Unfinished(), Unfinished()
+        self.relaying = Relaying(self, self._tls, self.unfinished)
         self._server = open_server(listen) if listen else None
         host = listen.rpartition(":")[0]
         self._address = f"{advertise or host}:{self._server.getsockname()[1]}" if self._server else ""
@@ -102,14 +104,14 @@ class TcpEndpoint:
             link.fail(lost(peer, address, "it was started again and has forgotten what was sent"), quiet=True)
 
     def post(self, peer: str, frame: Frame, urgency: Urgency = Urgency.VALUES) -> Future[None]:
-        link = self._link(peer, incoming=False)
+        link = self.link_to(peer, incoming=False)
         return link.post(frame, urgency, lambda future, size: self._started(peer, future, size))
 
     def send(self, peer: str, frame: Frame) -> None:
         self.post(peer, frame).result()
 
     def statistics(self) -> Mapping[str, LinkStatistics]:
-        seen = dict(self._meter.snapshot())
+        seen = dict(self.meter.snapshot())
         with self._lock:
             links, past = dict(self._links), dict(self._past)
         over = {peer: replace(seen[peer], relay=view.relay, rate=view.rate) for peer, view in past.items() if peer in seen}
@@ -121,9 +123,9 @@ class TcpEndpoint:
             with suppress(OSError):
                 self._server.shutdown(socket.SHUT_RDWR)
             self._server.close()
-        self._relaying.desk.close()
-        self._unfinished.stop()
-        self._greeted.stop()
+        self.relaying.desk.close()
+        self.unfinished.stop()
+        self.greeted.stop()
         with self._lock:
             links = list(self._links.values())
         self._close_links(links)
@@ -137,29 +139,29 @@ class TcpEndpoint:
 
     def relay_through(self, peer: str, relays: Sequence[str]) -> None:
         """``peer`` is reached through one of ``relays`` (the best first; none: directly), whose addresses ``connect`` told."""
-        self._relaying.use(peer, relays)
+        self.relaying.use(peer, relays)
 
     def part(self, peers: Iterable[str]) -> None:
         """Close the links with those of ``peers`` that are reached through relays, and dial them no more."""
         chosen = set(peers)
         with self._lock:
-            links = [link for link in self._links.values() if link.peer in chosen and self._relaying.relays(link.peer)]
+            links = [link for link in self._links.values() if link.peer in chosen and self.relaying.relays(link.peer)]
         for peer in chosen:
-            self._relaying.use(peer, ())
+            self.relaying.use(peer, ())
         self._close_links(links)
 
     def relay_for(self, run: str, pairs: Iterable[tuple[str, str]]) -> None:
         """Relay between the members of each of ``pairs``, as members of ``run`` (no pairs: no more)."""
-        self._relaying.desk.allow(run, pairs)
+        self.relaying.desk.allow(run, pairs)
 
     def relayed(self) -> Mapping[tuple[str, str], int]:
         """Bytes that went through this endpoint from one member to another."""
-        return self._relaying.desk.forwarder.carried()
+        return self.relaying.desk.forwarder.carried()
 
     def reach(self, peer: str, address: str, seconds: float) -> bool:
         """Whether ``peer`` can be dialled here, within about ``seconds``; the connection that shows it stays."""
         self.connect(peer, address)
-        link = self._link(peer, incoming=False)
+        link = self.link_to(peer, incoming=False)
         if link.connections and not link.relay:
             return True
         try:
@@ -183,13 +185,13 @@ class TcpEndpoint:
     def frame(self, peer: str, frame: Frame) -> None:
         """See ``LinkHost``."""
         if frame.kind == CALL:
-            self._relaying.called(peer, frame)
+            self.relaying.called(peer, frame)
         else:
             self._handler(peer, frame)
 
     def arrival(self, arrival: Arrival) -> None:
         """See ``LinkHost``."""
-        self._meter.received(arrival.peer, arrival.nbytes)
+        self.meter.received(arrival.peer, arrival.nbytes)
         if self._events.on_arrival is not None:
             self._events.on_arrival(arrival)
 
@@ -221,22 +223,22 @@ class TcpEndpoint:
 
     def dial_link(self, link: TcpLink) -> bool:
         """See ``LinkHost``."""
-        if not self._relaying.relays(link.peer):
+        if not self.relaying.relays(link.peer):
             return self._dial_directly(link, float(self.config.connect_timeout))
         link.address = "an address that only its relays know"
-        sock, relay = self._relaying.dial(link.peer)
+        sock, relay = self.relaying.dial(link.peer)
         place = f"the far side of {relay}"
         try:
-            sock = secure(sock, link.peer, place, self._tls, self._unfinished)
+            sock = secure(sock, link.peer, place, self._tls, self.unfinished)
         except SecurityError as error:  # a relay that connects with somebody else: another one may do better
-            self._relaying.failed(link.peer, relay)
+            self.relaying.failed(link.peer, relay)
             raise ConnectionLost(f"cannot reach {link.peer} through {relay}: {error}") from error
         self._introduce(link, sock, place, relay)
         return True
 
     def can_dial(self, link: TcpLink) -> bool:
         """See ``LinkHost``."""
-        return bool(self.address_of(link.peer) or self._relaying.relays(link.peer))
+        return bool(self.address_of(link.peer) or self.relaying.relays(link.peer))
 
     # -- for the relaying ---------------------------------------------------------------------------------------------
 
@@ -257,11 +259,11 @@ class TcpEndpoint:
     def keep(self, peer: str) -> None:
         """See ``RelayHost``."""
         with suppress(ConnectionLost):  # its address is unknown, or this endpoint closes
-            self._link(peer, incoming=False).open()
+            self.link_to(peer, incoming=False).open()
 
     def take_in(self, sock: socket.socket, relay: str) -> None:
         """See ``RelayHost``."""
-        if self._greeting.acquire(timeout=_GREETING_SECONDS):
+        if self._greeting.acquire(timeout=GREETING_SECONDS):
             self._greet(sock, relay)
         else:
             sock.close()
@@ -274,14 +276,14 @@ class TcpEndpoint:
             return False
         link.address = address
         again = max(_AGAIN_SECONDS, 4 * link.rate.round_trip) if link.peer_id else math.inf
-        sock = dial(link.peer, address, self._tls, seconds, self._unfinished, again)
+        sock = dial(link.peer, address, self._tls, seconds, self.unfinished, again)
         self._introduce(link, sock, address)
         return True
 
     def _introduce(self, link: TcpLink, sock: socket.socket, place: str, relay: str = "") -> None:
         """Exchange greetings on a new connection and give it to the link."""
         try:
-            with self._unfinished.guard(sock, _GREETING_SECONDS):
+            with self.unfinished.guard(sock, GREETING_SECONDS):
                 sock.sendall(build_message(MessageKind.HELLO, [pack_value(self._hello(link))]))
                 answer = _read_hello(sock)
             if link.peer_id not in (None, answer["link"]):
@@ -299,10 +301,15 @@ class TcpEndpoint:
             raise
 
     def _started(self, peer: str, future: Future[None], size: int) -> None:
-        self._meter.begin(peer)
-        future.add_done_callback(lambda done: self._meter.end(peer, size, delivered=done.exception() is None))
+        self.meter.begin(peer)
+        future.add_done_callback(lambda done: self.meter.end(peer, size, delivered=done.exception() is None))
 
-    def _link(self, peer: str, *, incoming: bool) -> TcpLink:
+    def link_to(self, peer: str, *, incoming: bool) -> TcpLink:
+        """Return the link with ``peer``, made if there is none; ``incoming``: the peer has called.
+
+        Raises:
+            ConnectionLost: this endpoint was closed, or it called nobody and does not know where ``peer`` is.
+        """
         with self._lock:
             leaving = self._links.get(peer)
         if leaving is not None:
@@ -334,7 +341,7 @@ class TcpEndpoint:
                     continue  # out of file descriptors, or the dialler has gone: the next one may do better
                 return
             while not self._greeting.acquire(timeout=_TICK):
-                self._greeted.cut_oldest()  # who says nothing must not keep others out
+                self.greeted.cut_oldest()  # who says nothing must not keep others out
             try:
                 self.threads.spawn("greet", self._greet, sock)
             except RuntimeError:  # no more threads can be had now: the dialler may try again
@@ -343,11 +350,11 @@ class TcpEndpoint:
 
     def _greet(self, sock: socket.socket, relay: str = "") -> None:
         try:
-            sock.settimeout(_GREETING_SECONDS)
+            sock.settimeout(GREETING_SECONDS)
             tune(sock)
             if isinstance(self._tls, TlsContexts):
                 sock = self._tls.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            with self._greeted.guard(sock, _GREETING_SECONDS):
+            with self.greeted.guard(sock, GREETING_SECONDS):
                 if isinstance(sock, ssl.SSLSocket):
                     sock.do_handshake()
                 self._take_in(sock, relay)
@@ -363,16 +370,16 @@ class TcpEndpoint:
         hello = {"name": value.name} if isinstance(value, RelayRequest) else value
         name = caller_of(sock).name if isinstance(self._tls, TlsContexts) else hello["name"]
         if isinstance(value, RelayRequest):
-            self._relaying.serve(sock, name, value)
+            self.relaying.serve(sock, name, value)
             return
-        link = self._link(name, incoming=True)
+        link = self.link_to(name, incoming=True)
         if hello["knows"] not in ("", link.id):  # the other end is what is old: it learns so, and begins anew
             sock.sendall(build_message(MessageKind.HELLO, [pack_value(self._hello(link))]))
             sock.close()
             return
         if link.peer_id not in (None, hello["link"]):
             link.fail(lost(name, link.address, "it was started again and has forgotten what was sent"))
-            link = self._link(name, incoming=True)
+            link = self.link_to(name, incoming=True)
         link.peer_id = hello["link"]
         sock.sendall(build_message(MessageKind.HELLO, [pack_value(self._hello(link))]))
         sock.settimeout(None)
@@ -384,9 +391,9 @@ class TcpEndpoint:
         while not self._closing.wait(_TICK):
             now = monotonic()
             late, last = max(now - last - 5 * _TICK, 0.0), now
-            for book in (self._greeted, self._unfinished):
+            for book in (self.greeted, self.unfinished):
                 book.cut_late(now)
-            self._relaying.tick(now)
+            self.relaying.tick(now)
             with self._lock:
                 links = list(self._links.values())
             for link in links:

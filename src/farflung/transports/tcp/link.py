@@ -112,14 +112,17 @@ class TcpLink(Measured):
         self._errors: deque[tuple[int, int, str, str]] = deque(maxlen=ERRORS_KEPT)
         self._lanes = Lanes(peer, host.frame, self._handled, host.threads)
         self._leaving = self._peer_left = False
-        self._received = False
+        #: Whether the peer has sent data: then it may wait for this side.
+        self.peer_sent = False
         self._echo: tuple[float, float] | None = None
         self._unreadable: FarflungError | None = None
-        self._last_failure: FarflungError | None = None
+        #: Why the newest attempt to dial failed.
+        self.last_failure: FarflungError | None = None
         self._ever = False
         self._corrupt = 0
         self._resumed = self._repeated = self._arrived = 0
-        self._dialing = False
+        #: Whether a thread dials now.
+        self.dialing = False
         self._congestion = ""
         #: What a new connection's deadlines begin with (see ``Deadlines``).
         self._patience = 1.0
@@ -237,7 +240,7 @@ class TcpLink(Measured):
         with self.changed:
             if connection not in self.connections or self.over is not None:
                 return
-            self._received = True
+            self.peer_sent = True
             if self._unreadable is not None:
                 return
             before = self._inbox.arrived
@@ -417,7 +420,7 @@ class TcpLink(Measured):
             wanted = self._wanted()
         if wanted and (refused or now - alone > patience):
             silence = lost(self.peer, self.address, f"no connection for {patience:.0f} s")
-            self.fail(self._last_failure or silence)
+            self.fail(self.last_failure or silence)
 
     def _check_progress(self, now: float) -> None:
         if not self._outbox.busy or not self.connections:
@@ -431,7 +434,7 @@ class TcpLink(Measured):
 
     def _wanted(self) -> bool:
         """Whether anybody here needs the link: frames wait to go, or the peer was sending when it broke."""
-        return self._outbox.busy or self._outbox.unhandled > 0 or self._received
+        return self._outbox.busy or self._outbox.unhandled > 0 or self.peer_sent
 
     def _fit_connections(self) -> None:
         """More connections if the probe wants them; the surplus is closed when it wants fewer."""
@@ -449,30 +452,30 @@ class TcpLink(Measured):
     def _dial_if_needed(self) -> None:
         target = max(self._probe.wanted, min(self._peer_wants, self._config.max_stripes))
         mine = not self.connections or any(one.dialed for one in self.connections)
-        if self._dialing or self.over is not None or self._leaving or self._peer_left:
+        if self.dialing or self.over is not None or self._leaving or self._peer_left:
             return
         if mine and self._active() < target:
-            self._dialing = True
-            self.threads.spawn(f"dial-{self.peer}", self._dial)
+            self.dialing = True
+            self.threads.spawn(f"dial-{self.peer}", self.dial)
 
     def _active(self) -> int:
         return sum(not one.retired for one in self.connections)
 
-    def _dial(self) -> None:
+    def dial(self) -> None:
         """Dial until there are enough connections, the link is over, or (with some there) the peer does not answer."""
         going = True
         try:
             while going:
                 with self.changed:
-                    going = self._dialing = not self._enough()
+                    going = self.dialing = not self._enough()
                 if going:
                     known, failure = self._dial_once()
                     with self.changed:
-                        going = self._dialing = not self._heed(known, failure)
+                        going = self.dialing = not self._heed(known, failure)
         finally:  # a defect must not leave the link without anybody who dials
             if going:
                 with self.changed:
-                    self._dialing = False
+                    self.dialing = False
 
     def _enough(self) -> bool:
         """Whether there is nothing to dial for (under the lock)."""
@@ -492,7 +495,7 @@ class TcpLink(Measured):
         if failure is not None:
             refused = "refused" in str(failure).lower()
             self._refused_since = (self._refused_since or monotonic()) if refused else None
-            self._last_failure = failure
+            self.last_failure = failure
         if (failure is not None or not known) and (self.connections or not known):
             return True
         if failure is not None:
@@ -508,7 +511,7 @@ class TcpLink(Measured):
                 return
             self.over = error
             pending = self._outbox.drop()
-            connections, told = list(self.connections), self._received and not quiet
+            connections, told = list(self.connections), self.peer_sent and not quiet
             self._lanes.stop()
             self.changed.notify_all()
         for connection in connections:

@@ -25,7 +25,8 @@ from farflung.transports.tcp.sockets import cut, set_backlog
 
 __all__ = ["Desk", "Forwarder", "Parked", "end_tls"]
 
-_PIECE = 64 << 10
+#: The most bytes of one direction that a relay holds in memory.
+PIECE = 64 << 10
 _BACKLOG = 128 << 10
 _ROUNDS = 16
 _IDLE_SECONDS = 30.0
@@ -50,13 +51,13 @@ def end_tls(connection: socket.socket) -> socket.socket:
 
 
 @dataclass(slots=True, eq=False)
-class _Way:
+class Way:
     """One direction: at most one piece that was read and is not yet sent. ``moved``: bytes that went and are not yet counted."""
 
     source: socket.socket
     sink: socket.socket
     names: tuple[str, str]
-    piece: memoryview = field(default_factory=lambda: memoryview(bytearray(_PIECE)))
+    piece: memoryview = field(default_factory=lambda: memoryview(bytearray(PIECE)))
     begin: int = 0
     end: int = 0
     over: bool = False
@@ -91,12 +92,12 @@ class _Way:
 
 
 @dataclass(slots=True, eq=False)
-class _Splice:
+class Splice:
     """Two sockets that are one connection, and both ways between them."""
 
     pair: Pair
     sockets: tuple[socket.socket, socket.socket]
-    ways: tuple[_Way, _Way]
+    ways: tuple[Way, Way]
     moved_at: float
 
     def wants(self, which: int) -> int:
@@ -111,8 +112,9 @@ class Forwarder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._new: list[_Splice] = []
-        self._splices: set[_Splice] = set()
+        self._new: list[Splice] = []
+        #: The connections that are forwarded now.
+        self.splices: set[Splice] = set()
         self._carried: dict[tuple[str, str], int] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -126,12 +128,12 @@ class Forwarder:
         for one in sockets:
             one.setblocking(False)
             set_backlog(one, _BACKLOG)
-        ways = (_Way(near, far, names), _Way(far, near, (names[1], names[0])))
-        splice = _Splice(pair_of(*names), sockets, ways, monotonic())
+        ways = (Way(near, far, names), Way(far, near, (names[1], names[0])))
+        splice = Splice(pair_of(*names), sockets, ways, monotonic())
         with self._lock:
             if not self._closed:
                 self._new.append(splice)
-                self._splices.add(splice)
+                self.splices.add(splice)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
                     self._thread.start()
@@ -143,7 +145,7 @@ class Forwarder:
     def count(self, pair: Pair | None = None) -> int:
         """Connections now, of ``pair`` or in all."""
         with self._lock:
-            return sum(pair in (None, splice.pair) for splice in self._splices)
+            return sum(pair in (None, splice.pair) for splice in self.splices)
 
     def carried(self) -> Mapping[tuple[str, str], int]:
         """Bytes so far, by (from, to)."""
@@ -154,7 +156,7 @@ class Forwarder:
         """End the connections of ``pairs``."""
         chosen = set(pairs)
         with self._lock:
-            for splice in self._splices:
+            for splice in self.splices:
                 if splice.pair in chosen:
                     for one in splice.sockets:
                         cut(one)
@@ -189,15 +191,15 @@ class Forwarder:
                 if now - swept > _TICK:  # whose ends are both gone without a word
                     swept = now
                     with self._lock:
-                        touched |= {one for one in self._splices if now - one.moved_at > _IDLE_SECONDS}
+                        touched |= {one for one in self.splices if now - one.moved_at > _IDLE_SECONDS}
                 for splice in touched:
                     self._serve(chosen, splice, now)
             with self._lock:
-                left = list(self._splices)
+                left = list(self.splices)
             for splice in left:
                 self._end(chosen, splice)
 
-    def _serve(self, chosen: selectors.BaseSelector, splice: _Splice, now: float) -> None:
+    def _serve(self, chosen: selectors.BaseSelector, splice: Splice, now: float) -> None:
         broken = False
         try:
             for way in splice.ways:
@@ -217,7 +219,7 @@ class Forwarder:
             elif known is not None and events != known.events:
                 chosen.modify(one, events, (splice, which))
 
-    def _count(self, splice: _Splice, now: float) -> None:
+    def _count(self, splice: Splice, now: float) -> None:
         for way in splice.ways:
             if way.moved:
                 splice.moved_at = now
@@ -225,9 +227,9 @@ class Forwarder:
                     self._carried[way.names] = self._carried.get(way.names, 0) + way.moved
                 way.moved = 0
 
-    def _end(self, chosen: selectors.BaseSelector, splice: _Splice) -> None:
+    def _end(self, chosen: selectors.BaseSelector, splice: Splice) -> None:
         with self._lock:
-            self._splices.discard(splice)
+            self.splices.discard(splice)
         for one in splice.sockets:
             if chosen.get_map().get(one) is not None:
                 chosen.unregister(one)

@@ -158,6 +158,12 @@ class Unfinished:
             with self._lock:
                 del self._found[connection]
 
+    @property
+    def count(self) -> int:
+        """How many connections are guarded now."""
+        with self._lock:
+            return len(self._found)
+
     def cut_oldest(self) -> None:
         """Cut the one that has lasted longest, if there is any."""
         with self._lock:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farflung.protocol.answer_times import AnswerTimes
-from farflung.protocol.pool_events import Task, TaskKind
-from farflung.protocol.pool_state import Device, PoolState, Slice
+from farflung.protocol.pool.answer_times import AnswerTimes
+from farflung.protocol.pool.pool_events import Task, TaskKind
+from farflung.protocol.pool.pool_state import Device, PoolState, Slice
 
 __all__ = ["TaskChoice"]
 

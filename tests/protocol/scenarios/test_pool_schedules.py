@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import pytest
 
-from farflung.protocol.pool_events import (
+from farflung.protocol.pool.pool_events import (
     Accept,
     Answered,
     Do,
@@ -33,7 +33,7 @@ from farflung.protocol.pool_events import (
     TaskKind,
     TimePassed,
 )
-from farflung.protocol.task_pool import InOrder, Patience, TaskPool
+from farflung.protocol.pool.task_pool import InOrder, Patience, TaskPool
 
 #: What a device makes of a task: the forward's value, or (the input's gradient, the parameter's gradient).
 Result = tuple[float, ...]

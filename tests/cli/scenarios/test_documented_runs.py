@@ -16,7 +16,7 @@ from farflung.cluster import Topology
 from tests.support.command_processes import Program
 from tests.support.documented_commands import CASES
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 #: Code-block commands that need no cluster, in the order in which they can be run.
 OFFLINE = (
@@ -72,9 +72,9 @@ ELSEWHERE = {
     "farflung --install-completion": "cli/test_completion.py",
     "farflung --show-completion": "cli/test_completion.py",
     "farflung broker --listen 0.0.0.0:7070 --advertise broker.example.org --service": "cli/cluster/test_owner.py",
-    "farflung submit --resume RUN": "broker/test_continuations.py",
-    "farflung submit --resume RUN --steps 2000": "broker/test_continuations.py",
-    "farflung submit job.toml --resume RUN": "broker/test_continuations.py",
+    "farflung submit --resume RUN": "broker/requests/test_continuations.py",
+    "farflung submit --resume RUN --steps 2000": "broker/requests/test_continuations.py",
+    "farflung submit job.toml --resume RUN": "broker/requests/test_continuations.py",
     'farflung generate RUN --prompt "def " --max-tokens 50 --top-k 40 --top-p 0.9 --seed 7 --step 200': (
         "cli/runs/test_generate.py"
     ),
@@ -87,7 +87,7 @@ ELSEWHERE = {
     "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/runs/test_checkpoint.py",
     "python -m benchmarks loss --set timed_steps=0 --set variants=dense,int8,int4,topk-10,adatopk-10,auto "
     "--set data=DATA.txt --set tune=TUNE.txt --set plot=loss-bytes.svg": "benchmarks/scenarios/test_benchmarks.py",
-    "farflung broker --mirror s3://bucket/runs": "cli/test_cli_processes.py",
+    "farflung broker --mirror s3://bucket/runs": "cli/scenarios/test_cli_processes.py",
     "farflung chaos job.toml --workers 3 --faults 6 --kinds kill,stop,full_disk --seed 1": "chaos/test_trial.py",
     "farflung chaos job.toml --at worker.prepared --kinds kill --no-broker --json": "chaos/test_trial.py",
     "farflung emulate two-laptops -- python3 -c 'print(\"I am {node} at {address}\")'": "emulation/scenarios/test_page.py",

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from farflung.protocol.pool_events import TaskKind
+from farflung.protocol.pool.pool_events import TaskKind
 
 __all__ = ["AnswerTimes", "Patience"]
 

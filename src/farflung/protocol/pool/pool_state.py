@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from farflung.errors import InputError
-from farflung.protocol.pool_events import Task, TaskKind
+from farflung.protocol.pool.pool_events import Task, TaskKind
 
 __all__ = ["Device", "PoolState", "Slice", "shares_of"]
 

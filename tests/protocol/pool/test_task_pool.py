@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.errors import InputError
-from farflung.protocol.pool_events import (
+from farflung.protocol.pool.pool_events import (
     Accept,
     Answered,
     Discard,
@@ -26,7 +26,7 @@ from farflung.protocol.pool_events import (
     TaskKind,
     TimePassed,
 )
-from farflung.protocol.task_pool import InOrder, Patience, TaskPool, shares_of
+from farflung.protocol.pool.task_pool import InOrder, Patience, TaskPool, shares_of
 
 PATIENCE = Patience(least=1.0, factor=2.0, first=5.0)
 

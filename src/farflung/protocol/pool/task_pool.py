@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farflung.protocol.answer_times import AnswerTimes, Patience
-from farflung.protocol.ordered_items import InOrder
-from farflung.protocol.pool_events import (
+from farflung.protocol.pool.answer_times import AnswerTimes, Patience
+from farflung.protocol.pool.ordered_items import InOrder
+from farflung.protocol.pool.pool_events import (
     Accept,
     Answered,
     Discard,
@@ -44,8 +44,8 @@ from farflung.protocol.pool_events import (
     TaskKind,
     TimePassed,
 )
-from farflung.protocol.pool_state import Device, PoolState, shares_of
-from farflung.protocol.task_choice import TaskChoice
+from farflung.protocol.pool.pool_state import Device, PoolState, shares_of
+from farflung.protocol.pool.task_choice import TaskChoice
 
 __all__ = ["InOrder", "Patience", "TaskPool", "shares_of"]
 
