@@ -1,7 +1,4 @@
-"""Limits of folders, files, classes, broad ``except`` and tests; each check is first shown to fail on bad code.
-
-A limit that some code still exceeds has a table of that code. The table must match exactly, so it can only be shortened.
-"""
+"""Limits of folders, files, classes, broad ``except`` and tests; each check is first shown to fail on bad code."""
 
 from __future__ import annotations
 
@@ -27,13 +24,6 @@ MAX_PRIVATE_ACCESSES = 60
 #: Folders whose tests are about several modules together: ``end_to_end`` at the top, ``scenarios`` in a package.
 WHOLE = {"end_to_end", "scenarios"}
 
-TOO_FULL_FOLDERS: set[str] = {"messages", "worker"}
-TOO_LONG_FILES: set[str] = {"graph/opset.py", "schedules/timing.py", "transports/tcp/link.py"}
-TOO_LARGE_CLASSES: set[str] = {
-    "broker/live_run.py:LiveRun",
-    "step/stages/state_copies.py:StateCopies",
-    "step/sync/stage_replica.py:StageReplica",
-}
 BROAD_EXCEPTS_TODAY = 13
 
 
@@ -116,17 +106,17 @@ def without_source(tests: Iterable[str], sources: Iterable[str]) -> set[str]:
 
 
 def test_folders_have_few_files() -> None:
-    assert full_folders(SOURCES).keys() == TOO_FULL_FOLDERS
+    assert full_folders(SOURCES) == {}
 
 
 def test_files_are_short() -> None:
-    assert long_files(SOURCES).keys() == TOO_LONG_FILES
+    assert long_files(SOURCES) == {}
 
 
 def test_classes_are_small() -> None:
     limited = {name: text for name, text in SOURCES.items() if name.startswith(LIMITED_CLASSES)}
     found = {f"{name}:{cls}": size for name, text in limited.items() for cls, size in large_classes(text).items()}
-    assert found.keys() == TOO_LARGE_CLASSES, found
+    assert found == {}
 
 
 def test_few_handlers_catch_everything() -> None:

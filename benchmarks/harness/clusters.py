@@ -21,6 +21,7 @@ class ProbedCluster(LocalCluster):
         return self.folder / f"probe-{name}.json"
 
     def spawn(self, name: str, arguments: list[str]) -> None:
+        """See ``LocalCluster.spawn``: workers run under ``harness.probe``."""
         if name not in self._commands and "join" in arguments:
             at = arguments.index("farflung")
             arguments = ["-m", "benchmarks.harness.probe", str(self.probe_file(name)), *arguments[at + 1 :]]
@@ -31,6 +32,7 @@ class PacedCluster(LocalCluster):
     """Its processes are those of ``harness.stand_in``, which read from the cluster's folder: speeds, stages, who is away."""
 
     def spawn(self, name: str, arguments: list[str]) -> None:
+        """See ``LocalCluster.spawn``: the process is a stand-in."""
         if name not in self._commands:
             at = arguments.index("farflung")
             arguments = ["-m", "benchmarks.harness.stand_in", str(self.folder), *arguments[at + 1 :]]

@@ -13,7 +13,7 @@ from farflung.engines import get_engine
 from farflung.engines.base import Array
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
-from farflung.messages.step_reports import StepReport
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.plan.model import Plan
 from farflung.step.run_setup import Phase, RunSetup
 from farflung.telemetry.records import EvaluationRecord, StepRecord

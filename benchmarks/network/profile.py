@@ -28,7 +28,7 @@ from farflung.cluster import Network
 from farflung.emulation import Emulation
 from farflung.errors import TrainingError
 from farflung.messages.calls import ProbeRound, Unreachable
-from farflung.messages.probes import probe_of
+from farflung.messages.conversions.probes import probe_of
 from farflung.messages.reports import Probed
 from farflung.messages.schema import Channel, Message
 from farflung.messages.wire_form import decode_as, encode

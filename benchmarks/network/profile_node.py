@@ -17,7 +17,7 @@ from farflung.errors import FarflungError
 from farflung.security import Credentials
 from farflung.transports import TransportConfig
 from farflung.transports.tcp.endpoint import TcpEndpoint
-from farflung.worker.link_probe import probe_link
+from farflung.worker.links.link_probe import probe_link
 
 __all__ = ["main"]
 

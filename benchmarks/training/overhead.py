@@ -19,7 +19,7 @@ from farflung.api import capture
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.job.spec import CheckpointSpec, JobSpec, OptimizerSpec
-from farflung.messages.step_reports import StepReport
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.planners import get_planner
 
 if TYPE_CHECKING:

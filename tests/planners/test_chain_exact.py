@@ -15,7 +15,8 @@ from farflung.cluster import Device, Topology
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec, PlanSpec
-from farflung.planners.chain_dp import Chain, _best_pace, _best_total, _Parts
+from farflung.planners.chain_cuts import SlotParts, best_pace, best_total
+from farflung.planners.chain_dp import Chain
 from farflung.planners.chain_exact import exact_cuts
 from farflung.planners.finish import Problem
 from farflung.units import Bytes, FlopsPerSecond
@@ -132,7 +133,7 @@ def test_pace_and_total_are_the_least_of_all_cuts(seed: int, slack: float) -> No
         compute = np.where(draw.random((n, n)) < 0.2, np.inf, draw.integers(1, 9, (n, n)).astype(float))
         compute[np.tril_indices(n)] = np.inf
         wire, way = draw.integers(0, 6, n).astype(float), draw.integers(0, 6, n).astype(float)
-        parts.append(_Parts(compute, wire, way, np.minimum.accumulate(compute[:, ::-1], axis=1)[:, ::-1]))
+        parts.append(SlotParts(compute, wire, way, np.minimum.accumulate(compute[:, ::-1], axis=1)[:, ::-1]))
 
     def priced(cuts: tuple[int, ...]) -> tuple[float, float]:
         each = [(part, a, b) for part, (a, b) in zip(parts, pairwise(cuts), strict=True)]
@@ -141,9 +142,9 @@ def test_pace_and_total_are_the_least_of_all_cuts(seed: int, slack: float) -> No
 
     every = [priced((0, *inner, n - 1)) for inner in combinations(range(1, n - 1), stages - 1)]
     pace = min(each[0] for each in every)
-    assert _best_pace(parts) == pace
+    assert best_pace(parts) == pace
     if math.isfinite(pace):
         limit = pace * slack
-        found = priced(tuple(_best_total(parts, limit)))
+        found = priced(tuple(best_total(parts, limit)))
         assert found[0] <= limit
         assert found[1] == min(total for its, total in every if its <= limit)

@@ -28,7 +28,7 @@ from farflung.graph.ir import Graph
 from farflung.job import JobSpec
 from farflung.job.load import make_job
 from farflung.job.rates import rates
-from farflung.messages.step_reports import StepReport
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.submission import Bundle
 from farflung.plan import CostTables
 from farflung.plan.model import LinkPlan, Plan, Replica, Stage

@@ -19,7 +19,7 @@ from farflung.clock import MonotonicClock
 from farflung.cluster import Topology
 from farflung.engines import get_engine
 from farflung.engines.base import Array
-from farflung.messages.step_reports import StepReport
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.submission import Bundle
 from farflung.step.run_setup import Committed, Phase, RunSetup
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord

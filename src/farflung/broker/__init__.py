@@ -5,7 +5,7 @@ In the order in which a worker or a job passes through it:
 - ``process``: ``Broker``: makes the parts, connects them, opens the ports.
 - ``admission``: ``Admission``: tickets become certificates.
 - ``session_table``, ``sessions``: ``Sessions``: reports of workers in, commands out, leases.
-- ``worker_reports``: ``WorkerReports``: each report of a worker goes to the part that it concerns.
+- ``worker_reports``, ``run_reports``: ``WorkerReports``: each report of a worker goes to the part that it concerns.
 - ``requests``: what clients and workers ask for: submit, status, stop, watch, transfers.
 - ``run_table``: ``RunTable``: the runs in memory and the machine of ``protocol.broker``, behind one lock.
 - ``run_manager``: ``RunManager``: events to the machine, and its commands to ``attempts``.

@@ -16,17 +16,18 @@ from farflung.broker.records.latest_records import LatestRecords
 from farflung.broker.records.run_log import RunLog
 from farflung.broker.records.run_store import RunStore
 from farflung.clock import monotonic
+from farflung.cluster import Topology
 from farflung.errors import DataError
 from farflung.job import JobSpec
 from farflung.messages.commands import AttemptMessage
-from farflung.messages.step_reports import StepReport
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.submission import Bundle
 from farflung.messages.watching import Note
 from farflung.plan import Plan
 from farflung.protocol.holdings import Holding
 from farflung.telemetry.records import Record, RelayedRecord, RunResult
 
-__all__ = ["Attempt", "LiveRun", "RunRecords", "TrainingTimes", "WorkerFacts", "new_run"]
+__all__ = ["Attempt", "LiveRun", "RunRecords", "Submission", "TrainingTimes", "WorkerFacts", "new_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +110,29 @@ class RunRecords:
 
 
 @dataclass(slots=True, kw_only=True)
+class Submission:
+    """Who submitted a run (its name as a client), and what. ``bundle`` (large) is dropped when the run is over."""
+
+    submitter: str
+    bundle: Bundle | None
+    #: Whether the process that submitted it has watched it.
+    attended: bool = False
+
+    @property
+    def topology(self) -> Topology | None:
+        """The topology that was sent along (None: there is none, or the run is over)."""
+        return None if self.bundle is None else self.bundle.topology
+
+
+@dataclass(slots=True, kw_only=True)
 class LiveRun:
-    """A run that is not over, or that ended recently. ``bundle`` (large) is dropped when the run is over."""
+    """A run that is not over, or that ended recently."""
 
     run: str
     job: JobSpec
     store: RunStore
     records: RunRecords
-    submitter: str
-    bundle: Bundle | None
+    submission: Submission
     #: The plan by which it trained before the broker was restarted.
     last_plan: Plan | None = None
     attempt: Attempt = field(default_factory=Attempt)
@@ -125,8 +140,6 @@ class LiveRun:
     workers: WorkerFacts = field(default_factory=WorkerFacts)
     #: The newest generated text.
     sample: str = ""
-    #: Whether the process that submitted it has watched it.
-    attended: bool = False
     result: RunResult | None = None
     #: Guards ``store``. Lock order: ``files`` before ``RunTable.changed``.
     files: threading.Lock = field(default_factory=threading.Lock)
@@ -156,4 +169,5 @@ class LiveRun:
 def new_run(bundle: Bundle, root: Path, submitter: str) -> LiveRun:
     """Return a run that was just submitted; its folder is ``root``."""
     store = RunStore(root)
-    return LiveRun(run=bundle.run, job=bundle.job, store=store, records=RunRecords(store), submitter=submitter, bundle=bundle)
+    submission = Submission(submitter=submitter, bundle=bundle)
+    return LiveRun(run=bundle.run, job=bundle.job, store=store, records=RunRecords(store), submission=submission)

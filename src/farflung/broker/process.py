@@ -34,6 +34,7 @@ from farflung.broker.requests.transfers import Transfers
 from farflung.broker.requests.watchers import Watchers
 from farflung.broker.restored_runs import RestoredRuns
 from farflung.broker.run_manager import RunManager
+from farflung.broker.run_reports import RunReports
 from farflung.broker.run_table import RunTable
 from farflung.broker.session_table import SessionTable
 from farflung.broker.sessions import Sessions
@@ -176,17 +177,26 @@ class Broker:
 
     def _make_reports(self, notices: Notices) -> WorkerReports:
         manager = self.manager
-        return WorkerReports(
+        of_runs = RunReports(
             runs=self.runs,
             handle=manager.handle,
-            send=self.sessions.send,
             notices=notices,
             network=self.network,
-            measurements=manager.measurements,
             recorder=manager.recorder,
             retained=manager.retained,
             helpers=manager.helpers,
             replanner=manager.replanner,
+            stragglers=manager.stragglers,
+        )
+        return WorkerReports(
+            runs=self.runs,
+            handle=manager.handle,
+            send=self.sessions.send,
+            network=self.network,
+            measurements=manager.measurements,
+            recorder=manager.recorder,
+            retained=manager.retained,
+            of_runs=of_runs,
             stragglers=manager.stragglers,
         )
 

@@ -9,7 +9,7 @@ from math import exp
 from farflung.clock import Clock
 from farflung.errors import WireError
 from farflung.job.spec import JobSpec
-from farflung.messages.step_reports import StepReport
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.telemetry.records import CodecUse, EvaluationRecord, StepRecord
 from farflung.units import Seconds
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from farflung.broker.attempts.helper_assignment import unreliable_of
-from farflung.broker.live_run import LiveRun, RunRecords
+from farflung.broker.live_run import LiveRun, RunRecords, Submission
 from farflung.broker.records.bundle_file import read_bundle
 from farflung.broker.records.journal import JournaledRun
 from farflung.broker.records.run_store import RunStore
@@ -108,7 +108,7 @@ class RestoredRuns:
             expected=expected,
             names=live.last_plan.devices if expected and live.last_plan is not None else (),
             helped=live.job.plan.helpers,
-            unreliable=unreliable_of(live.job, None if live.bundle is None else live.bundle.topology),
+            unreliable=unreliable_of(live.job, live.submission.topology),
             stopping=journaled.stopping,
         )
         self.add(live, event)
@@ -117,9 +117,9 @@ class RestoredRuns:
             self._threads.later(_FEEDER_SECONDS, f"feeder-{live.run}", lambda: self._check_feeder(live))
 
     def _check_feeder(self, live: LiveRun) -> None:
-        if live.attended or live.result is not None:
+        if live.submission.attended or live.result is not None:
             return
-        cause = f"{live.submitter}, the process that submitted it and has the data, did not come back"
+        cause = f"{live.submission.submitter}, the process that submitted it and has the data, did not come back"
         self.handle(RunFailed(run=live.run, cause=cause, kind="ConnectionLost"))
 
 
@@ -134,8 +134,7 @@ def _live(journaled: JournaledRun, root: Path, bundle: Bundle | None) -> LiveRun
         job=bundle.job if bundle is not None else _job(store.folder),
         store=store,
         records=RunRecords(store, lines=lines),
-        submitter=journaled.submitter,
-        bundle=bundle,
+        submission=Submission(submitter=journaled.submitter, bundle=bundle),
         last_plan=_last_plan(store) if journaled.attempts else None,
     )
     times, elapsed = live.times, 0.0

@@ -151,9 +151,9 @@ class RunManager:
         finally:
             if not written:
                 self._runs.remove(live.run)
-        self._journal(live.run, "submitted", submitter=live.submitter)
+        self._journal(live.run, "submitted", submitter=live.submission.submitter)
         job = live.job
-        text = f"submitted by {live.submitter} ({job.name}, {counted(job.steps, 'step')})"
+        text = f"submitted by {live.submission.submitter} ({job.name}, {counted(job.steps, 'step')})"
         self._notices.operator_of(live.run, text)
         self.handle(
             RunSubmitted(
@@ -161,7 +161,7 @@ class RunManager:
                 workers=job.workers,
                 recoveries=job.most_recoveries,
                 helped=job.plan.helpers,
-                unreliable=unreliable_of(job, None if live.bundle is None else live.bundle.topology),
+                unreliable=unreliable_of(job, live.submission.topology),
             )
         )
         with self._runs.changed:

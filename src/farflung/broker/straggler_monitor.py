@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from farflung.broker.links.table import LinkTable
-from farflung.messages.link_reports import Told
+from farflung.messages.conversions.link_reports import Told
 from farflung.protocol.straggler_detector import Slowdown, StragglerDetector
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import Span

@@ -120,6 +120,7 @@ class WildCluster(LocalCluster):
         return self.folder / f"{name}.order"
 
     def spawn(self, name: str, arguments: list[str]) -> None:
+        """See ``LocalCluster.spawn``: the process runs under ``saboteur``."""
         if name not in self._commands:
             at = arguments.index("farflung")
             arguments = ["-m", "farflung.chaos.saboteur", str(self._order(name)), *arguments[at + 1 :]]

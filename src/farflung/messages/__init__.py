@@ -22,12 +22,6 @@ What they rest on:
 - ``arrays``: arrays as sections of a frame, with or without a codec.
 - ``array_stream``: arrays over the control plane, one tensor after another, in pieces.
 
-Between items of messages and the types that the program uses:
-
-- ``holdings``: retained states and decisions about steps.
-- ``step_reports``: ``StepReport``: what a worker reports after a step; trace spans.
-- ``link_reports``: what training traffic says about links.
-- ``probes``: the result of a bandwidth probe.
-- ``relays``: relays, the pairs that they serve, what they carried.
+- ``conversions``: between items of messages and the types that the program uses.
 - ``fields``: reading single fields of data frames that have no type yet at their receiver.
 """

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from farflung.cluster.device import DeviceKind
 from farflung.cost import ALLOCATOR, MemorySettings, OpCost, cast_factor, optimizer_factor, stage_memory
 from farflung.plan import CostTables, codec_of, wire_factor_of
+from farflung.planners.chain_cuts import SlotParts, best_pace, best_total
 from farflung.planners.chain_exact import exact_cuts
 from farflung.planners.finish import Problem
 from farflung.planners.pieces import Pieces, in_pieces, piece_bytes
@@ -30,18 +30,6 @@ from farflung.schedules import part_of
 __all__ = ["Chain", "ChainPlan", "Slot"]
 
 Vector = npt.NDArray[np.float64]
-
-
-class SlotParts(NamedTuple):
-    """Seconds of a stage: computing (row: start, column: stop), the busier wire and the whole way to it (by start).
-
-    ``reach``: the least of ``compute`` for a start and all stops from a given one on.
-    """
-
-    compute: Vector
-    wire: Vector
-    way: Vector
-    reach: Vector
 
 
 #: Arrays of one device's seconds that are kept, and cuts.
@@ -169,7 +157,7 @@ class Chain:
 
     def _cut(self, slots: Sequence[Slot], slacks: Sequence[float]) -> tuple[tuple[int, ...], float, float] | None:
         tables = [self.parts(j, slots) for j in range(len(slots))]
-        pace = _best_pace(tables)
+        pace = best_pace(tables)
         if not np.isfinite(pace):
             return None
         best: tuple[tuple[int, ...], float, float] | None = None
@@ -177,7 +165,7 @@ class Chain:
         for slack in sorted(slacks, reverse=True):
             limit = pace * slack * (1 + 1e-12)
             if not cuts or found[0] > limit:  # else what is best under a looser limit keeps to this one, too
-                cuts = _best_total(tables, limit)
+                cuts = best_total(tables, limit)
                 found = self.step_seconds(tables, cuts)
             if best is None or found[1] <= best[2]:
                 best = (tuple(int(self.positions[cut]) for cut in cuts), *found)
@@ -199,7 +187,7 @@ class Chain:
         return ChainPlan(order=tuple(order), placed=self._placed(cuts, order), pace=pace, seconds=seconds)
 
     def slots(self, order: Sequence[int], work: float = 0.0, memory: float = 0.0) -> list[Slot]:
-        """Return the places of ``order`` with the links between them; the first also does ``work`` and stores ``memory`` bytes for others."""
+        """Return the places of ``order``; the first also does ``work`` and stores ``memory`` bytes for others."""
         topology = self.problem.topology
         slots = []
         for j, here in enumerate(order):
@@ -444,59 +432,3 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
         update=update,
         exchanged=exchanged,
     )
-
-
-def _best_pace(tables: Sequence[SlotParts]) -> float:
-    best = np.full(len(tables[0][0]), np.inf)
-    best[0] = 0.0
-    for compute, wire, *_ in tables[:-1]:
-        rows = _reached(best)
-        before = np.maximum(best[rows], wire[rows])
-        best = np.full(len(best), np.inf)
-        columns = slice(rows.start + 1, None)  # a stage is not empty
-        best[columns] = np.maximum(before[:, None], compute[rows, columns]).min(axis=0, initial=np.inf)
-    compute, wire, *_ = tables[-1]
-    return float(np.maximum(np.maximum(best, wire), compute[:, -1]).min())
-
-
-def _reached(best: Vector) -> slice:
-    """From the first to the last candidate that stages so far can end at."""
-    there = np.flatnonzero(best < np.inf)
-    return slice(int(there[0]), int(there[-1]) + 1) if len(there) else slice(0, 0)
-
-
-def _first_starts(tables: Sequence[SlotParts], limit: float) -> list[int]:
-    """For each stage a candidate before which none can start, if all that follows shall stay under ``limit``; then the end."""
-    least = [len(tables[0][0]) - 1]
-    for stage in reversed(tables):
-        able = (stage.reach[:, least[-1]] <= limit) & (stage.wire <= limit)
-        least.append(int(able.argmax()))
-    return least[::-1]
-
-
-def _best_total(tables: Sequence[SlotParts], limit: float) -> list[int]:
-    """Candidates (indices, both ends included) of the plan with the least total whose pace stays under ``limit``.
-
-    Forward only the least sums are kept; the choices that made them are found again along the one way back.
-    """
-    best = np.full(len(tables[0][0]), np.inf)
-    best[0] = 0.0
-    first = _first_starts(tables, limit) if limit < np.inf else [0] * (len(tables) + 1)
-    sums = []
-    for j, (compute, wire, way, _) in enumerate(tables):
-        before = best + way if limit == np.inf else np.where(wire <= limit, best + way, np.inf)
-        sums.append(before)
-        if j < len(tables) - 1:
-            reached = _reached(before)
-            rows = slice(max(reached.start, first[j]), reached.stop)
-            columns = slice(max(rows.start, first[j + 1] - 1) + 1, None)
-            stage = compute[rows, columns]
-            if limit < np.inf:
-                stage = np.where(stage <= limit, stage, np.inf)
-            best = np.full(len(best), np.inf)
-            best[columns] = (before[rows, None] + stage).min(axis=0, initial=np.inf)
-    cuts = [len(best) - 1]
-    for before, (compute, *_) in zip(reversed(sums), reversed(tables), strict=True):
-        stage = compute[:, cuts[-1]]
-        cuts.append(int((before + np.where(stage <= limit, stage, np.inf)).argmin()))
-    return cuts[::-1]

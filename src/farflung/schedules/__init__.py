@@ -3,10 +3,7 @@
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
 from farflung.schedules.dry_run import check_schedule, in_flight, splits
 from farflung.schedules.orders import Part, orders_of, part_of
-from farflung.schedules.pipelines import EAGER, get_schedule, schedule_names
-from farflung.schedules.progress import Progress, Track, as_ready, tracks_of
-from farflung.schedules.shared_host import SharedHost, transfer_work
-from farflung.schedules.timing import (
+from farflung.schedules.pipeline_times import (
     Exchange,
     PipelineTimes,
     PreparedOrder,
@@ -14,8 +11,11 @@ from farflung.schedules.timing import (
     TimedEdge,
     Transfer,
     prepare_order,
-    time_schedule,
 )
+from farflung.schedules.pipelines import EAGER, get_schedule, schedule_names
+from farflung.schedules.progress import Progress, Track, as_ready, tracks_of
+from farflung.schedules.shared_host import SharedHost, transfer_work
+from farflung.schedules.timing import time_schedule
 
 __all__ = [
     "EAGER",

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from farflung.schedules.base import Action
 from farflung.schedules.dry_run import in_flight
+from farflung.schedules.pipeline_times import PreparedOrder, prepare_order
 from farflung.schedules.pipelines import get_schedule
 from farflung.schedules.progress import as_ready
-from farflung.schedules.timing import PreparedOrder, prepare_order
 
 __all__ = ["Part", "orders_of", "part_of"]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from farflung.engines.base import Array, Engine
 from farflung.graph.cut import SubGraph
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import EvaluationVote, Losses, Norms, StepReady, Token, Verdict
-from farflung.messages.step_reports import StepReport
 from farflung.plan.check import check_runnable
 from farflung.step.context import StepContext
 from farflung.step.evaluation.evaluation import Evaluation

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from farflung.engines.base import Array
 from farflung.job.rates import rates
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import Verdict
-from farflung.messages.step_reports import StepReport
 from farflung.step.context import StepContext
 from farflung.step.gradient_check import GradientCheck
 from farflung.step.pipeline import TrainingMode

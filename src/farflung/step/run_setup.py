@@ -13,7 +13,7 @@ from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.messages.commands import CopyRounds
-from farflung.messages.step_reports import StepReport
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.plan.derive import derive_bounds
 from farflung.plan.link_memory import Way, ways_of
 from farflung.plan.model import Plan

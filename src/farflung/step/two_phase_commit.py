@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from farflung.engines.base import Array
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import StepReady
-from farflung.messages.step_reports import StepReport
 from farflung.protocol.holdings import Decision, Holding
 from farflung.step.context import StepContext
 from farflung.step.stages.local_stages import LocalStages

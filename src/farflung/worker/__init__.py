@@ -8,8 +8,7 @@
 - ``control_session``: ``ControlSession``: messages both ways, heartbeats, lease.
 - ``device_measurement``: ``MeasuredDevice``: the device that computes, and the offer to the broker.
 - ``broker_queries``: ``BrokerQueries``: answers the broker's questions about device and links.
-- ``link_probe``: measures one direction of a link.
-- ``peer_links``: ``PeerLinks``: addresses and relays of peers; ``RelayService``: relays for others.
+- ``links``: ``PeerLinks``, bandwidth probes, emulated links.
 - ``run_part``: ``RunPart``: what training and helping have in common; ``CurrentPart``: the part that runs now.
 - ``training_run``: ``TrainingRun``: a thread with an executor, and the messages of peers for it.
 - ``helper``: ``Helper``: computes slices of a stage in a hybrid plan.
@@ -18,6 +17,5 @@
 - ``first_states``: ``FirstStates``: states from peers, a checkpoint, or a weights file.
 - ``broker_storage``: ``BrokerStorage``: states and checkpoints at the broker.
 - ``retained_states``: ``RetainedStates``: states that outlive an ended attempt, and how peers fetch them.
-- ``link_shaping``: emulated links on one machine.
 - ``doctor``: diagnoses this machine.
 """

@@ -12,7 +12,7 @@ from farflung.messages.reports import Measured, Probed, Reached
 from farflung.messages.schema import Message
 from farflung.thread_group import ThreadGroup
 from farflung.worker.device_measurement import MeasuredDevice
-from farflung.worker.peer_links import PeerLinks
+from farflung.worker.links.peer_links import PeerLinks
 
 __all__ = ["BrokerQueries"]
 

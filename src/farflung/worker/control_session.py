@@ -118,6 +118,10 @@ class ControlSession:
         """The broker has accepted this worker, and expires it after ``lease`` seconds of silence."""
         self.welcomed, self._lease.length = True, lease
 
+    def dismiss(self, cause: str) -> None:
+        """The broker ends the session because of ``cause``."""
+        self.dismissed = cause
+
     def report(self, message: Message) -> None:
         """Send ``message`` to the broker.
 

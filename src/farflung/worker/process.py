@@ -33,12 +33,12 @@ from farflung.messages.commands import (
     Stop,
     Welcome,
 )
+from farflung.messages.conversions.holdings import holding_items
+from farflung.messages.conversions.step_reports import message_of
 from farflung.messages.data import StatesWanted
-from farflung.messages.holdings import holding_items
 from farflung.messages.reports import Dropped, Hello, HoldingItem, Holds, OfferItem, Relayed, Stepped
 from farflung.messages.router import Router
 from farflung.messages.schema import UNSET, Channel, UnsetType
-from farflung.messages.step_reports import message_of
 from farflung.messages.wire_form import decode_as
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
@@ -54,9 +54,9 @@ from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.control_session import ControlSession
 from farflung.worker.device_measurement import MeasuredDevice, load_engine
 from farflung.worker.helper import Helper
+from farflung.worker.links.peer_links import PeerLinks, RelayService
 from farflung.worker.membership import Membership
 from farflung.worker.options import WorkerOptions
-from farflung.worker.peer_links import PeerLinks, RelayService
 from farflung.worker.retained_states import Continuation, RetainedStates
 from farflung.worker.run_part import CurrentPart, EndedAttempt, RunPart, RunServices
 from farflung.worker.training_run import TrainingRun
@@ -115,7 +115,6 @@ class Worker:
         self._device, self._retained = carried.device, carried.retained
         self._current = CurrentPart(carried.ended)
         self.session = ControlSession(membership.client, log)
-        self._commands = self._command_router()
         self._threads = ThreadGroup()
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
         endpoint = TcpEndpoint(
@@ -150,9 +149,10 @@ class Worker:
         session = self.session
         if not session.open(self._hello):
             return
+        router = self._command_router()
         try:
             for frame in session.frames():
-                self._commands.receive("broker", frame)
+                router.receive("broker", frame)
         except ConnectionLost:
             if not (session.leaving or session.dismissed):
                 raise
@@ -223,7 +223,7 @@ class Worker:
         router = Router[str, None](Channel.COMMANDS)
         router.register(Beat, lambda _, command: None)  # the session has noted that the broker is alive
         router.register(Welcome, lambda _, command: self._welcome(command))
-        router.register(Goodbye, self._goodbye)
+        router.register(Goodbye, lambda _, command: self.session.dismiss(command.cause))
         router.register(Dismissed, lambda _, command: self.stop())
         router.register(OwnerWishes, lambda _, command: self._on_owner(command))
         router.register(Fenced, self._fenced)
@@ -243,9 +243,6 @@ class Worker:
         router.register(commands.Helper, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
         router.register(HelperGone, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
         return router
-
-    def _goodbye(self, _: str, command: Goodbye) -> None:
-        self.session.dismissed = command.cause
 
     def _fenced(self, _: str, command: Fenced) -> None:
         self.session.fenced = True

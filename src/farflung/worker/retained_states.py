@@ -14,8 +14,8 @@ from farflung.engines.base import Array
 from farflung.errors import FarflungError
 from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.commands import LiveStart
+from farflung.messages.conversions.holdings import decision_of
 from farflung.messages.data import LentEnd, LentPiece, StatesWanted
-from farflung.messages.holdings import decision_of
 from farflung.messages.wire_form import encode
 from farflung.protocol.holdings import Decision, Holding
 from farflung.thread_group import ThreadGroup

@@ -12,10 +12,10 @@ from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, DiskFull
 from farflung.job import JobSpec
 from farflung.messages.calls import ShardUpload
-from farflung.messages.link_reports import link_items
+from farflung.messages.conversions.link_reports import link_items
+from farflung.messages.conversions.step_reports import StepReport, message_of
 from farflung.messages.reports import Evaluated, Generated, Traced
 from farflung.messages.schema import Message
-from farflung.messages.step_reports import StepReport, message_of
 from farflung.step.run_setup import Committed, Phase
 from farflung.telemetry.log_line import Detail
 from farflung.telemetry.trace import ClockOffset, Span, pack_spans

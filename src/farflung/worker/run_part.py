@@ -12,15 +12,15 @@ from farflung.data.base import Place
 from farflung.engines.base import Engine
 from farflung.errors import ConnectionLost, FarflungError
 from farflung.messages.commands import Help, Helper, HelperGone, Prepare
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.reports import Failed
 from farflung.messages.schema import Flag, Message
-from farflung.messages.step_reports import StepReport
 from farflung.step.run_setup import attempt_name
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Arrival
 from farflung.wire.frames import Frame
 from farflung.worker.broker_storage import BrokerStorage
-from farflung.worker.peer_links import PeerLinks
+from farflung.worker.links.peer_links import PeerLinks
 from farflung.worker.retained_states import RetainedStates
 
 __all__ = ["CurrentPart", "EndedAttempt", "RunPart", "RunRequests", "RunServices"]

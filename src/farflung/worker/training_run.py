@@ -10,10 +10,10 @@ from functools import partial
 from farflung.engines.base import Array
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
 from farflung.messages.commands import Helper, HelperGone, Prepare
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import LentEnd, LentPiece, PeerHello
 from farflung.messages.reports import Ended, Noted, Prepared
 from farflung.messages.schema import Channel, Flag, UnsetType
-from farflung.messages.step_reports import StepReport
 from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import decode, encode
 from farflung.plan.link_memory import check_samples
@@ -28,8 +28,8 @@ from farflung.units import Bytes, BytesPerSecond, Seconds, counted
 from farflung.wire.frames import Frame
 from farflung.worker.data_feed import CallerFeed, DataKey, FileFeed
 from farflung.worker.first_states import FirstStates, StateFetch
-from farflung.worker.link_shaping import shape_links
-from farflung.worker.peer_links import PeerLinks
+from farflung.worker.links.link_shaping import shape_links
+from farflung.worker.links.peer_links import PeerLinks
 from farflung.worker.retained_states import Continuation
 from farflung.worker.run_hooks import CheckpointUpload, WorkerHooks
 from farflung.worker.run_part import RunPart, RunServices

@@ -13,7 +13,7 @@ from typing import Any
 from farflung.broker.attempts.replanner import PlanInputs, Replanner
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkFigures, LinkTable
-from farflung.broker.live_run import Attempt, TrainingTimes, WorkerFacts
+from farflung.broker.live_run import Attempt, Submission, TrainingTimes, WorkerFacts
 from farflung.broker.planning import cluster_of, plan_run
 from farflung.clock import VirtualClock
 from farflung.protocol.broker import BrokerMachine, Member
@@ -64,7 +64,7 @@ class Stage:
         self.live: Any = SimpleNamespace(
             run="r",
             job=job,
-            bundle=captured(job, self.base),
+            submission=Submission(submitter="", bundle=captured(job, self.base)),
             attempt=Attempt(),
             planned=None,
             result=None,
@@ -87,7 +87,8 @@ class Stage:
     def plan(self) -> None:
         """As the broker does it for whoever is there."""
         run, members = self.machine.runs["r"], list(self.machine.members.values())
-        planned = plan_run(self.live.bundle, cluster_of(self.live.bundle, members, self.links), running=None)
+        bundle = self.live.submission.bundle
+        planned = plan_run(bundle, cluster_of(bundle, members, self.links), running=None)
         self.live.planned, self.live.attempt = planned, Attempt(number=run.attempts)
         self.live.workers.measured |= {member.name for member in members}
         self.machine.handle(PlanMade(run="r", attempt=run.attempts, devices=planned.plan.devices))

@@ -18,13 +18,13 @@ from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.messages.commands import Probe as AskProbe
-from farflung.messages.probes import Probe
+from farflung.messages.conversions.probes import Probe
 from farflung.messages.wire_form import encode
 from farflung.transports.base import LinkStatistics, Urgency
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame
 from farflung.worker import link_probe
-from farflung.worker.link_probe import _usual_rate, probe_link
+from farflung.worker.links.link_probe import _usual_rate, probe_link
 from tests.support.loopback import Loopback, text_folder, text_job, until
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.broker.links.traffic_figures import update_from_traffic
-from farflung.messages.link_reports import Told, link_items, links_of
+from farflung.messages.conversions.link_reports import Told, link_items, links_of
 from farflung.transports.base import LinkStatistics
 from farflung.units import Seconds
 

@@ -67,7 +67,7 @@ def test_a_worker_fetches_the_weights_of_its_own_run_only(two: Loopback) -> None
 
 def test_a_name_of_another_key_is_refused(two: Loopback) -> None:
     two.workers["b"].stop()
-    two._threads[1].join(30)
+    two.threads[1].join(30)
     with pytest.raises(SecurityError, match=r"the name 'b' belongs to another key: .*farflung ticket free b"):
         join(two.ticket("join"), name="b", role="worker")
     join(two.ticket("join"), name="b", role="worker", key=two.key).client.close()

@@ -17,8 +17,8 @@ from farflung.cli.main import app
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import InputError
+from farflung.messages.conversions.step_reports import trace_of
 from farflung.messages.reports import Traced
-from farflung.messages.step_reports import trace_of
 from farflung.telemetry import ClockOffset, ProcessTrace, Span, SpanKind, read_traces, time_shares
 from tests.support.loopback import Loopback, text_folder, text_job
 

@@ -17,7 +17,7 @@ from farflung.errors import CodecError, FarflungError, WireError
 from farflung.job.load import make_job
 from farflung.messages.array_stream import pieces_of, read_arrays, write_arrays
 from farflung.messages.arrays import decode_array, encode_array
-from farflung.messages.step_reports import StepReport, read_report, write_report
+from farflung.messages.conversions.step_reports import StepReport, read_report, write_report
 from farflung.plan.model import CodecChoice
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import Phase

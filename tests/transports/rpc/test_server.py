@@ -83,7 +83,7 @@ def test_a_server_without_threads_lives(door: Door, monkeypatch: pytest.MonkeyPa
     start, failed = threading.Thread.start, threading.Event()
 
     def none_left(thread: threading.Thread) -> None:
-        if thread.name == "control-call" and not failed.is_set():
+        if thread.name == "call-control" and not failed.is_set():
             failed.set()
             raise RuntimeError("can't start new thread")
         start(thread)

@@ -156,9 +156,9 @@ def test_a_defect_while_dialling_ends_the_link(bench: Bench, monkeypatch: pytest
         raise UnicodeError("a host of no name")
 
     monkeypatch.setattr(bench.host, "dial_link", fail)
-    bench.link.dialing = True
-    bench.link.dial()
-    assert not bench.link.dialing
+    bench.link.dialer.running = True
+    bench.link.dialer.run()
+    assert not bench.link.dialer.running
     assert str(bench.link.over) == "dialling b failed inside: UnicodeError: a host of no name"
 
 
@@ -167,10 +167,10 @@ def test_whatever_ends_the_dialling_thread_the_next_one_may_dial(bench: Bench, m
         raise SystemExit
 
     monkeypatch.setattr(bench.host, "dial_link", end)
-    bench.link.dialing = True
+    bench.link.dialer.running = True
     with pytest.raises(SystemExit):
-        bench.link.dial()
-    assert not bench.link.dialing
+        bench.link.dialer.run()
+    assert not bench.link.dialer.running
 
 
 def _waits(bench: Bench, since: float, seconds: float) -> bool:

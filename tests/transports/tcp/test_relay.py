@@ -79,7 +79,7 @@ def _gives_up(end: TcpEndpoint, peer: str, text: str, meanwhile: Callable[[], No
     """
     future = end.post(peer, Frame("x"))
     link = end.link_to(peer, incoming=False)
-    until(lambda: meanwhile() or re.search(text, str(link.last_failure)))
+    until(lambda: meanwhile() or re.search(text, str(link.dialer.failure)))
     assert link.over is None, "it tries again for as long as its patience lasts"
     with link.changed:
         assert link.alone_since is not None

@@ -60,7 +60,7 @@ class RunFinisher:
         self.journal(live.run, "over", outcome=command.outcome, kind=command.kind)
         self.notices.watchers(live, Result(result=result.to_json(), kind=command.kind))
         with self.runs.changed:
-            live.result, live.bundle = result, None
+            live.result, live.submission.bundle = result, None
             live.attempt = replace(live.attempt, preparation=None)
             for name in live.planned.plan.devices if live.planned else ():
                 live.workers.retained.setdefault(name, [])

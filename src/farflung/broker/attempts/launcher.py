@@ -53,7 +53,7 @@ class AttemptLauncher:
         lenders = self.routes.addresses(start.moves.get(name, {}))  # a lender may have no part in the plan
         routes = self.routes.to_peers(planned.topology, name, {**lenders, **peers})
         if live.job.data.kind == "caller" and (through := self.routes.to_submitter([name]).get(name)):
-            routes.relays[live.submitter] = tuple(through)
+            routes.relays[live.submission.submitter] = tuple(through)
         retained = start.live_start(name)
         self.send(
             name,

@@ -17,7 +17,7 @@ from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
 from farflung.errors import FarflungError
 from farflung.messages import watching
-from farflung.messages.relays import routes_of
+from farflung.messages.conversions.relays import routes_of
 from farflung.messages.submission import Bundle
 from farflung.messages.versions import mixed_engines
 from farflung.plan.check import check_runnable
@@ -63,7 +63,7 @@ class AttemptPlanner:
         self.threads.join(_END_SECONDS)
 
     def _plan(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
-        bundle = live.bundle
+        bundle = live.submission.bundle
         if bundle is None:
             return  # the run was stopped meanwhile
         fault_point("broker.before_plan", run=live.run)
@@ -138,7 +138,7 @@ class AttemptPlanner:
         assert start is not None
         live.attempt, live.workers.measured = made, measured
         to_submitter = routes.to_submitter(planned.plan.devices) if live.job.data.kind == "caller" else {}
-        relays = [(relay, live.submitter, name) for name, through in to_submitter.items() for relay, _ in through]
+        relays = [(relay, live.submission.submitter, name) for name, through in to_submitter.items() for relay, _ in through]
         self.network.relays.assign(live.run, planned.topology, [*planned.plan.devices, *start.lenders], relays)
         announced = watching.Planned(
             plan=planned.plan_json,

@@ -29,7 +29,7 @@ def preparation_of(bundle: Bundle, live: LiveRun, planned: Planned, start: Start
         kept_step=start.kept[0],
         kept_committed=start.kept[1],
         recovered=live.times.begun > 0,
-        submitter=live.submitter,
+        submitter=live.submission.submitter,
         rounds=rounds,
     )
     return with_plan(message, planned.plan_json)

@@ -191,7 +191,7 @@ class Replanner:
                 return []
             idle = [one for one in self._able(live.run) if one.run is None]
             known = self._findings.get(live.run, {})
-            strange = [] if live.bundle is None else strangers_of(live.bundle, idle)
+            strange = [] if live.submission.bundle is None else strangers_of(live.submission.bundle, idle)
             found = {one.name: why or "the run moves to a better plan" for one in idle}
             found |= dict.fromkeys(strange, "it is not in the submitted topology; join under one of its names")
             found |= {name: f"limits.exclude of its job names {name}" for name in live.job.limits.exclude if name in found}
@@ -201,7 +201,7 @@ class Replanner:
     def _consider(self, live: LiveRun, why: str) -> str:
         """Return why the plan stays (empty: it does not, or nobody needs to know)."""
         with self._lock:
-            planned, bundle, now = live.planned, live.bundle, self._inputs.clock.now()
+            planned, bundle, now = live.planned, live.submission.bundle, self._inputs.clock.now()
             attempt = self._runs_by(live)
             if not attempt or planned is None or bundle is None or (why == _MINUTE and self._timer.rests(live.run, now)):
                 return ""

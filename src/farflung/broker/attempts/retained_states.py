@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from farflung.broker.live_run import LiveRun
 from farflung.broker.run_table import RunTable
 from farflung.messages.commands import Forget
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.schema import Message
-from farflung.messages.step_reports import StepReport
 from farflung.protocol.broker import RunState
 from farflung.protocol.holdings import Holding
 

@@ -13,7 +13,7 @@ from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.errors import ConnectionLost, FarflungError
 from farflung.messages import commands
 from farflung.messages.calls import LinkFound, ProbeRound, Unreachable, UplinkFound
-from farflung.messages.probes import Probe
+from farflung.messages.conversions.probes import Probe
 from farflung.messages.schema import UNSET, Message
 from farflung.protocol.probe_pairing import star_rounds, tournament
 

@@ -9,7 +9,7 @@ from farflung.broker.links.reachability import Reachability
 from farflung.cluster import Topology, pair_of
 from farflung.cluster.relays import STANDING_BY
 from farflung.messages.commands import Meet, Probe
-from farflung.messages.relays import routes_of
+from farflung.messages.conversions.relays import routes_of
 from farflung.messages.schema import Message
 from farflung.protocol.broker import BrokerMachine
 

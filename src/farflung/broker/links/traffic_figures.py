@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from farflung.broker.links.table import LinkFigures, LinkTable
-from farflung.messages.link_reports import Told
+from farflung.messages.conversions.link_reports import Told
 
 __all__ = ["update_from_traffic"]
 

@@ -10,7 +10,7 @@ from farflung.checkpoint import Manifest
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
 from farflung.messages.commands import LiveStart
-from farflung.messages.holdings import decision_item
+from farflung.messages.conversions.holdings import decision_item
 from farflung.plan.model import Plan
 from farflung.protocol.holdings import Holding, Resume, choose, moves
 

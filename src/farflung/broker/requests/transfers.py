@@ -67,7 +67,7 @@ class Transfers:
                 f"a checkpoint of run {run!r} is of a step from {first} to {last}, "
                 f"got step {step} with {head.committed} committed"
             )
-        bundle, planned = live.bundle, live.planned
+        bundle, planned = live.submission.bundle, live.planned
         if bundle is None or planned is None:
             raise CheckpointError(f"run {run!r} is over: no checkpoint is kept any more")
         committed = Committed(steps=head.committed, rested=head.rested)

@@ -52,7 +52,7 @@ class Watchers:
         yield JobInfo(name=live.job.name, steps=live.job.steps, workers=live.job.workers or 0)
         log = live.records.log
         position = LogPosition(records=min(request.records, log.records))
-        live.attended = live.attended or caller.name == live.submitter
+        live.submission.attended = live.submission.attended or caller.name == live.submission.submitter
         while not left.is_set():
             with self._runs.changed:
                 while not (log.has_more(position) or live.result is not None or left.is_set() or self._closed):
@@ -67,10 +67,10 @@ class Watchers:
         left.set()
         with self._runs.changed:
             self._runs.wake()
-            feeds = live.job.data.kind == "caller" and caller.name == live.submitter
+            feeds = live.job.data.kind == "caller" and caller.name == live.submission.submitter
             orphan = feeds and live.result is None and not self._closed
         if orphan:
-            cause = f"{live.submitter}, the process that submitted it and has the data, is gone"
+            cause = f"{live.submission.submitter}, the process that submitted it and has the data, is gone"
             event = RunFailed(run=live.run, cause=cause, kind="ConnectionLost")
             # not on this thread: it is gRPC's own, which serves all calls, and the event may write files
             self._threads.spawn(f"orphan-{live.run}", self._handle, event)

@@ -108,12 +108,12 @@ class CommandRunner:
         replica.runner.update(self.facts.rates, scale, names)
 
     def _exchange(self, replica: StageReplica, command: Exchange, names: Sequence[str]) -> None:
-        replica.since[command.tag] = self._trace.now()
+        replica.exchanges.since[command.tag] = self._trace.now()
         way = self._means if command.codec == "identity" and command.weights else self._values
         way.begin(replica, command, names)
 
     def _mean(self, replica: StageReplica, command: Mean, names: Sequence[str]) -> None:
-        if command.tag in replica.means:
+        if command.tag in replica.exchanges.means:
             ended, outcome = self._means.end(replica, command)
             self._report_mean(replica, command, ended, outcome)
             self._means.write(replica, command, ended)
@@ -150,7 +150,7 @@ class CommandRunner:
 
     def _record(self, replica: StageReplica, command: Mean | Aggregate, nbytes: int, seconds: float | None) -> None:
         """Put an exchange on the trace; ``seconds``: how long it took (``None``: until now)."""
-        begin = replica.since.pop(command.tag, None)
+        begin = replica.exchanges.since.pop(command.tag, None)
         if begin is not None:  # it began in this attempt
             took = self._trace.now() - begin if seconds is None else seconds
             span = Span(

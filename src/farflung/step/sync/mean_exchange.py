@@ -29,7 +29,7 @@ class MeanExchange:
         if not in_place:
             values = replica.read(command.source, names)
             arrays = {name: np.array(values[name]).reshape(-1) for name in shapes}
-        replica.means[command.tag] = MeanUnderWay(arrays=arrays, in_place=in_place)
+        replica.exchanges.means[command.tag] = MeanUnderWay(arrays=arrays, in_place=in_place)
         self._reduction.contribute(
             Averaging(
                 stage=replica.stage,
@@ -51,7 +51,7 @@ class MeanExchange:
             BaseException: what ended the run meanwhile.
         """
         outcome = self._reduction.wait(replica.stage, command.tag)
-        return replica.means.pop(command.tag), outcome
+        return replica.exchanges.means.pop(command.tag), outcome
 
     def write(self, replica: StageReplica, command: Mean, ended: MeanUnderWay) -> None:
         """Put a mean where ``command`` wants it; one in place is there already."""

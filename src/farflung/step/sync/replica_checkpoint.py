@@ -58,10 +58,10 @@ class ReplicaCheckpoint:
         if self._traits.drifts and world.rank:  # a checkpoint's own states are those of rank 0
             retained.parameters = dict(replica.runner.states(names, copy=False))
             retained.optimizer = dict(replica.runner.optimizer_states(copy=False))
-        for tag, mean in replica.means.items():
+        for tag, mean in replica.exchanges.means.items():
             shapes = {name: self._graph.state[name].spec.shape for name in mean.arrays}
             retained.means[tag] = {name: array.reshape(shapes[name]) for name, array in mean.arrays.items()}
-        for tag in replica.values:
+        for tag in replica.exchanges.values:
             retained.values[tag] = self._values.retained(replica, tag)
         return retained
 
@@ -78,7 +78,7 @@ class ReplicaCheckpoint:
             self._norm.resume(norm)
         for tag, means in retained.means.items():
             arrays = {name: array.reshape(-1) for name, array in means.items()}
-            replica.means[tag] = MeanUnderWay(arrays=arrays, in_place=False)
+            replica.exchanges.means[tag] = MeanUnderWay(arrays=arrays, in_place=False)
             self._inbox.put(("averaged", replica.stage, tag), Outcome(gap=0.0, norm=0.0))
         for tag, values in retained.values.items():
             self._values.resume(replica, tag, values, self._traits.memory)

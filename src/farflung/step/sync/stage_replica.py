@@ -12,7 +12,7 @@ from farflung.engines.base import Array, StageRunner
 from farflung.step.sync.layer_times import LayerTimes
 from farflung.sync import Program, World
 
-__all__ = ["MeanUnderWay", "StageReplica", "ValuesUnderWay", "ranges"]
+__all__ = ["MeanUnderWay", "OpenExchanges", "StageReplica", "ValuesUnderWay", "ranges"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,18 @@ class ValuesUnderWay:
 
     names: list[str]
     group: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class OpenExchanges:
+    """Exchanges that have begun and not ended, by tag.
+
+    ``values``: those of values one by one. ``since``: when each began, in seconds on the trace's clock.
+    """
+
+    means: dict[str, MeanUnderWay] = field(default_factory=dict)
+    values: dict[str, ValuesUnderWay] = field(default_factory=dict)
+    since: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -50,13 +62,9 @@ class StageReplica:
     begun: set[int] = field(default_factory=set)
     #: The rank that serves the first piece of each layer.
     first_servers: tuple[int, ...] = ()
-    #: By tag: means, and exchanges of values one by one, that have begun and not ended.
-    means: dict[str, MeanUnderWay] = field(default_factory=dict)
-    values: dict[str, ValuesUnderWay] = field(default_factory=dict)
+    exchanges: OpenExchanges = field(default_factory=OpenExchanges)
     #: What codecs dropped; its registers lie among the others.
     remembered: Remembered = field(default_factory=Remembered)
-    #: tag -> when exchanges under way began, seconds on the trace's clock
-    since: dict[str, float] = field(default_factory=dict)
     #: What layers take here, where the strategy follows measured times.
     times: LayerTimes | None = None
 

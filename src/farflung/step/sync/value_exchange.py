@@ -50,7 +50,7 @@ class ValueExchange:
         values = replica.read(command.source, names)
         live = command.source in ("parameters", "gradient")  # codecs, too, may hand out what they were given
         arrays = [np.array(values[name]) if live else np.ascontiguousarray(values[name]) for name in names]
-        replica.values[command.tag] = ValuesUnderWay(names=list(names), group=command.group)
+        replica.exchanges.values[command.tag] = ValuesUnderWay(names=list(names), group=command.group)
         if command.codec == "identity":
             self._send_plain(replica, command.tag, command.group, arrays)
         else:
@@ -59,7 +59,7 @@ class ValueExchange:
     def begin_times(self, replica: StageReplica, step: int, times: Array) -> None:
         """Send ``times`` of layers to the whole group."""
         tag, group = f"{TIMES}{step}", replica.world.group
-        replica.values[tag] = ValuesUnderWay(names=[replica.mark], group=group)
+        replica.exchanges.values[tag] = ValuesUnderWay(names=[replica.mark], group=group)
         self._send_plain(replica, tag, group, [times])
 
     def end(self, replica: StageReplica, command: Mean | Aggregate, names: Sequence[str]) -> list[dict[str, Array]]:
@@ -69,7 +69,7 @@ class ValueExchange:
             WireError: a member sent other arrays than the parameters have.
         """
         devices = self._devices(replica)
-        replica.values.pop(command.tag, None)
+        replica.exchanges.values.pop(command.tag, None)
         found = []
         for rank in command.group:
             arrays = self._by_parameter(self._inbox.take(self._key(replica, command.tag, rank)), names)
@@ -87,10 +87,10 @@ class ValueExchange:
 
     def end_times(self, replica: StageReplica) -> list[list[Array]]:
         """Wait for the times of every exchange that ``begin_times`` began; one list of vectors by rank for each."""
-        tags = [tag for tag in replica.values if tag.startswith(TIMES)]
+        tags = [tag for tag in replica.exchanges.values if tag.startswith(TIMES)]
         found = []
         for tag in tags:
-            del replica.values[tag]
+            del replica.exchanges.values[tag]
             arrays = [self._inbox.take(self._key(replica, tag, rank)) for rank in range(replica.world.members)]
             found.append([np.concatenate([array.reshape(-1) for array in row]) for row in arrays])
         return found
@@ -101,7 +101,7 @@ class ValueExchange:
         Raises:
             BaseException: what ended the run meanwhile.
         """
-        under_way = replica.values[tag]
+        under_way = replica.exchanges.values[tag]
         found = {}
         for rank in under_way.group:
             key = self._key(replica, tag, rank)
@@ -117,7 +117,7 @@ class ValueExchange:
         replica.remembered.begun(tag, memory)
         for rank, arrays in retained.items():
             self._inbox.put(self._key(replica, tag, rank), list(arrays.values()))
-        replica.values[tag] = ValuesUnderWay(names=list(next(iter(retained.values()))), group=tuple(sorted(retained)))
+        replica.exchanges.values[tag] = ValuesUnderWay(names=list(next(iter(retained.values()))), group=tuple(sorted(retained)))
 
     def receive(self, peer: str, frame: Frame) -> None:
         """A member's layers came from ``peer``.

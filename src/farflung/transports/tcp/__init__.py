@@ -3,7 +3,8 @@
 In the order in which a frame passes through them:
 
 - ``endpoint``: ``TcpEndpoint`` accepts and dials connections, and owns one link per peer.
-- ``link``: one peer's link: its sending half, its receiving half, its connections.
+- ``link``: one peer's link: its sending half, its receiving half, its connections; ``link_host``: what it needs of the endpoint.
+- ``dialer``: dials for a link until it has enough connections.
 - ``halves``: both halves as pure state: chunks, lanes, credit, confirmations.
 - ``connection``: the threads that read and write one connection.
 - ``sockets``: sockets, TLS, congestion control, the greeting.

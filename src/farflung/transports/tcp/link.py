@@ -12,26 +12,27 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from farflung.clock import monotonic
-from farflung.errors import ConnectionLost, FarflungError, WireError
+from farflung.errors import ConnectionLost, FarflungError
 from farflung.ids import new_id
 from farflung.thread_group import ThreadGroup
-from farflung.transports.base import Arrival, LinkStatistics, Urgency, failure_of, lost
-from farflung.transports.config import TransportConfig
+from farflung.transports.base import Arrival, LinkStatistics, Urgency, lost
 from farflung.transports.meter import frame_bytes
-from farflung.transports.tcp.adaptation import Cap, Deadlines, Rate, StripeProbe
-from farflung.transports.tcp.byte_counts import LinkGoodput, Measured, Others
+from farflung.transports.tcp.adaptation import Deadlines, Rate, StripeProbe
+from farflung.transports.tcp.byte_counts import LinkGoodput, Measured
 from farflung.transports.tcp.connection import Connection, MessageKind, build_message
-from farflung.transports.tcp.halves import Inbox, Outbox, read_states
+from farflung.transports.tcp.dialer import Dialer
+from farflung.transports.tcp.halves import Inbox, Outbox
 from farflung.transports.tcp.lanes import Lanes
-from farflung.transports.tcp.state import ERRORS_KEPT, named_error, read_failures, read_number
+from farflung.transports.tcp.link_host import LinkHost
+from farflung.transports.tcp.state import ERRORS_KEPT, named_error, read_state
 from farflung.units import Seconds
 from farflung.wire.frames import Frame, encode_frame
 from farflung.wire.packed import pack_value, unpack_value
 
-__all__ = ["LinkHost", "TcpLink"]
+__all__ = ["TcpLink"]
 
 _TEXT = 1500
 _REFUSED_GRACE = 1.0
@@ -41,48 +42,8 @@ _ONE_CARRIES = 0.25e6
 _PADDING = 4096
 _CORRUPT_LIMIT = 16
 _FIRST_WITHOUT_BBR = 4
+_GOODBYE_SECONDS = 1.0
 _BACKLOG_SECONDS, _MIN_BACKLOG, _MAX_BACKLOG = 0.04, 64 << 10, 4 << 20
-
-
-class LinkHost(Protocol):
-    """The endpoint, as its links see it."""
-
-    @property
-    def config(self) -> TransportConfig:
-        """The settings."""
-
-    @property
-    def threads(self) -> ThreadGroup:
-        """The endpoint's threads; the endpoint joins them."""
-
-    @property
-    def cap(self) -> Cap:
-        """What may be sent to all peers together."""
-
-    def frame(self, peer: str, frame: Frame) -> None:
-        """Handle a frame."""
-
-    def arrival(self, arrival: Arrival) -> None:
-        """A frame of ``arrival.nbytes`` came."""
-
-    def dial_link(self, link: TcpLink) -> bool:
-        """Make one more connection for ``link``; False: nobody knows where the peer is.
-
-        Raises:
-            FarflungError: it can't be reached.
-        """
-
-    def can_dial(self, link: TcpLink) -> bool:
-        """Whether the peer can be dialled at all; else it dials."""
-
-    def link_over(self, link: TcpLink, error: FarflungError, *, told: bool) -> None:
-        """``link`` is no more; ``told``: those who wait for the peer's frames must hear of it."""
-
-    def others(self, link: TcpLink) -> Others:
-        """What goes over the other links."""
-
-    def log(self, text: str) -> None:
-        """Tell the person at this machine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,19 +77,15 @@ class TcpLink(Measured):
         self.peer_sent = False
         self._echo: tuple[float, float] | None = None
         self._unreadable: FarflungError | None = None
-        #: Why the newest attempt to dial failed.
-        self.last_failure: FarflungError | None = None
         self._ever = False
         self._corrupt = 0
         self._resumed = self._repeated = self._arrived = 0
-        #: Whether a thread dials now.
-        self.dialing = False
         self._congestion = ""
         #: What a new connection's deadlines begin with (see ``Deadlines``).
         self._patience = 1.0
-        #: Since when there is no connection, and when the peer's machine first refused one.
+        #: Since when there is no connection.
         self.alone_since: float | None = monotonic()
-        self._refused_since: float | None = None
+        self.dialer = Dialer(self, lambda: host.dial_link(self), float(config.redial))
 
     @property
     def threads(self) -> ThreadGroup:
@@ -270,33 +227,28 @@ class TcpLink(Measured):
 
     def _take_state(self, connection: Connection, body: Any) -> None:
         now = monotonic()
-        if not isinstance(body, dict):
-            raise WireError("a link's state must be a map")
-        states = read_states(body.get("states"))
-        failed = read_failures(body.get("errors"))
+        state = read_state(body)
         with self.changed:
             if connection not in self.connections:
                 return
             connection.ready = True
-            connection.heartbeat = read_number(body.get("beat"), 0.05, 60.0)
-            self._peer_wants = int(read_number(body.get("wants"), 1, 64))
-            self._echo = (read_number(body.get("time"), 0.0, 1e18), now)
-            echo = body.get("echo")
-            if isinstance(echo, list) and len(echo) == 2:
-                trip = max(now - read_number(echo[0], 0.0, 1e18) - read_number(echo[1], 0.0, 1e18), 1e-5)
+            connection.heartbeat = state.heartbeat
+            self._peer_wants = state.wants
+            self._echo = (state.time, now)
+            if state.echo is not None:
+                trip = max(now - state.echo[0] - state.echo[1], 1e-5)
                 self.rate.echoed(trip)
                 self.own.tripped(connection, trip, now, direct=not self.relay)
-            news = self._outbox.acknowledge(states)
-            arrived = int(read_number(body.get("arrived"), 0, 1e18))
-            fresh, self._arrived = max(arrived - self._arrived, 0), max(arrived, self._arrived)
+            news = self._outbox.acknowledge(state.lanes)
+            fresh, self._arrived = max(state.arrived - self._arrived, 0), max(state.arrived, self._arrived)
             self._count(connection, news.nbytes, fresh, now)
             trip, empty = self.rate.round_trip, not self._outbox.under_way
-            self.own.told(self.connections, self._echo[0], body.get("curve"), empty=empty, round_trip=trip)
+            self.own.told(self.connections, self._echo[0], state.curve, empty=empty, round_trip=trip)
             if news.nbytes and self._outbox.waits():
                 self._wake_all()  # credit came back: for every connection, not only for the one that says so
             self.changed.notify_all()
         for lane, number, pending in news.handled:
-            error = failed.get((lane, number))
+            error = state.failures.get((lane, number))
             if error is None:
                 pending.future.set_result(None)
             else:
@@ -356,7 +308,7 @@ class TcpLink(Measured):
                     self._probe = StripeProbe(max(self._config.stripes, _FIRST_WITHOUT_BBR), self._config.max_stripes)
             connection.deadlines.patience = self._patience
             self.connections.append(connection)
-            self.alone_since = self._refused_since = None
+            self.alone_since = self.dialer.refused_since = None
             connection.start()
             self._dial_if_needed()
             self.changed.notify_all()
@@ -416,11 +368,11 @@ class TcpLink(Measured):
                 return
             known = self.peer_id or not self._host.can_dial(self)  # who can't be dialled is waited for
             patience = self._config.resume if known else self._config.connect_timeout
-            refused = self.peer_id is not None and self._refused_since is not None and now - self._refused_since > _REFUSED_GRACE
+            refused = self.peer_id is not None and self.dialer.refused_for(now) > _REFUSED_GRACE
             wanted = self._wanted()
         if wanted and (refused or now - alone > patience):
             silence = lost(self.peer, self.address, f"no connection for {patience:.0f} s")
-            self.fail(self.last_failure or silence)
+            self.fail(self.dialer.failure or silence)
 
     def _check_progress(self, now: float) -> None:
         if not self._outbox.busy or not self.connections:
@@ -438,10 +390,9 @@ class TcpLink(Measured):
 
     def _fit_connections(self) -> None:
         """More connections if the probe wants them; the surplus is closed when it wants fewer."""
-        target = max(self._probe.wanted, min(self._peer_wants, self._config.max_stripes))
         active = [one for one in self.connections if not one.retired]
         mine = [one for one in active if one.dialed]
-        surplus = len(active) - target
+        surplus = len(active) - self._target
         if surplus > 0 and self.peer_id is not None:
             # Both sides may have dialled at once: one that the side with the lesser id has dialled stays.
             kept = int(self.id < self.peer_id or len(mine) == len(active))
@@ -449,58 +400,22 @@ class TcpLink(Measured):
                 connection.retired = True
         self._dial_if_needed()
 
+    @property
+    def _target(self) -> int:
+        """How many connections there should be."""
+        return max(self._probe.wanted, min(self._peer_wants, self._config.max_stripes))
+
     def _dial_if_needed(self) -> None:
-        target = max(self._probe.wanted, min(self._peer_wants, self._config.max_stripes))
         mine = not self.connections or any(one.dialed for one in self.connections)
-        if self.dialing or self.over is not None or self._leaving or self._peer_left:
-            return
-        if mine and self._active() < target:
-            self.dialing = True
-            self.threads.spawn(f"dial-{self.peer}", self.dial)
+        if mine and not self.enough():
+            self.dialer.start()
 
     def _active(self) -> int:
         return sum(not one.retired for one in self.connections)
 
-    def dial(self) -> None:
-        """Dial until there are enough connections, the link is over, or (with some there) the peer does not answer."""
-        going = True
-        try:
-            while going:
-                with self.changed:
-                    going = self.dialing = not self._enough()
-                if going:
-                    known, failure = self._dial_once()
-                    with self.changed:
-                        going = self.dialing = not self._heed(known, failure)
-        finally:  # a defect must not leave the link without anybody who dials
-            if going:
-                with self.changed:
-                    self.dialing = False
-
-    def _enough(self) -> bool:
-        """Whether there is nothing to dial for (under the lock)."""
-        target = max(self._probe.wanted, min(self._peer_wants, self._config.max_stripes))
-        return self.over is not None or self._leaving or self._peer_left or self._active() >= target
-
-    def _dial_once(self) -> tuple[bool, FarflungError | None]:
-        """Whether the peer's place is known, and why it was not reached (None: it was)."""
-        known: list[bool] = []
-        failure = failure_of(f"dialling {self.peer}", lambda: known.append(self._host.dial_link(self)))
-        if failure is not None and not isinstance(failure, ConnectionLost):
-            self.fail(failure)  # else the link would wait for ever
-        return known != [False], failure
-
-    def _heed(self, known: bool, failure: FarflungError | None) -> bool:
-        """What a try tells (under the lock); whether it was the last one for now."""
-        if failure is not None:
-            refused = "refused" in str(failure).lower()
-            self._refused_since = (self._refused_since or monotonic()) if refused else None
-            self.last_failure = failure
-        if (failure is not None or not known) and (self.connections or not known):
-            return True
-        if failure is not None:
-            self.changed.wait(self._config.redial)
-        return False
+    def enough(self) -> bool:
+        """See ``Dialed``."""
+        return self.over is not None or self._leaving or self._peer_left or self._active() >= self._target
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -583,6 +498,3 @@ class TcpLink(Measured):
     def _wake_all(self) -> None:
         for connection in self.connections:
             connection.wake()
-
-
-_GOODBYE_SECONDS = 1.0

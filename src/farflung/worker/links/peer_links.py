@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from farflung.errors import FarflungError
-from farflung.messages.probes import Probe
+from farflung.messages.conversions.probes import Probe
 from farflung.telemetry.log_line import Detail
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Bytes
-from farflung.worker.link_probe import probe_link
+from farflung.worker.links.link_probe import probe_link
 
 __all__ = ["PeerLinks", "RelayService"]
 

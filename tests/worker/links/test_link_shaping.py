@@ -10,7 +10,7 @@ from farflung.messages.submission import Bundle
 from farflung.step.run_setup import RunSetup
 from farflung.transports.memory import MemoryHub
 from farflung.wire.frames import Frame
-from farflung.worker.link_shaping import shape_links
+from farflung.worker.links.link_shaping import shape_links
 from tests.support.loopback import until
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from farflung.messages.schema import Channel
 from farflung.messages.wire_form import types_on
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 
 def test_the_catalog_is_current() -> None:

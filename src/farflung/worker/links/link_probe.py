@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from farflung.clock import monotonic
+from farflung.messages.conversions.probes import Probe
 from farflung.messages.data import ProbeBytes
-from farflung.messages.probes import Probe
 from farflung.messages.wire_form import encode
 from farflung.transports.base import Endpoint, Urgency
 

@@ -1,0 +1,189 @@
+"""Reports of a worker's part in the current attempt of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from farflung import errors
+from farflung.broker.attempts.helper_assignment import HelperAssignment
+from farflung.broker.attempts.replanner import Replanner
+from farflung.broker.attempts.retained_states import RetainedReport, RetainedStates
+from farflung.broker.links.network import Network
+from farflung.broker.links.traffic_figures import update_from_traffic
+from farflung.broker.live_run import LiveRun
+from farflung.broker.notices import Notices
+from farflung.broker.run_recorder import RunRecorder
+from farflung.broker.run_table import RunTable
+from farflung.broker.straggler_monitor import StragglerMonitor
+from farflung.data import compare_fingerprints
+from farflung.errors import FarflungError, WireError
+from farflung.messages.conversions.holdings import holdings_of
+from farflung.messages.conversions.link_reports import Told, links_of
+from farflung.messages.conversions.step_reports import report_of, trace_of
+from farflung.messages.reports import (
+    Dropped,
+    Ended,
+    Evaluated,
+    Failed,
+    Generated,
+    Helping,
+    Noted,
+    Prepared,
+    RunReport,
+    Stepped,
+    Traced,
+)
+from farflung.messages.router import Router
+from farflung.messages.schema import Channel
+from farflung.messages.watching import GeneratedText, MemberReady, Note
+from farflung.protocol.events import (
+    Event,
+    RunDropped,
+    RunEnded,
+    RunFailed,
+    RunPrepared,
+)
+from farflung.telemetry.trace import Span
+from farflung.units import BytesPerSecond
+
+__all__ = ["RunReports"]
+
+
+class _Part(NamedTuple):
+    """The sender of a report: the worker ``name``, which works on ``live``."""
+
+    live: LiveRun
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReports:
+    """Passes each report to the part of the broker that it concerns. A bad report fails its run."""
+
+    runs: RunTable
+    handle: Callable[[Event], None]
+    notices: Notices
+    network: Network
+    recorder: RunRecorder
+    retained: RetainedStates
+    helpers: HelperAssignment
+    replanner: Replanner
+    stragglers: StragglerMonitor
+
+    @cached_property
+    def _router(self) -> Router[_Part, None]:
+        """Reports of a worker's part in the current attempt of a run."""
+        router = Router[_Part, None](Channel.REPORTS)
+        router.register(Prepared, self._prepared)
+        router.register(Ended, self._ended)
+        router.register(Failed, self._failed)
+        router.register(Dropped, self._dropped)
+        router.register(Helping, self._helping)
+        router.register(Stepped, self._stepped)
+        router.register(Evaluated, self._evaluated)
+        router.register(Traced, self._traced)
+        router.register(Generated, self._generated)
+        router.register(Noted, self._noted)
+        return router
+
+    def report(self, name: str, message: RunReport) -> None:
+        """Take a report of the worker ``name``, unless its run or its attempt is over."""
+        run = message.run
+        if not self.runs.serves(name, run):
+            return  # the run is over, or this worker never worked on it
+        live = self.runs.live(run)
+        if message.attempt not in (0, live.attempt.number):
+            return  # of a plan that is over
+        try:
+            self._router.dispatch(_Part(live, name), message)
+        except WireError as error:
+            self.fail(run, error, name)
+        except FarflungError as error:  # an error of the broker (a full disk) or of all workers (different data)
+            self.fail(run, error)
+
+    def fail(self, run: str, error: FarflungError, name: str = "") -> None:
+        """Fail ``run`` because of ``error``, of the worker ``name`` (empty: of the broker or of all workers)."""
+        self.handle(RunFailed(run=run, name=name, cause=str(error), kind=type(error).__name__))
+
+    def _prepared(self, part: _Part, message: Prepared) -> None:
+        self._check_data(part.live, part.name, message.fingerprints)
+        self.handle(RunPrepared(run=part.live.run, name=part.name, attempt=message.attempt))
+
+    def _ended(self, part: _Part, message: Ended) -> None:
+        self.handle(RunEnded(run=part.live.run, name=part.name, attempt=message.attempt, whole=message.whole))
+
+    def _failed(self, part: _Part, message: Failed) -> None:
+        kind = message.kind if message.kind in errors.__all__ else "TrainingError"
+        event = RunFailed(
+            run=part.live.run,
+            name=part.name,
+            cause=message.cause,
+            kind=kind,
+            lost_peer=message.lost_peer is True,
+            attempt=message.attempt,
+        )
+        self.handle(event)
+
+    def _dropped(self, part: _Part, message: Dropped) -> None:
+        run, attempt = part.live.run, message.attempt
+        states, steps = holdings_of(message.held), [report_of(one) for one in message.told]
+        self.retained.report(part.name, RetainedReport(run=run, attempt=attempt, states=states, steps=steps))
+        self.handle(RunDropped(run=run, name=part.name, attempt=attempt))
+
+    def _helping(self, part: _Part, message: Helping) -> None:
+        del message
+        with self.runs.changed:
+            notice = self.helpers.ready(part.live, part.name)
+        if notice:
+            self.notices.operator_of(part.live.run, notice)
+
+    def _stepped(self, part: _Part, message: Stepped) -> None:
+        live = part.live
+        if live.progress is not None:
+            live.progress.report(report_of(message))
+            self.stragglers.step(live.run, live.attempt.number, part.name, message.busy)
+
+    def _evaluated(self, part: _Part, message: Evaluated) -> None:
+        live = part.live
+        if message.step > live.job.steps:
+            raise WireError(f"an evaluation is of a step up to {live.job.steps}, got {message.step}")
+        if live.progress is not None:
+            live.progress.evaluation(message.step, message.outputs)
+
+    def _traced(self, part: _Part, message: Traced) -> None:
+        trace = trace_of(message)
+        if trouble := part.live.store.add_trace(part.name, trace):
+            self.notices.watchers(part.live, Note(text=f"warning: {trouble}"))
+        self._learn(part.live, part.name, trace[0].spans, links_of(message.links))
+
+    def _generated(self, part: _Part, message: Generated) -> None:
+        part.live.sample = message.text
+        self.notices.watchers(part.live, GeneratedText(text=message.text))
+
+    def _noted(self, part: _Part, message: Noted) -> None:
+        self.notices.watchers(part.live, Note(text=message.text, detail=message.detail is True))
+
+    def _check_data(self, live: LiveRun, name: str, fingerprints: Mapping[str, str]) -> None:
+        """Compare the worker's data with that of the other workers.
+
+        Raises:
+            DataError: they differ.
+        """
+        with self.runs.changed:
+            live.workers.fingerprints[name] = fingerprints
+            known = dict(live.workers.fingerprints)
+        self.notices.watchers(live, MemberReady(name=name))
+        compare_fingerprints(known)
+
+    def _learn(self, live: LiveRun, name: str, spans: Sequence[Span], links: Mapping[str, Told]) -> None:
+        """Update the figures of links from training traffic of the worker ``name``."""
+        topology = live.planned.topology if live.planned is not None else None
+        self.stragglers.spans(live.run, live.attempt.number, name, spans, links)
+        relay = None if topology is None else lambda peer: topology.relay(name, peer)
+        for (source, target), figures in update_from_traffic(self.network.table, name, links, relay).items():
+            if self.network.table.slowdowns.recovered(source, target, figures.beta):
+                cause = f"the link from {source} to {target} carries {BytesPerSecond(figures.beta)} now"
+                self.replanner.wake(live.run, cause)

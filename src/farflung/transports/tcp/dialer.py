@@ -1,0 +1,93 @@
+"""Dials connections for a link until it has enough."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from farflung.clock import monotonic
+from farflung.errors import ConnectionLost, FarflungError
+from farflung.thread_group import ThreadGroup
+from farflung.transports.base import failure_of
+from farflung.transports.tcp.connection import Connection
+
+__all__ = ["Dialed", "Dialer"]
+
+
+class Dialed(Protocol):
+    """The link, as its dialer sees it. ``changed`` guards the link and the dialer."""
+
+    peer: str
+    changed: threading.Condition
+    connections: list[Connection]
+
+    @property
+    def threads(self) -> ThreadGroup:
+        """The endpoint's threads."""
+
+    def enough(self) -> bool:
+        """Whether there is nothing to dial for (under the lock)."""
+
+    def fail(self, error: FarflungError, *, quiet: bool = False) -> None:
+        """End the link with ``error``."""
+
+
+class Dialer:
+    """Dials on one thread at a time, named "dial-PEER"."""
+
+    def __init__(self, link: Dialed, dial: Callable[[], bool], redial: float) -> None:
+        """``dial``: make one connection; return False if nobody knows where the peer is. ``redial``: seconds between attempts."""
+        self._link, self._once, self._redial = link, dial, redial
+        #: Whether a thread dials now.
+        self.running = False
+        #: Why the newest failed attempt failed.
+        self.failure: FarflungError | None = None
+        #: When the peer's machine first refused a connection (None: it does not refuse).
+        self.refused_since: float | None = None
+
+    def refused_for(self, now: float) -> float:
+        """Return for how many seconds the peer's machine has refused connections."""
+        return 0.0 if self.refused_since is None else now - self.refused_since
+
+    def start(self) -> None:
+        """Dial on a thread, unless one does (under the lock)."""
+        if not self.running:
+            self.running = True
+            self._link.threads.spawn(f"dial-{self._link.peer}", self.run)
+
+    def run(self) -> None:
+        """Dial until there are enough connections, the link is over, or (with some there) the peer does not answer."""
+        going, changed = True, self._link.changed
+        try:
+            while going:
+                with changed:
+                    going = self.running = not self._link.enough()
+                if going:
+                    known, failure = self._try()
+                    with changed:
+                        going = self.running = not self._heed(known, failure)
+        finally:  # a defect must not leave the link without anybody who dials
+            if going:
+                with changed:
+                    self.running = False
+
+    def _try(self) -> tuple[bool, FarflungError | None]:
+        """Whether the peer's place is known, and why it was not reached (None: it was)."""
+        known: list[bool] = []
+        failure = failure_of(f"dialling {self._link.peer}", lambda: known.append(self._once()))
+        if failure is not None and not isinstance(failure, ConnectionLost):
+            self._link.fail(failure)  # else the link would wait for ever
+        return known != [False], failure
+
+    def _heed(self, known: bool, failure: FarflungError | None) -> bool:
+        """What a try tells (under the lock); whether it was the last one for now."""
+        if failure is not None:
+            refused = "refused" in str(failure).lower()
+            self.refused_since = (self.refused_since or monotonic()) if refused else None
+            self.failure = failure
+        if (failure is not None or not known) and (self._link.connections or not known):
+            return True
+        if failure is not None:
+            self._link.changed.wait(self._redial)
+        return False
