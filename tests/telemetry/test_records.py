@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.errors import DataError
-from farflung.telemetry import CodecUse, EvaluationRecord, RunResult, StepRecord, read_record
+from farflung.telemetry import CodecUse, EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 
 COUNTS = st.integers(0, 2**50)
 POSITIVE = st.floats(0, 1e9)
@@ -145,3 +145,13 @@ def test_what_codecs_took_is_written_where_links_have_one() -> None:
     assert "codecs" not in StepRecord(step=1, loss=2.0, seconds=1.0, elapsed=2.0, samples=4).fields()
     with pytest.raises(DataError, match="encode must be a number, got 'much'"):
         read_record(coded.to_line().replace("0.5,", '"much",', 1))
+
+
+def test_a_recovery_names_the_state_from_which_the_run_continues() -> None:
+    def text(source: str) -> str:
+        return str(RecoveryRecord(step=4, attempt=2, replayed=2, pause=1.0, elapsed=5.0, devices=("a", "b"), source=source))
+
+    assert text("checkpoint") == "resumed after 1.0 s on a, b, from the checkpoint after step 4; 2 steps repeated, from step 4"
+    assert ", from copies of the state; " in text("copies")
+    assert ", from the state in memory; " in text("memory")
+    assert ", from the initial weights; " in text("start")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,28 @@ from farflung.step.sync.replica_slots import wanted_by
 from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
 
-__all__ = ["LocalFolder"]
+__all__ = ["LocalFolder", "check_folders"]
+
+
+def check_folders(folder: str | Path | None, resume: str | Path | None) -> None:
+    """Check, before the slow capture, that ``folder`` can be written and that ``resume`` exists.
+
+    Raises:
+        InputError: one of them fails.
+        CheckpointError: there is no folder ``resume``.
+    """
+    if resume is not None and not Path(resume).is_dir():
+        raise CheckpointError(f"resume={str(resume)!r}: there is no such folder: check the path")
+    if folder is None:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"folder={str(folder)!r} can't be written: {error.strerror}; choose a folder that you may write"
+        ) from None
 
 
 class LocalFolder:
@@ -99,7 +121,7 @@ class LocalFolder:
         try:
             store, manifest = resumable(source, self._bundle)
         except FarflungError as error:
-            raise type(error)(f"resume={str(source)!r}: {_without_run_name(error)}") from None
+            raise type(error)(f"resume={str(source)!r}: {error}") from None
         self._reader = CheckpointReader.from_folder(store.folder, manifest.step)
         warn_if_stretched(self._bundle.job, from_json(manifest.job).steps)
         self.first_step, self.committed = manifest.step, manifest.ledger.get("steps", manifest.step)
@@ -134,11 +156,3 @@ def _cut_records(folder: RunFolder, step: int) -> None:
     # an evaluation after exactly ``step`` steps is not repeated
     kept = [one for one in folder.committed() if one.step < step or (isinstance(one, EvaluationRecord) and one.step == step)]
     write_file(folder.metrics, [f"{one.to_line().rstrip()}\n".encode() for one in kept])
-
-
-def _without_run_name(error: FarflungError) -> str:
-    """The text for somebody who names folders only: there is no broker here."""
-    text = str(error)
-    if isinstance(error, CheckpointError) and text.startswith("there is no run of this name"):
-        return "there is no such folder: check the path"
-    return text

@@ -11,6 +11,7 @@ from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, TrainArgum
 from farflung.api.batches import batch_rows, call_order, evaluation_order
 from farflung.api.callbacks import Callbacks, StopTraining
 from farflung.api.evaluation import Evaluation
+from farflung.api.local_folder import check_folders
 from farflung.api.local_training import LocalSettings, train_here
 from farflung.api.remote_training import train_there
 from farflung.api.result import Outcome, TrainResult
@@ -155,6 +156,8 @@ def _train(
 
     job = job_of(given, intra_op_threads())
     check_names(job)
+    if given.ticket is None:
+        check_folders(given.folder, job.checkpoint.resume or None)
     evaluation = given.evaluation
     first = batch_fn(0, 0)
     trainee = capture_trainee(module, first, None if evaluation is None else evaluation.batch_fn(0))

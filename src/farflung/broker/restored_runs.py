@@ -98,7 +98,7 @@ class RestoredRuns:
             live.attempt = replace(live.attempt, first_step=live.times.recorded, progress=progress)
         needed = counted(expected or live.job.workers or 1, "worker")
         cause = f"{live.times.lost}; " if live.times.lost else ""
-        text = f"{cause}waiting for {needed} to resume from the state of the workers, or from its newest checkpoint"
+        text = f"{cause}waiting for {needed} to resume"
         self.say(f"run {live.run}: {text}")
         event = RunRestored(
             run=live.run,

@@ -70,7 +70,7 @@ COMMANDS: dict[str, CommandEntry] = {
     **_panel(
         "Planning",
         {
-            "plan": ("planning.plan", "Plan a job for a topology and predict its step time."),
+            "plan": ("planning.plan", "Plan a job for a topology, or explain the plan of a run."),
             "simulate": ("planning.simulate", "Run a plan in virtual time."),
             "graph": ("planning.graph", "Draw a job's model as a graph of operators."),
         },

@@ -20,6 +20,7 @@ __all__ = [
     "keep_ticket",
     "known_broker",
     "members_folder",
+    "newest_runs",
     "own_key",
     "run_folder",
     "ticket_file",
@@ -67,9 +68,13 @@ def run_folder(run: str, broker: Path | None = None) -> Path:
     if found is None and Path(run).is_file():
         raise InputError(f"{run!r} is a file: name a run, or the folder of one")
     if found is None:
-        known = ", ".join(sorted(found.name for found in runs.iterdir())[-8:]) if runs.is_dir() else ""
-        raise InputError(f"there is no run {run!r} in {runs}, and no such folder; runs there: {known or 'none'}")
+        raise InputError(f"there is no run {run!r} in {runs}, and no such folder; runs there: {newest_runs(runs)}")
     return found
+
+
+def newest_runs(runs: Path) -> str:
+    """Return the names of the newest runs in the folder ``runs`` as text ("none": there are none)."""
+    return (", ".join(sorted(found.name for found in runs.iterdir())[-8:]) if runs.is_dir() else "") or "none"
 
 
 def ticket_file(folder: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from farflung.data.base import Feed, Place, Source, assign, bind, compare_fingerprints
 from farflung.data.fit import check_fit, check_vocabulary, placeholders_of
 from farflung.data.load import Loader
+from farflung.data.local_check import absent_data
 from farflung.data.open import SOURCES, open_source, open_tokenizer
 from farflung.data.sampler import Ledger, Sampler
 from farflung.data.tokenizers import Tokenizer
@@ -18,6 +19,7 @@ __all__ = [
     "Sampler",
     "Source",
     "Tokenizer",
+    "absent_data",
     "assign",
     "bind",
     "check_fit",

@@ -386,11 +386,7 @@ class RecoverRun:
         """How the run continues, for people."""
         if self.better:
             return "the run continues with the new plan from the last step"
-        return (
-            "other workers take over its part"
-            if self.migrated
-            else "the run continues from the state on the other workers, or from its newest checkpoint"
-        )
+        return "other workers take over its part" if self.migrated else "the broker makes a new plan"
 
     @property
     def text(self) -> str:

@@ -180,7 +180,7 @@ class RecoveryRecord:
     @property
     def _source(self) -> str:
         return {"memory": "the state in memory", "copies": "copies of the state", "start": "the initial weights"}.get(
-            self.source, "the newest checkpoint"
+            self.source, f"the checkpoint after step {self.step}"
         )
 
     def __str__(self) -> str:

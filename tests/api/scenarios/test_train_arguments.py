@@ -11,7 +11,7 @@ import torch
 
 import farflung
 from farflung import Evaluation, JobSpec, LimitSpec, OptimizerSpec, PlanSpec, ScheduleSpec
-from farflung.errors import CaptureError, InputError, TrainingError
+from farflung.errors import CaptureError, FarflungError, InputError, TrainingError
 from farflung.job.rates import rates
 from farflung.testing.reference import PlainSettings, plain_loop
 from tests.support.small_training import PLACES, batch, held_out, net, trained
@@ -194,3 +194,21 @@ def test_the_module_is_untouched() -> None:
     trained(module=module, evaluation=Evaluation(batch_fn=held_out))
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
     assert module.training
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {"folder": "/proc/x"},
+            r"^folder='/proc/x' can't be written: No such file or directory; choose a folder that you may write$",
+        ),
+        ({"resume": "nowhere"}, r"^resume='nowhere': there is no such folder: check the path$"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_reported_before_the_first_batch(arguments: dict[str, Any], text: str) -> None:
+    def batch_fn(step: int, micro_batch: int) -> Any:
+        raise AssertionError("the capture needs this batch")
+
+    with pytest.raises(FarflungError, match=text):
+        farflung.train(torch.nn.Linear(2, 1), batch_fn, steps=1, **arguments)

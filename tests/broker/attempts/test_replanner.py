@@ -157,7 +157,7 @@ def test_a_gain_that_a_pause_outweighs_changes_nothing_and_people_are_told(home:
     stage.drift("b", 8.0)
     assert stage.better == []
     (note,) = stage.notes
-    assert note.startswith("the plan stays (worker b is slow): the best plan takes ")
+    assert note.startswith("the plan stays: the best plan takes "), "the line before it has the reason"
     assert note.endswith(", which is not worth a pause for 2 remaining steps")
 
 

@@ -62,7 +62,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan none.toml --topology two-laptops", "model.args.layers = -1: must be a whole number from 1 on"),
         ("plan three.toml --topology two-laptops", "gives 3: return a torch.nn.Module"),
         ("plan text.toml --topology two-laptops", "job file text.toml can't be read: it is not UTF-8 text; check the path"),
-        ("plan . --topology two-laptops", "job file . can't be read: Is a directory; check the path"),
+        ("plan . --topology two-laptops", "the folder . holds no run (it has no job.json): name a job file (TOML), a run"),
         (
             "plan job.toml --topology two.toml --what-if 'remove x'",
             "no group of devices and no region; known are a, b",

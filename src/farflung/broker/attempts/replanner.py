@@ -173,7 +173,7 @@ class Replanner:
                 found = f"there is no other plan: {error}"  # the current plan stays
             news = self._found(live, found)
             if found and why not in (_JOINED, _MINUTE):
-                self._notify(live.run, f"the plan stays ({why}): {found}")
+                self._notify(live.run, f"the plan stays: {found}")
             elif news and why == _JOINED:
                 self._notify(live.run, f"{' and '.join(news)} joined and {'is' if len(news) == 1 else 'are'} not used: {found}")
 

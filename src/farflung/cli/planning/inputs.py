@@ -1,15 +1,34 @@
-"""What the planning commands read: a topology, a plan document, a time span."""
+"""What the planning commands read: a topology, a plan document, a time span; and the check of a job's files."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import typer
+
+from farflung.checkpoint import Weights
 from farflung.cli.options import quantity
 from farflung.cluster import Topology
+from farflung.data import absent_data
 from farflung.errors import InputError
+from farflung.job.spec import JobSpec
 from farflung.units import Seconds
 
-__all__ = ["plan_text", "read_time", "read_topology"]
+__all__ = ["check_files", "plan_text", "read_time", "read_topology"]
+
+
+def check_files(spec: JobSpec, job: Path) -> None:
+    """Check the files that ``spec`` names, before the slow capture. Data that only workers may have is a line on stderr.
+
+    Raises:
+        CheckpointError: this machine sends the first weights, and it has no such file.
+        InputError: a path of the data is malformed.
+    """
+    if spec.weights.source == "file" and spec.weights.home == "submitter":
+        Weights.open(spec.weights.path)
+    if line := absent_data(spec.data, (job.resolve().parent, Path.cwd())):
+        typer.echo(f"note: {line}", err=True)
 
 
 def read_topology(text: str) -> Topology:

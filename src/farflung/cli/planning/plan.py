@@ -1,4 +1,4 @@
-"""``farflung plan``: plan a job without running it."""
+"""``farflung plan``: plan a job without running it, or explain the plan of a run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import typer
 
 from farflung.api.what_if import WHAT_IF, changed_topology
 from farflung.broker.planning import Planned, plan_run
-from farflung.cli.options import VerboseOption, about, read_text, to_write
-from farflung.cli.planning.inputs import plan_text, read_time, read_topology
+from farflung.cli.completion import complete_run
+from farflung.cli.options import HomeOption, VerboseOption, about, read_text, to_write
+from farflung.cli.planning.inputs import check_files, plan_text, read_time, read_topology
+from farflung.cli.planning.run_plan import FixedPlan, find_run, read_run
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
 from farflung.job import load_job, make_job
@@ -53,8 +55,11 @@ def with_limits(spec: JobSpec, limits: Mapping[str, object]) -> JobSpec:
 
 
 def plan(
-    job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
-    topology: Annotated[str, typer.Option(help="Topology: a TOML file or a preset.")],
+    job: Annotated[
+        str,
+        typer.Argument(help="The job file (TOML), or a run (name or folder) to explain its plan.", autocompletion=complete_run),
+    ],
+    topology: Annotated[str | None, typer.Option(help="Topology: a TOML file or a preset. A run has its own.")] = None,
     planner: Annotated[str | None, typer.Option(help="Planner (default: as in the job).")] = None,
     explain: Annotated[
         bool, typer.Option("--explain/--no-explain", help="Also explain the bottleneck and compare alternatives.")
@@ -73,40 +78,35 @@ def plan(
         str | None, typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: as in the topology).')
     ] = None,
     verbose: VerboseOption = False,
+    home: HomeOption = None,
 ) -> None:
-    """Plan a job for the machines of a topology and predict its step time. Nothing is trained."""
-    from farflung.api.submission import bundle_job, check_data
+    """Plan a job for the machines of a topology and predict its step time, or explain the plan of a run. Nothing is trained."""
     from farflung.planners.auto import AutoSettings
-    from farflung.planners.constraints import check_limits
 
-    spec = load_job(job)
-    if planner is not None:
-        spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"planner": planner})})
-    chosen = read_topology(topology)
-    limits = {"exclude": exclude, "stages": stages, "unreliable": unreliable, "data": data}
-    spec = with_limits(spec, {key: value for key, value in limits.items() if value is not None})
-    check_limits(chosen, spec.limits)
-    auto = AutoSettings(evaluations=evaluations, seconds=seconds, stages=spec.limits.stages, replicas=spec.limits.replicas)
-    if spec.plan.planner != "auto" and seconds:
-        raise InputError("--seconds is for the planner auto: add --planner auto")
     between = read_time(mtbf, "--mtbf")
     if between is not None and not explain:
         raise InputError("--mtbf needs --explain, which estimates the cost of machine deaths: add --explain")
-    now = None if running is None else Plan.from_json(plan_text(read_text(running, "plan")))
     if draw is not None:
         from farflung.dashboard.drawing import check_drawing
 
         check_drawing(draw)
         to_write(draw)
-    changed = {text: changed_topology(chosen, text) for text in what_if or ()}
-    chosen, changed = with_relays(chosen), {text: with_relays(other) for text, other in changed.items()}
+    limits = {"exclude": exclude, "stages": stages, "unreliable": unreliable, "data": data}
+    limits = {key: value for key, value in limits.items() if value is not None}
+    case = _read_case(job, topology, planner, limits, running, home)
+    spec = case.job
+    if seconds and (spec.plan.planner != "auto" or case.planned_before):
+        raise InputError("--seconds is for the planner auto: add --planner auto")
+    auto = AutoSettings(evaluations=evaluations, seconds=seconds, stages=spec.limits.stages, replicas=spec.limits.replicas)
+    changed = {text: with_relays(changed_topology(case.topology, text)) for text in what_if or ()}
+    chosen = with_relays(case.topology)
     with Activity() as activity:
-        activity.phase("loading the model", silent=True)
-        with about(job):
-            bundle = bundle_job(spec, base=job.parent, topology=chosen, say=activity.phase)
-        check_data(bundle, job.parent)
-        planning = _Planning(bundle=bundle, topology=chosen, auto=auto, mtbf=between, running=now)
-        activity.phase(f"planning for {counted(len(chosen), 'device')} with the planner {spec.plan.planner}")
+        bundle = case.bundle(chosen, activity)
+        planning = _Planning(
+            bundle=bundle, topology=chosen, auto=auto, mtbf=between, running=case.running, fixed=case.planned_before
+        )
+        if case.planned_before is None:
+            activity.phase(f"planning for {counted(len(chosen), 'device')} with the planner {spec.plan.planner}")
         planned = planning.plan(chosen)
         others = {text: planning.plan(other, start=(planned.plan,)) for text, other in changed.items()}
         activity.phase("looking for the bottleneck by simulation", silent=True)
@@ -130,14 +130,72 @@ def plan(
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Case:
+    """What to plan. ``source``: the job file, or the bundle of a run. ``planned_before``: the plan of this run."""
+
+    job: JobSpec
+    source: Path | Bundle
+    topology: Topology
+    running: Plan | None = None
+    planned_before: Plan | None = None
+
+    def bundle(self, topology: Topology, activity: Activity) -> Bundle:
+        """Return the job with its graph; a job file's model is captured now."""
+        if isinstance(self.source, Bundle):
+            return self.source
+        from farflung.api.submission import bundle_job, check_data
+
+        activity.phase("loading the model", silent=True)
+        with about(self.source):
+            bundle = bundle_job(self.job, base=self.source.parent, topology=topology, say=activity.phase)
+        check_data(bundle, self.source.parent)
+        return bundle
+
+
+def _read_case(
+    text: str, topology: str | None, planner: str | None, limits: Mapping[str, object], running: Path | None, home: Path | None
+) -> _Case:
+    """Read the job file or the run ``text``.
+
+    Raises:
+        InputError: ``text`` is neither, or an option excludes another.
+    """
+    from farflung.planners.constraints import check_limits
+
+    folder = find_run(text, home)
+    if folder is not None:
+        given = {"--topology": topology, "--planner": planner, "--running": running}
+        wrong = [name for name, value in given.items() if value is not None] + [f"--{name}" for name in limits]
+        if wrong:
+            raise InputError(
+                f"{wrong[0]} makes another plan, but {text!r} is a run, whose plan is explained: remove {wrong[0]}, or name the "
+                "job file"
+            )
+        bundle, place, plan = read_run(folder)
+        return _Case(job=bundle.job, source=bundle, topology=place, planned_before=plan)
+    spec = load_job(text)
+    if planner is not None:
+        spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"planner": planner})})
+    if topology is None:
+        raise InputError("a job file needs a topology to plan for: add --topology FILE or --topology PRESET")
+    chosen = read_topology(topology)
+    spec = with_limits(spec, limits)
+    check_limits(chosen, spec.limits)
+    check_files(spec, Path(text))
+    now = None if running is None else Plan.from_json(plan_text(read_text(running, "plan")))
+    return _Case(job=spec, source=Path(text), topology=chosen, running=now)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Planning:
-    """A job to plan, for the given topology and for changed ones."""
+    """A job to plan, for the given topology and for changed ones. ``fixed``: the plan for the given topology, if it exists."""
 
     bundle: Bundle
     topology: Topology
     auto: AutoSettings
     mtbf: float | None = None
     running: Plan | None = None
+    fixed: Plan | None = None
 
     def plan(self, topology: Topology, start: tuple[Plan, ...] = ()) -> Planned:
         """The plan for ``topology``; ``start``: plans that the planner auto begins with."""
@@ -145,6 +203,8 @@ class _Planning:
         from farflung.planners import Constrained, get_planner
         from farflung.planners.auto import Auto
 
+        if self.fixed is not None and topology is self.topology:
+            return plan_run(self.bundle, topology, judge, FixedPlan(self.fixed))
         name = self.bundle.job.plan.planner
         running = (self.running,) if self.running else ()
         planner = Auto(replace(self.auto, start=(*running, *start))) if name == "auto" else get_planner(name)

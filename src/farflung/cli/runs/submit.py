@@ -13,7 +13,7 @@ from rich.console import Console
 from farflung.cli.broker_connection import join_broker
 from farflung.cli.completion import complete_run
 from farflung.cli.options import EMULATED, HomeOption, RetryOption, TicketOption, VerboseOption, about, quantity
-from farflung.cli.planning.inputs import read_topology
+from farflung.cli.planning.inputs import check_files, read_topology
 from farflung.cli.runs.continuation import adapted, start_line
 from farflung.cli.runs.report import report_here
 from farflung.cli.runs.watch import follow_run
@@ -54,6 +54,7 @@ def submit(
     spec = None if job is None else adapted(load_job(job), resume, steps)
     if spec is not None:
         check_decided(spec)
+        check_files(spec, Path(str(job)))
     elif resume is None or topology is not None:
         raise InputError(
             "name the job file" if resume is None else f"--topology needs the job file, too: submit JOB --resume {resume}"
