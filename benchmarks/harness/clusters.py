@@ -20,23 +20,23 @@ class ProbedCluster(LocalCluster):
         """Where worker ``name`` writes its memory figures when it ends."""
         return self.folder / f"probe-{name}.json"
 
-    def spawn(self, name: str, arguments: list[str]) -> None:
+    def start_process(self, name: str, arguments: list[str]) -> None:
         """See ``LocalCluster.spawn``: workers run under ``harness.probe``."""
         if name not in self._commands and "join" in arguments:
             at = arguments.index("farflung")
             arguments = ["-m", "benchmarks.harness.probe", str(self.probe_file(name)), *arguments[at + 1 :]]
-        super().spawn(name, arguments)
+        super().start_process(name, arguments)
 
 
 class PacedCluster(LocalCluster):
     """Its processes are those of ``harness.stand_in``, which read from the cluster's folder: speeds, stages, who is away."""
 
-    def spawn(self, name: str, arguments: list[str]) -> None:
+    def start_process(self, name: str, arguments: list[str]) -> None:
         """See ``LocalCluster.spawn``: the process is a stand-in."""
         if name not in self._commands:
             at = arguments.index("farflung")
             arguments = ["-m", "benchmarks.harness.stand_in", str(self.folder), *arguments[at + 1 :]]
-        super().spawn(name, arguments)
+        super().start_process(name, arguments)
 
 
 def bundle_of(job: JobSpec, *, base: Path, topology: Topology | None = None, emulate: bool = False) -> Bundle:

@@ -18,6 +18,6 @@ main()
 class Patient(LocalCluster):
     """With such a broker."""
 
-    def spawn(self, name: str, arguments: list[str]) -> None:
+    def start_process(self, name: str, arguments: list[str]) -> None:
         plain = name == BROKER and arguments[:2] == ["-m", "farflung"]
-        super().spawn(name, ["-c", PATIENT, *arguments[2:]] if plain else arguments)
+        super().start_process(name, ["-c", PATIENT, *arguments[2:]] if plain else arguments)

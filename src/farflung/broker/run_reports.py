@@ -186,4 +186,5 @@ class RunReports:
         for (source, target), figures in update_from_traffic(self.network.table, name, links, relay).items():
             if self.network.table.slowdowns.recovered(source, target, figures.beta):
                 cause = f"the link from {source} to {target} carries {BytesPerSecond(figures.beta)} now"
+                self.notices.everybody(live.run, cause)
                 self.replanner.wake(live.run, cause)

@@ -143,12 +143,12 @@ class LocalCluster:
 
     def restart(self, name: str) -> None:
         """Start what was killed again, with the same command; the broker at the same port."""
-        self.spawn(name, self._commands[name])
+        self.start_process(name, self._commands[name])
 
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         listen = ["--listen", "127.0.0.1:0"]
-        self.spawn("broker", ["-m", "farflung", "broker", "-v", *listen, "--home", str(self.folder / "broker")])
+        self.start_process("broker", ["-m", "farflung", "broker", "-v", *listen, "--home", str(self.folder / "broker")])
         self._join_ticket = self.await_tickets()
         for name in self.names:
             self._join(name, unreliable=name in self.unreliable)
@@ -156,9 +156,9 @@ class LocalCluster:
     def _join(self, name: str, *, unreliable: bool) -> None:
         listen = ["--listen", "127.0.0.1:0"]
         words = ["-m", "farflung", "join", self._join_ticket, "--name", name, *listen, "--data", str(self._data), "-v"]
-        self.spawn(name, [*words, "--unreliable"] if unreliable else words)
+        self.start_process(name, [*words, "--unreliable"] if unreliable else words)
 
-    def spawn(self, name: str, arguments: list[str]) -> None:
+    def start_process(self, name: str, arguments: list[str]) -> None:
         """Start the process ``name`` with this interpreter and ``arguments``; its output goes to its log."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "FARFLUNG_HOME": str(self.folder / "home")}
         self._commands[name] = arguments

@@ -119,14 +119,14 @@ class WildCluster(LocalCluster):
     def _order(self, name: str) -> Path:
         return self.folder / f"{name}.order"
 
-    def spawn(self, name: str, arguments: list[str]) -> None:
-        """See ``LocalCluster.spawn``: the process runs under ``saboteur``."""
+    def start_process(self, name: str, arguments: list[str]) -> None:
+        """See ``LocalCluster.start_process``: the process runs under ``saboteur``."""
         if name not in self._commands:
             at = arguments.index("farflung")
             arguments = ["-m", "farflung.chaos.saboteur", str(self._order(name)), *arguments[at + 1 :]]
             if name != BROKER:
                 arguments = self._wired(name, arguments)
-        super().spawn(name, arguments)
+        super().start_process(name, arguments)
 
     def _wired(self, name: str, arguments: list[str]) -> list[str]:
         """Join through wires: one to each port of the broker, and one to where other workers reach it."""

@@ -65,7 +65,7 @@ def test_a_cluster_may_have_one_client_after_the_other(tmp_path: Path) -> None:
 
 def test_a_worker_that_ends_early_is_named_with_its_last_words(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path, ["worker-0"])
-    cluster.spawn("broker", ["-c", "print('no room here'); raise SystemExit(3)"])
+    cluster.start_process("broker", ["-c", "print('no room here'); raise SystemExit(3)"])
     with pytest.raises(ConnectionLost, match=r"broker ended with 3; it said: 'no room here"):
         cluster.await_tickets()
     cluster.close()
@@ -88,7 +88,7 @@ def writing(folder: Path, seconds: float) -> LocalCluster:
     """A cluster whose one process writes into ``folder / "run"`` for so long after it was asked to end."""
     (folder / "run").mkdir()
     cluster = LocalCluster(folder, [])
-    cluster.spawn("broker", ["-c", WRITER, str(folder / "run"), str(seconds)])
+    cluster.start_process("broker", ["-c", WRITER, str(folder / "run"), str(seconds)])
     for _ in cluster.patiently("broker"):
         if (folder / "run" / "ready").exists():
             return cluster
