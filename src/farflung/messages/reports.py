@@ -127,7 +127,7 @@ class RunReport(Message):
 
 
 class Stepped(RunReport, kind="step", on=Channel.REPORTS):
-    """A worker's part in one step; see ``messages.step_reports.StepReport``."""
+    """A worker's part in one step; see ``messages.conversions.step_reports.StepReport``."""
 
     step: Count
     seconds: float

@@ -23,7 +23,7 @@ from farflung.messages.wire_form import encode
 from farflung.transports.base import LinkStatistics, Urgency
 from farflung.units import Bytes, FlopsPerSecond, Seconds
 from farflung.wire.frames import Frame
-from farflung.worker import link_probe
+from farflung.worker.links import link_probe
 from farflung.worker.links.link_probe import _usual_rate, probe_link
 from tests.support.loopback import Loopback, text_folder, text_job, until
 

@@ -26,7 +26,7 @@ from farflung.protocol.members import Member
 from farflung.telemetry import RunFolder
 from farflung.telemetry.records import RelayedRecord
 from farflung.units import BytesPerSecond, Seconds
-from farflung.worker import link_probe
+from farflung.worker.links import link_probe
 from tests.support.loopback import Loopback, plainly, same, states_of, text_folder, text_job
 
 PATIENCE = 60.0

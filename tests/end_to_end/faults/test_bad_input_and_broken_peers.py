@@ -317,7 +317,7 @@ def test_stopping_now_ends_the_final_evaluation(cluster: Loopback, captured: Bun
     assert len(busy) == workers
     for work in busy:
         work.join(PATIENCE)
-        assert not [thread for thread in work._threads._threads if thread.is_alive()]
+        assert not work._threads.running
     works(cluster, captured)
 
 

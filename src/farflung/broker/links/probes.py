@@ -1,4 +1,4 @@
-"""Bandwidth probes of all links: which worker probes which other one, and when. ``worker.link_probe`` measures one direction.
+"""Bandwidth probes of all links: which worker probes which other one, and when. ``worker.links`` measures one direction.
 
 A direction whose probe was unsteady (its fastest and slowest fifth differ) is probed again at the end. The best figures stay.
 """
