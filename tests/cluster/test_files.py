@@ -78,7 +78,7 @@ def test_links_inside_one_region_can_be_set():
         (("speed_factor = 0.5", 'speed_factor = "half"'), r"net: device\[0\].speed_factor: must be a number, got 'half'"),
         (("count = 2", "count = 0"), r"net: device\[1\].count: must be a whole number from 1 to 20000, got 0"),
         (('kind = "cuda"', 'kind = "gpu"'), r"net: device\[1\]: device 'box-0': unknown kind 'gpu'; known are cpu, cuda"),
-        (('disk = "1 TB"', 'dsk = "1 TB"'), r"net: device\[1\].dsk: unknown key; known are count, disk"),
+        (('disk = "1 TB"', 'dsk = "1 TB"'), r"net: device\[1\].dsk: unknown key; known are convolution, count, disk"),
         (('name = "laptop"', "name = 3"), r"net: device\[0\].name: must be text, got 3"),
         (("[default]", "[defualt]"), r"net: defualt: unknown key; known are change, default, device, inside, link, name"),
         (('[default]\nlatency = "20 ms"\nbandwidth = "8 Mbit/s"\n', ""), r"nothing describes the way from 'laptop' to 'box-0'"),
