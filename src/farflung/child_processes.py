@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 __all__ = ["end_all"]
@@ -13,29 +14,21 @@ __all__ = ["end_all"]
 def end_all(processes: Sequence[subprocess.Popen[Any]], seconds: float) -> None:
     """End ``processes`` in this order: a request first, then, after ``seconds`` in all or when interrupted, by force.
 
-    Nobody lives when this is left, by a second Ctrl-C too: one that still wrote would do so into folders that are being removed.
+    All of them have ended when this function is left, also by a second Ctrl-C. A process that still ran would write into folders
+    that are being removed.
 
     Raises:
         KeyboardInterrupt: or whatever else a signal raises; all have ended.
     """
-    interrupted: BaseException | None = None
-    try:
+    with ExitStack() as stack:  # it calls every callback, the last one first, even if a signal raises in one of them
         for process in processes:
-            process.terminate()  # nothing happens to one that has ended: its id is kept until it was waited for
-    except BaseException as error:  # noqa: BLE001 - an interrupt is passed on when all have ended
-        interrupted = error
-    end = time.monotonic() + seconds
-    for process in processes:
-        while process.poll() is None:
-            try:
-                if interrupted is not None or time.monotonic() >= end:
-                    process.kill()
-                    process.wait()
-                else:
-                    process.wait(max(end - time.monotonic(), 0.0))
-            except subprocess.TimeoutExpired:
-                continue
-            except BaseException as error:  # noqa: BLE001 - an interrupt is passed on when all have ended
-                interrupted = error
-    if interrupted is not None:
-        raise interrupted
+            stack.callback(process.wait)
+            stack.callback(process.wait)  # again, since a signal can end the first wait
+        for process in processes:
+            stack.callback(process.kill)  # nothing happens to a process that has ended
+        for process in processes:
+            process.terminate()
+        end = time.monotonic() + seconds
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(end - time.monotonic(), 0.0))

@@ -90,7 +90,7 @@ def test_whatever_becomes_of_one_member_the_others_are_looked_after() -> None:
 
     sessions = Sessions(SessionTable(lambda name: 1), Events(OSError("the disk is full")), say)
     sessions.watch()
-    assert said == ["warning: the loss of a worker was not handled: OSError: the disk is full"] * 3
+    assert said == ["warning: the handling of a lost worker failed inside: OSError: the disk is full"] * 3
 
 
 def test_a_worker_that_handles_a_message_for_long_does_not_expire_the_broker() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,13 +83,17 @@ def train_here(
     run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, job.threads)
     clock = MonotonicClock()
     begin = clock.now()
-    try:
-        run.run(listener.interrupt)
-    except BaseException as error:
+
+    def failed(kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
         if folder.newest:
             error.add_note(f"the newest checkpoint is {folder.newest}; train(..., resume={folder.newest!r}) continues from it")
         folder.write_result(_result("failed", progress, folder, clock.now() - begin, str(error)))
-        raise
+
+    with ExitStack() as stack:
+        stack.push(failed)
+        run.run(listener.interrupt)
     steps = folder.first_step + progress.count
     folder.write_result(_result("finished" if steps == job.steps else "stopped", progress, folder, clock.now() - begin))
     return Outcome(
@@ -131,6 +136,7 @@ class _Listener:
     def interrupt(self) -> None:
         """Make the run end after the current step."""
         self._interrupted.set()
+        self._callbacks.progress.interrupted()
 
     def take(self, record: StepRecord | EvaluationRecord) -> None:
         """Write ``record``, and show it to the callbacks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from farflung.api.batches import Batches, EvaluationBatches
 from farflung.api.callbacks import Callbacks
@@ -51,7 +51,10 @@ def train_there(
     """
     client = Client(join(Ticket.parse(ticket), name=f"caller-{bundle.run}", role="client", key=own_key()))
     follower = _Follower(bundle, client, (batches, evaluation), callbacks)
-    try:
+    with ExitStack() as stack:
+        stack.callback(follower.join)
+        stack.callback(client.close)
+        stack.push(lambda kind, error, trace: _describe(error, bundle.run, follower))
         given = _to_send(bundle, states)
         if given:
             client.send_weights(bundle.run, encode({n: spec_of(a) for n, a in given.items()}, given.__getitem__))
@@ -72,20 +75,18 @@ def train_there(
             error=follower.error,
             checkpoint=bundle.run,
         )
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            follower.stop()  # also a run that was only just submitted
-            if follower.planned is None and not error.args:
-                error.args = (f"{bundle.run} was cancelled",)
-        if follower.checkpoint:
-            error.add_note(
-                f"the broker has a checkpoint of {bundle.run} after step {follower.checkpoint}; "
-                f"train(..., resume={bundle.run!r}) continues from it"
-            )
-        raise
-    finally:
-        client.close()
-        follower.join()
+
+
+def _describe(error: BaseException | None, run: str, follower: _Follower) -> None:
+    """Add to ``error``, which ends the training (None: it has ended well), what the broker has of ``run``."""
+    if isinstance(error, KeyboardInterrupt):
+        follower.stop()  # also a run that was only just submitted
+        if follower.planned is None and not error.args:
+            error.args = (f"{run} was cancelled",)
+    if error is not None and follower.checkpoint:
+        error.add_note(
+            f"the broker has a checkpoint of {run} after step {follower.checkpoint}; train(..., resume={run!r}) continues from it"
+        )
 
 
 def _to_send(bundle: Bundle, states: Mapping[str, Array]) -> dict[str, Array]:
@@ -205,6 +206,7 @@ class _Follower:
             except KeyboardInterrupt:
                 self._interrupted = True
                 self.stop()
+                self.records.callbacks.progress.interrupted()
                 self._over.wait()
         finally:
             self._feeding.end()

@@ -19,6 +19,7 @@ from farflung.messages.reports import Hello
 from farflung.messages.schema import Channel, Message
 from farflung.messages.wire_form import decode_as, encode
 from farflung.thread_group import ThreadGroup
+from farflung.transports.base import failure_of
 from farflung.transports.rpc import Call
 from farflung.wire.frames import Frame
 
@@ -70,10 +71,8 @@ class Sessions:
     def watch(self) -> None:
         """Check the leases until ``close``, on the calling thread."""
         while not self._ended.wait(_TICK):
-            try:
-                self.check_leases(monotonic())
-            except Exception as error:  # noqa: BLE001 - outermost level of a thread: other workers' leases still count
-                self._say(f"warning: the loss of a worker was not handled: {type(error).__name__}: {error}")
+            if error := failure_of("the handling of a lost worker", self.check_leases, monotonic()):
+                self._say(f"warning: {error}")  # the leases of other workers still count
 
     def check_leases(self, now: float) -> None:
         """Remove the workers whose lease has expired; to be called every half second."""

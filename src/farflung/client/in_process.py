@@ -69,9 +69,9 @@ class LocalRun:
             FarflungError: the first error of any worker.
             KeyboardInterrupt: the run was ended at once.
         """
-        for device, executor in self.executors.items():
-            self._computing.spawn(f"compute-{device}", self._work, executor, on_error=self._fail)
         try:
+            for device, executor in self.executors.items():
+                self._computing.spawn(f"compute-{device}", self._work, executor, on_error=self._fail)
             self._wait(on_interrupt)
         except KeyboardInterrupt:
             self._fail(TrainingError("interrupted"))

@@ -121,6 +121,12 @@ class TrainingProgress:
         self._activity.phase(f"{run}: {text}", silent=True)
         _LOG.log(logging.INFO if self._activity.on_terminal else logging.WARNING, "%s is %s", run, text)
 
+    def interrupted(self) -> None:
+        """Ctrl-C was pressed, and the training ends after the current step."""
+        text = "training ends after the current step; press Ctrl-C again to end it at once"
+        self._activity.update(text)
+        _LOG.log(logging.INFO if self._activity.on_terminal else logging.WARNING, "%s", text)
+
     def __call__(self, record: StepRecord) -> None:
         """Show ``record``."""
         self._recent = [*self._recent[1 - _RECENT :], record.seconds]

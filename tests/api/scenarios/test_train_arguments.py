@@ -178,6 +178,22 @@ def test_a_loss_that_can_not_be_trained() -> None:
         trained(module=net().requires_grad_(False))
 
 
+class Detached(torch.nn.Linear):
+    """No parameter has a gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).detach().sum()
+
+
+def test_a_loss_without_gradients_is_refused() -> None:
+    text = (
+        r"^no gradient reaches a parameter that is not frozen: there is nothing to train; compute the loss from trainable "
+        r"parameters \(requires_grad\)$"
+    )
+    with pytest.raises(InputError, match=text):
+        farflung.train(Detached(2, 1), lambda step, micro_batch: (torch.ones(1, 2),), steps=1)
+
+
 def test_the_names_are_importable_without_torch() -> None:
     import subprocess
     import sys

@@ -15,14 +15,15 @@ from farflung.broker.planning.attempt_start import Start
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
-from farflung.errors import FarflungError
+from farflung.errors import FarflungError, PlanError
+from farflung.foreign_code import translated
 from farflung.messages import watching
 from farflung.messages.conversions.relays import routes_of
 from farflung.messages.submission import Bundle
 from farflung.messages.versions import mixed_engines
 from farflung.plan.check import check_runnable
 from farflung.protocol.broker import RunState
-from farflung.protocol.events import PLAN_ERROR, Event, PlanMade
+from farflung.protocol.events import Event, PlanMade
 from farflung.protocol.members import Member
 from farflung.step.plugin_check import check_brought
 from farflung.telemetry.faults import fault_point
@@ -67,14 +68,17 @@ class AttemptPlanner:
         if bundle is None:
             return  # the run was stopped meanwhile
         fault_point("broker.before_plan", run=live.run)
+
+        def failure(error: Exception) -> Exception:  # of a plug-in's planner, too
+            if isinstance(error, FarflungError):
+                return error
+            return PlanError(f"the planner {live.job.plan.planner} failed: {type(error).__name__}: {error}")
+
         try:
-            made = self._make(live, bundle, members, attempt)
+            with translated(failure):
+                made = self._make(live, bundle, members, attempt)
         except FarflungError as error:
             self.handle(PlanMade(run=live.run, attempt=attempt, error=str(error), kind=type(error).__name__))
-            return
-        except Exception as error:  # noqa: BLE001 - outermost level of a thread that runs planners of plug-ins: the run must end
-            text = f"the planner {live.job.plan.planner} failed: {type(error).__name__}: {error}"
-            self.handle(PlanMade(run=live.run, attempt=attempt, error=text, kind=PLAN_ERROR))
             return
         if made is None:
             return

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from farflung.checkpoint import CheckpointStore, ObjectCheckpoints
-from farflung.errors import FarflungError
+from farflung.errors import CheckpointError, FarflungError
+from farflung.foreign_code import translated
 from farflung.job.spec import CheckpointSpec
 from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes
@@ -62,10 +63,14 @@ class Mirror:
                 run = next(iter(self._due))
                 due = self._due.pop(run)
             try:
-                copies = ObjectCheckpoints(self._url, run)
-                sent = copies.push(due.store, due.step)
-                copies.prune(due.wanted.keep, due.wanted.every, due.wanted.keep_every)
+                with translated(_failure):  # a store's library may raise anything
+                    copies = ObjectCheckpoints(self._url, run)
+                    sent = copies.push(due.store, due.step)
+                    copies.prune(due.wanted.keep, due.wanted.every, due.wanted.keep_every)
                 self._say(f"run {run}: the checkpoint after step {due.step} is at {copies.url} ({Bytes(sent)} sent)")
-            except Exception as error:  # noqa: BLE001 - outermost level of a thread: a store's library may raise anything
-                text = str(error) if isinstance(error, FarflungError) else f"{type(error).__name__}: {error}"
-                self._say(f"run {run}: warning: the checkpoint after step {due.step} is not copied: {text}")
+            except FarflungError as error:
+                self._say(f"run {run}: warning: the checkpoint after step {due.step} is not copied: {error}")
+
+
+def _failure(error: Exception) -> Exception:
+    return error if isinstance(error, FarflungError) else CheckpointError(f"{type(error).__name__}: {error}")

@@ -18,6 +18,8 @@ from farflung.codecs.base import FLOATING, Payload
 from farflung.codecs.sparse.topk import MAX_NUMEL, TopK
 from farflung.engines.base import Array
 from farflung.engines.torch.arrays import spec_of, to_array
+from farflung.errors import CodecError
+from farflung.foreign_code import translated
 
 __all__ = ["encode_topk", "plain_topk", "plain_untopk", "select_tensor"]
 
@@ -57,14 +59,19 @@ def _by_kernels(flat: torch.Tensor, count: int) -> torch.Tensor | None:
     if kernels is None:
         return None
     try:
-        return kernels(flat, count)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - they are compiled here: without a compiler or for a new device that fails in many ways
+        with translated(_refusal):
+            return kernels(flat, count)
+    except CodecError as error:
         REFUSED.add(flat.device)
-        text = f"{type(error).__name__} {error!s:.200}".splitlines()[0]
-        warnings.warn(f"Triton compiles nothing for {flat.device} ({text}): top-k takes tensor operators", stacklevel=2)
+        warnings.warn(f"Triton compiles nothing for {flat.device} ({error}): top-k takes tensor operators", stacklevel=2)
         return None
+
+
+def _refusal(error: Exception) -> Exception:
+    """Return ``error`` of Triton as a ``CodecError``. Compilation fails in many ways: no compiler, a new device."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return error
+    return CodecError(f"{type(error).__name__} {error!s:.200}".splitlines()[0])
 
 
 def _by_operators(flat: torch.Tensor, count: int) -> torch.Tensor:
