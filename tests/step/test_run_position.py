@@ -6,28 +6,32 @@ import threading
 
 import pytest
 
+from farflung.messages.array_headers import ArrayHeader
+from farflung.messages.data import Batch, BatchKey
 from farflung.step.inbox import Inbox
 from farflung.step.run_position import EVALUATIONS_AHEAD, RunPosition
 
-
-def training(step: int) -> dict[str, object]:
-    return {"step": step, "key": ["data", step, 0, "x"]}
+ARRAY = ArrayHeader(dtype="float32", shape=(), strides=None)
 
 
-def evaluation(step: int, micro_batch: int) -> dict[str, object]:
-    return {"step": step, "key": ["eval", step, micro_batch, "x"]}
+def training(step: int) -> Batch:
+    return Batch(run="r", key=BatchKey(use="data", step=step, micro_batch=0, name="x"), step=step, array=ARRAY)
 
 
-def waits(position: RunPosition, header: dict[str, object]) -> threading.Event:
+def evaluation(step: int, micro_batch: int) -> Batch:
+    return Batch(run="r", key=BatchKey(use="eval", step=step, micro_batch=micro_batch, name="x"), step=step, array=ARRAY)
+
+
+def waits(position: RunPosition, batch: Batch) -> threading.Event:
     """Set when the batch may be stored."""
     due = threading.Event()
-    threading.Thread(target=lambda: (position.wait_until_due(header), due.set()), daemon=True).start()
+    threading.Thread(target=lambda: (position.wait_until_due(batch), due.set()), daemon=True).start()
     return due
 
 
-@pytest.mark.parametrize("header", [training(3), training(4), evaluation(2, 99), evaluation(3, EVALUATIONS_AHEAD)])
-def test_batches_of_the_next_step_and_of_the_next_few_evaluations_are_due(header: dict[str, object]) -> None:
-    RunPosition(3, Inbox()).wait_until_due(header)
+@pytest.mark.parametrize("batch", [training(3), training(4), evaluation(2, 99), evaluation(3, EVALUATIONS_AHEAD)])
+def test_batches_of_the_next_step_and_of_the_next_few_evaluations_are_due(batch: Batch) -> None:
+    RunPosition(3, Inbox()).wait_until_due(batch)
 
 
 def test_a_batch_that_is_farther_ahead_waits_for_the_step() -> None:

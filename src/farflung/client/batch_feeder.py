@@ -7,18 +7,20 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Literal
 
 from farflung.client.connection import Client
 from farflung.client.planned_run import PlannedRun
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
 from farflung.messages.arrays import encode_array
+from farflung.messages.data import Batch, BatchKey
 from farflung.messages.submission import Bundle
+from farflung.messages.wire_form import encode
 from farflung.protocol.broker import RunState
 from farflung.step.run_setup import Phase, RunSetup, attempt_name, data_key
 from farflung.thread_group import ThreadGroup
 from farflung.transports.tcp.endpoint import TcpEndpoint
-from farflung.wire.frames import Frame
 
 __all__ = ["BatchSource", "EvaluationSource", "Feeder"]
 
@@ -70,18 +72,26 @@ class _Sender:
                 endpoint.connect(relay, place)
             endpoint.relay_through(device, [relay for relay, _ in relays])
 
-    def send(self, kind: str, place: tuple[int, int], readers: Mapping[str, list[str]], arrays: Mapping[str, Array]) -> None:
-        """Send ``arrays`` under the key (``kind``, step, micro-batch, name) to the workers that read them.
+    def send(
+        self,
+        use: Literal["data", "eval"],
+        place: tuple[int, int],
+        readers: Mapping[str, list[str]],
+        arrays: Mapping[str, Array],
+    ) -> None:
+        """Send ``arrays`` of a micro-batch at ``place`` (step, micro-batch) to the workers that read them.
 
         Raises:
             _Unreached: a worker is lost.
         """
+        step, micro_batch = place
         for device, names in readers.items():
             for name in dict.fromkeys(names):
-                header, sections = encode_array(arrays[name], None)
-                frame = Frame("data", {"run": self._run, "key": [kind, *place, name], "step": place[0]} | header, sections)
+                key = BatchKey(use=use, step=step, micro_batch=micro_batch, name=name)
+                packed = encode_array(arrays[name], None)
+                batch = Batch(run=self._run, key=key, step=step, array=packed.array, sections=packed.sections)
                 try:
-                    self._pending.append((device, self._endpoint.post(device, frame)))
+                    self._pending.append((device, self._endpoint.post(device, encode(batch))))
                 except FarflungError as error:
                     raise _Unreached(device, error) from None
         while self._pending and self._pending[0][1].done():

@@ -3,43 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from farflung.codecs import decode_payload
 from farflung.codecs.base import Codec, Payload
 from farflung.errors import WireError
-from farflung.messages.fields import whole
+from farflung.messages.array_headers import ArrayHeader, ArrayItem, PayloadHeader
+from farflung.messages.schema import UNSET, Sections, UnsetType
 from farflung.wire.arrays import Array, ArrayMeta, compact, pack, restore, unpack
 from farflung.wire.frames import Frame
 
-__all__ = ["FLOATING", "decode_array", "encode_array", "pack_arrays", "pack_payloads", "packed_arrays"]
+__all__ = ["FLOATING", "PackedArray", "decode_array", "encode_array", "pack_arrays", "pack_payloads", "packed_arrays"]
 
 #: Element types that codecs take.
 FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
 
-Sections = tuple[memoryview | bytes, ...]
+
+class PackedArray(NamedTuple):
+    """An array as messages carry it. ``payload``: its codec's header (none: uncompressed)."""
+
+    array: ArrayHeader
+    payload: PayloadHeader | UnsetType
+    sections: Sections
+
+    @property
+    def item(self) -> ArrayItem:
+        """Its place in a message with several arrays."""
+        return ArrayItem(array=self.array, payload=self.payload, sections=len(self.sections))
 
 
-def encode_array(array: Array, codec: Codec | None) -> tuple[dict[str, Any], Sections]:
-    """(header, sections) of an array; ``codec`` None sends it as it is, strides included."""
+def encode_array(array: Array, codec: Codec | None) -> PackedArray:
+    """Return ``array`` packed; ``codec`` None sends it as it is, strides included."""
     if codec is None or array.size == 0 or array.dtype.name not in FLOATING:
         meta, buffer = pack(array)
-        return {"array": meta.to_header()}, (buffer,)
+        return PackedArray(ArrayHeader.of(meta), UNSET, (buffer,))
     meta, flat = compact(array)
     payload = codec.encode(flat.reshape(meta.shape) if meta.strides is None else flat)  # rows have a meaning to some codecs
-    return {"array": meta.to_header(), "payload": payload.to_header()}, tuple(payload.sections)
+    return PackedArray(ArrayHeader.of(meta), payload.to_header(), tuple(payload.sections))
 
 
-def decode_array(header: Mapping[str, Any], sections: Sections, limit: int) -> Array:
-    """What ``encode_array`` wrote.
+def decode_array(packed: PackedArray, limit: int) -> Array:
+    """Return what ``encode_array`` packed.
 
     Raises:
         WireError: header and sections do not belong together, or the array is larger than ``limit`` bytes.
         CodecError: the payload is malformed.
     """
-    meta = ArrayMeta.from_header(header.get("array"))
-    if "payload" in header:
-        decoded = decode_payload(Payload.from_header(header["payload"], sections, limit))
+    meta, sections = packed.array.meta, packed.sections
+    if packed.payload is not UNSET:
+        decoded = decode_payload(Payload.from_header(packed.payload, sections, limit))
         return restore(meta, decoded.reshape(-1), limit)
     if len(sections) != 1:
         raise WireError(f"an uncompressed value has one section, this frame has {len(sections)}")
@@ -48,16 +62,9 @@ def decode_array(header: Mapping[str, Any], sections: Sections, limit: int) -> A
 
 def pack_arrays(kind: str, head: Mapping[str, Any], arrays: Sequence[Array | None], codec: Codec | None) -> Frame:
     """A frame with several arrays, some of them missing (None); ``arrays`` in its header says which sections are whose."""
-    headers: list[dict[str, Any] | None] = []
-    sections: list[memoryview | bytes] = []
-    for array in arrays:
-        if array is None:
-            headers.append(None)
-            continue
-        header, parts = encode_array(array, codec)
-        headers.append(header | {"sections": len(parts)})
-        sections += parts
-    return Frame(kind, {**head, "arrays": headers}, tuple(sections))
+    packed = [None if array is None else encode_array(array, codec) for array in arrays]
+    headers = [None if one is None else msgspec.to_builtins(one.item) for one in packed]
+    return Frame(kind, {**head, "arrays": headers}, tuple(part for one in packed if one is not None for part in one.sections))
 
 
 def pack_payloads(kind: str, head: Mapping[str, Any], payloads: Sequence[Payload]) -> Frame:
@@ -71,7 +78,7 @@ def pack_payloads(kind: str, head: Mapping[str, Any], payloads: Sequence[Payload
     return Frame(kind, {**head, "arrays": headers}, tuple(sections))
 
 
-def packed_arrays(frame: Frame, most: int) -> list[tuple[Mapping[str, Any], Sections] | None]:
+def packed_arrays(frame: Frame, most: int) -> list[PackedArray | None]:
     """What ``decode_array`` takes for each of at most ``most`` arrays of ``pack_arrays``; nothing is decoded yet.
 
     Raises:
@@ -80,14 +87,18 @@ def packed_arrays(frame: Frame, most: int) -> list[tuple[Mapping[str, Any], Sect
     headers, at = frame.header.get("arrays"), 0
     if not isinstance(headers, list) or len(headers) > most:
         raise WireError(f"a {frame.kind!r:.40} frame has a list of at most {most} arrays here")
-    found: list[tuple[Mapping[str, Any], Sections] | None] = []
+    found: list[PackedArray | None] = []
     for header in headers:
         if header is None:
             found.append(None)
             continue
-        if not isinstance(header, dict):
-            raise WireError(f"an array of a {frame.kind!r:.40} frame came without a header")
-        end = at + whole(header, "sections", low=1, high=max(1, len(frame.sections)))
-        found.append((header, tuple(frame.sections[at:end])))
+        try:
+            item = msgspec.convert(header, ArrayItem)
+        except msgspec.ValidationError as error:
+            raise WireError(f"bad array of a {frame.kind!r:.40} frame: {error}") from None
+        end = at + item.sections
+        if end > len(frame.sections):
+            raise WireError(f"the arrays of a {frame.kind!r:.40} frame need {end} sections, it has {len(frame.sections)}")
+        found.append(PackedArray(item.array, item.payload, tuple(frame.sections[at:end])))
         at = end
     return found

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from farflung.engines.base import Array, Engine
 from farflung.graph.cut import SubGraph
 from farflung.messages.conversions.step_reports import StepReport
-from farflung.messages.data import EvaluationVote, Losses, Norms, StepReady, Token, Verdict
+from farflung.messages.data import Batch, EvaluationVote, Losses, Norms, StepReady, Token, Value, Verdict
 from farflung.plan.check import check_runnable
 from farflung.step.context import StepContext
 from farflung.step.evaluation.evaluation import Evaluation
@@ -80,8 +80,9 @@ class Executor:
         messages.register(StepReady, commit.receive)
         messages.register(EvaluationVote, self._evaluation.receive)
         messages.register(Token, lambda _, token: context.inbox.put(("token", token.step, token.index), token))
-        routes: dict[str, Receive] = dict.fromkeys(("value", "data"), context.transfer.receive)
-        routes |= {**sums.receivers, **dict.fromkeys(("copy", "copied"), copies.receive)}
+        messages.register(Value, context.transfer.receive)
+        messages.register(Batch, context.transfer.receive_batch)
+        routes: dict[str, Receive] = {**sums.receivers, **dict.fromkeys(("copy", "copied"), copies.receive)}
         if sync is not None:
             routes |= sync.receivers
         mode: TrainingMode

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from farflung.messages import router
+from farflung.messages.data import Batch
 from farflung.messages.schema import Channel
+from farflung.messages.wire_form import decode
 from farflung.step.context import StepContext
 from farflung.step.run_position import RunPosition
 from farflung.wire.frames import Frame
@@ -37,9 +39,14 @@ class Router:
             WireError: the frame is malformed, or does not belong here.
             CodecError: a payload is malformed.
         """
-        context = self._context
-        if frame.kind == "data":
-            self._position.wait_until_due(frame.header)
+        context, parts = self._context, self._arrays.get(frame.kind)
         begin = context.trace.now()
-        self._arrays.get(frame.kind, self._messages.receive)(peer, frame)
+        if parts is not None:
+            parts(peer, frame)
+        else:
+            message = decode(frame, Channel.DATA)
+            if isinstance(message, Batch):
+                self._position.wait_until_due(message)
+                begin = context.trace.now()
+            self._messages.dispatch(peer, message)
         context.frames.decoded(peer, frame, begin)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from farflung.messages.data import Batch
 from farflung.step.inbox import Inbox
 
 __all__ = ["EVALUATIONS_AHEAD", "RunPosition"]
@@ -36,17 +34,17 @@ class RunPosition:
         """Reset the count before batches of the next evaluation come."""
         self._evaluated = 0
 
-    def wait_until_due(self, header: Mapping[str, Any]) -> None:
+    def wait_until_due(self, batch: Batch) -> None:
         """Wait on a transport thread until a batch of the submitter may be stored: so few batches are in memory at a time.
 
         Raises:
             BaseException: the error that ended the run.
         """
-        self._inbox.wait_until(lambda: self._is_due(header))
+        self._inbox.wait_until(lambda: self._is_due(batch))
 
-    def _is_due(self, header: Mapping[str, Any]) -> bool:
+    def _is_due(self, batch: Batch) -> bool:
         """Return whether the batch is of the next step at most, or of the next few micro-batches of an evaluation."""
-        step, key = int(header["step"]), header.get("key")
-        if isinstance(key, list) and len(key) == 4 and key[0] == "eval" and isinstance(key[2], int):
-            return self.step > step or (self.step == step and key[2] <= self._evaluated + EVALUATIONS_AHEAD)
+        step, key = batch.step, batch.key
+        if key.use == "eval":
+            return self.step > step or (self.step == step and key.micro_batch <= self._evaluated + EVALUATIONS_AHEAD)
         return self.step + 1 >= step

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from farflung.engines.base import Array
 from farflung.graph.cut import SubGraph, cut
@@ -36,7 +36,7 @@ class Phase(StrEnum):
     GENERATE = "generate"
 
 
-def data_key(phase: Phase) -> str:
+def data_key(phase: Phase) -> Literal["data", "eval"]:
     """Return the beginning of the key of a batch that the submitter sends: training and evaluation have keys of their own."""
     return "eval" if phase is Phase.EVAL else "data"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from farflung.graph.ir import Use
 from farflung.job.groups import is_frozen
+from farflung.messages.data import UseKey
 from farflung.plan.model import Stage
 from farflung.step.context import StepContext
 from farflung.step.stages.local_stages import LocalStages
@@ -21,7 +22,10 @@ def exchange_uses(context: StepContext, stages: LocalStages, step: int) -> None:
                     for device in _receivers(context, index, stage):
                         context.transfer.send_use(step, (index, stage.index), device, use, gradient)
     for index, runner in stages.bases.items():
-        uses = {use: context.inbox.take(("use", step, index, use.state, use.op)) for use in _foreign_uses(context, index)}
+        uses = {
+            use: context.inbox.take(UseKey(step=step, stage=index, state=use.state, op=use.op))
+            for use in _foreign_uses(context, index)
+        }
         runner.finish_gradients(uses)
 
 

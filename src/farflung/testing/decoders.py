@@ -18,7 +18,10 @@ from farflung.codecs.planes import expand, shrink
 from farflung.codecs.samples import Ids, SampleCoder, SampleTable
 from farflung.codecs.sparse.indices import CodedIndices, decode_indices, encode_indices
 from farflung.errors import CodecError, VersionError, WireError
-from farflung.messages.arrays import decode_array, encode_array, pack_arrays, packed_arrays
+from farflung.messages.arrays import PackedArray, decode_array, encode_array, pack_arrays, packed_arrays
+from farflung.messages.data import UseKey, Value
+from farflung.messages.schema import Channel
+from farflung.messages.wire_form import decode_as, encode
 from farflung.testing.damage import INTEGERS, bent, damaged, hurt, resealed, some_array, some_payload
 from farflung.wire.arrays import DTYPES, ArrayMeta, pack, unpack
 from farflung.wire.frames import Frame, FrameDecoder, FrameLimits, decode_frame, encode_frame
@@ -198,8 +201,9 @@ def _value_case(generator: np.random.Generator) -> Case:
     codec = get_codec(str(generator.choice(("topk", "int8", "lowrank")))) if generator.random() < 0.5 else None
     arrays = [_laid(some_array(generator), generator) for _ in range(int(generator.integers(1, 4)))]
     if len(arrays) == 1:
-        header, sections = encode_array(arrays[0], codec)
-        frame = Frame("value", header, sections)
+        packed = encode_array(arrays[0], codec)
+        key = UseKey(step=0, stage=0, state="w", op="op")
+        frame = encode(Value(run="r", key=key, array=packed.array, payload=packed.payload, sections=packed.sections))
     else:
         frame = pack_arrays("values", {}, [*arrays, None], codec)
     frame = _hurt_frame(frame, generator)
@@ -210,20 +214,21 @@ def _value_case(generator: np.random.Generator) -> Case:
         decoder="value",
         nbytes=len(data),
         refuses=(WireError, CodecError, VersionError),
-        run=lambda case: _run_value(case, data),
+        run=lambda case: _run_value(case, data, single=len(arrays) == 1),
     )
 
 
-def _run_value(case: Case, data: bytes) -> str:
+def _run_value(case: Case, data: bytes, *, single: bool) -> str:
     frame = decode_frame(data, _STREAM)
-    if frame.kind == "value":
-        parts = [(frame.header, tuple(frame.sections))]
+    if single:
+        value = decode_as(frame, Channel.DATA, Value)
+        parts = [PackedArray(value.array, value.payload, value.sections)]
     else:
         parts = [part for part in packed_arrays(frame, 4) if part is not None]
-    for header, sections in parts:
-        meta = ArrayMeta.from_header(header.get("array"))
+    for part in parts:
+        meta = part.array.meta
         case.declared += meta.memory_nbytes if meta.memory_nbytes <= LIMIT else 0
-        array = decode_array(header, sections, LIMIT)
+        array = decode_array(part, LIMIT)
         if (array.dtype, array.shape) != (DTYPES[meta.dtype], meta.shape):
             return f"declared {meta.dtype} {meta.shape}, got {array.dtype} {array.shape}"
     return ""

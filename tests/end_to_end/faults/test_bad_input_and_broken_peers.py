@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +30,10 @@ from farflung.errors import (
     WireError,
 )
 from farflung.ids import new_id
-from farflung.messages.arrays import encode_array
+from farflung.messages.data import Value, ValueKey
 from farflung.messages.submission import Bundle
 from farflung.messages.wire_form import encode
+from farflung.step.transfer.sample_cache import packed_value
 from farflung.telemetry.records import RunResult
 from farflung.transports.base import Urgency
 from farflung.transports.tcp.link import _Pending
@@ -100,9 +102,17 @@ def test_a_value_larger_than_the_plan_ends_the_run_only(cluster: Loopback, captu
         assert isinstance(work, TrainingRun)
         assert work.executor is not None
         (edge, *_) = work.executor.setup.subgraphs[1].sends_activations
-        header, sections = encode_array(np.zeros((1 << 20,), np.float32), None)
-        key = ["value", "train", 1, 0, str(edge.value), edge.source, edge.target, False]
-        cluster.workers["b"].endpoint.post("c", Frame("value", {"run": run, "key": key} | header, sections))
+        key = ValueKey(
+            phase="train",
+            step=1,
+            micro_batch=0,
+            value=str(edge.value),
+            source=edge.source,
+            target=edge.target,
+            gradient=False,
+        )
+        value = packed_value(partial(Value, run=run, key=key), np.zeros((1 << 20,), np.float32), None)
+        cluster.workers["b"].endpoint.post("c", encode(value))
 
     end = play(cluster, captured, "started", act, steps=5000)
     assert end.result.status == "failed"
@@ -120,7 +130,7 @@ def report(cluster: Loopback, name: str, frame: Frame) -> None:
 @pytest.mark.parametrize(
     ("sender", "frame", "says"),
     [
-        ("b", Frame("value", {"key": 3}), "a bad 'value' came from b: a value's key must be a list"),
+        ("b", Frame("value", {"key": 3}), "a bad 'value' came from b: bad message 'value'"),
         ("b", Frame("data", {"key": ["x"], "step": 0}), "b takes no part in run"),
         ("b", Frame("verdict", VERDICT), "only c decides"),
         ("b", Frame("norms", {"step": 0, "norms": {"w": None}}), "bad message 'norms'"),

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from farflung.codecs import decode_payload, get_codec, keyed
 from farflung.codecs.samples import SampleCoder, SampleTable, sample_ids
 from farflung.engines.base import Array
 from farflung.errors import CheckpointError, InputError, WireError
+from farflung.messages.array_headers import ArrayHeader
+from farflung.messages.data import UseKey, Value, ValueKey
+from farflung.messages.schema import UNSET
 from farflung.plan.link_memory import check_samples, limit_of
 from farflung.plan.model import Plan, Replica
 from farflung.step.run_setup import Phase, RunSetup
 from farflung.step.transfer.sample_cache import SampleCache
 from farflung.step.transfer.value_transfer import ValueTransfer
-from farflung.wire.frames import Frame
 from tests.support.executor_threads import (
     Case,
     differing,
@@ -48,21 +52,20 @@ class Crossed:
 def crossed(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Any, ...], Crossed]:
     """All values of the runs of a test, by their keys."""
     found: dict[tuple[Any, ...], Crossed] = {}
-    send, arrays = ValueTransfer.send, ValueTransfer._array
+    send, arrays = ValueTransfer.send, ValueTransfer._planned
 
     def sends(self: ValueTransfer, phase: Phase, step: int, micro: int, edge: Any, array: Array, *, gradient: bool) -> None:
         key = self.key(phase, step, micro, edge, gradient=gradient)
         found[key] = Crossed(step, micro, gradient, str(edge.value), np.array(array))
         send(self, phase, step, micro, edge, array, gradient=gradient)
 
-    def arrives(self: ValueTransfer, peer: str, key: tuple[Any, ...], frame: Frame) -> Array:
-        array = arrays(self, peer, key, frame)
-        if key in found:  # else a gradient of a tied parameter
-            found[key].arrived = np.array(array)
+    def arrives(self: ValueTransfer, peer: str, key: ValueKey, value: Value) -> Array:
+        array = arrays(self, peer, key, value)
+        found[key].arrived = np.array(array)
         return array
 
     monkeypatch.setattr(ValueTransfer, "send", sends)
-    monkeypatch.setattr(ValueTransfer, "_array", arrives)
+    monkeypatch.setattr(ValueTransfer, "_planned", arrives)
     return found
 
 
@@ -159,6 +162,9 @@ def test_replicas_have_a_table_for_each_pair() -> None:
     assert {(way.sender, way.receiver) for way in several.ways} == {("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")}
 
 
+MAKE = partial(Value, run="r", key=UseKey(step=0, stage=0, state="w", op="op"))
+
+
 def ends(case: Case) -> tuple[SampleCache, SampleCache, Any]:
     """Sender, receiver, and a way with differences between them."""
     _, setup = plan_of(case)
@@ -170,34 +176,31 @@ def test_ends_that_disagree_are_refused() -> None:
     sender, receiver, way = ends(case_of())
     array, numbers = np.ones((4, 8), np.float32), np.arange(4, dtype=np.uint64)
     codec = get_codec("quantized", **dict(BITS))
-    frames = []
-    for _ in range(2):
-        header, sections = sender.announce(way, array, codec, numbers)()
-        frames.append(Frame("value", header, sections))
+    values = [sender.announce(way, MAKE, array, codec, numbers)() for _ in range(2)]
     assert sender.settled
     with pytest.raises(WireError, match="remember differently: message 1 came after 0"):
-        receiver.receive(way, (0, 0), frames[1], LIMIT)
-    arrived = receiver.receive(way, (0, 0), frames[0], LIMIT)[1]
+        receiver.receive(way, (0, 0), values[1], LIMIT)
+    arrived = receiver.receive(way, (0, 0), values[0], LIMIT)[1]
     assert arrived is not None
     assert arrived.shape == (4, 8)
     with pytest.raises(WireError, match="the plan sends none there"):
-        receiver.receive(replace(way, memory=""), (0, 0), frames[1], LIMIT)
-    torn = Frame("value", frames[1].header, frames[1].sections[:-1])
+        receiver.receive(replace(way, memory=""), (0, 0), values[1], LIMIT)
+    torn = replace_fields(values[1], sections=values[1].sections[:-1])
     with pytest.raises(WireError, match="came without their numbers"):
         receiver.receive(way, (0, 0), torn, LIMIT)
-    odd = Frame("value", {**frames[1].header, "array": ["float32", [5, 3], None]}, frames[1].sections)
+    odd = replace_fields(values[1], array=ArrayHeader(dtype="float32", shape=(5, 3), strides=None))
     with pytest.raises(WireError, match="are not those of 4 samples"):
         receiver.receive(way, (0, 0), odd, LIMIT)
-    for strides in ([1 << 40, 1], [8, 1 << 30]):
-        wide = Frame("value", {**frames[1].header, "array": ["float32", [4, 8], strides]}, frames[1].sections)
+    for strides in ((1 << 40, 1), (8, 1 << 30)):
+        wide = replace_fields(values[1], array=ArrayHeader(dtype="float32", shape=(4, 8), strides=strides))
         with pytest.raises(WireError, match="oversized difference for"):
             receiver.receive(way, (0, 0), wide, LIMIT)
-    assert receiver.receive(way, (0, 0), frames[1], LIMIT)[1] is not None, "what was refused has changed no table"
+    assert receiver.receive(way, (0, 0), values[1], LIMIT)[1] is not None, "what was refused has changed no table"
 
 
 def test_a_torn_table_of_a_checkpoint_is_refused() -> None:
     sender, receiver, way = ends(case_of())
-    sender.announce(way, np.ones((4, 8), np.float32), get_codec("int4"), np.arange(4, dtype=np.uint64))()
+    sender.announce(way, MAKE, np.ones((4, 8), np.float32), get_codec("int4"), np.arange(4, dtype=np.uint64))()
     kept = sender.kept()
     receiver.load(kept)
     assert receiver.kept() == {}, "the sender's share"
@@ -208,12 +211,12 @@ def test_a_torn_table_of_a_checkpoint_is_refused() -> None:
 
 def test_values_of_another_first_dim_travel_by_their_codec_alone() -> None:
     sender, receiver, way = ends(case_of())
-    header, sections = sender.announce(way, np.ones((8, 4), np.float32), get_codec("int4"), np.arange(4, dtype=np.uint64))()
-    assert "payload" in header
-    assert header["samples"] == 4
-    left, array = receiver.receive(way, (2, 1), Frame("value", header, sections), LIMIT)
+    value = sender.announce(way, MAKE, np.ones((8, 4), np.float32), get_codec("int4"), np.arange(4, dtype=np.uint64))()
+    assert value.payload is not UNSET
+    assert value.samples == 4
+    left, array = receiver.receive(way, (2, 1), value, LIMIT)
     assert array is None
-    assert len(left) == len(sections) - 1
+    assert len(left) == len(value.sections) - 1
     assert receiver.ids(way.target, 2, 1) is not None
     receiver.begin(3)
     assert receiver.ids(way.target, 2, 1) is None

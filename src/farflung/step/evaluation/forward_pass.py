@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from farflung.engines.base import Array, EngineSettings, StageRunner
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import Graph
+from farflung.messages.data import SideKey, StateKey
 from farflung.schedules.base import Action, ActionKind
 from farflung.step.actions import ActionResult
 from farflung.step.context import StepContext
@@ -75,8 +76,8 @@ def _share_unread(
             own[piece.stage].load({name: context.inbox.take(_state_key(phase, piece, name)) for name in names})
 
 
-def _state_key(phase: Phase, piece: SubGraph, name: str) -> tuple[str | int, ...]:
-    return ("side", phase.value, "lent", piece.stage, name)
+def _state_key(phase: Phase, piece: SubGraph, name: str) -> StateKey:
+    return StateKey(phase=phase.value, stage=piece.stage, name=name)
 
 
 def run_forward(
@@ -97,11 +98,17 @@ class _SideRoutes:
     def __init__(self, context: StepContext, opened: ForwardGraph, step: int) -> None:
         self._context, self._opened, self._step = context, opened, step
 
-    def key(self, micro_batch: int, edge: Edge, *, gradient: bool) -> tuple[str | int, ...]:
+    def key(self, micro_batch: int, edge: Edge, *, gradient: bool) -> SideKey:
         """See ``Routes``."""
         assert not gradient
-        phase = self._opened.phase.value
-        return ("side", phase, self._step, micro_batch, str(edge.value), edge.source, edge.target)
+        return SideKey(
+            phase=self._opened.phase.value,
+            step=self._step,
+            number=micro_batch,
+            value=str(edge.value),
+            source=edge.source,
+            target=edge.target,
+        )
 
     def send(self, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
         """See ``Routes``."""

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import msgspec
+
 from farflung.engines.base import Array, MicroBatch, StageRunner, gradient_parts
 from farflung.errors import WireError
 from farflung.graph.cut import Edge, SubGraph, cut
@@ -21,7 +23,7 @@ from farflung.protocol.pool.pool_events import Task, TaskKind
 from farflung.step import actions
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.run_setup import RunSetup
-from farflung.wire.arrays import DTYPES, ArrayMeta
+from farflung.wire.arrays import DTYPES
 from farflung.wire.frames import Frame
 
 #: Whether states are for the step that begins, for the next one, or there already.
@@ -189,10 +191,10 @@ class StageSlices:
         for one, limit in zip(packed, limits, strict=True):
             if one is None:
                 raise WireError(f"an array of a {frame.kind!r:.20} of stage {self.stage} is missing")
-            meta = ArrayMeta.from_header(one[0].get("array"))
+            meta = one.array.meta
             if meta.numel * DTYPES[meta.dtype].itemsize > limit:
                 raise WireError(f"oversized: {meta.dtype} {list(meta.shape)} has more than the {limit} bytes of the plan")
-            found.append(decode_array(*one, max(self._largest, limit)))
+            found.append(decode_array(one, max(self._largest, limit)))
         return found
 
 
@@ -230,8 +232,8 @@ def _parted(frame: Frame, first: int, most: int) -> tuple[Frame, Frame]:
         raise WireError(f"a {frame.kind!r:.20} with {most} arrays was expected, {len(packed)} came")
     halves = []
     for part in (packed[:first], packed[first:]):
-        headers = [None if one is None else one[0] for one in part]
-        sections = tuple(section for one in part if one is not None for section in one[1])
+        headers = [None if one is None else msgspec.to_builtins(one.item) for one in part]
+        sections = tuple(section for one in part if one is not None for section in one.sections)
         halves.append(Frame(frame.kind, {**frame.header, "arrays": headers}, sections))
     return halves[0], halves[1]
 
@@ -246,8 +248,8 @@ def _exact(frame: Frame, specs: Sequence[TensorSpec]) -> list[Array | None]:
         if one is None:
             found.append(None)
             continue
-        meta = ArrayMeta.from_header(one[0].get("array"))
+        meta = one.array
         if meta.shape != spec.shape or meta.dtype != spec.dtype:
             raise WireError(f"{spec.dtype}{list(spec.shape)} was expected, {meta.dtype}{list(meta.shape)} came")
-        found.append(decode_array(*one, max(spec.nbytes, 1)))
+        found.append(decode_array(one, max(spec.nbytes, 1)))
     return found

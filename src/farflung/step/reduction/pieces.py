@@ -18,7 +18,6 @@ from farflung.errors import WireError
 from farflung.graph.ir import TensorSpec
 from farflung.messages.arrays import decode_array, packed_arrays
 from farflung.sync.reductions import Run, runs_of
-from farflung.wire.arrays import ArrayMeta
 from farflung.wire.frames import Frame
 
 __all__ = ["GradientPiece", "Piece", "Sums", "first_servers", "pieces_of", "plus", "unpack_sums"]
@@ -105,11 +104,10 @@ def unpack_sums(piece: GradientPiece, frame: Frame) -> Sums:
         if packed is None:
             sums.append(None)
             continue
-        header, sections = packed
-        meta = ArrayMeta.from_header(header.get("array"))
+        meta = packed.array
         if meta.shape != spec.shape or meta.dtype != spec.dtype:
             raise WireError(f"the gradient of {state!r} is {spec.dtype}{list(spec.shape)}, {meta.dtype}{list(meta.shape)} came")
-        sums.append(decode_array(header, sections, max(spec.nbytes, 1)))
+        sums.append(decode_array(packed, max(spec.nbytes, 1)))
     return sums
 
 

@@ -24,7 +24,6 @@ from farflung.step.transfer.outbox import Outbox, OutgoingFrame
 from farflung.sync import codec_name
 from farflung.sync.commands import Aggregate, Exchange, Mean
 from farflung.transports.base import Urgency
-from farflung.wire.arrays import ArrayMeta
 from farflung.wire.frames import Frame
 
 __all__ = ["TIMES", "Arrays", "ValueExchange"]
@@ -200,7 +199,7 @@ def _arriving(replica: StageReplica, tag: str, named: Mapping[str, Array], own: 
 def _unpack(frame: Frame, limits: Sequence[int]) -> Arrays:
     """Sizes are checked before memory is taken: not more arrays, and none larger, than the stage has parameters."""
     arrays = [array for array in packed_arrays(frame, len(limits)) if array is not None]
-    if sum(ArrayMeta.from_header(header.get("array")).memory_nbytes for header, _ in arrays) > sum(limits):
+    if sum(packed.array.meta.memory_nbytes for packed in arrays) > sum(limits):
         raise WireError(f"an exchange has at most {sum(limits)} bytes")
     largest = sum(limits)  # sparse codecs send all as one
-    return [decode_array(header, sections, largest) for header, sections in arrays]
+    return [decode_array(packed, largest) for packed in arrays]

@@ -19,9 +19,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from farflung.codecs import Codec, decode_payload
 from farflung.codecs.base import Payload
@@ -29,14 +29,18 @@ from farflung.codecs.dense import Identity
 from farflung.codecs.samples import Ids, SampleCoder, SampleTable, sample_ids
 from farflung.engines.base import Array
 from farflung.errors import CheckpointError, WireError
-from farflung.messages.arrays import FLOATING, Sections, decode_array, encode_array
-from farflung.messages.fields import whole
+from farflung.messages.array_headers import ArrayHeader
+from farflung.messages.arrays import FLOATING, PackedArray, decode_array, encode_array
+from farflung.messages.data import Value
+from farflung.messages.schema import UNSET, Sections
 from farflung.plan.link_memory import Way, limit_of, remembers
 from farflung.step.run_setup import RunSetup
-from farflung.wire.arrays import DTYPES, ArrayMeta, compact, describe, restore
-from farflung.wire.frames import Frame
+from farflung.wire.arrays import DTYPES, compact, describe, restore
 
-__all__ = ["SampleCache"]
+__all__ = ["MakeValue", "SampleCache", "packed_value"]
+
+#: Makes a value's message from its array, payload and sections; run, key and source are given already.
+MakeValue = Callable[..., Value]
 
 _MOST_SAMPLES = 1 << 20
 _ID_BYTES = 8
@@ -94,16 +98,14 @@ class SampleCache:
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def announce(
-        self, way: Way, array: Array, codec: Codec | None, ids: Ids | None
-    ) -> Callable[[], tuple[dict[str, Any], Sections]]:
-        """What makes header and sections of ``array`` for ``way``; to be called once, on a sender's thread."""
+    def announce(self, way: Way, head: MakeValue, array: Array, codec: Codec | None, ids: Ids | None) -> Callable[[], Value]:
+        """Return what makes the message of ``array`` for ``way``; to be called once, on a sender's thread."""
         with self._lock:
             self._pending += 1
 
-        def encode() -> tuple[dict[str, Any], Sections]:
+        def encode() -> Value:
             try:
-                return self._encode(way, array, codec, ids)
+                return self._encode(way, head, array, codec, ids)
             finally:
                 with self._lock:
                     self._pending -= 1
@@ -117,28 +119,28 @@ class SampleCache:
         with self._lock:
             return not self._pending
 
-    def _encode(self, way: Way, array: Array, codec: Codec | None, ids: Ids | None) -> tuple[dict[str, Any], Sections]:
+    def _encode(self, way: Way, head: MakeValue, array: Array, codec: Codec | None, ids: Ids | None) -> Value:
         rows = _by_sample(array, ids) if way in self._setup.ways else None
         if codec is None or ids is None or rows is None:
-            header, sections = encode_array(array, codec)
+            value = packed_value(head, array, codec)
         elif way.memory == "difference":
-            header, sections = self._differences(way, rows, codec, ids)
+            value = self._differences(way, head, rows, codec, ids)
         else:
-            header, sections = self._fed_back(way, rows, codec, ids)
+            value = self._fed_back(way, head, rows, codec, ids)
         if way.gradient or ids is None:
-            return header, sections
-        return header | {"samples": len(ids)}, (*sections, ids.astype("<u8").tobytes())
+            return value
+        return replace(value, samples=len(ids), sections=(*value.sections, ids.astype("<u8").tobytes()))
 
-    def _differences(self, way: Way, array: Array, codec: Codec, ids: Ids) -> tuple[dict[str, Any], Sections]:
+    def _differences(self, way: Way, head: MakeValue, array: Array, codec: Codec, ids: Ids) -> Value:
         meta, flat = compact(array)
         held = self._table(way)
         with held.lock:
             count = held.table.messages
             (payload,) = SampleCoder(codec=codec).encode(flat, ids, held.table)
-        header = {"array": meta.to_header(), "difference": payload.to_header(), "message": count}
-        return header, tuple(payload.sections)
+        header, sections = ArrayHeader.of(meta), tuple(payload.sections)
+        return head(array=header, difference=payload.to_header(), message=count, sections=sections)
 
-    def _fed_back(self, way: Way, array: Array, codec: Codec, ids: Ids) -> tuple[dict[str, Any], Sections]:
+    def _fed_back(self, way: Way, head: MakeValue, array: Array, codec: Codec, ids: Ids) -> Value:
         """``codecs.memory.ErrorFeedback`` by sample."""
         meta, flat = compact(array)
         held = self._table(way)
@@ -149,12 +151,12 @@ class SampleCache:
             payload = codec.encode(sent.reshape(meta.shape) if meta.strides is None else sent.reshape(-1))
             left = wanted - decode_payload(payload).reshape(rows.shape).astype(np.float32)
             held.table.put(ids, np.where(np.isfinite(left), left, np.float32(0)))
-        return {"array": meta.to_header(), "payload": payload.to_header()}, tuple(payload.sections)
+        return head(array=ArrayHeader.of(meta), payload=payload.to_header(), sections=tuple(payload.sections))
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    def receive(self, way: Way, place: tuple[int, int], frame: Frame, limit: int) -> tuple[Sections, Array | None]:
-        """What ``frame`` has beside the samples' numbers; and the array, where it came as a difference.
+    def receive(self, way: Way, place: tuple[int, int], value: Value, limit: int) -> tuple[Sections, Array | None]:
+        """Return the sections of ``value`` beside the samples' numbers; and the array, where it came as a difference.
 
         ``place``: step and micro-batch. ``limit``: the most bytes that the array may take.
 
@@ -162,35 +164,35 @@ class SampleCache:
             WireError: the plan has no memory there, or the two ends disagree.
             CodecError: the payload is malformed.
         """
-        header, sections = frame.header, tuple(frame.sections)
-        ids = None
-        if "samples" in header:
-            sections, ids = self._numbers(way, place, whole(header, "samples", low=1, high=_MOST_SAMPLES), sections)
-        if "difference" not in header:
+        sections, ids = value.sections, None
+        if value.samples is not UNSET:
+            sections, ids = self._numbers(way, place, value.samples, sections)
+        if value.difference is UNSET:
             return sections, None
         if way not in self._setup.ways or way.memory != "difference" or ids is None:
             raise WireError(f"a difference came for {way.value!r:.80}, and the plan sends none there")
-        return (), self._decode(way, header, sections, (ids, limit))
+        return (), self._decode(way, value, sections, (ids, limit))
 
     def _numbers(self, way: Way, place: tuple[int, int], count: int, sections: Sections) -> tuple[Sections, Ids]:
-        if not self.on or way.gradient or not sections or memoryview(sections[-1]).nbytes != count * _ID_BYTES:
+        known = self.on and not way.gradient and 0 < count <= _MOST_SAMPLES
+        if not known or not sections or memoryview(sections[-1]).nbytes != count * _ID_BYTES:
             raise WireError(f"{count} samples of {way.value!r:.80} came without their numbers, or where the plan has none")
         ids = np.frombuffer(sections[-1], "<u8").astype(np.uint64)
         self._note(way.target, *place, way.source, ids)
         return sections[:-1], ids
 
-    def _decode(self, way: Way, header: Mapping[str, Any], sections: Sections, expected: tuple[Ids, int]) -> Array:
-        meta, (ids, limit) = ArrayMeta.from_header(header.get("array")), expected
+    def _decode(self, way: Way, value: Value, sections: Sections, expected: tuple[Ids, int]) -> Array:
+        meta, (ids, limit) = value.array.meta, expected
         if meta.memory_nbytes > limit:  # before memory is taken, and before the table changes
             raise WireError(f"oversized difference for {way.value!r:.80}: {meta.memory_nbytes} bytes, the limit is {limit}")
         if meta.dtype not in FLOATING or meta.packed_numel % len(ids):
             raise WireError(f"{meta.numel} elements of {meta.dtype} are not those of {len(ids)} samples")
-        payload = Payload.from_header(header["difference"], sections, 4 * meta.packed_numel)
+        payload = Payload.from_header(value.difference, sections, 4 * meta.packed_numel)
         held = self._table(way)
         with held.lock:
-            if whole(header, "message") != held.table.messages:
+            if value.message != held.table.messages:
                 raise WireError(
-                    f"the two ends of {way.value!r:.80} remember differently: message {header['message']} came after "
+                    f"the two ends of {way.value!r:.80} remember differently: message {value.message} came after "
                     f"{held.table.messages}"
                 )
             rows = SampleCoder(codec=Identity()).decode([payload], ids, held.table, meta.packed_numel // len(ids))
@@ -198,13 +200,12 @@ class SampleCache:
             flat = rows.reshape(-1).astype(DTYPES[meta.dtype])
         return restore(meta, flat, limit)
 
-    def arrived(self, way: Way, ids: Ids | None, made: tuple[Mapping[str, Any], Sections]) -> Array:
-        """What the receiver will have of a value that was just encoded here as ``made`` (for those who measure errors)."""
-        header, sections = made
-        meta = ArrayMeta.from_header(header["array"])
-        if "difference" not in header or ids is None:
-            rest = sections[:-1] if "samples" in header else sections
-            return decode_array(header, rest, meta.memory_nbytes)
+    def arrived(self, way: Way, ids: Ids | None, made: Value) -> Array:
+        """Return what the receiver will have of a value that was just encoded here as ``made`` (for those who measure errors)."""
+        meta = made.array.meta
+        if made.difference is UNSET or ids is None:
+            rest = made.sections if made.samples is UNSET else made.sections[:-1]
+            return decode_array(PackedArray(made.array, made.payload, rest), meta.memory_nbytes)
         held = self._table(way)
         with held.lock:
             rows = held.table.bases(ids, meta.packed_numel // len(ids))
@@ -255,6 +256,12 @@ class SampleCache:
                 limit = int(limit_of(self._setup.job.codec.memory_bytes, self._setup.ways))
                 self._tables[way] = _Table(SampleTable(limit=limit))
             return self._tables[way]
+
+
+def packed_value(head: MakeValue, array: Array, codec: Codec | None) -> Value:
+    """Return the message of ``array`` by ``codec`` (None: as it is)."""
+    packed = encode_array(array, codec)
+    return head(array=packed.array, payload=packed.payload, sections=packed.sections)
 
 
 def _slot(setup: RunSetup, way: Way, what: str, width: int) -> str:

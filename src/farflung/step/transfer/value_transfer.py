@@ -7,10 +7,10 @@ parameters, norms, evaluation) always travels uncompressed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from math import prod
 
 from farflung.codecs import CODECS, get_codec, keyed
 from farflung.codecs.base import Codec
@@ -18,9 +18,9 @@ from farflung.engines.base import Array, gradient_parts
 from farflung.errors import CodecError, WireError
 from farflung.graph.cut import Edge
 from farflung.graph.ir import Use
-from farflung.messages.arrays import FLOATING, decode_array, encode_array
-from farflung.messages.fields import whole
-from farflung.messages.schema import Message
+from farflung.messages.arrays import FLOATING, PackedArray, decode_array
+from farflung.messages.data import Batch, SideKey, StateKey, UseKey, Value, ValueKey
+from farflung.messages.schema import UNSET, Message
 from farflung.messages.wire_form import encode
 from farflung.plan.link_memory import way_of
 from farflung.plan.model import CodecChoice
@@ -28,17 +28,14 @@ from farflung.step.inbox import Inbox
 from farflung.step.run_setup import Phase, RunSetup
 from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.step.transfer.outbox import Outbox, OutgoingFrame
-from farflung.step.transfer.sample_cache import SampleCache
+from farflung.step.transfer.sample_cache import SampleCache, packed_value
 from farflung.transports.base import Urgency
-from farflung.wire.arrays import DTYPES, ArrayMeta
+from farflung.wire.arrays import DTYPES
 from farflung.wire.frames import Frame
 
 __all__ = ["StepRoutes", "ValueTransfer"]
 
-_MAX_KEY = 12
 _DENSE = CodecChoice()
-#: What the keys of a frame with an array begin with.
-_PLACES = {"value": ("value", "use", "side"), "data": ("data", "eval")}
 
 
 class ValueTransfer:
@@ -56,9 +53,17 @@ class ValueTransfer:
         #: Time and error of codecs.
         self.gauge = CodecGauge()
 
-    def key(self, phase: Phase, step: int, micro_batch: int, edge: Edge, *, gradient: bool) -> tuple[str | int, ...]:
+    def key(self, phase: Phase, step: int, micro_batch: int, edge: Edge, *, gradient: bool) -> ValueKey:
         """Under which key the value (or its gradient) of ``edge`` waits in the inbox."""
-        return ("value", phase.value, step, micro_batch, str(edge.value), edge.source, edge.target, gradient)
+        return ValueKey(
+            phase=phase.value,
+            step=step,
+            micro_batch=micro_batch,
+            value=str(edge.value),
+            source=edge.source,
+            target=edge.target,
+            gradient=gradient,
+        )
 
     def send(self, phase: Phase, step: int, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
         """Send the value of ``edge`` to its reading stage, or its gradient back to the stage that made it."""
@@ -75,23 +80,20 @@ class ValueTransfer:
         codec = self._codec(choice)
         if codec is not None:
             codec = keyed(codec, self._setup.job.seed, step, micro_batch, str(edge.value), int(gradient))
-        head = {"run": self._setup.run, "key": list(key), "from": source}
+        head = partial(Value, run=self._setup.run, key=key, source=source)
         ids = self.samples.ids(source, step, micro_batch) if remembers else None
         ends = self._setup.device, peer
         way = way_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
-        encode = self.samples.announce(way, array, codec, ids) if remembers else partial(encode_array, array, codec)
+        pack = self.samples.announce(way, head, array, codec, ids) if remembers else partial(packed_value, head, array, codec)
         link = source, target
 
         def make() -> Frame:
             if codec is None or array.dtype.name not in FLOATING or not array.size:
-                header, sections = encode()
-            else:
-                with CODECS.blame(
-                    choice.name, f"can't encode value {edge.value} for the link from {ends[0]} to {peer}", CodecError
-                ):
-                    header, sections = made = self.gauge.encode(step, link, encode)
-                self.gauge.compare(step, link, [array], lambda: [self.samples.arrived(way, ids, made)])
-            return Frame("value", head | header, sections)
+                return encode(pack())
+            with CODECS.blame(choice.name, f"can't encode value {edge.value} for the link from {ends[0]} to {peer}", CodecError):
+                made = self.gauge.encode(step, link, pack)
+            self.gauge.compare(step, link, [array], lambda: [self.samples.arrived(way, ids, made)])
+            return encode(made)
 
         self._outbox.post(peer, OutgoingFrame(make=make, step=step, pair=(source, target), dense=array.nbytes))
 
@@ -101,74 +103,77 @@ class ValueTransfer:
 
         It is never compressed.
         """
-        key = ("use", step, pair[1], use.state, use.op)
+        key = UseKey(step=step, stage=pair[1], state=use.state, op=use.op)
         if peer == self._setup.device:
             self._inbox.put(key, array)
             return
-
-        def make() -> Frame:  # the array stays as it is: the engine adds the uses up in new memory
-            header, sections = encode_array(array, None)
-            return Frame("value", {"run": self._setup.run, "key": list(key)} | header, sections)
-
+        make = self._plainly(key, array)  # the array stays as it is: the engine adds the uses up in new memory
         self._outbox.post(peer, OutgoingFrame(make=make, step=step, pair=pair, dense=array.nbytes))
 
     def post(self, peer: str, message: Message) -> None:
         """Send a small message, ahead of values."""
         self._outbox.post(peer, OutgoingFrame(make=lambda: encode(message), urgency=Urgency.CONTROL))
 
-    def send_array(self, peer: str, key: tuple[str | int, ...], array: Array) -> None:
+    def send_array(self, peer: str, key: SideKey | StateKey, array: Array) -> None:
         """Send an array under a key of the caller's, uncompressed; to this worker itself without a frame."""
         if peer == self._setup.device:
             self._inbox.put(key, array)
             return
+        self._outbox.post(peer, OutgoingFrame(make=self._plainly(key, array)))
 
-        def make() -> Frame:
-            header, sections = encode_array(array, None)
-            return Frame("value", {"run": self._setup.run, "key": list(key)} | header, sections)
+    def _plainly(self, key: UseKey | SideKey | StateKey, array: Array) -> Callable[[], Frame]:
+        """Return what makes the frame of ``array`` without a codec, on the thread that sends it."""
+        return lambda: encode(packed_value(partial(Value, run=self._setup.run, key=key), array, None))
 
-        self._outbox.post(peer, OutgoingFrame(make=make))
-
-    def receive(self, peer: str, frame: Frame) -> None:
-        """Decode a frame with an array and store the array in the inbox (transport thread).
+    def receive(self, peer: str, value: Value) -> None:
+        """Store a value in the inbox (transport thread).
 
         Raises:
-            WireError: its header is malformed, or the value is larger than what the plan sends there.
+            WireError: the value is larger than what the plan sends there, or does not fit its header.
             CodecError: its payload is malformed.
         """
-        key = _key(frame)
-        self._check_size(key, frame.header)
-        self._inbox.put(key, self._array(peer, key, frame))
+        key = value.key
+        if isinstance(key, ValueKey):
+            self._check_size(key, value)
+            self._inbox.put(key, self._planned(peer, key, value))
+        else:  # checked against the largest array of the run
+            self._inbox.put(key, decode_array(PackedArray(value.array, value.payload, value.sections), self._largest))
 
-    def _array(self, peer: str, key: tuple[str | int, ...], frame: Frame) -> Array:
-        if key[0] != "value":
-            return decode_array(frame.header, frame.sections, self._largest)
-        _, phase, step, micro_batch, value, source, target, gradient = key
-        if not (isinstance(step, int) and isinstance(micro_batch, int)):
-            raise WireError(f"a value's step and micro-batch are whole numbers, got {step!r:.40} and {micro_batch!r:.40}")
-        edge = str(value), int(source), int(target)  # one of the plan's, see ``_check_size``
+    def receive_batch(self, _: str, batch: Batch) -> None:
+        """Store an input of a micro-batch in the inbox (transport thread).
 
+        Raises:
+            WireError: its step is not that of its key, it is larger than any value of the run, or does not fit its header.
+        """
+        key = batch.key
+        if key.step != batch.step:
+            raise WireError(f"a batch of step {batch.step} came under the key of step {key.step}")
+        array = decode_array(PackedArray(batch.array, UNSET, batch.sections), self._largest)
+        self._inbox.put((key.use, key.step, key.micro_batch, key.name), array)
+
+    def _planned(self, peer: str, key: ValueKey, value: Value) -> Array:
         def decode() -> Array:
-            if not self.samples.on or phase != Phase.TRAIN.value:
-                return decode_array(frame.header, frame.sections, self._largest)
-            way = way_of(self._setup.plan, edge, (peer, self._setup.device), gradient=bool(gradient))
-            sections, array = self.samples.receive(way, (step, micro_batch), frame, self._largest)
-            return decode_array(frame.header, sections, self._largest) if array is None else array
+            if not self.samples.on or key.phase != Phase.TRAIN.value:
+                return decode_array(PackedArray(value.array, value.payload, value.sections), self._largest)
+            edge, ends = (key.value, key.source, key.target), (peer, self._setup.device)
+            way = way_of(self._setup.plan, edge, ends, gradient=key.gradient)
+            sections, array = self.samples.receive(way, (key.step, key.micro_batch), value, self._largest)
+            return decode_array(PackedArray(value.array, value.payload, sections), self._largest) if array is None else array
 
-        if "payload" in frame.header or "difference" in frame.header:
-            return self.gauge.decode(step, (edge[2], edge[1]) if gradient else (edge[1], edge[2]), decode)
+        if value.payload is not UNSET or value.difference is not UNSET:
+            link = (key.target, key.source) if key.gradient else (key.source, key.target)
+            return self.gauge.decode(key.step, link, decode)
         return decode()
 
-    def _check_size(self, key: tuple[str | int, ...], header: Mapping[str, Any]) -> None:
+    def _check_size(self, key: ValueKey, value: Value) -> None:
         """Before memory is taken: a value has at most the elements that the plan's edge has."""
-        if key[0] != "value":
-            return  # ``decode_array`` checks against the largest array of the run
-        limit = self._edges.get(key[4:])
-        meta = ArrayMeta.from_header(header.get("array"))
+        limit, array = self._edges.get((key.value, key.source, key.target, key.gradient)), value.array
         if limit is None:
-            raise WireError(f"the plan sends nothing under the key {list(key)!r:.160}")
-        if meta.numel * DTYPES[meta.dtype].itemsize > limit:
+            raise WireError(f"the plan sends nothing under the key {key!r:.160}")
+        if prod(array.shape) * DTYPES[array.dtype].itemsize > limit:
             raise WireError(
-                f"oversized value {key[4]!r:.80}: {meta.dtype} {list(meta.shape)} has more than the {limit} bytes of the plan"
+                f"oversized value {key.value!r:.80}: {array.dtype} {list(array.shape)} has more than the {limit} "
+                "bytes of the plan"
             )
 
     def _choice(self, phase: Phase, edge: Edge, *, gradient: bool) -> CodecChoice:
@@ -192,7 +197,7 @@ class StepRoutes:
     phase: Phase
     step: int
 
-    def key(self, micro_batch: int, edge: Edge, *, gradient: bool) -> tuple[str | int, ...]:
+    def key(self, micro_batch: int, edge: Edge, *, gradient: bool) -> ValueKey:
         """See ``Routes``."""
         return self.transfer.key(self.phase, self.step, micro_batch, edge, gradient=gradient)
 
@@ -219,16 +224,3 @@ def _largest(setup: RunSetup) -> int:
     values = (spec.nbytes for graph in graphs for op in graph.ops for spec in op.outputs)
     states = (state.spec.nbytes for graph in graphs for state in graph.states)
     return max(0, *values, *states)
-
-
-def _key(frame: Frame) -> tuple[str | int, ...]:
-    """The key of a frame with an array; its first part must be one that the frame's kind may fill."""
-    key = frame.header.get("key")
-    if not isinstance(key, list) or not 0 < len(key) <= _MAX_KEY or not all(isinstance(part, (str, int)) for part in key):
-        raise WireError(f"a value's key must be a list of texts and whole numbers, got {key!r:.80}")
-    known = _PLACES[frame.kind]
-    if key[0] not in known:
-        raise WireError(f"a {frame.kind} has no place under the key {key!r:.80}: it begins with {', '.join(known)}")
-    if frame.kind == "data" and (len(key) != 4 or key[1] != whole(frame.header, "step")):
-        raise WireError(f"data have the key data (or eval), step, micro-batch and placeholder, got {key!r:.80}")
-    return tuple(key)
