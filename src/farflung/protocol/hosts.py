@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from farflung.protocol.members import Member
 
-__all__ = ["host_capacity", "host_groups", "host_names"]
+__all__ = ["host_capacity", "host_groups", "host_names", "processor_capacity"]
 
 
 def host_groups(members: Sequence[Member]) -> list[list[Member]]:
@@ -38,9 +38,13 @@ def host_capacity(group: Sequence[Member], threads: int) -> float:
     measured = max(group, key=lambda member: member.measured_with)
     if measured.measured_with >= len(group):
         return measured.capacity
+    return max(1.0, processor_capacity(group, threads), measured.capacity)
+
+
+def processor_capacity(group: Sequence[Member], threads: int) -> float:
+    """Return the capacity of the processors of ``group``, if its members compete for nothing else."""
     processors = {processor for member in group for processor in member.offer.processors}
-    cores = len(processors) / threads if group[0].offer.kind == "cpu" else float(len(processors))
-    return max(1.0, cores, measured.capacity)
+    return len(processors) / threads if group[0].offer.kind == "cpu" else float(len(processors))
 
 
 def host_names(members: Sequence[Member]) -> dict[str, tuple[str, list[Member]]]:

@@ -5,8 +5,9 @@ its neighbor. So the broker asks again when it plans, with the job's number of t
 
 - The workers of one host measure one after another; hosts measure independently.
 - Workers that share the processors of a host then measure at the same time. That gives the capacity of the host
-  (``protocol.hosts``) with everything that they compete for: cores, caches, memory bandwidth. It is repeated only when another
-  worker joins or the number of threads changes.
+  (``protocol.hosts``) with everything that they compete for: cores, caches, memory bandwidth. A result well below what the
+  cores allow is measured again, because another program may have computed for a moment. The capacity stays until another worker
+  joins or the number of threads changes.
 
 Speeds decide where a run computes, never what it computes.
 """
@@ -20,7 +21,7 @@ from farflung.clock import monotonic
 from farflung.messages.commands import Measure
 from farflung.messages.schema import Message
 from farflung.protocol.events import HostMeasured, MemberMeasured
-from farflung.protocol.hosts import host_groups
+from farflung.protocol.hosts import host_groups, processor_capacity
 from farflung.protocol.members import Member
 from farflung.thread_group import ThreadGroup
 
@@ -28,6 +29,8 @@ __all__ = ["DeviceMeasurements"]
 
 #: Seconds. A worker that does not answer in this time keeps its older figures.
 PATIENCE = 30.0
+#: Common measurements of a host, 0.9 s each, at most; one that reaches this share of what its cores allow is enough.
+_ROUNDS, _NEAR = 3, 0.9
 
 
 class DeviceMeasurements:
@@ -103,15 +106,27 @@ class DeviceMeasurements:
         if self._on_host is None or key in self._known:
             return
         names = [member.name for member in group]
+        most = min(len(names), processor_capacity(group, threads))
+        reached: list[float] = []
+        for _ in range(_ROUNDS):
+            shares = self._round(names, threads)
+            if len(shares) == len(names):
+                reached.append(sum(shares))
+            if len(shares) < len(names) or reached[-1] >= _NEAR * most:
+                break
+        if reached:
+            self._known.add(key)
+            # a program that computes for a moment can only lower the sum, so the largest one counts
+            self._on_host(HostMeasured(names=tuple(names), capacity=max(1.0, *reached)))
+
+    def _round(self, names: Sequence[str], threads: int) -> list[float]:
+        """Return the share of its speed that each worker reached while all of ``names`` computed; less if one is lost."""
         with self._guard:
             for name in names:
                 self._shares.pop(name, None)
         self._ask(names, Measure(threads=threads, together=True))
         with self._guard:
-            shares = [share for name in names if (share := self._shares.pop(name, None)) is not None]
-        if len(shares) == len(names):
-            self._known.add(key)
-            self._on_host(HostMeasured(names=tuple(names), capacity=max(1.0, sum(shares))))
+            return [share for name in names if (share := self._shares.pop(name, None)) is not None]
 
     def _ask(self, names: Sequence[str], command: Measure) -> None:
         """Ask all of ``names`` at once. Return once each has answered, is lost, or has exceeded its time."""
