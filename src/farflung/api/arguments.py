@@ -200,6 +200,9 @@ def _plan(given: TrainArguments) -> dict[str, Any]:
 def _checkpoint(given: TrainArguments) -> dict[str, Any]:
     found: dict[str, Any] = {} if given.checkpoint is None else given.checkpoint.model_dump(exclude_unset=True)
     if given.resume is not None:
+        if not str(given.resume):
+            remedy = "that run wrote none: pass folder=... to it" if given.ticket is None else "pass the name of a run"
+            raise InputError(f"resume={given.resume!r} names no checkpoint; {remedy}")
         if found.get("resume"):
             raise InputError(f"resume={str(given.resume)!r} beside CheckpointSpec(resume=...): remove one of them")
         found["resume"] = str(given.resume)

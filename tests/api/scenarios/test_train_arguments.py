@@ -121,6 +121,8 @@ def test_a_step_that_is_no_number_can_be_skipped(place: str | None) -> None:
         ({"workers": 1.5}, "workers must be a whole number, got 1.5"),
         ({"checkpoint": farflung.CheckpointSpec(every=2)}, r"checkpoint=CheckpointSpec\(every=2\) without a folder: add folder="),
         ({"ticket": "x", "folder": "runs"}, "folder='runs' with a ticket: the broker keeps the run's folder"),
+        ({"resume": ""}, r"^resume='' names no checkpoint; that run wrote none: pass folder=\.\.\. to it$"),
+        ({"resume": "", "ticket": "x"}, r"^resume='' names no checkpoint; pass the name of a run$"),
         ({"resume": "a", "checkpoint": farflung.CheckpointSpec(resume="b")}, "resume='a' beside CheckpointSpec"),
     ],
 )
