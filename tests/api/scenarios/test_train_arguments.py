@@ -182,6 +182,18 @@ def test_numbers_of_an_evaluation(number: dict[str, Any], text: str) -> None:
         Evaluation(batch_fn=held_out, **number)
 
 
+@pytest.mark.parametrize(
+    ("functions", "text"),
+    [
+        ({"batch_fn": held_out, "on_result": "x"}, r"^Evaluation\(on_result='x'\) can't be called: pass a function of an Eval"),
+        ({"batch_fn": None}, r"^Evaluation\(batch_fn=None\) can't be called: pass a function of the index of a batch$"),
+    ],
+)
+def test_functions_of_an_evaluation(functions: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        Evaluation(**functions)
+
+
 def test_an_evaluation_that_returns_something_else() -> None:
     with pytest.raises(InputError, match=r"^Evaluation\.batch_fn\(0\) returned 1 values .*forward takes x, y"):
         trained(evaluation=Evaluation(batch_fn=lambda index: batch(0, 0)[:1]))
@@ -242,6 +254,7 @@ def test_the_module_is_untouched() -> None:
             {"folder": "/proc/x"},
             r"^folder='/proc/x' can't be written: No such file or directory; choose a folder that you may write$",
         ),
+        ({"folder": __file__}, r"^folder='.*\.py' is a file: choose a folder$"),
         ({"resume": "nowhere"}, r"^resume='nowhere': there is no such folder: check the path$"),
     ],
 )
