@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -28,6 +29,13 @@ OptimizerFactory = Callable[[Any], "torch.optim.Optimizer"]
 DEFAULT_LR = 1e-3
 DEFAULT_WORKERS = 3
 _KNOWN = ("adamw", "sgd")
+#: Settings of torch's optimizers beside the learning rate that an ``OptimizerSpec`` has, with torch's defaults.
+_DEFAULTS: dict[str, dict[str, object]] = {
+    "adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
+    "sgd": {"momentum": 0, "nesterov": False, "weight_decay": 0},
+}
+#: Those that it lacks; all are off by default.
+_UNSUPPORTED = ("dampening", "maximize", "amsgrad")
 _FUNCTIONS = {
     "module": "a torch.nn.Module, or a function that makes one",
     "batch_fn": "a function of step and micro_batch that returns the module's arguments",
@@ -171,14 +179,41 @@ def _optimizer(given: TrainArguments) -> dict[str, Any]:
             )
     elif isinstance(optimizer, str):
         if optimizer not in _KNOWN:
-            raise InputError(f"unknown optimizer {optimizer!r}: known are {', '.join(_KNOWN)}; or pass an OptimizerSpec")
+            close = difflib.get_close_matches(optimizer.lower(), _KNOWN, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise InputError(f"unknown optimizer {optimizer!r}: {hint}known are {', '.join(_KNOWN)}; or pass an OptimizerSpec")
         found = {"name": optimizer, "lr": DEFAULT_LR if lr is None else lr}
     else:
-        raise InputError(
-            f"optimizer={_shown(optimizer)} is not supported: pass 'sgd', 'adamw' or an OptimizerSpec (optimizers of torch.optim "
-            "can't be used yet)"
-        )
+        raise InputError(_other_optimizer(optimizer))
     return found if clip_norm is None else {**found, "clip_norm": clip_norm}
+
+
+def _other_optimizer(optimizer: object) -> str:
+    """Why ``optimizer`` is refused: its class, and for an optimizer of torch the ``OptimizerSpec`` with its settings."""
+    remedy = "pass 'sgd', 'adamw' or an OptimizerSpec"
+    if not isinstance(optimizer, type) and not hasattr(optimizer, "param_groups"):
+        return f"optimizer={_shown(optimizer)} is not supported: {remedy} (optimizers of torch.optim can't be used yet)"
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    name, rule = kind.__name__.lower(), f"optimizer={kind.__name__} is not supported"
+    if name not in _KNOWN or kind.__module__.partition(".")[0] != "torch":
+        return f"{rule}: {remedy} (optimizers of torch.optim can't be used yet)"
+    groups = getattr(optimizer, "param_groups", ())
+    wrong = [key for key in _UNSUPPORTED if any(group.get(key) for group in groups)]
+    lost = f" ({', '.join(wrong)} can't be set)" if wrong else ""
+    return f"{rule}: pass optimizer=OptimizerSpec({_settings_shown(name, groups)}){lost}"
+
+
+def _settings_shown(name: str, groups: Sequence[Mapping[str, object]]) -> str:
+    """The arguments of the ``OptimizerSpec`` for a torch optimizer with the parameter ``groups``; ``...`` where they differ."""
+    shown = [f"name={name!r}"]
+    for key, default in {"lr": None, **_DEFAULTS[name]}.items():
+        values = [group.get(key) for group in groups]
+        simple = bool(values) and isinstance(values[0], (bool, int, float, tuple)) and all(one == values[0] for one in values)
+        if not simple and (values or key == "lr"):
+            shown.append(f"{key}=...")
+        elif simple and values[0] != default:
+            shown.append(f"{key}={values[0]!r}")
+    return ", ".join(shown)
 
 
 def _spec(value: object, key: str) -> object:
@@ -200,6 +235,9 @@ def _plan(given: TrainArguments) -> dict[str, Any]:
 def _checkpoint(given: TrainArguments) -> dict[str, Any]:
     found: dict[str, Any] = {} if given.checkpoint is None else given.checkpoint.model_dump(exclude_unset=True)
     if given.resume is not None:
+        if not str(given.resume):
+            remedy = "that run wrote none: pass folder=... to it" if given.ticket is None else "pass the name of a run"
+            raise InputError(f"resume={given.resume!r} names no checkpoint; {remedy}")
         if found.get("resume"):
             raise InputError(f"resume={str(given.resume)!r} beside CheckpointSpec(resume=...): remove one of them")
         found["resume"] = str(given.resume)

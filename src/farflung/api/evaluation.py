@@ -22,7 +22,7 @@ class Evaluation:
     The module is in evaluation mode and must return its loss in that mode, too.
 
     Raises:
-        InputError: a number is out of range.
+        InputError: a number is out of range, or a function can't be called.
     """
 
     batch_fn: Callable[[int], Sequence[Any] | Mapping[str, Any]]
@@ -34,3 +34,8 @@ class Evaluation:
         for name, value, least in (("batches", self.batches, 1), ("every", self.every, 0)):
             if type(value) is not int or value < least:
                 raise InputError(f"Evaluation({name}={value!r}): {name} must be a whole number, at least {least}")
+        functions = {"batch_fn": self.batch_fn, **({} if self.on_result is None else {"on_result": self.on_result})}
+        for name, function in functions.items():
+            if not callable(function):
+                wanted = "the index of a batch" if name == "batch_fn" else "an EvaluationRecord"
+                raise InputError(f"Evaluation({name}={function!r:.80}) can't be called: pass a function of {wanted}")

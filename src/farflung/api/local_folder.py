@@ -37,6 +37,8 @@ def check_folders(folder: str | Path | None, resume: str | Path | None) -> None:
         raise CheckpointError(f"resume={str(resume)!r}: there is no such folder: check the path")
     if folder is None:
         return
+    if Path(folder).is_file():
+        raise InputError(f"folder={str(folder)!r} is a file: choose a folder")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -21,6 +21,7 @@ from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
 from farflung.messages.submission import Bundle
+from farflung.step.failed_batch import FailedBatch
 from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import StepRecord
 
@@ -176,8 +177,9 @@ def _train(
             workers=given.workers or DEFAULT_WORKERS, folder=None if given.folder is None else Path(given.folder)
         )
         return bundle, train_here(bundle, trainee.states, batches, side, callbacks, settings)
-    except GraphError as error:  # an operator refused what the first batch made of it
-        raise GraphError(f"{error}; {_about(graph)}") from error
+    except GraphError as error:
+        error.args = (str(error) + _failed_batch(str(error), graph, trainee.evaluation),)
+        raise
     except KeyboardInterrupt as error:
         # the same exception, without the threads among which it was raised
         where = "its workers have ended" if given.ticket is None else f"{bundle.run} ends after its current step"
@@ -222,8 +224,15 @@ def _interrupted(callbacks: Callbacks, given: TrainArguments) -> str:
     return f"training was interrupted after {callbacks.steps} of {given.steps} steps"
 
 
-def _about(graph: Graph) -> str:
+def _failed_batch(text: str, graph: Graph, evaluation: Graph | None) -> str:
+    """What the batch of the failed operator was, if ``text`` names it; its shapes are the graph's, as every batch is checked."""
     from farflung.frontends.torch.ambient import describe_batch
 
-    weights = {state.spec.dtype for state in graph.parameters}
-    return describe_batch(weights, {op.name: (op.outputs[0].dtype, op.outputs[0].shape) for op in graph.placeholders})
+    failed = FailedBatch.find(text)
+    source = evaluation if failed is not None and failed.evaluates else graph
+    if failed is None or source is None:
+        return ""
+    origin = f"Evaluation.batch_fn({failed.index})" if failed.evaluates else f"batch_fn({failed.step}, {failed.index})"
+    weights = {state.spec.dtype for state in source.parameters}
+    given = {op.name: (op.outputs[0].dtype, op.outputs[0].shape) for op in source.placeholders}
+    return f"; {describe_batch(weights, given, origin)}"

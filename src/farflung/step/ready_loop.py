@@ -17,6 +17,7 @@ from farflung.graph.ir import ValueRef
 from farflung.schedules.base import Action, ActionKind
 from farflung.step.actions import ActionInputs, ActionResult, compute
 from farflung.step.context import StepContext
+from farflung.step.failed_batch import FailedBatch
 from farflung.step.inbox import Inbox
 from farflung.step.step_meter import StepMeter
 from farflung.telemetry.events import SpanKind
@@ -107,8 +108,12 @@ def _compute(source: ActionSource, action: Action, context: StepContext) -> None
             fault_point("worker.before_forward", step=step, device=context.setup.device)
     inputs, runner = source.inputs(action), source.runner(action)
     begin = trace.now()
-    result = compute(runner, MicroBatch(step, action.micro_batch), inputs, backward=backward)
-    if source.training:
+    key = MicroBatch(step, action.micro_batch)
+    if not source.training:
+        result = compute(runner, key, inputs, backward=backward)
+    else:
+        with FailedBatch(step, action.micro_batch).named():
+            result = compute(runner, key, inputs, backward=backward)
         trace.note(SpanKind.COMPUTE, action.kind.value, begin, **_place(action, step))
     source.finish(action, result)
 

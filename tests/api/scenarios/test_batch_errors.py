@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from farflung import train
+from farflung import CheckpointSpec, Evaluation, train
 from farflung.errors import CaptureError, DataError, FarflungError, GraphError, InputError
 
 
@@ -82,3 +83,43 @@ def test_a_later_batch(later: Callable[[], Any], text: str) -> None:
             micro_batches=2,
             workers=1,
         )
+
+
+def _classes(step: int, micro_batch: int) -> Any:
+    return torch.ones(4, 8), torch.full((4,), 7 if (step, micro_batch) == (2, 1) else 0)
+
+
+class Classes(nn.Linear):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(super().forward(x), y)
+
+
+REFUSED = r"step 2, micro-batch 1: operator '.*' \(.*\) failed: Target 7 is out of bounds\."
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["workers", "ticket"])
+def test_an_operator_that_fails_in_a_later_step(place: str | None) -> None:
+    with pytest.raises(GraphError, match=rf"{REFUSED}.*; batch_fn\(2, 1\) returned x float32 \[4, 8\], y int64 \[4\]$"):
+        train(Classes(8, 3), _classes, steps=4, micro_batches=2, workers=1, ticket=place)
+
+
+def test_an_operator_that_fails_leaves_the_note_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=rf"^{REFUSED}") as caught:
+        train(
+            Classes(8, 3),
+            _classes,
+            steps=4,
+            micro_batches=2,
+            workers=1,
+            folder=tmp_path / "run",
+            checkpoint=CheckpointSpec(every=1),
+        )
+    newest = str(tmp_path / "run" / "checkpoints" / "step-0000000002")
+    assert caught.value.__notes__ == [f"the newest checkpoint is {newest}; train(..., resume={newest!r}) continues from it"]
+
+
+def test_an_operator_that_fails_in_an_evaluation() -> None:
+    held_out = Evaluation(batch_fn=lambda index: (X[:2], torch.tensor([0, 7 * (index == 1)])), batches=2, every=1)
+    text = r"^evaluation after step 1, batch 1: operator .* Target 7 .*; Evaluation\.batch_fn\(1\) returned x float32 \[2, 8\]"
+    with pytest.raises(GraphError, match=text):
+        train(Classes(8, 3), lambda step, micro_batch: (X, Y[:, 0].long()), steps=2, workers=1, evaluation=held_out)

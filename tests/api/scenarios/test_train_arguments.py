@@ -112,7 +112,14 @@ def test_a_step_that_is_no_number_can_be_skipped(place: str | None) -> None:
         ({"precision": "fp8"}, r"^precision='fp8': must be 'float32' or 'bf16'"),
         ({"lr_schedule": "poly"}, r"^lr_schedule='poly': must be 'constant', 'cosine' or 'linear'"),
         ({"lr_schedule": ScheduleSpec(warmup=9)}, r"lr_schedule=ScheduleSpec\(warmup=9\) is longer than steps=4: shorten it"),
-        ({"optimizer": torch.optim.SGD, "lr": None}, "is not supported: pass 'sgd', 'adamw' or an OptimizerSpec"),
+        (
+            {"optimizer": torch.optim.SGD, "lr": None},
+            r"^optimizer=SGD is not supported: pass optimizer=OptimizerSpec\(name='sgd', lr=\.\.\.\)$",
+        ),
+        ({"optimizer": torch.optim.Adam}, r"^optimizer=Adam is not supported: pass 'sgd', 'adamw' or an OptimizerSpec \("),
+        ({"optimizer": 5}, r"^optimizer=5 is not supported: pass 'sgd', 'adamw' or an OptimizerSpec \("),
+        ({"optimizer": "AdamW"}, r"^unknown optimizer 'AdamW': did you mean 'adamw'\? known are adamw, sgd; or pass an Op"),
+        ({"optimizer": "lion"}, r"^unknown optimizer 'lion': known are adamw, sgd; or pass an OptimizerSpec$"),
         (
             {"job": JobSpec(steps=9)},
             r"job=JobSpec\(steps=...\) is not allowed here: .* such as job=JobSpec\(on_nan=...\); pass steps as an argument",
@@ -121,6 +128,8 @@ def test_a_step_that_is_no_number_can_be_skipped(place: str | None) -> None:
         ({"workers": 1.5}, "workers must be a whole number, got 1.5"),
         ({"checkpoint": farflung.CheckpointSpec(every=2)}, r"checkpoint=CheckpointSpec\(every=2\) without a folder: add folder="),
         ({"ticket": "x", "folder": "runs"}, "folder='runs' with a ticket: the broker keeps the run's folder"),
+        ({"resume": ""}, r"^resume='' names no checkpoint; that run wrote none: pass folder=\.\.\. to it$"),
+        ({"resume": "", "ticket": "x"}, r"^resume='' names no checkpoint; pass the name of a run$"),
         ({"resume": "a", "checkpoint": farflung.CheckpointSpec(resume="b")}, "resume='a' beside CheckpointSpec"),
     ],
 )
@@ -141,7 +150,21 @@ def test_arguments_that_are_refused(options: dict[str, Any], text: str) -> None:
         ("on_step", 3, r"^on_step=3 can't be called: pass a function of a StepRecord$"),
         ("module", "model", r"^module='model' can't be called: pass a torch.nn.Module, or a function that makes one$"),
         ("lr", "0.1", r"^lr='0.1': must be a number$"),
-        ("optimizer", torch.optim.SGD([torch.zeros(1)], lr=1.0), r"^optimizer=.*is not supported: pass 'sgd', 'adamw' or an"),
+        (
+            "optimizer",
+            torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9),
+            r"^optimizer=SGD is not supported: pass optimizer=OptimizerSpec\(name='sgd', lr=0\.1, momentum=0\.9\)$",
+        ),
+        (
+            "optimizer",
+            torch.optim.AdamW([torch.zeros(1)], lr=0.1, betas=(0.8, 0.9), amsgrad=True),
+            r"=OptimizerSpec\(name='adamw', lr=0\.1, betas=\(0\.8, 0\.9\)\) \(amsgrad can't be set\)$",
+        ),
+        (
+            "optimizer",
+            torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": 0.2}], lr=0.1),
+            r"=OptimizerSpec\(name='sgd', lr=\.\.\.\)$",
+        ),
     ],
 )
 def test_types_that_are_refused(name: str, value: object, text: str) -> None:
@@ -157,6 +180,18 @@ def test_types_that_are_refused(name: str, value: object, text: str) -> None:
 def test_numbers_of_an_evaluation(number: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=rf"^Evaluation\({text}=.*\): {text} must be a whole number, at least"):
         Evaluation(batch_fn=held_out, **number)
+
+
+@pytest.mark.parametrize(
+    ("functions", "text"),
+    [
+        ({"batch_fn": held_out, "on_result": "x"}, r"^Evaluation\(on_result='x'\) can't be called: pass a function of an Eval"),
+        ({"batch_fn": None}, r"^Evaluation\(batch_fn=None\) can't be called: pass a function of the index of a batch$"),
+    ],
+)
+def test_functions_of_an_evaluation(functions: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        Evaluation(**functions)
 
 
 def test_an_evaluation_that_returns_something_else() -> None:
@@ -219,6 +254,7 @@ def test_the_module_is_untouched() -> None:
             {"folder": "/proc/x"},
             r"^folder='/proc/x' can't be written: No such file or directory; choose a folder that you may write$",
         ),
+        ({"folder": __file__}, r"^folder='.*\.py' is a file: choose a folder$"),
         ({"resume": "nowhere"}, r"^resume='nowhere': there is no such folder: check the path$"),
     ],
 )

@@ -140,6 +140,11 @@ def test_modules_that_do_not_fit(result: TrainResult) -> None:
         result.load_into(meta)
 
 
+def test_what_is_no_module(result: TrainResult) -> None:
+    with pytest.raises(InputError, match=r"^load_into takes a torch\.nn\.Module, got a dict: pass a module"):
+        result.load_into({})  # type: ignore[arg-type]
+
+
 def test_a_module_that_can_not_be_copied() -> None:
     class Guarded(Net):
         def __deepcopy__(self, memo: object) -> Net:

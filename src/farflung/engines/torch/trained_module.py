@@ -46,7 +46,10 @@ def load_states(module: nn.Module, graph: Graph, states: Mapping[str, Array], *,
 
     Raises:
         InputError: names or shapes differ, or a tensor of the module has no memory (meta device). The text lists them.
+            Or ``module`` is no module.
     """
+    if not isinstance(module, nn.Module):
+        raise InputError(f"load_into takes a torch.nn.Module, got a {type(module).__name__}: pass a module of the trained class")
     given = state_tensors(graph, states)
     held = _tensors(module)
     read = {name for state in graph.states for name in (state.name, *state.aliases)}
