@@ -58,7 +58,9 @@ def logs(
     broker: Annotated[
         bool, typer.Option("--broker", help="Show the broker's log about a worker on this machine, not the worker's own log.")
     ] = False,
-    ticket: Annotated[str | None, typer.Option("--ticket", help="Ask a broker elsewhere, with a submit or owner ticket.")] = None,
+    ticket: Annotated[
+        str | None, typer.Option("--ticket", help="Ask a broker elsewhere: submit or owner ticket, or @FILE.")
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Show the log of a run, a worker or the broker."""
