@@ -99,6 +99,8 @@ def _queue(run: Mapping[str, Any]) -> str:
     if run["state"] != "waiting" or "needs" not in run:
         return ""
     ahead = f", after {counted(run['ahead'], 'other run')}" if run["ahead"] else ""
+    if absent := run.get("absent"):
+        return f"; waits for {', '.join(absent)} to return{ahead}"
     return f"; needs {counted(run['needs'], 'idle worker')}{ahead}"
 
 
