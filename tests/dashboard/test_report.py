@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -316,7 +317,11 @@ def test_each_step_is_compared_with_its_own_plan(make_run: MakeRun) -> None:
     files.metrics.write_text("")
     for record in made:
         seconds = 1.0 if record.step < 10 else 0.2
-        times = {"seconds": seconds, "predicted_seconds": seconds, "busy_seconds": {0: seconds / 2, 1: seconds / 2}}
+        times: dict[str, Any] = {
+            "seconds": seconds,
+            "predicted_seconds": seconds,
+            "busy_seconds": {0: seconds / 2, 1: seconds / 2},
+        }
         files.append(replace(record, **times) if isinstance(record, StepRecord) else record)
     run = load_run(files.root)
     assert (run.predicted_ratio, run.plan_medians) == (1.0, (1.0,) * 10 + (0.2,) * 4)

@@ -15,6 +15,7 @@ from farflung.cli.completion import complete_run_or_worker
 from farflung.cli.home import broker_folder, members_folder, worker_log
 from farflung.cli.options import HomeOption
 from farflung.cli.runs.run_view import printable
+from farflung.cli.waiting_reason import waiting_line
 from farflung.client.control import ControlClient
 from farflung.errors import InputError
 from farflung.telemetry import RunFolder
@@ -69,6 +70,8 @@ def logs(
         return
     client = open_client(ticket, home, reads=True)
     try:
+        if line := waiting_line(client, name or ""):
+            typer.echo(line)
         _show(_Asked(client, name or ""), lines, follow=follow, pause=_THERE)
     finally:
         client.close()
