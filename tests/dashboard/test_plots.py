@@ -50,6 +50,19 @@ def test_time_and_bytes_to_the_loss_that_all_runs_reached(make_run: MakeRun) -> 
     assert rows["fast"]["slowest link, per step"] == "10 B"
 
 
+def test_a_resumed_run_reaches_no_loss_in_its_first_step(make_run: MakeRun) -> None:
+    first = load_run(folder_with(make_run, "first", [9.0] * 10 + [5.0] * 10, 2.0, 100), "first")
+    folder = make_run("resumed", steps=0)
+    for i in range(20):
+        RunFolder(folder).append(
+            StepRecord(step=20 + i, loss=4.0, seconds=1.0, elapsed=i + 1.0, samples=1, link_bytes={(0, 1): 10})
+        )
+    table = comparison([first, load_run(folder, "resumed")])
+    assert table.rows[0][-2:] == ("40.00 s", "2 kB")
+    assert table.rows[1][-2:] == ("–", "–")
+    assert "resumed resumed after step 20" in table.note
+
+
 def test_a_run_without_steps_has_a_row_of_dashes(make_run: MakeRun, tmp_path: Path) -> None:
     folders = [make_run("a"), make_run("b", steps=0, without=("result.json",))]
     table = comparison([load_run(folder) for folder in folders])

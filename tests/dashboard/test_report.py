@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from farflung.dashboard import load_run, write_report
 from farflung.dashboard.markdown import to_markdown
 from farflung.dashboard.page import Page, to_html
-from farflung.dashboard.tables import Table
+from farflung.dashboard.tables import Table, headline, stages, totals
 from farflung.errors import DataError, InputError
 from farflung.telemetry import CodecUse, RecoveryRecord, RunFolder, RunResult, StepRecord
 
@@ -307,6 +308,28 @@ def test_after_a_recovery_links_are_those_of_the_present_plan(make_run: MakeRun)
     assert {"2 kB", "1 kB"} <= found, "bytes per step are those of the present plan"
     assert "10 earlier steps ran under another plan, with other links." in text
     assert "From step 11 on, since the last recovery." in text
+
+
+def test_each_step_is_compared_with_its_own_plan(make_run: MakeRun) -> None:
+    """Steps of 1 s under a plan that predicted 1 s, then steps of 0.2 s, of which one stage computes a half."""
+    files = RunFolder(recovered(make_run(steps=14)))
+    made = files.committed()
+    files.metrics.write_text("")
+    for record in made:
+        seconds = 1.0 if record.step < 10 else 0.2
+        times: dict[str, Any] = {
+            "seconds": seconds,
+            "predicted_seconds": seconds,
+            "busy_seconds": {0: seconds / 2, 1: seconds / 2},
+        }
+        files.append(replace(record, **times) if isinstance(record, StepRecord) else record)
+    run = load_run(files.root)
+    assert (run.predicted_ratio, run.plan_medians) == (1.0, (1.0,) * 10 + (0.2,) * 4)
+    text = write_report(files.root).read_text()
+    assert "The median step took 1.00 times the time that its plan predicted." in text
+    assert {row[-1] for row in stages(run).rows} == {"50%"}
+    assert dict(headline(run))["measured / predicted"] == "1.00"
+    assert ("step time, predicted by the last plan", "200 ms") in totals(run).rows
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farflung.cli.home import broker_folder, default_name, own_key, ticket_file
+from farflung.cli.ticket_argument import parse_ticket
 from farflung.client.control import ControlClient
 from farflung.errors import DiskFull, FarflungError, InputError
 from farflung.security import Ticket, new_key
@@ -41,7 +42,7 @@ def join_broker(
         if activity is not None:
             activity.phase("connecting to the broker", silent=True)
         if ticket is not None:
-            return _join(ticket, lasting=not reads)
+            return _join(parse_ticket(ticket), lasting=not reads)
         return _join_with_file(ticket_file(broker_folder(folder)))
 
 
@@ -57,12 +58,12 @@ def _join_with_file(path: Path) -> Membership:
             f"while it runs (looked for {path}; --home names another broker's folder)"
         )
     try:
-        return _join(path.read_text(encoding="ascii", errors="replace"), lasting=False)
+        return _join(Ticket.parse(path.read_text(encoding="ascii", errors="replace")), lasting=False)
     except FarflungError as error:
         raise type(error)(f"{error} (no --ticket was given: this is the ticket that a broker left in {path})") from error
 
 
-def _join(text: str, *, lasting: bool) -> Membership:
+def _join(ticket: Ticket, *, lasting: bool) -> Membership:
     """``lasting``: the broker must recognize this user later. It need not with the owner's ticket, which overrides all keys."""
     try:
         key = own_key()
@@ -70,4 +71,4 @@ def _join(text: str, *, lasting: bool) -> Membership:
         if lasting:
             raise
         key = new_key()
-    return join(Ticket.parse(text), name=default_name("client"), role="client", key=key)
+    return join(ticket, name=default_name("client"), role="client", key=key)

@@ -37,7 +37,9 @@ Kind = TypeVar("Kind", bound=Quantity)
 
 HOME_HELP = "Folder of the broker (default: ~/.farflung/broker)."
 HomeOption = Annotated[Path | None, typer.Option("--home", help=HOME_HELP)]
-TicketOption = Annotated[str | None, typer.Option("--ticket", help="Submit ticket (default: the broker on this machine).")]
+TicketOption = Annotated[
+    str | None, typer.Option("--ticket", help="Submit ticket, or @FILE (default: the broker on this machine).")
+]
 RetryOption = Annotated[str, typer.Option("--retry", help="How long to retry when the broker is unreachable.")]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Print details for experts.")]
 

@@ -131,10 +131,10 @@ def run_drawings(run: Run, traces: tuple[ProcessTrace, ...] = ()) -> list[Plot]:
 
 
 def _typical_step(run: Run) -> int:
-    """The step whose time is nearest to the median (-1: there is none); after a recovery, one that was made only once."""
-    if not run.steps or run.median_seconds is None:
+    """The step nearest to the median time of the last plan (-1: there is none); after a recovery, one that was made only once."""
+    if not run.steps:
         return -1
-    median = run.median_seconds
+    median = run.plan_medians[-1]
     # A worker is at most one step ahead, so later steps were not begun before the loss.
     begun = max((record.step + record.replayed + 1 for record in run.recoveries), default=-1)
     steps = [record for record in run.steps if record.step > begun] or run.present_steps or run.steps

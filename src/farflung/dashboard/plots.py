@@ -146,18 +146,22 @@ def _step_time(run: Run) -> Plot:
 
 
 def _prediction(run: Run) -> Plot | None:
-    if run.predicted_seconds is None or not run.median_seconds:
+    if not run.predicted_ratio:
         return None
     steps = [record.step + 1 for record in run.steps]
     measured = [record.seconds for record in run.steps]
     predicted = [math.nan if r.predicted_seconds is None else r.predicted_seconds for r in run.steps]
     lines = [
         _Line(xs=steps, ys=measured, colour=COLOURS[0], alpha=0.35, label="measured"),
-        _Line(xs=[steps[0], steps[-1]], ys=[run.median_seconds] * 2, colour=COLOURS[0], label="measured, median"),
+        _Line(
+            xs=steps,
+            ys=run.plan_medians,
+            colour=COLOURS[0],
+            label="measured, median" + (" of each plan" if run.recoveries else ""),
+        ),
         _Line(xs=steps, ys=predicted, colour=COLOURS[1], style="--", label="predicted by the plan"),
     ]
-    ratio = run.median_seconds / run.predicted_seconds
-    caption = f"The median step took {ratio:.2f} times the predicted time."
+    caption = f"The median step took {run.predicted_ratio:.2f} times the time that its plan predicted."
     top, hidden = _headroom(run)
     return _draw("prediction", "Predicted against measured", caption + hidden, lines, ("step", "seconds"), top)
 

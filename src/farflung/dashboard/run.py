@@ -102,6 +102,27 @@ class Run:
         """The latest prediction of the step time."""
         return next((r.predicted_seconds for r in reversed(self.steps) if r.predicted_seconds is not None), None)
 
+    @cached_property
+    def predicted_ratio(self) -> float | None:
+        """Median over the steps of measured time by the prediction of the step's own plan (None: nothing was predicted)."""
+        ratios = [r.seconds / r.predicted_seconds for r in self.steps if r.predicted_seconds]
+        return statistics.median(ratios) if ratios else None
+
+    @cached_property
+    def plan_medians(self) -> tuple[float, ...]:
+        """For each record the median step time of the plan that it ran under: each recovery makes a new plan."""
+        plans = [max((i for i, one in enumerate(self.recoveries, 1) if one.step <= r.step), default=0) for r in self.steps]
+        seconds: dict[int, list[float]] = {}
+        for plan, record in zip(plans, self.steps, strict=True):
+            seconds.setdefault(plan, []).append(record.seconds)
+        medians = {plan: statistics.median(values) for plan, values in seconds.items()}
+        return tuple(medians[plan] for plan in plans)
+
+    @property
+    def resumed_after(self) -> int:
+        """How many steps other runs took before this one resumed from their checkpoint (0: it began at the start)."""
+        return self.steps[0].step if self.steps else 0
+
     @property
     def seconds(self) -> float:
         """Seconds of training."""

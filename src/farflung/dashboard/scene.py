@@ -170,11 +170,11 @@ def scene_of_run(run: Run) -> Scene:
         pair = run.device(link[0]), run.device(link[1])
         if all(pair) and pair[0] != pair[1]:
             loads[pair] = loads.get(pair, 0.0) + run.link_mean(link)
-    ways = []
+    ways, typical = [], run.plan_medians[-1] if run.present_steps else 0.0
     for (source, target), nbytes in loads.items():
         codec = labels.get((source, target), "")
         seconds = _seconds(run, source, target, nbytes)
-        share = min(1.0, seconds / run.median_seconds) if seconds is not None and run.median_seconds else None
+        share = min(1.0, seconds / typical) if seconds is not None and typical else None
         busy = f", busy in {percent(share)} of it by the topology" if share is not None else ""
         facts = f"{source} to {target}: {Bytes(nbytes)} per mean step{busy}; codec {codec or 'identity'}"
         ways.append(Way(source=source, target=target, nbytes=nbytes, share=share, codec=codec, facts=facts))

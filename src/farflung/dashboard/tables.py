@@ -78,8 +78,8 @@ def headline(run: Run) -> tuple[tuple[str, str], ...]:
         figures.append(("step time, median", str(Seconds(median))))
         figures.append((rate[0], number(rate[1] / median) if median else NOTHING))
         figures.append(("over the links", str(Bytes(run.total_bytes))))
-    if run.predicted_seconds and run.median_seconds:
-        figures.append(("measured / predicted", f"{run.median_seconds / run.predicted_seconds:.2f}"))
+    if run.predicted_ratio:
+        figures.append(("measured / predicted", f"{run.predicted_ratio:.2f}"))
     return tuple(figures)
 
 
@@ -99,12 +99,15 @@ def stages(run: Run) -> Table:
     head = ("stage", "device", "region", "modules", "operators", "parameters read", "recompute", "busy per step", "share busy")
     sizes = _counts(run.plan.micro_batch_sizes)
     note = f"Planner {run.plan.planner}, schedule {run.plan.schedule}, samples of each micro-batch: {sizes}."
+    if run.recoveries:
+        note += " Busy: in the steps since the last recovery."
     return Table(title="Stages", head=head, rows=rows, text_columns=4, note=note)
 
 
 def _stage_row(run: Run, stage: Stage) -> tuple[str, ...]:
-    busy = [record.busy_seconds[stage.index] for record in run.present_steps if stage.index in record.busy_seconds]
-    share = statistics.median(busy) / run.median_seconds if busy and run.median_seconds else None
+    computed = [record for record in run.present_steps if stage.index in record.busy_seconds]
+    busy = [record.busy_seconds[stage.index] for record in computed]
+    shares = [record.busy_seconds[stage.index] / record.seconds for record in computed if record.seconds > 0]
     return (
         str(stage.index),
         stage.device,
@@ -114,7 +117,7 @@ def _stage_row(run: Run, stage: Stage) -> tuple[str, ...]:
         _count(_parameters(run.graph, stage)) if run.graph else NOTHING,
         "yes" if stage.recompute else "no",
         str(Seconds(statistics.median(busy))) if busy else NOTHING,
-        f"{share:.0%}" if share is not None else NOTHING,
+        f"{statistics.median(shares):.0%}" if shares else NOTHING,
     )
 
 
@@ -232,6 +235,7 @@ def _coding(run: Run, link: tuple[int, int]) -> tuple[str, str, str]:
 
 def totals(run: Run) -> Table:
     """What the whole run took."""
+    predicted = "step time, predicted by the last plan" if run.recoveries else "step time, predicted"
     samples, tokens = sum(r.samples for r in run.steps), sum(r.tokens for r in run.steps)
     skipped = sum(r.skipped for r in run.steps)
     rows = [
@@ -241,7 +245,7 @@ def totals(run: Run) -> Table:
         ("tokens", f"{tokens:,}" if tokens else NOTHING),
         ("time to the end of the last step", str(Seconds(run.seconds))),
         ("step time, median", str(Seconds(run.median_seconds)) if run.median_seconds is not None else NOTHING),
-        ("step time, predicted", str(Seconds(run.predicted_seconds)) if run.predicted_seconds is not None else NOTHING),
+        (predicted, str(Seconds(run.predicted_seconds)) if run.predicted_seconds is not None else NOTHING),
         ("bytes over the links", str(Bytes(run.total_bytes))),
         ("bytes without codecs", str(Bytes(run.dense_bytes)) if run.dense_bytes else NOTHING),
         ("smaller by", _times(run.dense_bytes, run.total_bytes)),
@@ -277,6 +281,9 @@ def comparison(runs: Sequence[Run]) -> Table:
         f"Loss is the smoothed training loss at the end. Faster: median step time against {base.label}. Codec: between stages. "
         "Bytes per step: the mean, since replicas may exchange in some steps only."
     )
+    for run in runs:
+        if run.resumed_after:
+            note += f" {run.label} resumed after step {run.resumed_after}: its time and bytes to a loss are unknown."
     return Table(title="Comparison", head=head, rows=rows, text_columns=3, note=note)
 
 
@@ -288,7 +295,7 @@ def common_loss(runs: Sequence[Run]) -> float | None:
 
 
 def _comparison_row(run: Run, base: Run, common: float | None) -> tuple[str, ...]:
-    reached = run.first_below(common) if common is not None else None
+    reached = run.first_below(common) if common is not None and not run.resumed_after else None
     evaluation = run.evaluations[-1].loss if run.evaluations else None
     return (
         run.label,

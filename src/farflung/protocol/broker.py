@@ -109,6 +109,10 @@ class BrokerMachine:
         """See ``ClusterState.ahead``."""
         return self._state.ahead(run)
 
+    def absent(self, run: Run) -> list[str]:
+        """See ``ClusterState.absent``."""
+        return self._state.absent(run)
+
     def may_take(self, run: str, member: Member) -> bool:
         """See ``ClusterState.may_take``."""
         return self._state.may_take(run, member)

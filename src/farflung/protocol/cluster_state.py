@@ -68,6 +68,10 @@ class ClusterState:
         waiting = [one.run for one in self.runs.values() if one.state is RunState.WAITING]
         return waiting.index(run) if run in waiting else 0
 
+    def absent(self, run: Run) -> list[str]:
+        """Return the workers that the restored ``run`` waits for by name, and that are not back and ready."""
+        return sorted(name for name in run.expected_names if name not in self.members or not self.members[name].ready)
+
     def lose(self, name: str, cause: str) -> Member | None:
         """Remove the member ``name`` and return it (None: there is none)."""
         member = self.members.pop(name, None)

@@ -16,7 +16,7 @@ from farflung.security import kept_key
 from farflung.telemetry.log_file import LogWriter
 from farflung.telemetry.records import StepRecord
 from farflung.worker.membership import join
-from tests.support.loopback import Finished, Loopback, text_folder, text_job, until
+from tests.support.loopback import Finished, Loopback, cut_off, text_folder, text_job, until
 
 
 @pytest.fixture
@@ -164,3 +164,28 @@ def test_a_log_says_now_and_then_how_far_the_run_is(tmp_path: Path) -> None:
     log.close()
     lines = [line[20:] for line in (tmp_path / "runs" / "run-1" / "run.log").read_text().splitlines()]
     assert lines == [f"step {step}: loss 2.5000, 1.00 s" for step in (1, 11, 21)] + ["it is slow"]
+
+
+def test_a_loss_is_logged_once(cluster: Loopback) -> None:
+    def lose(run: str, record: StepRecord) -> None:
+        if record.step == 2:
+            cut_off(cluster.workers["b"])
+
+    found = cluster.run(text_job(steps=8, checkpoint={"every": 1}), on_record=lose, anybody=True)
+    until(lambda: "finished after 8 steps" in (found.folder / "run.log").read_text())
+    lines = [line[20:] for line in (found.folder / "run.log").read_text().splitlines() if "the broker makes a new plan" in line]
+    assert [line.partition(" ")[0] for line in lines] == ["lost:"], lines
+
+
+def test_a_text_that_comes_twice_is_logged_twice(tmp_path: Path) -> None:
+    from farflung.broker.records.broker_log import BrokerLog
+    from farflung.messages.watching import Note
+
+    (tmp_path / "runs" / "run-1").mkdir(parents=True)
+    log = BrokerLog(tmp_path, lambda line: None)
+    for _ in range(2):
+        log.message("run-1", Note(text="lost: worker b is gone"))
+        log.say("run run-1: lost: worker b is gone")
+    log.close()
+    lines = (tmp_path / "runs" / "run-1" / "run.log").read_text().splitlines()
+    assert [line[20:] for line in lines] == ["lost: worker b is gone"] * 2

@@ -27,6 +27,7 @@ def facts(run: str = "run-1", **changes: Any) -> RunFacts:
         (member(paused=True), [facts()], "paused by its owner"),
         (member(parting=Parting.DRAIN), [facts()], "it leaves"),
         (member(), [facts(), facts("run-2", trains=False, needs=2)], "run-2 waits for 2 idle workers"),
+        (member(), [facts(trains=False, needs=3, absent=["attic", "cellar"])], "run-1 waits for attic, cellar to return"),
         (member(), [facts(trains=False)], "waiting for a job"),
         (member(), [facts(), facts("run-2", replans=False)], "run-2 keeps its plan (plan.again = false)"),
         (member(), [facts(gives_stage=False)], "run-1 gives no stage to unreliable workers"),

@@ -114,7 +114,7 @@ class AttemptLauncher:
             live.times.lost_at = monotonic()
         live.times.lost = command.cause
         self.notices.watchers(live, Note(text=command.text))
-        return lambda: self.notices.operator_of(live.run, f"{command.cause}; {command.then}")
+        return lambda: self.notices.operator_of(live.run, command.text)
 
     @staticmethod
     def _recovery(live: LiveRun, now: float) -> RecoveryRecord:

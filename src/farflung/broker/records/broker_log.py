@@ -29,7 +29,7 @@ _OF_RUN = re.compile(r"run ([\w-]+): (.*)", re.DOTALL)
 _STEP_SECONDS = 10.0
 #: How many runs an error lists.
 _LISTED = 8
-#: A note that the broker has just printed as well is not written twice.
+#: Of so many last lines a text that is both printed and sent to watchers is written once, whichever comes first.
 _RECENT = 16
 
 
@@ -40,7 +40,8 @@ class BrokerLog:
         """``home``: the broker's folder. ``say`` shows a line to the person at this machine."""
         self._home, self._show = home, say
         self._writer = LogWriter()
-        self._recent: deque[tuple[str, str]] = deque(maxlen=_RECENT)
+        self._said: deque[tuple[str, str]] = deque(maxlen=_RECENT)
+        self._noted: deque[tuple[str, str]] = deque(maxlen=_RECENT)
         self._logged: dict[str, float] = {}
 
     def say(self, line: str) -> None:
@@ -48,15 +49,13 @@ class BrokerLog:
         self._show(line)
         self._writer.write(self._home / _BROKER, line)
         if match := _OF_RUN.fullmatch(line):
-            self._recent.append((match[1], match[2]))
-            self._write(match[1], match[2])
+            self._write_once(match[1], match[2], self._said, self._noted)
 
     def message(self, run: str, message: Message) -> None:
         """Log what watchers of ``run`` receive."""
         match message:
             case Note(text=text):
-                if (run, text) not in self._recent:
-                    self._write(run, text)
+                self._write_once(run, text, self._noted, self._said)
             case CheckpointWritten(step=step):
                 self._write(run, f"checkpoint after step {step}")
             case GeneratedText(text=text):
@@ -69,6 +68,14 @@ class BrokerLog:
     def close(self) -> None:
         """Write what is left."""
         self._writer.close()
+
+    def _write_once(self, run: str, text: str, own: deque[tuple[str, str]], other: deque[tuple[str, str]]) -> None:
+        """Write ``text`` unless it came the other way; ``own``: the recent texts that came this way."""
+        try:
+            other.remove((run, text))
+        except ValueError:
+            own.append((run, text))
+            self._write(run, text)
 
     def _record(self, run: str, line: str) -> None:
         record = read_record(line)

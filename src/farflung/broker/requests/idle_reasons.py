@@ -19,7 +19,8 @@ __all__ = ["RunFacts", "idle_reason"]
 class RunFacts:
     """A run that is not over, as one idle worker sees it.
 
-    ``needs``: idle workers that it waits for (0: it does not wait, or not for this one). ``trains``: it trains now. ``replans``:
+    ``needs``: idle workers that it waits for (0: it does not wait, or not for this one). ``absent``: the workers of its plan that
+    have not returned since the broker restarted. ``trains``: it trains now. ``replans``:
     its job allows better plans. ``gives_stage``: this worker may have a stage. ``findings``: why searches left workers idle, by
     name.
     """
@@ -30,6 +31,7 @@ class RunFacts:
     replans: bool
     gives_stage: bool
     findings: Mapping[str, str]
+    absent: Sequence[str] = ()
 
 
 def idle_reason(member: Member, runs: Sequence[RunFacts]) -> str:
@@ -41,6 +43,8 @@ def idle_reason(member: Member, runs: Sequence[RunFacts]) -> str:
     if member.paused:
         return "paused by its owner"
     waiting = next((one for one in runs if one.needs), None)
+    if waiting is not None and waiting.absent:
+        return f"{waiting.run} waits for {', '.join(waiting.absent)} to return"
     if waiting is not None:
         return f"{waiting.run} waits for {counted(waiting.needs, 'idle worker')}"
     training = next((one for one in reversed(runs) if one.trains), None)

@@ -37,11 +37,12 @@ _clock = MonotonicClock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RunCopy:
-    """``ahead``: runs that wait for workers and were submitted before it."""
+    """``ahead``: runs that wait for workers and were submitted before it. ``absent``: workers that it expects back."""
 
     live: LiveRun
     run: Run
     ahead: int
+    absent: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,12 @@ class StatusQueries:
             machine = self.runs.machine
             # a run that is not known to the machine yet is being written
             runs = [
-                _RunCopy(live=live, run=replace(machine.runs[live.run]), ahead=machine.ahead(live.run))
+                _RunCopy(
+                    live=live,
+                    run=replace(machine.runs[live.run]),
+                    ahead=machine.ahead(live.run),
+                    absent=machine.absent(machine.runs[live.run]),
+                )
                 for live in self.runs.all()
                 if live.run in machine.runs
             ]
@@ -132,6 +138,7 @@ class StatusQueries:
             replans=one.live.job.plan.again is not False,
             gives_stage=run.plans_for(member),
             findings=self.replanner.findings(run.run),
+            absent=one.absent,
         )
 
     def _member_status(self, one: _MemberCopy, host: Sequence[str]) -> dict[str, Any]:
@@ -166,7 +173,7 @@ class StatusQueries:
             slow=self.stragglers.slow(one.live.run),
             checkpoint=one.live.store.newest_checkpoint(),
             now=_clock.now(),
-        )
+        ) | {"absent": one.absent}
 
     def log(self, call: Call, request: LogRequest) -> LogAnswer:
         """Return lines of the log of a run, of a worker, or of the broker (``name`` is empty)."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import default_name, members_folder, own_key, worker_log
 from farflung.cli.options import VerboseOption, host, quantity, readable_folder
-from farflung.errors import FarflungError, InputError
+from farflung.errors import FarflungError
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
 from farflung.thread_group import ThreadGroup
@@ -65,14 +65,12 @@ def join(
     verbose: VerboseOption = False,
 ) -> None:
     """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
-    from farflung.security import Ticket
-    from farflung.security.files import read_private
+    from farflung.cli.ticket_argument import parse_ticket
     from farflung.worker import membership
     from farflung.worker.owner_limits import WishesFile
     from farflung.worker.reconnect import Service
 
-    kept = _ticket_file(ticket)
-    invitation = Ticket.parse(ticket if kept is None else read_private(kept).decode("ascii", "replace").strip())
+    invitation = parse_ticket(ticket)
     options = WorkerOptions(
         device=device,
         memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
@@ -132,19 +130,6 @@ def join(
         writer.close()
         wishes.end()
     typer.echo(f"{own}: left")
-
-
-def _ticket_file(text: str) -> Path | None:
-    """Return the file with the ticket if ``text`` is ``@FILE`` or the path of a file (``None``: ``text`` is the ticket).
-
-    Raises:
-        InputError: there is no such file.
-    """
-    if text.startswith("@"):
-        if not (path := Path(text[1:]).expanduser()).is_file():
-            raise InputError(f"there is no file {text[1:]!r} that could hold a ticket: check the path after @")
-        return path
-    return Path(text) if not text.startswith("farflung") and Path(text).is_file() else None
 
 
 def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:

@@ -23,7 +23,7 @@ NameArgument = Annotated[
     str | None, typer.Argument(help="The worker's name (default: the one that runs here).", autocompletion=complete_worker)
 ]
 TicketOption = Annotated[
-    str | None, typer.Option("--ticket", help="For a worker on another machine: an owner's ticket, or yours.")
+    str | None, typer.Option("--ticket", help="For a worker on another machine: an owner's ticket, or yours (also @FILE).")
 ]
 
 

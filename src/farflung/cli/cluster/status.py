@@ -11,6 +11,7 @@ import typer
 from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_run
 from farflung.cli.options import HomeOption, TicketOption, VerboseOption
+from farflung.cli.waiting_reason import waiting_reason
 from farflung.errors import InputError
 from farflung.protocol.members import MemberState
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, counted
@@ -95,11 +96,8 @@ def _state_of(member: Mapping[str, Any]) -> str:
 
 
 def _queue(run: Mapping[str, Any]) -> str:
-    """Return what a run waits for (empty: it does not wait)."""
-    if run["state"] != "waiting" or "needs" not in run:
-        return ""
-    ahead = f", after {counted(run['ahead'], 'other run')}" if run["ahead"] else ""
-    return f"; needs {counted(run['needs'], 'idle worker')}{ahead}"
+    reason = waiting_reason(run)
+    return f"; {reason}" if reason else ""
 
 
 def _line(run: Mapping[str, Any]) -> str:

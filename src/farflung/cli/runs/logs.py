@@ -15,6 +15,7 @@ from farflung.cli.completion import complete_run_or_worker
 from farflung.cli.home import broker_folder, members_folder, worker_log
 from farflung.cli.options import HomeOption
 from farflung.cli.runs.run_view import printable
+from farflung.cli.waiting_reason import waiting_line
 from farflung.client.control import ControlClient
 from farflung.errors import InputError
 from farflung.telemetry import RunFolder
@@ -58,7 +59,9 @@ def logs(
     broker: Annotated[
         bool, typer.Option("--broker", help="Show the broker's log about a worker on this machine, not the worker's own log.")
     ] = False,
-    ticket: Annotated[str | None, typer.Option("--ticket", help="Ask a broker elsewhere, with a submit or owner ticket.")] = None,
+    ticket: Annotated[
+        str | None, typer.Option("--ticket", help="Ask a broker elsewhere: submit or owner ticket, or @FILE.")
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Show the log of a run, a worker or the broker."""
@@ -67,6 +70,8 @@ def logs(
         return
     client = open_client(ticket, home, reads=True)
     try:
+        if line := waiting_line(client, name or ""):
+            typer.echo(line)
         _show(_Asked(client, name or ""), lines, follow=follow, pause=_THERE)
     finally:
         client.close()

@@ -12,6 +12,7 @@ from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_run
 from farflung.cli.options import EMULATED, HomeOption, RetryOption, TicketOption, VerboseOption, quantity
 from farflung.cli.runs.run_view import RunView, show_run
+from farflung.cli.waiting_reason import waiting_line
 from farflung.client.control import ControlClient
 from farflung.errors import Stopped, TrainingError
 from farflung.telemetry.activity import Activity
@@ -37,6 +38,8 @@ def watch(
     client = open_client(ticket, home, reads=True, activity=Activity(Console()))
     client.patience = patience
     try:
+        if line := waiting_line(client, run):
+            typer.echo(line)
         follow_run(client, run, verbose=verbose)
     finally:
         client.close()

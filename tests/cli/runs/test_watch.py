@@ -1,0 +1,41 @@
+"""``farflung watch`` of a run that waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farflung.cli.main import main
+from farflung.cli.runs import logs, watch
+from farflung.telemetry.log_file import LogPart
+
+
+class Broker:
+    patience = 0.0
+
+    def status(self) -> dict[str, Any]:
+        waits = {"state": "waiting", "needs": 2, "ahead": 0}
+        return {"runs": [{"run": "run-1", **waits}, {"run": "run-2", **waits, "absent": ["attic", "cellar"]}]}
+
+    def log(self, name: str, **wanted: int) -> tuple[LogPart, bool]:
+        return LogPart(lines=(), position=0), True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("command", [["watch"], ["logs", "--ticket", "farflung-x"]])
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [("run-1", "run-1: waiting; needs 2 idle workers"), ("run-2", "run-2: waiting; waits for attic, cellar to return")],
+)
+def test_the_reason_comes_first(
+    command: list[str], run: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (watch, logs):
+        monkeypatch.setattr(module, "open_client", lambda ticket, home, **options: Broker())
+    monkeypatch.setattr(watch, "follow_run", lambda client, run, **options: None)
+    with pytest.raises(SystemExit):
+        main([*command, run])
+    assert capsys.readouterr().out.splitlines() == [line]
