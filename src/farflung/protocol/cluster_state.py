@@ -70,7 +70,8 @@ class ClusterState:
 
     def absent(self, run: Run) -> list[str]:
         """Return the workers that the restored ``run`` waits for by name, and that are not back and ready."""
-        return sorted(name for name in run.expected_names if name not in self.members or not self.members[name].ready)
+        expected = run.expected_names if run.state is RunState.WAITING else ()
+        return sorted(name for name in expected if name not in self.members or not self.members[name].ready)
 
     def lose(self, name: str, cause: str) -> Member | None:
         """Remove the member ``name`` and return it (None: there is none)."""
