@@ -85,7 +85,7 @@ def test_workers_that_share_cores_move_only_for_more_than_predictions_err(
         run="r",
         job=text_job(steps=100_000, plan={"again": True}),
         planned=old,
-        bundle=SimpleNamespace(graph=None, job=None),
+        submission=SimpleNamespace(bundle=SimpleNamespace(graph=None, job=None)),
         progress=SimpleNamespace(last=SimpleNamespace(seconds=measured)),
         times=TrainingTimes(furthest=10),
         workers=WorkerFacts(),
