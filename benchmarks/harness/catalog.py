@@ -39,6 +39,7 @@ for _module, _name in {
     "training.loss": "Loss",
     "training.loss_study.loss_study": "LossStudy",
     "training.memory": "Memory",
+    "network.messages": "Messages",
     "training.overhead": "Overhead",
     "network.overlap": "Overlap",
     "network.pipeline": "Pipeline",
