@@ -40,7 +40,7 @@ from farflung.protocol.events import (
     Offer,
 )
 from farflung.units import Bytes, FlopsPerSecond
-from farflung.wire.frames import Frame
+from farflung.wire.frames import Frame, run_of
 
 __all__ = ["WorkerReports"]
 
@@ -101,8 +101,8 @@ class WorkerReports:
         try:
             message = decode(frame, Channel.REPORTS)
         except WireError as error:
-            run = frame.header.get("run")
-            if not isinstance(run, str):
+            run = run_of(frame)
+            if not run:
                 raise
             if self.runs.serves(name, run):
                 self.of_runs.fail(run, error, name)

@@ -9,6 +9,8 @@ from typing import Any
 
 from farflung.engines.base import Array, Engine
 from farflung.errors import TrainingError
+from farflung.messages.schema import Channel
+from farflung.messages.wire_form import decode
 from farflung.step.executor import Executor
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
 from farflung.thread_group import ThreadGroup
@@ -108,7 +110,7 @@ class LocalRun:
 
     def _receiver(self, device: str) -> Callable[[str, Frame], None]:
         def receive(peer: str, frame: Frame) -> None:
-            self.executors[device].on_frame(peer, frame)  # looked up late: endpoints exist before executors
+            self.executors[device].receive(peer, decode(frame, Channel.DATA))  # looked up late: endpoints exist before executors
 
         return receive
 

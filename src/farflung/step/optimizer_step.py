@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from farflung.clock import precise_time
 from farflung.engines.base import Array
 from farflung.job.rates import rates
 from farflung.messages.conversions.step_reports import StepReport
@@ -158,7 +158,7 @@ class OptimizerStep:
         busy = dict(meter.busy)
         report = StepReport(
             step=step,
-            seconds=time.perf_counter() - meter.begin,
+            seconds=precise_time() - meter.begin,
             busy=sum(busy.values()),
             wait=meter.wait,
             sent={},

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farflung.clock import wall_time
+from farflung.clock import local_time, wall_time
 from farflung.errors import DiskFull, InputError
 from farflung.protocol.members import Parting
 from farflung.security.files import make_private_folder, write_private
@@ -133,7 +132,7 @@ def known_workers(folder: Path) -> list[WishesFile]:
 
 def minute_of_day() -> int:
     """By this machine's own clock."""
-    now = time.localtime(wall_time())
+    now = local_time(wall_time())
     return now.tm_hour * 60 + now.tm_min
 
 

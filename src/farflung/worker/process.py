@@ -35,11 +35,9 @@ from farflung.messages.commands import (
 )
 from farflung.messages.conversions.holdings import holding_items
 from farflung.messages.conversions.step_reports import message_of
-from farflung.messages.data import StatesWanted
 from farflung.messages.reports import Dropped, Hello, HoldingItem, Holds, OfferItem, Relayed, Stepped
 from farflung.messages.router import Router
 from farflung.messages.schema import UNSET, Channel, UnsetType
-from farflung.messages.wire_form import decode_as
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.thread_group import ThreadGroup
@@ -48,7 +46,7 @@ from farflung.transports.addresses import congestion_control
 from farflung.transports.base import Endpoint, EndpointEvents
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Bytes, FlopsPerSecond
-from farflung.wire.frames import Frame, FrameLimits
+from farflung.wire.frames import FrameLimits
 from farflung.worker.broker_queries import BrokerQueries
 from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.control_session import ControlSession
@@ -57,6 +55,7 @@ from farflung.worker.helper import Helper
 from farflung.worker.links.peer_links import PeerLinks, RelayService
 from farflung.worker.membership import Membership
 from farflung.worker.options import WorkerOptions
+from farflung.worker.peer_frames import PeerFrames
 from farflung.worker.retained_states import Continuation, RetainedStates
 from farflung.worker.run_part import CurrentPart, EndedAttempt, RunPart, RunServices
 from farflung.worker.training_run import TrainingRun
@@ -88,7 +87,7 @@ def _ignore(wishes: OwnerWishes) -> None:
 class Worker:
     """Serves one broker in one session, until ``stop``.
 
-    The session's thread calls ``serve``. Transport threads call the handlers of frames. Any thread may call ``stop``.
+    The session's thread calls ``serve``. Transport threads call ``PeerFrames``. Any thread may call ``stop``.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class Worker:
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
         endpoint = TcpEndpoint(
             membership.credentials,
-            self._on_frame,
+            PeerFrames(self._current, lambda peer, wanted: self._retained.lend(self.endpoint, peer, wanted)).receive,
             listen=options.listen,
             advertise=options.advertise or membership.own_host,
             config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL),
@@ -314,13 +313,3 @@ class Worker:
         if part is not None:
             self._services.storage.break_off()
             part.join(_LEAVE_SECONDS if self.session.leaving else _END_SECONDS)
-
-    # -- transport threads --------------------------------------------------------------------------------------------
-
-    def _on_frame(self, peer: str, frame: Frame) -> None:
-        if frame.kind == "want":
-            self._retained.lend(self.endpoint, peer, decode_as(frame, Channel.DATA, StatesWanted))
-            return
-        part = self._current.named(str(frame.header.get("run")))
-        if part is not None:
-            part.on_frame(peer, frame)
