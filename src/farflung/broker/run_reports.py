@@ -20,6 +20,7 @@ from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.data import compare_fingerprints
 from farflung.errors import FarflungError, WireError
+from farflung.messages.conversions.failed_batches import failed_batch
 from farflung.messages.conversions.holdings import holdings_of
 from farflung.messages.conversions.link_reports import Told, links_of
 from farflung.messages.conversions.step_reports import report_of, trace_of
@@ -123,6 +124,7 @@ class RunReports:
             cause=message.cause,
             kind=kind,
             lost_peer=message.lost_peer is True,
+            batch=failed_batch(message.batch),
             attempt=message.attempt,
         )
         self.handle(event)

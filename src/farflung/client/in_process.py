@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from farflung.engines.base import Array, Engine
 from farflung.errors import TrainingError
@@ -13,6 +12,7 @@ from farflung.messages.schema import Channel
 from farflung.messages.wire_form import decode
 from farflung.step.executor import Executor
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
+from farflung.telemetry.trace import Span
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint
 from farflung.wire.frames import Frame
@@ -173,5 +173,11 @@ class LocalHooks:
     def on_text(self, tokens: Sequence[int]) -> None:
         """Drop the text."""
 
-    def event(self, kind: str, **fields: Any) -> None:
-        """Drop the event."""
+    def on_trace(self, spans: Sequence[Span], lost: int) -> None:
+        """Drop the spans."""
+
+    def on_note(self, text: str, *, detail: bool = False) -> None:
+        """Drop the line."""
+
+    def on_helper_gone(self, text: str) -> None:
+        """There are no helpers."""

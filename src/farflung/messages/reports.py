@@ -28,6 +28,7 @@ from farflung.messages.schema import (
     UnsetType,
     Version,
 )
+from farflung.messages.watching import BatchItem
 
 __all__ = [
     "Dropped",
@@ -228,11 +229,15 @@ class Ended(RunReport, kind="ended", on=Channel.REPORTS):
 
 
 class Failed(RunReport, kind="failed", on=Channel.REPORTS):
-    """This worker's part has failed. ``kind``: the error's class. ``lost_peer``: the connection to a peer was lost."""
+    """This worker's part has failed. ``kind``: the error's class. ``lost_peer``: the connection to a peer was lost.
+
+    ``batch``: on which it failed, if it failed while a batch was computed.
+    """
 
     cause: Text
     kind: Label
     lost_peer: Flag = UNSET
+    batch: BatchItem | UnsetType = UNSET
 
 
 class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):

@@ -186,4 +186,4 @@ def send_trace(context: StepContext) -> None:
     """Give the spans of the trace so far to the hooks."""
     spans, lost = context.trace.drain()
     if spans or lost:
-        context.hooks.event("trace", spans=spans, lost=lost)
+        context.hooks.on_trace(spans, lost)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from farflung.engines.base import Array
 from farflung.graph.cut import SubGraph, cut
@@ -17,6 +17,7 @@ from farflung.messages.conversions.step_reports import StepReport
 from farflung.plan.derive import derive_bounds
 from farflung.plan.link_memory import Way, ways_of
 from farflung.plan.model import Plan
+from farflung.telemetry.trace import Span
 
 __all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key"]
 
@@ -247,6 +248,11 @@ class RunHooks(Protocol):
     def on_text(self, tokens: Sequence[int]) -> None:
         """Report generated tokens, the prompt included (on the worker that makes the logits)."""
 
-    def event(self, kind: str, **fields: Any) -> None:
-        """Report an event, from any thread: ``trace`` with ``spans`` (a list of ``Span``) and ``lost`` (how many were dropped),
-        ``note`` with ``text`` (a line for people, from one worker only), ``helper`` with ``text`` (a helper has gone)."""
+    def on_trace(self, spans: Sequence[Span], lost: int) -> None:
+        """Report the spans of the trace since the last call, and how many were dropped (any thread)."""
+
+    def on_note(self, text: str, *, detail: bool = False) -> None:
+        """Report a line for people, from one worker only (any thread). ``detail``: for experts only."""
+
+    def on_helper_gone(self, text: str) -> None:
+        """Report on this machine that a helper has gone (any thread)."""

@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from farflung.data.base import Place
 from farflung.engines.base import Engine
-from farflung.errors import ConnectionLost, FarflungError, WireError
+from farflung.errors import ConnectionLost, FarflungError, GraphError, WireError
 from farflung.messages.commands import Help, Helper, HelperGone, Prepare
+from farflung.messages.conversions.failed_batches import batch_item
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import RunMessage
 from farflung.messages.reports import Failed
@@ -200,8 +202,9 @@ class RunPart(ABC):
         line, lost_peer = self._describe(error, cause)
         self._services.log(line)
         with suppress(ConnectionLost):  # the broker is lost too
-            failed = Failed(run=self.run, attempt=self.attempt, cause=cause[:3000], kind=kind, lost_peer=lost_peer)
-            self._services.report(failed)
+            batch = batch_item(error.batch if isinstance(error, GraphError) else None)
+            head = partial(Failed, run=self.run, attempt=self.attempt, lost_peer=lost_peer, batch=batch)
+            self._services.report(head(cause=cause[:3000], kind=kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ class StageServer:
         stage = self._helpers.remove(name)
         if stage is None:
             return
-        self.context.hooks.event("helper", text=f"{name} helps stage {stage} no more: {why}")
+        self.context.hooks.on_helper_gone(f"{name} helps stage {stage} no more: {why}")
         self._report(stage, HelperWent(helper=name, now=monotonic()))
 
     def register(self, router: PeerRouter) -> None:
