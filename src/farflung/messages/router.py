@@ -20,7 +20,7 @@ _Kind = TypeVar("_Kind", bound=Message)
 class Router(Generic[_Sender, _Result]):
     """Decodes the frames of one channel and gives each message to the handler of its type.
 
-    ``_Sender`` is what a handler is told of the sender: the name of a peer, or a call. Register all handlers before the first
+    ``_Sender``: what a handler gets of the sender, such as the name of a peer, or a call. Register all handlers before the first
     frame comes: the table has no lock.
     """
 

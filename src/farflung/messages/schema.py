@@ -66,7 +66,7 @@ Run = Annotated[str, Meta(max_length=200)]
 Member = Annotated[str, Meta(max_length=300)]
 #: Where a member listens, as ``host:port``. Empty: other members cannot dial it.
 Address = Annotated[str, Meta(max_length=300)]
-#: One word of a closed set, such as a role.
+#: One keyword of a closed set, such as a role.
 Label = Annotated[str, Meta(max_length=60)]
 #: The name of a state, a value or an operator.
 Name = Annotated[str, Meta(max_length=4000)]

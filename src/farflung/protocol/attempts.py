@@ -2,8 +2,8 @@
 
 The loss of a member, or of a link between two, ends the attempt. The other workers drop it and report the states that they
 retain; only then are they free again. The run is planned again for the present workers, and continues from retained states or
-from its newest checkpoint (``holdings`` decides which). A run without recoveries fails instead, and so does a run that is lost
-too often without a new step. Events of an attempt that is over are ignored.
+from its newest checkpoint (``retained_states`` decides which). A run without recoveries fails instead, and so does a run that
+is lost too often without a new step. Events of an attempt that is over are ignored.
 """
 
 from __future__ import annotations

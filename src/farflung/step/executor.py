@@ -133,7 +133,7 @@ class Executor:
             FarflungError: what ``abort`` was given.
         """
         setup, job, sync = self.setup, self.setup.job, self._parts.sync
-        saved = (self.step if setup.kept_step is None else setup.kept_step) or -1
+        saved = (self.step if setup.checkpoint_step is None else setup.checkpoint_step) or -1
         if setup.keeps(self.step) and saved < self.step:
             self._checkpoint()  # the worker may have been lost before it was complete
             saved = self.step

@@ -124,7 +124,7 @@ class OptimizerStep:
         return {}
 
     def _norm(self, step: int) -> tuple[float, Array | None]:
-        """Exchange norms, which also tell all workers that this one is prepared."""
+        """Exchange norms, which also report to all workers that this one is prepared."""
         norms = self._parts.check.local_norms()
         self._parts.commit.prepared()
         fault_point("worker.prepared", step=step, device=self._context.setup.device)

@@ -61,8 +61,8 @@ class RunSetup:
     ``graphs``: training graphs by number of samples in the micro-batch (they differ in shapes only). ``eval_graph`` and
     ``generate_graph`` read the same states by the same names. ``first_step`` is where a resumed run continues; ``committed`` is
     how many steps before it were applied. ``recovered``: the run continues after a loss. ``survives``: a later attempt may
-    continue from the states that this one leaves. ``kept_step`` and ``kept_committed``: the same of the newest checkpoint, if the
-    run does not begin with that one. ``rounds``: which workers store copies of whose states.
+    continue from the states that this one leaves. ``checkpoint_step`` and ``checkpoint_committed``: the same
+    of the newest checkpoint, if the run does not begin with that one. ``rounds``: which workers store copies of whose states.
     """
 
     run: str
@@ -76,8 +76,8 @@ class RunSetup:
     committed: int = 0
     recovered: bool = False
     survives: bool = False
-    kept_step: int | None = None
-    kept_committed: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint_committed: int | None = None
     rounds: CopyRounds = field(default_factory=CopyRounds)
 
     @cached_property

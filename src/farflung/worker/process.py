@@ -24,7 +24,7 @@ from farflung.messages.commands import (
     Lend,
     Measure,
     Meet,
-    OwnerWishes,
+    OwnerRequest,
     Prepare,
     Probe,
     Reach,
@@ -33,9 +33,9 @@ from farflung.messages.commands import (
     Stop,
     Welcome,
 )
-from farflung.messages.conversions.holdings import holding_items
+from farflung.messages.conversions.retained_states import retained_state_items
 from farflung.messages.conversions.step_reports import message_of
-from farflung.messages.reports import Dropped, Hello, HoldingItem, Holds, OfferItem, Relayed, Stepped
+from farflung.messages.reports import Dropped, Hello, OfferItem, Relayed, RetainedRun, RetainedStateItem, Stepped
 from farflung.messages.router import Router
 from farflung.messages.schema import UNSET, Channel, UnsetType
 from farflung.telemetry.faults import fault_point
@@ -80,8 +80,8 @@ class CarriedOver:
     ended: EndedAttempt | None = None
 
 
-def _ignore(wishes: OwnerWishes) -> None:
-    del wishes
+def _ignore(request: OwnerRequest) -> None:
+    del request
 
 
 class Worker:
@@ -97,7 +97,7 @@ class Worker:
         log: Callable[[str], None],
         *,
         carried: CarriedOver | None = None,
-        on_owner: Callable[[OwnerWishes], None] = _ignore,
+        on_owner: Callable[[OwnerRequest], None] = _ignore,
     ) -> None:
         """Measure the device (unless ``carried`` has it) and begin to listen for peers.
 
@@ -139,7 +139,7 @@ class Worker:
         )
 
     def serve(self) -> None:
-        """Open the session and do what the broker says, until ``stop``.
+        """Open the session and carry out the broker's commands, until ``stop``.
 
         Raises:
             ConnectionLost: the broker is lost.
@@ -204,27 +204,27 @@ class Worker:
         address, options, ended = self.endpoint.address, self._options, self._current.ended
         relay = options.relay and bool(address)
         offer = OfferItem(**self._device.offer, relay=relay, reliable=options.reliable)
-        holds: Holds | UnsetType = UNSET
+        holds: RetainedRun | UnsetType = UNSET
         if ended is not None and ended.run == self._retained.run:
-            held, told = self._leftovers(ended.run, ended.attempt)
-            holds = Holds(run=ended.run, attempt=ended.attempt, held=held, told=told)
+            states, steps = self._leftovers(ended.run, ended.attempt)
+            holds = RetainedRun(run=ended.run, attempt=ended.attempt, states=states, steps=steps)
         return Hello(address=address, offer=offer, holds=holds, **limits)
 
-    def _leftovers(self, run: str, attempt: int) -> tuple[tuple[HoldingItem, ...], tuple[Stepped, ...]]:
+    def _leftovers(self, run: str, attempt: int) -> tuple[tuple[RetainedStateItem, ...], tuple[Stepped, ...]]:
         """What is retained of ``run``, and the last reports of its attempt."""
         ended = self._current.ended
         known = ended is not None and (ended.run, ended.attempt) == (run, attempt)
         reports = [message_of(report, run, attempt) for report in ended.reports] if ended is not None and known else []
-        return holding_items(self._retained.holdings(run)), tuple(reports)
+        return retained_state_items(self._retained.retained_states(run)), tuple(reports)
 
     def _command_router(self) -> Router[str, None]:
-        """The handlers of what the broker says, all on the session's thread."""
+        """The handlers of the broker's commands, all on the session's thread."""
         router = Router[str, None](Channel.COMMANDS)
         router.register(Beat, lambda _, command: None)  # the session has noted that the broker is alive
         router.register(Welcome, lambda _, command: self._welcome(command))
         router.register(Goodbye, lambda _, command: self.session.dismiss(command.cause))
         router.register(Dismissed, lambda _, command: self.stop())
-        router.register(OwnerWishes, lambda _, command: self._on_owner(command))
+        router.register(OwnerRequest, lambda _, command: self._on_owner(command))
         router.register(Fenced, self._fenced)
         router.register(Measure, lambda _, query: self._queries.begin(query))
         router.register(Probe, lambda _, query: self._queries.begin(query))
@@ -305,8 +305,8 @@ class Worker:
         """Wait until the part has ended, and report what is retained (on a thread of its own)."""
         self._current.wait(run)
         with suppress(ConnectionLost):  # the broker is lost, and nobody waits for the report
-            held, told = self._leftovers(run, attempt)
-            self.session.report(Dropped(run=run, attempt=attempt, held=held, told=told))
+            states, steps = self._leftovers(run, attempt)
+            self.session.report(Dropped(run=run, attempt=attempt, states=states, steps=steps))
 
     def _end_part(self, error: FarflungError) -> None:
         part = self._current.end(error)

@@ -151,7 +151,7 @@ class WorkerHooks:
         return self.requests.stopping
 
     def ends_after(self, phase: Phase, step: int) -> bool | None:
-        """Never by itself: ``stop_requested`` says it."""
+        """Never by itself: see ``stop_requested``."""
         return False
 
     def leave_requested(self) -> bool:

@@ -142,7 +142,7 @@ class RunPart(ABC):
         self._requests.drain()
 
     def on_helper(self, command: Helper | HelperGone) -> None:  # noqa: B027 - a helper has no helpers
-        """The broker says that a helper comes or goes."""
+        """A helper comes or goes, as the broker reports."""
 
     def on_arrival(self, arrival: Arrival) -> None:  # noqa: B027 - a helper has no trace
         """A frame has come (transport thread)."""

@@ -20,7 +20,7 @@ from farflung.messages.wire_form import encode
 from farflung.plan.link_memory import check_samples
 from farflung.plan.model import Plan
 from farflung.step.executor import Executor
-from farflung.step.plugin_check import check_brought
+from farflung.step.plugin_check import check_plugins
 from farflung.step.run_setup import RunSetup
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
@@ -49,7 +49,7 @@ class TrainingRun(RunPart):
         self._command: Prepare | None = command
         self._submitter = command.submitter
         self._continuation = None if isinstance(command.live, UnsetType) else Continuation(command.live)
-        #: The broker's word that all workers are prepared (False: the part is over).
+        #: Set when the broker reports that all workers are prepared (False: the part is over).
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
         #: While there are none, messages are dropped: the part has no executor yet, or is over.
         self._open: _PeerMessages | None = None
@@ -238,7 +238,7 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
     device = command.device
     if device not in plan.devices:
         raise WireError(f"the plan has {', '.join(plan.devices)}, not {device!r}: this worker has no part in it")
-    check_brought(bundle.job, f"worker {device}", plans=False)
+    check_plugins(bundle.job, f"worker {device}", plans=False)
     return RunSetup(
         run=run,
         device=device,
@@ -252,8 +252,8 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
         recovered=command.recovered,
         survives=True,
         rounds=command.rounds,
-        kept_step=command.kept_step,
-        kept_committed=command.kept_committed,
+        checkpoint_step=command.checkpoint_step,
+        checkpoint_committed=command.checkpoint_committed,
     )
 
 
@@ -339,7 +339,7 @@ class _PeerMessages:
             fetch.receive(peer, message, self.executor.inbox)
 
     def helper(self, command: Helper | HelperGone, links: PeerLinks) -> None:
-        """The broker says that a helper comes or goes."""
+        """A helper comes or goes, as the broker reports."""
         server = self.executor.server
         if server is None:
             return

@@ -1,6 +1,6 @@
 """Between items of messages and the types that the program uses.
 
-- ``holdings``: retained states and decisions about steps.
+- ``retained_states``: retained states and decisions about steps.
 - ``step_reports``: ``StepReport``: what a worker reports after a step; trace spans.
 - ``link_reports``: what training traffic says about links.
 - ``probes``: the result of a bandwidth probe.

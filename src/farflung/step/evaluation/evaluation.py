@@ -69,7 +69,7 @@ class Evaluation:
 
 
 class _EndVerdicts:
-    """After each micro-batch, the worker that makes the loss tells all others whether the evaluation ends."""
+    """After each micro-batch, the worker that makes the loss reports to all others whether the evaluation ends."""
 
     def __init__(self, context: StepContext, step: int, *, leads: bool) -> None:
         self._context, self._step, self._leads = context, step, leads

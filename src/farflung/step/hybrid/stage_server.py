@@ -1,4 +1,4 @@
-"""Hybrid training: the slices of a server's stages are computed here and by helpers, as the task pool says.
+"""Hybrid training: the slices of a server's stages are computed here and by helpers, as the task pool decides.
 
 Helpers get the stage's states in each step and whatever a task needs, and return its results. Nothing that is needed lies only
 with them. Where a stage has several servers, each has its own slices; helpers help all of them, and they help each other
@@ -16,7 +16,7 @@ from farflung.clock import monotonic
 from farflung.errors import FarflungError, WireError
 from farflung.messages.hybrid import ServerFree, ServerServed, SliceAnswer, SliceTask
 from farflung.messages.router import PeerRouter
-from farflung.protocol.pool.pool_events import Answered, FellowFree, HelperCame, HelperWent, PoolEvent
+from farflung.protocol.pool.pool_events import Answered, HelperCame, HelperWent, PeerFree, PoolEvent
 from farflung.protocol.pool.task_pool import Patience, TaskPool
 from farflung.step.actions import ActionResult
 from farflung.step.context import StepContext
@@ -53,7 +53,7 @@ class StageServer:
             room = job.micro_batches if setup.plan.schedule == "gpipe" else count - stage
             speeds = self.peers.speeds[stage]
             helper_room = max(2, room // (1 + len(speeds)))  # a helper holds slices of all servers
-            self._pools[stage] = TaskPool(setup.device, room=room, helper_room=helper_room, patience=patience, fellows=speeds)
+            self._pools[stage] = TaskPool(setup.device, room=room, helper_room=helper_room, patience=patience, peers=speeds)
         self._slices = {stage: StageSlices(setup, stage) for stage in setup.own_stages}
         self._helpers = HelperLinks(context.outbox, self.went)
         #: What other threads report to the compute thread: (stage, event, the result that came with an answer).
@@ -132,7 +132,7 @@ class StageServer:
 
     def _peer_free(self, peer: str, message: ServerFree) -> None:
         self.peers.check(peer, message)
-        self._report(message.stage, FellowFree(fellow=peer, step=message.step, now=monotonic()))
+        self._report(message.stage, PeerFree(peer=peer, step=message.step, now=monotonic()))
 
     def _peer_task(self, peer: str, message: SliceTask) -> None:
         self.peers.check(peer, message)

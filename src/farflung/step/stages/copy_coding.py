@@ -26,7 +26,7 @@ __all__ = ["Coder", "Incoming", "MakePiece", "Version"]
 _PIECE = 1 << 20
 #: Bytes per second that the coder is taken to pass before it has been timed, and how much a piece's time weighs among the last.
 _RATE, _WEIGHT = 2e8, 0.2
-#: Below so many bytes a time says nothing.
+#: A piece of fewer bytes is not timed: the time would be mostly overhead.
 _TIMED = 1 << 16
 assert _PIECE <= MAX_PIECE
 

@@ -18,7 +18,7 @@ from farflung.errors import FarflungError, WireError
 from farflung.messages.data import CopyEnd, CopyLacksBase, CopyPiece, CopyWhole
 from farflung.messages.router import PeerRouter
 from farflung.messages.schema import Message
-from farflung.protocol.holdings import Decision, Holding
+from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.step.context import StepContext
 from farflung.step.stages.copy_coding import Coder, Incoming, MakePiece, Version
 from farflung.step.stages.local_stages import LocalStages
@@ -36,8 +36,8 @@ _SLOTS, _MORE = 5, 1 << 20
 class StateCopy:
     """A copy of states after some step."""
 
-    def __init__(self, holding: Holding, arrays: Mapping[str, Array]) -> None:
-        self.holding, self._arrays = holding, arrays
+    def __init__(self, retained_state: RetainedState, arrays: Mapping[str, Array]) -> None:
+        self.retained_state, self._arrays = retained_state, arrays
 
     def advance(self, decision: Decision) -> None:
         """A copy is never prepared for another step."""
@@ -106,17 +106,18 @@ class StateCopies:
     def take(self, step: int) -> None:
         """Begin a copy interval after ``step`` (compute thread): copy the own states, and send them behind everything else."""
         stages = self._stages
-        holding = Holding(step=step + 1, committed=stages.committed, states=stages.names, copied=True)
-        copy = StateCopy(holding, stages.packed())
+        retained_state = RetainedState(step=step + 1, committed=stages.committed, states=stages.names, copied=True)
+        copy = StateCopy(retained_state, stages.packed())
         with self._lock:  # all copies of the interval before are complete, or this one would not begin
             before = self._own[-1] if self._own else None
             self._own = [*self._own[-1:], copy]
-            oldest = self._own[0].holding.step
-            self._guarded = {o: [one for one in held if one.holding.step >= oldest] for o, held in self._guarded.items()}
+            oldest = self._own[0].retained_state.step
+            self._guarded = {o: [one for one in held if one.retained_state.step >= oldest] for o, held in self._guarded.items()}
         guards = self._rounds.guards.get(self._context.setup.device, ())
         if guards:
             self._count += 1
-            self._begin(guards, copy, None if before is None else (before.holding.step, before.read(before.holding.states)))
+            base = None if before is None else before.retained_state
+            self._begin(guards, copy, None if base is None or before is None else (base.step, before.read(base.states)))
 
     def _begin(self, guards: Sequence[str], copy: StateCopy, base: Version | None) -> None:
         self._threads.spawn(f"copies-{self._context.setup.device}", self._send, guards, copy, base)
@@ -153,7 +154,7 @@ class StateCopies:
             self._post(peer, CopyLacksBase(run=setup.run))
             return
         states = frozenset(name for stage in setup.plan.stages_of(peer) for name in setup.subgraphs[stage.index].states)
-        copy = StateCopy(Holding(step=step, committed=end.committed, states=states, copied=True), incoming.arrays())
+        copy = StateCopy(RetainedState(step=step, committed=end.committed, states=states, copied=True), incoming.arrays())
         with self._lock:
             self._guarded[peer] = [*self._guarded.get(peer, [])[-1:], copy]
         if setup.device == setup.leader:
@@ -188,8 +189,8 @@ class StateCopies:
     def _version(self, owner: str, step: int) -> Mapping[str, Array] | None:
         """Return the stored states of ``owner`` after ``step`` steps."""
         with self._lock:
-            found = [copy for copy in self._guarded.get(owner, ()) if copy.holding.step == step]
-        return found[0].read(found[0].holding.states) if found else None
+            found = [copy for copy in self._guarded.get(owner, ()) if copy.retained_state.step == step]
+        return found[0].read(found[0].retained_state.states) if found else None
 
     def _limit(self, owner: str) -> int:
         setup = self._context.setup
@@ -197,9 +198,9 @@ class StateCopies:
         return _MORE + _SLOTS * sum(setup.graph.state[name].spec.nbytes for name in names)
 
     def _send(self, guards: Sequence[str], copy: StateCopy, base: Version | None) -> None:
-        outbox, run, holding = self._context.outbox, self._context.setup.run, copy.holding
-        arrays = copy.read(holding.states)
-        end = CopyEnd(run=run, step=holding.step, committed=holding.committed)
+        outbox, run, retained_state = self._context.outbox, self._context.setup.run, copy.retained_state
+        arrays = copy.read(retained_state.states)
+        end = CopyEnd(run=run, step=retained_state.step, committed=retained_state.committed)
         try:
             for guard in guards:
                 for make in self._coder.pieces(run, arrays, base):
