@@ -175,7 +175,7 @@ class CodecSpec(_Section):
 class PlanSpec(_Section):
     """Wishes for the planner; whatever they are, the result is the same (invariant 1).
 
-    ``schedule``: a pipeline order by name; ``auto`` takes 1F1B, or an eager one where links make stages wait and memory is there.
+    ``schedule``: a pipeline order by name; ``auto`` takes 1F1B, or an eager order where links make stages wait and it fits.
     ``replicas``: how many devices share the micro-batches of each stage. ``helpers``: unreliable workers get no stage; they help
     those that have one, and may go at any time (hybrid plans). ``duplicates``: there, who has nothing to do also computes what
     another one takes long for. ``again``: while it runs, the broker looks for a better plan when a worker has joined, when a
@@ -183,12 +183,17 @@ class PlanSpec(_Section):
     """
 
     planner: str = "op_fence"
-    schedule: Literal["auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4"] = "1f1b"
+    schedule: Literal["auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4"] = "auto"
     recompute: Literal["auto", "always", "never"] = "auto"
     replicas: Count = 1
     helpers: bool = False
     duplicates: bool = False
     again: bool | Literal["auto"] = "auto"
+
+    @property
+    def order(self) -> str:
+        """The schedule that a planner starts from: ``schedule``, or 1F1B where that is ``auto``."""
+        return "1f1b" if self.schedule == "auto" else self.schedule
 
 
 class TrafficSpec(_Section):
