@@ -173,7 +173,7 @@ class CodecSpec(_Section):
 
 
 class PlanSpec(_Section):
-    """Wishes for the planner; whatever they are, the result is the same (invariant 1).
+    """OwnerLimits for the planner; whatever they are, the result is the same (invariant 1).
 
     ``schedule``: a pipeline order by name; ``auto`` takes 1F1B, or an eager order where links make stages wait and it fits.
     ``replicas``: how many devices share the micro-batches of each stage. ``helpers``: unreliable workers get no stage; they help
