@@ -143,12 +143,20 @@ def _machine(one: Mapping[str, Any], use: float | None, owner: bool) -> list[Cel
         str(Bytes(one["memory"])),
         str(FlopsPerSecond(one["speed"])),
         _NOTHING if use is None else meter(use, f"{use:.0%}"),
-        str(Seconds(one["uptime"])) if "uptime" in one else _NOTHING,
+        _uptime(float(one["uptime"])) if "uptime" in one else _NOTHING,
     ]
     if owner:
         offered = [entry for entry in WORKER_ACTIONS if entry.offered(one)]
         row.append(Markup(" ".join(action(entry.text, entry.name, name, entry.tone) for entry in offered)))
     return row
+
+
+def _uptime(seconds: float) -> str:
+    """In the largest unit: the table is sent again only when it changes."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return "< 1 min"
 
 
 def _run_row(run: Mapping[str, Any]) -> list[Cell]:

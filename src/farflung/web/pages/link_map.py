@@ -13,12 +13,14 @@ __all__ = ["link_map", "places"]
 
 #: Links drawn at most: those with traffic first, then the fastest.
 _MOST_LINKS = 400
+#: Half of the map.
+_WIDTH, _HEIGHT = 1000.0, 500.0
 #: Share of the bandwidth in use -> color.
 _COLORS = ((0.8, "--c1"), (0.3, "--c4"), (0.0, "--c0"))
 
 
 def places(names: Sequence[str], regions: Mapping[str, str]) -> dict[str, tuple[float, float]]:
-    """Return where each machine stands, in a square of about 1000 units."""
+    """Return where each machine stands on the map."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(regions.get(name, ""), []).append(name)
@@ -26,14 +28,14 @@ def places(names: Sequence[str], regions: Mapping[str, str]) -> dict[str, tuple[
     for number, region in enumerate(sorted(groups)):
         members = sorted(groups[region])
         turn = 2 * math.pi * number / len(groups) - math.pi / 2
-        far = 0.0 if len(groups) == 1 else 330.0
-        radius = 300.0 if len(groups) == 1 else min(170.0, 26.0 * len(members))
+        far = 0.0 if len(groups) == 1 else 320.0
+        radius = 420.0 if len(groups) == 1 else min(150.0, 26.0 * len(members))
         if len(members) == 1:
             radius = 0.0
         for place, name in enumerate(members):
             angle = 2 * math.pi * place / len(members) - math.pi / 2
             x, y = far * math.cos(turn) + radius * math.cos(angle), far * math.sin(turn) + radius * math.sin(angle)
-            found[name] = (round(1.7 * x, 1), round(y, 1))
+            found[name] = (round(x * _WIDTH / _HEIGHT, 1), round(-y, 1))
     return found
 
 
@@ -48,8 +50,7 @@ def link_map(
     nodes = [
         {
             "name": name,
-            "x": x,
-            "y": y,
+            "value": [x, y],
             "symbolSize": 11 if many else 20,
             "itemStyle": {"color": "--accent", "borderColor": "--paper", "borderWidth": 2},
             "label": {"show": not many, "position": "bottom", "color": "--ink", "fontSize": 12.5},
@@ -64,17 +65,15 @@ def link_map(
     return {
         "animation": False,
         "tooltip": {"confine": True, "backgroundColor": "--paper", "borderColor": "--line", "textStyle": {"color": "--ink"}},
+        "grid": {"left": 30, "right": 30, "top": 30, "bottom": 40},
+        "xAxis": {"type": "value", "show": False, "min": -_WIDTH, "max": _WIDTH},
+        "yAxis": {"type": "value", "show": False, "min": -_HEIGHT, "max": _HEIGHT},
         "series": [
             {
                 "type": "graph",
-                "layout": "none",
+                "coordinateSystem": "cartesian2d",
                 "data": nodes,
                 "links": edges,
-                "roam": "move",
-                "left": 40,
-                "right": 40,
-                "top": 24,
-                "bottom": 34,
                 "edgeSymbol": ["none", "arrow"],
                 "edgeSymbolSize": 7,
                 "emphasis": {"focus": "adjacency", "label": {"show": True}, "lineStyle": {"width": 4}},

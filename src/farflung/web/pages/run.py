@@ -125,16 +125,16 @@ class _RunPage:
             self._devices = HtmlTable("Machines", ("machine", "stages", "operators", "computing"), text_columns=2)
         with card("Last step"):
             self._chart = markup(Markup('<p class="ff-empty">No trace yet.</p>')).classes("ff-svg")
-        with card("Events", "half"):
+        with card("Events", "half bounded"):
             self._events = markup(Markup('<p class="ff-empty">No event yet.</p>'))
-        with card("Checkpoints", "half"):
+        with card("Checkpoints", "half bounded"):
             columns = ("step", "size", "shards", "weights")
             self._checkpoints = HtmlTable("Checkpoints", columns, text_columns=0, empty="No checkpoint yet.")
 
     def _make_texts(self) -> None:
-        with card("Generated text", "half"):
+        with card("Generated text", "half bounded"):
             self._text = markup(Markup('<p class="ff-empty">None yet.</p>'))
-        with card("Settings", "half", "Every other setting has its default."):
+        with card("Settings", "half bounded", "Every other setting has its default."):
             self._settings = HtmlTable("Settings", ("setting", "value"), text_columns=2)
         with card("Log"):
             self._log = markup(Markup(""), tag="pre").classes("ff-pre").props('tabindex=0 role=region aria-label="Log"')

@@ -15,6 +15,8 @@ __all__ = ["RunChart", "column", "evaluation_points", "per_second", "smooth"]
 
 #: The value of a line at a row.
 Value = Callable[[Mapping[str, "array[float]"], int], float]
+#: Steps of which a rate is the mean.
+_STEPS = 10
 #: Points of a line in the first paint.
 _MOST = 700
 
@@ -25,8 +27,14 @@ def column(name: str) -> Value:
 
 
 def per_second(name: str) -> Value:
-    """The values of a column divided by the step's seconds."""
-    return lambda columns, row: columns[name][row] / columns["seconds"][row] if columns["seconds"][row] > 0 else math.nan
+    """The sum of a column by the seconds of the newest steps."""
+
+    def value(columns: Mapping[str, array[float]], row: int) -> float:
+        first = max(0, row + 1 - _STEPS)
+        seconds = sum(columns["seconds"][first : row + 1])
+        return sum(columns[name][first : row + 1]) / seconds if seconds > 0 else math.nan
+
+    return value
 
 
 def smooth(name: str) -> Value:

@@ -67,7 +67,7 @@ def headline(run: LiveRun) -> list[tuple[str, str]]:
     figures = [("step", f"{columns['step'][count - 1]:.0f} / {steps}"), ("loss", f"{columns['loss'][count - 1]:.4f}")]
     if run.series.evaluations:
         figures.append(("evaluation", f"{run.series.evaluations[-1].loss:.4f}"))
-    figures.append(("step time, median of 20", str(Seconds(now.step_seconds))))
+    figures.append(("step time", str(Seconds(now.step_seconds))))
     if now.predicted:
         figures.append(("measured / predicted", f"{now.step_seconds / now.predicted:.2f}"))
     rate = ("tokens/s", now.tokens_per_second) if now.tokens_per_second else ("samples/s", now.samples_per_second)
@@ -151,11 +151,13 @@ def timeline(events: Sequence[RunEvent]) -> Markup:
     """The events, the newest first."""
     if not events:
         return Markup('<p class="ff-empty">No event yet.</p>')
-    items = "".join(
-        f'<li class="{one.tone}"><time datetime="{escape(one.when)}">{escape(one.when[11:])}</time><span>{escape(one.text)}</span></li>'
+    items = (
+        f'<li class="{one.tone}"><time datetime="{escape(one.when)}">{escape(one.when[11:])}</time>'
+        f"<span>{escape(one.text)}</span></li>"
         for one in events[:_MOST_EVENTS]
     )
-    return Markup(f'<ol class="ff-events" tabindex="0" aria-label="Events">{items}</ol>')
+    joined = "".join(items)
+    return Markup(f'<ol class="ff-events" tabindex="0" aria-label="Events">{joined}</ol>')
 
 
 def settings_table(job: JobSpec) -> list[Sequence[Cell]]:
