@@ -118,7 +118,7 @@ def _step(state: State, step: InitStep, seed: int, ref: Any, device: torch.devic
     try:
         with key:
             result: Any = function(*args, **kwargs)
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+    except Exception as error:  # PyTorch's rules for the meta device are Python, which can raise anything
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise GraphError(f"the initializer of {state.name!r} failed at {step.target}: {first}") from error
     results: Sequence[torch.Tensor] = (result,) if isinstance(result, torch.Tensor) else tuple(result)
