@@ -39,6 +39,7 @@ def broker(
     from farflung.broker.records.run_folders import StorageSettings
     from farflung.cli.cluster.broker_service import broker_service
     from farflung.transports.addresses import congestion_control
+    from farflung.transports.descriptors import raise_descriptor_limit
 
     validity = quantity(Seconds, valid, "--valid")
     if service:
@@ -47,6 +48,7 @@ def broker(
         for line in broker_service(given, broker_folder(folder), user=user):
             typer.echo(line)
         return
+    raise_descriptor_limit()
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
