@@ -45,6 +45,7 @@ def broker(
     from farflung.cli.cluster.broker_dashboard import open_dashboard
     from farflung.cli.cluster.broker_service import broker_service
     from farflung.transports.addresses import congestion_control
+    from farflung.transports.descriptors import raise_descriptor_limit
 
     validity = quantity(Seconds, valid, "--valid")
     if service:
@@ -53,6 +54,7 @@ def broker(
         for line in broker_service(given, broker_folder(folder), user=user):
             typer.echo(line)
         return
+    raise_descriptor_limit()
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
