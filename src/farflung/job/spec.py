@@ -29,6 +29,7 @@ __all__ = [
     "OpenSpec",
     "OptimizerSpec",
     "PlanSpec",
+    "ReportSpec",
     "ScheduleSpec",
     "SyncSpec",
     "TrafficSpec",
@@ -38,6 +39,8 @@ __all__ = [
 #: A count of at most 10^9: more is a typing error, and no size that PyTorch accepts.
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Ratio = Annotated[float, Field(ge=1.0)]
+#: A name that a person reads.
+Label = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 def _read(quantity: type[Quantity]) -> Callable[[object], object]:
@@ -50,6 +53,13 @@ def _read(quantity: type[Quantity]) -> Callable[[object], object]:
             return value
 
     return read
+
+
+def _one_or_more(value: object) -> object:
+    """A text as the only item of a tuple; what is no list is left to be refused."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
 
 
 if TYPE_CHECKING:  # type checkers read the fields of the sections
@@ -330,6 +340,24 @@ class GenerateSpec(_Section):
     temperature: Annotated[float, Field(ge=0.0)] = 0.8
 
 
+class ReportSpec(_Section):
+    """Experiment trackers to which a run is reported while it trains.
+
+    ``to``: names of trackers (``csv``, ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or a plug-in's). ``project``: a
+    project of Weights & Biases or trackio, an experiment of MLflow. ``name``: of the run there (empty: the job's name and the
+    run's). ``every``: of the training steps, every so many are reported. ``offline``: Weights & Biases writes to disk only.
+    Keys and addresses of servers are no settings: trackers read them from the environment of the process that reports.
+    """
+
+    to: Annotated[tuple[str, ...], BeforeValidator(_one_or_more)] = ()
+    project: Label = "farflung"
+    name: Annotated[str, Field(max_length=128)] = ""
+    group: Annotated[str, Field(max_length=128)] = ""
+    tags: Annotated[tuple[Label, ...], Field(max_length=32)] = ()
+    every: Count = 1
+    offline: bool = False
+
+
 class JobSpec(_Section):
     """A whole job."""
 
@@ -379,6 +407,7 @@ class JobSpec(_Section):
     checkpoint: CheckpointSpec = CheckpointSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
     generate: GenerateSpec = GenerateSpec()
+    report: ReportSpec = ReportSpec()
 
     @property
     def most_recoveries(self) -> int:
