@@ -6,7 +6,7 @@ from pathlib import Path
 
 from farflung.cli.home import broker_folder, newest_runs, run_folder
 from farflung.cli.options import read_text
-from farflung.cli.planning.inputs import plan_text
+from farflung.cli.planning.inputs import read_plan
 from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
@@ -63,7 +63,7 @@ def read_run(folder: RunFolder) -> tuple[Bundle, Topology, Plan]:
                 f"the run in {folder.root} has no plan yet ({path.name} is missing): wait until the run starts (farflung status)"
             )
     job = from_json(read_text(folder.job, "job"))
-    plan = Plan.from_json(plan_text(read_text(folder.plan, "plan")))
+    plan = read_plan(folder.plan).plan
     graph = Graph.from_json(read_text(folder.graph, "graph"))
     topology = Topology.from_json(read_text(folder.topology, "topology"))
     return Bundle(run=folder.root.name, job=job, graphs={max(plan.micro_batch_sizes): graph}), topology, plan
