@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from farflung.cluster import Topology
-from farflung.errors import FarflungError, InputError, PlanError
+from farflung.errors import FarflungError, GraphError, InputError, PlanError
+from farflung.graph.ir import Graph
 from farflung.job.load import from_json as job_from_json
 from farflung.job.load import to_json as job_to_json
 from farflung.job.spec import JobSpec
@@ -18,11 +19,15 @@ __all__ = ["PlanFile", "read_plan_file"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """A plan. ``job`` and ``topology`` are ``None`` where the file holds only the plan, as ``plan.json`` of a run does."""
+    """A plan. ``job`` and ``topology`` are ``None`` where the file holds only the plan, as ``plan.json`` of a run does.
+
+    ``graph``: the model, where it can't be captured from the job again.
+    """
 
     plan: Plan
     job: JobSpec | None = None
     topology: Topology | None = None
+    graph: Graph | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, which ``read_plan_file`` reads."""
@@ -31,6 +36,8 @@ class PlanFile:
             body["job"] = json.loads(job_to_json(self.job))
         if self.topology is not None:
             body["topology"] = json.loads(self.topology.to_json())
+        if self.graph is not None:
+            body["graph"] = json.loads(self.graph.to_json())
         return body
 
 
@@ -54,9 +61,10 @@ def read_plan_file(text: str, source: str) -> PlanFile:
         plan = Plan.from_json(json.dumps(parts["plan"]) if parts else text)
         job = job_from_json(json.dumps(parts["job"])) if "job" in parts else None
         topology = Topology.from_json(json.dumps(parts["topology"])) if "topology" in parts else None
-    except (PlanError, InputError) as error:
+        graph = Graph.from_json(json.dumps(parts["graph"])) if "graph" in parts else None
+    except (PlanError, InputError, GraphError) as error:
         raise _not_a_plan(source, error) from None
-    return PlanFile(plan=plan, job=job, topology=topology)
+    return PlanFile(plan=plan, job=job, topology=topology, graph=graph)
 
 
 def _not_a_plan(source: str, error: FarflungError) -> InputError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.api.plan_file import PlanFile
-from farflung.api.what_if import WHAT_IF, changed_topology
+from farflung.api.what_if.changes import WHAT_IF, changed_topology
 from farflung.broker.planning import Planned, plan_run
 from farflung.cli.completion import complete_run
 from farflung.cli.options import HomeOption, VerboseOption, about, to_write

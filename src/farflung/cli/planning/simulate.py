@@ -172,7 +172,9 @@ def _graph(file: PlanFile, folder: RunFolder, job: Path | None, activity: Activi
     if spec is None:
         raise InputError(f"the plan in {folder.root} names no job: add --job JOB.toml, which has optimizer, precision and codec")
     spec = spec.model_copy(update={"evaluate": type(spec.evaluate)(), "generate": type(spec.generate)()})
-    if job is None and folder.graph.exists():
+    if job is None and file.graph is not None:
+        graph = file.graph
+    elif job is None and folder.graph.exists():
         graph = Graph.from_json(read_text(folder.graph, "graph"))
     elif job is None and (spec.model is None or ".py:" in spec.model.recipe):
         raise InputError(f"no graph.json beside the plan in {folder.root}: say which job it is for with --job JOB.toml")
