@@ -89,7 +89,7 @@ def plan(
     if between is not None and not explain:
         raise InputError("--mtbf needs --explain, which estimates the cost of machine deaths: add --explain")
     if draw is not None:
-        from farflung.dashboard.drawing import check_drawing
+        from farflung.web.reports.drawing import check_drawing
 
         check_drawing(draw)
         to_write(draw)
@@ -259,8 +259,8 @@ class _Planning:
 
     def draw(self, planned: Planned, words: tuple[Reasons | None, Tolerance | None], target: Path) -> Path:
         """Write the drawing of the plan."""
-        from farflung.dashboard.drawing import PlanDrawing, write_drawing
         from farflung.simulator import SimulationSettings, Simulator
+        from farflung.web.reports.drawing import PlanDrawing, write_drawing
 
         bundle = self.bundle
         simulator = Simulator(bundle.graph, self.topology, bundle.job, SimulationSettings(spans=True))

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farflung.dashboard.run import Run
 from farflung.errors import InputError
 from farflung.graph.ir import Graph, StateKind
 from farflung.job import JobSpec
 from farflung.plan import CodecChoice, Stage
 from farflung.plan.synchronization import strategy_of
 from farflung.units import Bytes, BytesPerSecond, Seconds, counted
+from farflung.web.reports.run import Run
 
 __all__ = [
     "NOTHING",

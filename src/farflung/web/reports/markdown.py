@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from farflung.dashboard.page import Page
-from farflung.dashboard.plots import Plot
-from farflung.dashboard.tables import Table
+from farflung.web.reports.page import Page
+from farflung.web.reports.plots import Plot
+from farflung.web.reports.tables import Table
 
 __all__ = ["picture_names", "to_markdown"]
 

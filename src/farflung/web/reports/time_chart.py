@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farflung.dashboard.ink import Picture, clean, element, fitted, percent, stage_colour, text_at
 from farflung.telemetry import ProcessTrace, Span, SpanKind
 from farflung.units import Bytes, Seconds
+from farflung.web.reports.ink import Picture, clean, element, fitted, percent, stage_colour, text_at
 
 __all__ = ["ChartRow", "time_chart"]
 

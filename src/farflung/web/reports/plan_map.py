@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farflung.dashboard.ink import BUSY, Picture, busy_class, clean, element, fitted, percent, stage_colour, text_at
-from farflung.dashboard.scene import Scene, Spot, Way, bundled
 from farflung.units import Bytes
+from farflung.web.reports.ink import BUSY, Picture, busy_class, clean, element, fitted, percent, stage_colour, text_at
+from farflung.web.reports.scene import Scene, Spot, Way, bundled
 
 __all__ = ["plan_map"]
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.cluster import Topology
-from farflung.dashboard.ink import Picture, document, inline
-from farflung.dashboard.page import Page, to_html
-from farflung.dashboard.plan_map import plan_map
-from farflung.dashboard.plots import Plot
-from farflung.dashboard.run import Run
-from farflung.dashboard.scene import scene_of_plan, scene_of_run
-from farflung.dashboard.tables import Table, number
-from farflung.dashboard.time_chart import ChartRow, time_chart
 from farflung.errors import DataError, InputError
 from farflung.plan import Estimate, Plan, device_rows, link_rows, stage_rows
 from farflung.simulator import Simulation
 from farflung.telemetry import ProcessTrace, Span
 from farflung.units import Seconds
+from farflung.web.reports.ink import Picture, document, inline
+from farflung.web.reports.page import Page, to_html
+from farflung.web.reports.plan_map import plan_map
+from farflung.web.reports.plots import Plot
+from farflung.web.reports.run import Run
+from farflung.web.reports.scene import scene_of_plan, scene_of_run
+from farflung.web.reports.tables import Table, number
+from farflung.web.reports.time_chart import ChartRow, time_chart
 
 __all__ = ["DRAWINGS", "PlanDrawing", "check_drawing", "run_drawings", "write_drawing"]
 

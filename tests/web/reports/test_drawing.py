@@ -14,12 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.cluster import Device, Topology
-from farflung.dashboard import write_report
-from farflung.dashboard.drawing import PlanDrawing, write_drawing
-from farflung.dashboard.ink import inline
-from farflung.dashboard.plan_map import plan_map
-from farflung.dashboard.scene import Scene, Spot, Way, scene_of_plan
-from farflung.dashboard.time_chart import ChartRow, time_chart
 from farflung.errors import DataError, InputError
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.ir import Graph
@@ -28,6 +22,12 @@ from farflung.planners import get_planner
 from farflung.simulator import SimulationSettings, Simulator
 from farflung.telemetry import ClockOffset, ProcessTrace, RunFolder, Span, SpanKind, write_spans
 from farflung.units import Bytes, FlopsPerSecond
+from farflung.web.reports import write_report
+from farflung.web.reports.drawing import PlanDrawing, write_drawing
+from farflung.web.reports.ink import inline
+from farflung.web.reports.plan_map import plan_map
+from farflung.web.reports.scene import Scene, Spot, Way, scene_of_plan
+from farflung.web.reports.time_chart import ChartRow, time_chart
 
 MakeRun = Callable[..., Path]
 SVG = "{http://www.w3.org/2000/svg}"

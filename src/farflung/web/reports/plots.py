@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from farflung.dashboard.run import Run
 from farflung.units import Bytes, Seconds
+from farflung.web.reports.run import Run
 
 __all__ = ["Plot", "compare_plots", "run_plots"]
 

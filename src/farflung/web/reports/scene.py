@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from farflung.cluster import Topology
-from farflung.dashboard.ink import percent
-from farflung.dashboard.run import Run
 from farflung.plan import CodecChoice, Estimate, LinkPlan, Plan
 from farflung.simulator import Simulation
 from farflung.units import Bytes, BytesPerSecond, Seconds
+from farflung.web.reports.ink import percent
+from farflung.web.reports.run import Run
 
 __all__ = ["Scene", "Spot", "Way", "bundled", "scene_of_plan", "scene_of_run"]
 

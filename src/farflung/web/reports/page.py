@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from farflung.dashboard.plots import Plot
-from farflung.dashboard.tables import Table
+from farflung.web.reports.plots import Plot
+from farflung.web.reports.tables import Table
 
 __all__ = ["Page", "to_html"]
 

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.dashboard import load_run, write_report
-from farflung.dashboard.markdown import to_markdown
-from farflung.dashboard.page import Page, to_html
-from farflung.dashboard.tables import Table, headline, stages, totals
 from farflung.errors import DataError, InputError
 from farflung.telemetry import CodecUse, RecoveryRecord, RunFolder, RunResult, StepRecord
+from farflung.web.reports import load_run, write_report
+from farflung.web.reports.markdown import to_markdown
+from farflung.web.reports.page import Page, to_html
+from farflung.web.reports.tables import Table, headline, stages, totals
 
 MakeRun = Callable[..., Path]
 NASTY = "<script>alert('x')</script> & \"q\" | $x_1$ `c` _u_"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from farflung.dashboard import compare_report, load_run
-from farflung.dashboard.tables import common_loss, comparison
 from farflung.errors import DataError, InputError
 from farflung.telemetry import RunFolder, StepRecord
+from farflung.web.reports import compare_report, load_run
+from farflung.web.reports.tables import common_loss, comparison
 
 MakeRun = Callable[..., Path]
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from farflung.dashboard import tables
-from farflung.dashboard.drawing import run_drawings
-from farflung.dashboard.markdown import to_markdown
-from farflung.dashboard.page import Page, to_html
-from farflung.dashboard.plots import compare_plots, run_plots
-from farflung.dashboard.run import Run, load_run
 from farflung.errors import DataError, InputError
 from farflung.telemetry import ProcessTrace, RunFolder, read_traces
 from farflung.units import counted
+from farflung.web.reports import tables
+from farflung.web.reports.drawing import run_drawings
+from farflung.web.reports.markdown import to_markdown
+from farflung.web.reports.page import Page, to_html
+from farflung.web.reports.plots import compare_plots, run_plots
+from farflung.web.reports.run import Run, load_run
 
 __all__ = ["compare_report", "write_report"]
 

@@ -1,0 +1,9 @@
+"""The server of the dashboard.
+
+- ``links``: the links with which people sign in, and the file that lets ``farflung web`` make new ones.
+- ``sign_in``: one-time tokens and cookies.
+- ``rights``: what a signed-in user sees and may do.
+- ``gate``: what each request passes before any page sees it: cookie, origin, headers.
+- ``sign_in_page``: the page for people without a cookie.
+- ``server``: the process that serves the pages.
+"""
