@@ -118,21 +118,25 @@ class ControlClient:
     def watch(self, run: str) -> Iterator[Message]:
         """The broker's messages about ``run``, from its beginning to its end.
 
-        If the broker is lost, it is called again for ``patience``, and a ``note`` says so. Records then continue where they broke
-        off; the other messages (the plan, notes) are repeated.
+        If the broker is lost, it is called again for ``patience``, and a ``note`` says so. The messages then continue where they
+        broke off.
         """
         records, away, patience = 0, False, self.patience
+        seen = _Seen()
         until = monotonic() + patience
         while not self._closed.is_set():
             try:
+                seen.rewind()
                 for message in ask_all(self._rpc, Watch(run=run, records=records), Channel.WATCH):
                     away, until = False, monotonic() + patience
-                    records += isinstance(message, RecordLine)
-                    if isinstance(message, Result) and message.kind:
-                        self._failed[run] = _kind(message.kind), failed_batch(message.batch)
-                    yield message
                     if isinstance(message, Result):
+                        if message.kind:
+                            self._failed[run] = _kind(message.kind), failed_batch(message.batch)
+                        yield message
                         return
+                    records += isinstance(message, RecordLine)
+                    if not seen.again(message):
+                        yield message
             except ConnectionLost as error:
                 if monotonic() >= until:
                     raise
@@ -161,6 +165,29 @@ class ControlClient:
         self._rpc.close()
 
 
+class _Seen:
+    """The messages of a run, without its records, in their order: a broker that is called again repeats them."""
+
+    def __init__(self) -> None:
+        self._seen: list[Message] = []
+        self._place = 0
+
+    def rewind(self) -> None:
+        """The broker is called (again)."""
+        self._place = 0
+
+    def again(self, message: Message) -> bool:
+        """Whether ``message`` is repeated. A broker repeats in the same order, and may leave messages out."""
+        if isinstance(message, RecordLine):
+            return False
+        found = next((at for at in range(self._place, len(self._seen)) if self._seen[at] == message), None)
+        if found is None:
+            self._seen.append(message)
+        self._place = len(self._seen) if found is None else found + 1
+        return found is not None
+
+
 def _kind(name: str) -> type[FarflungError]:
+    """Return the class of errors ``name``; for a run that no error ended (""), and for an unknown name, ``TrainingError``."""
     found = getattr(errors, name) if name in errors.__all__ else TrainingError
     return found if issubclass(found, FarflungError) else TrainingError

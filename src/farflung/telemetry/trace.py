@@ -30,6 +30,7 @@ __all__ = [
     "estimate_offset",
     "pack_spans",
     "read_traces",
+    "span_from_fields",
     "unpack_spans",
     "write_spans",
 ]
@@ -238,7 +239,7 @@ def _read_trace(path: Path) -> ProcessTrace:
                 try:
                     body = json.loads(line)
                     if body["kind"] == "span":
-                        spans.append(_from_fields(body))
+                        spans.append(span_from_fields(body))
                     elif body["kind"] == "clock":
                         lost += int(body["lost"])
                         if "offset" in body:
@@ -250,7 +251,14 @@ def _read_trace(path: Path) -> ProcessTrace:
     return ProcessTrace(process=path.stem, spans=tuple(spans), offset=offset, lost=lost)
 
 
-def _from_fields(body: Mapping[str, object]) -> Span:
+def span_from_fields(body: Mapping[str, object]) -> Span:
+    """Return the span in an event of kind ``span``.
+
+    Raises:
+        KeyError: a field is missing.
+        ValueError: a field is malformed.
+    """
+
     def whole(key: str, default: int) -> int:
         return int(body.get(key, default))  # type: ignore[call-overload, no-any-return]
 

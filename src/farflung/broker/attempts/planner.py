@@ -108,6 +108,8 @@ class AttemptPlanner:
         protection = planned.protection(live.job)
         if protection.guards:
             self.notices.operator_of(live.run, str(protection), detail=True)
+        elif text := planned.exposed(live.job):
+            self.notices.everybody(live.run, text)
         progress = self.recorder.progress(live, len(planned.plan.devices), planned.estimate.step_seconds, start.step)
         preparation = preparation_of(bundle, live, planned, start)
         return Attempt(

@@ -222,7 +222,7 @@ class _Demo:
     def _conclude(self, done: Sequence[_Done]) -> None:
         from farflung.cli.trial.demo_results import compare, explanation, results_table  # brings matplotlib, which takes seconds
         from farflung.cli.trial.demo_summary import last_lines, recovery_lines
-        from farflung.dashboard import compare_report, load_run, write_report
+        from farflung.web.reports import compare_report, load_run, write_report
 
         runs = [load_run(one.folder, one.label) for one in done]
         comparison = compare(runs)
