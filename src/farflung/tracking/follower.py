@@ -15,7 +15,7 @@ from farflung.errors import DataError
 from farflung.job import JobSpec, from_json
 from farflung.job.spec import ReportSpec
 from farflung.telemetry.folder import RunFolder
-from farflung.telemetry.records import EvaluationRecord, Record, RecoveryRecord, StepRecord, read_record
+from farflung.telemetry.records import EvaluationRecord, Record, StepRecord, read_record
 from farflung.tracking.base import MakeTracker, TrackedRun, Tracker
 from farflung.tracking.cursor import Cursor, claimed, tracker_folder
 from farflung.tracking.values import evaluation_values, recovery_values, settings_of, step_values
@@ -181,7 +181,7 @@ class RunFollower:
             if record.step > cursor.evaluation:
                 cursor.evaluation = record.step
                 tracker.log(record.step, evaluation_values(record))
-        elif isinstance(record, RecoveryRecord) and record.attempt > cursor.attempt:
+        elif record.attempt > cursor.attempt:
             cursor.attempt = record.attempt
             tracker.log(cursor.train, recovery_values(record))
             tracker.text(cursor.train, "events/recovery", f"{record.cause}; {record}" if record.cause else str(record))

@@ -81,7 +81,7 @@ class MlflowTracker:
             self._client.log_batch(self._run, params=part)
 
     def _last(self, name: str) -> int:
-        return max(metric.step for metric in self._client.get_metric_history(self._run, name))
+        return int(max(metric.step for metric in self._client.get_metric_history(self._run, name)))
 
 
 def _parts(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
