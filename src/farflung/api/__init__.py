@@ -15,7 +15,9 @@
 | `result`          | `Outcome` and `TrainResult`: losses, records, the trained weights            |
 | `argument_names`  | messages for Python callers                                                  |
 | `submission`      | from a job file to a bundle                                                  |
-| `tolerance`, `what_if`, `why` | explanations of a plan                                           |
+| `tolerance`, `why` | explanations of a plan                                                     |
+| `plan_file`       | a plan with its job and topology, as a file                                  |
+| `what_if/`        | changes of a job and its cluster, and what they would bring                  |
 """
 
 from farflung.api.callbacks import StopTraining

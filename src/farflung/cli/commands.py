@@ -39,6 +39,7 @@ COMMANDS: dict[str, CommandEntry] = {
             "broker": ("cluster.broker", "Start a broker and print its tickets."),
             "join": ("cluster.join", "Join a broker as a worker."),
             "status": ("cluster.status", "Show workers and runs."),
+            "web": ("cluster.web", "Show machines and runs in a browser."),
             "ticket": ("cluster.tickets", "Issue, list and revoke tickets."),
             "doctor": ("cluster.doctor", "Diagnose this machine."),
             "profile": ("cluster.profile", "Measure the links between all workers."),
