@@ -126,6 +126,7 @@ class RestoredRuns:
 def _live(journaled: JournaledRun, root: Path, bundle: Bundle | None) -> LiveRun:
     store = RunStore(root)
     lines = _whole_lines(store.folder.metrics)
+    _whole_lines(store.folder.attempts)
     for events in store.folder.events.glob("*.jsonl"):
         with suppress(DataError):  # a run does not need its trace to continue
             _whole_lines(events)
