@@ -255,5 +255,5 @@ class _Follower:
         self.steps = result.steps
         ours = result.status == "stopped" and self._stopping
         if result.status != "finished" and not ours:
-            kind: type[FarflungError] = self._client.failure(self._run)
-            raise kind(f"{self._run} {result.status} after {result.steps} steps: {result.cause or 'by request'}")
+            text = f"{self._run} {result.status} after {result.steps} steps: {result.cause or 'by request'}"
+            raise self._client.failure(self._run, text)

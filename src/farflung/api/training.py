@@ -16,12 +16,11 @@ from farflung.api.local_training import LocalSettings, train_here
 from farflung.api.remote_training import train_there
 from farflung.api.result import Outcome, TrainResult
 from farflung.api.submission import check_names, freeze
-from farflung.errors import FarflungError, GraphError
+from farflung.errors import FailedBatch, FarflungError, GraphError
 from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
 from farflung.messages.submission import Bundle
-from farflung.step.failed_batch import FailedBatch
 from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import StepRecord
 
@@ -178,7 +177,7 @@ def _train(
         )
         return bundle, train_here(bundle, trainee.states, batches, side, callbacks, settings)
     except GraphError as error:
-        error.args = (str(error) + _failed_batch(str(error), graph, trainee.evaluation),)
+        error.args = (str(error) + _batch_text(error.batch, graph, trainee.evaluation),)
         raise
     except KeyboardInterrupt as error:
         # the same exception, without the threads among which it was raised
@@ -224,11 +223,10 @@ def _interrupted(callbacks: Callbacks, given: TrainArguments) -> str:
     return f"training was interrupted after {callbacks.steps} of {given.steps} steps"
 
 
-def _failed_batch(text: str, graph: Graph, evaluation: Graph | None) -> str:
-    """What the batch of the failed operator was, if ``text`` names it; its shapes are the graph's, as every batch is checked."""
+def _batch_text(failed: FailedBatch | None, graph: Graph, evaluation: Graph | None) -> str:
+    """Describe the batch of a failed computation; its shapes are the graph's, as every batch is checked."""
     from farflung.frontends.torch.ambient import describe_batch
 
-    failed = FailedBatch.find(text)
     source = evaluation if failed is not None and failed.evaluates else graph
     if failed is None or source is None:
         return ""

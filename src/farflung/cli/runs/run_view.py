@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console, RenderableType
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from farflung.client.control import ControlClient
 from farflung.client.planned_run import PlannedRun
+from farflung.clock import monotonic
 from farflung.errors import TrainingError
 from farflung.messages.schema import Message
 from farflung.messages.watching import (
@@ -63,7 +63,7 @@ class RunView:
         self._errors: dict[tuple[int, int], float] = {}
         self._recent: list[float] = []
         #: What the run is busy with while no step is made, since when, and the spinner before it.
-        self._phase, self._since = "waiting for workers", time.monotonic()
+        self._phase, self._since = "waiting for workers", monotonic()
         self._spinner = Spinner("dots")
         #: Workers that are ready for the plan.
         self._ready: set[str] = set()
@@ -107,7 +107,7 @@ class RunView:
         return None
 
     def _begin(self, phase: str) -> None:
-        self._phase, self._since = phase, time.monotonic()
+        self._phase, self._since = phase, monotonic()
 
     def _plan_text(self, planned: PlannedRun) -> str | None:
         return printable(planned.explanation if self.verbose else planned.summary) if self._tell_plan else None
@@ -177,7 +177,7 @@ class RunView:
             if self.last.link_bytes:
                 picture.add_row(self._links(self.last))
         if self._phase:
-            waited = f"{self._phase}  {time.monotonic() - self._since:.0f} s"
+            waited = f"{self._phase}  {monotonic() - self._since:.0f} s"
             self._spinner.update(text=Text.assemble(*(title if self.last is None else []), waited))
             picture.add_row(self._spinner)
         return picture

@@ -55,7 +55,7 @@ def follow_run(client: ControlClient, run: str, *, verbose: bool = False) -> Non
     try:
         show_run(client, run, view=RunView(verbose=verbose))
     except TrainingError as error:
-        raise client.failure(run)(str(error)) from error
+        raise client.failure(run, str(error)) from error
     except KeyboardInterrupt:
         if os.environ.get(EMULATED):
             raise Stopped(f"{run} ends with the emulated cluster; checkpoint.resume continues from its checkpoint") from None

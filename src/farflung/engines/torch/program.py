@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,8 +21,21 @@ from farflung.errors import GraphError
 from farflung.graph.gradient import GRADIENT, read_gradient
 from farflung.graph.ir import Arg, DTypeArg, LocalRef, Op, StateRef, Use, ValueRef
 from farflung.graph.opset import OpClass, check_target, info
+from farflung.graph.signatures import Signature, read_signature, signature
 
-__all__ = ["Call", "Program", "Read", "Source", "compile_program", "kernel", "lookup", "pseudo", "resolve", "tensor_arguments"]
+__all__ = [
+    "Call",
+    "Program",
+    "Read",
+    "Source",
+    "compile_program",
+    "installed_signature",
+    "kernel",
+    "lookup",
+    "pseudo",
+    "resolve",
+    "tensor_arguments",
+]
 
 _FORMATS = {
     "contiguous_format": torch.contiguous_format,
@@ -94,7 +107,7 @@ class Program:
                 del result, arguments
                 for slot in call.free:
                     registers[slot] = None
-        except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        except Exception as error:  # operators that PyTorch writes in Python can raise anything
             if call is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -144,6 +157,17 @@ def resolve(arg: Arg, ref: Callable[[ValueRef | StateRef | LocalRef], Any], *, m
             raise GraphError(f"memory format {arg!r} is not known; known are {', '.join(_FORMATS)}")
         return _FORMATS[arg]
     return arg
+
+
+@cache
+def installed_signature(target: str) -> Signature:
+    """The arguments of an allowed operator as this PyTorch declares them.
+
+    Raises:
+        GraphError: this PyTorch has no such operator.
+    """
+    schema = str(lookup(target)._schema)
+    return read_signature(schema[schema.index("(") + 1 : schema.rindex(") ->")], numbers=signature(target).numbers)
 
 
 def with_device(function: Any, args: list[Any], kwargs: dict[str, Any], device: torch.device) -> None:

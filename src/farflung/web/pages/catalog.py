@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.web.pages import cluster, run, runs
+from farflung.web.pages import cluster, compare, run, runs
 from farflung.web.pages.page import Page
 
 __all__ = ["PAGES"]
@@ -11,4 +11,5 @@ PAGES: tuple[Page, ...] = (
     Page(path="/cluster", title="Cluster", build=cluster.build, needs_broker=True),
     Page(path="/runs", title="Runs", build=runs.build),
     Page(path="/run/{run}", title="Run", build=run.build),
+    Page(path="/compare/{runs}", title="Comparison", build=compare.build),
 )

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from farflung.client.control import ControlClient
-from farflung.errors import SecurityError
+from farflung.errors import FarflungError, SecurityError
 from farflung.web.serving.sign_in import Role, Session, SignIn
 
 __all__ = ["Rights", "SignedIn"]
@@ -32,6 +34,25 @@ class SignedIn:
     client: ControlClient | None = None
     sees_all: bool = False
     owns_broker: bool = False
+    ticket_runs: TicketRuns | None = None
+
+    def runs(self) -> frozenset[str]:
+        """The runs that belong to the user's ticket."""
+        return frozenset() if self.ticket_runs is None else self.ticket_runs.names
+
+
+class TicketRuns:
+    """The runs whose details the broker tells the owner of a ticket."""
+
+    def __init__(self, client: ControlClient) -> None:
+        self.client = client
+        self.names: frozenset[str] = frozenset()
+
+    def refresh(self) -> None:
+        """Ask the broker; the names stay as they are if it does not answer."""
+        with suppress(FarflungError):
+            answer: Mapping[str, Any] = self.client.status()
+            self.names = frozenset(str(run["run"]) for run in answer["runs"] if run["folder"])
 
 
 class Rights:
@@ -42,8 +63,8 @@ class Rights:
         self.sign_ins = sign_ins
         self._owner, self._open_ticket = owner, open_ticket
         self._lock = threading.Lock()
-        #: Session id -> the client of a ticket that signed in.
-        self._clients: dict[str, ControlClient] = {}
+        #: Session id -> the ticket that signed in.
+        self._tickets: dict[str, TicketRuns] = {}
 
     async def sign_in(self, *, token: str, ticket: str) -> Session:
         """Return a new session for a token or a ticket.
@@ -55,11 +76,19 @@ class Rights:
             return self.sign_ins.redeem(token)
         if self._open_ticket is None:
             raise SecurityError("this dashboard has no broker, so a ticket can't sign in: use the link that farflung web printed")
-        client = await asyncio.to_thread(self._open_ticket, ticket)
+        found = TicketRuns(await asyncio.to_thread(self._open_ticket, ticket))
+        await asyncio.to_thread(found.refresh)
         session = self.sign_ins.begin(Role.TICKET)
         with self._lock:
-            self._clients[session.session_id] = client
+            self._tickets[session.session_id] = found
         return session
+
+    def refresh(self) -> None:
+        """Ask the broker which runs belong to the tickets that have signed in."""
+        with self._lock:
+            found = list(self._tickets.values())
+        for one in found:
+            one.refresh()
 
     def of(self, session: Session) -> SignedIn | None:
         """Return the user of a session, ``None`` if a restart of the dashboard has ended the session of a ticket."""
@@ -68,12 +97,12 @@ class Rights:
         if session.role is Role.VIEWER:
             return SignedIn(role=session.role, sees_all=True)
         with self._lock:
-            client = self._clients.get(session.session_id)
-        return None if client is None else SignedIn(role=session.role, client=client)
+            found = self._tickets.get(session.session_id)
+        return None if found is None else SignedIn(role=session.role, client=found.client, ticket_runs=found)
 
     def end(self, session: Session) -> None:
         """Forget the ticket of a session."""
         with self._lock:
-            client = self._clients.pop(session.session_id, None)
-        if client is not None:
-            client.close()
+            found = self._tickets.pop(session.session_id, None)
+        if found is not None:
+            found.client.close()

@@ -19,6 +19,7 @@ from starlette.responses import RedirectResponse
 
 from farflung.web.pages.catalog import PAGES
 from farflung.web.pages.page import Page, View
+from farflung.web.serving.downloads import add_downloads
 from farflung.web.serving.gate import Gate
 from farflung.web.serving.rights import Rights
 from farflung.web.sources.sources import Sources
@@ -47,10 +48,11 @@ def serve(serving: Serving) -> None:
     logging.getLogger("nicegui").setLevel(logging.WARNING)
     outer = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     for page in PAGES:
-        _add(page, serving.sources)
+        _add(page, serving)
     first = next(page for page in PAGES if page.in_navigation and (serving.sources.has_broker or not page.needs_broker))
     pages_app.add_api_route("/", lambda: RedirectResponse(first.path), include_in_schema=False)
-    pages_app.on_startup(lambda: asyncio.create_task(serving.sources.follow(), name="sources"))
+    add_downloads(pages_app, serving.sources)
+    pages_app.on_startup(lambda: asyncio.create_task(serving.sources.follow(serving.rights.refresh), name="sources"))
     ui.run_with(outer, title="farflung", language="en-US", dark=None, tailwind=False, show_welcome_message=False)
     port = serving.listening.getsockname()[1]
     gate = Gate(outer, serving.rights, cookie_name=f"farflung-{port}", secure=serving.certificate is not None)
@@ -83,12 +85,15 @@ def _end_with_owner(server: uvicorn.Server) -> None:
     loop.add_reader(descriptor, readable)
 
 
-def _add(page: Page, sources: Sources) -> None:
+def _add(page: Page, serving: Serving) -> None:
+    sources = serving.sources
+
     def shown(request: Request) -> None:
         view = View(
             sources=sources,
             user=request.state.signed_in,
             parameters={**request.query_params, **request.path_params},
+            make_link=lambda role, validity: f"{request.base_url}sign-in#{serving.rights.sign_ins.token(role, validity)}",
         )
         with frame(_links(sources), page.path):
             page.build(view)

@@ -61,8 +61,6 @@ class LiveRun:
         self._plan: _File[Plan] = _File(self.folder.plan, Plan.from_json)
         self._topology: _File[Topology] = _File(self.folder.topology, Topology.from_json)
         self._result: _File[RunResult] = _File(self.folder.result, RunResult.from_json)
-        #: Counts up whenever anything but the series has changed.
-        self.revision = 0
 
     def refresh(self) -> bool:
         """Read what is new. Returns whether there is more to read at once.
@@ -70,9 +68,15 @@ class LiveRun:
         Raises:
             DataError: the metrics can't be read.
         """
-        changed = [one.read() for one in (self._job, self._plan, self._topology, self._result)]
-        self.revision += any(changed)
+        self.refresh_summary()
+        self._plan.read()
+        self._topology.read()
         return self.series.read()
+
+    def refresh_summary(self) -> None:
+        """Read job and result if they have changed."""
+        self._job.read()
+        self._result.read()
 
     @property
     def job(self) -> JobSpec | None:

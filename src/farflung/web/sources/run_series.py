@@ -47,7 +47,7 @@ class _Line(msgspec.Struct):
     samples: int = 0
     tokens: int = 0
     learning_rate: _Figure = None
-    gradient_norm: _Figure = None
+    grad_norm: _Figure = None
     predicted_seconds: _Figure = None
     divergence: _Figure = None
     link_bytes: dict[str, int] = {}
@@ -75,6 +75,10 @@ class RunSeries:
     def __len__(self) -> int:
         """How many steps count. Another thread may be adding the next row, of which the last column comes last."""
         return len(self.columns[COLUMNS[-1]])
+
+    def known(self, column: str) -> bool:
+        """Whether any of the newest steps has a number in ``column``."""
+        return any(math.isfinite(value) for value in self.columns[column][-_RECENT:])
 
     @property
     def latest(self) -> StepRecord | None:
@@ -143,7 +147,7 @@ class RunSeries:
             line.step + 1.0,
             _number(line.loss),
             _number(line.learning_rate),
-            _number(line.gradient_norm),
+            _number(line.grad_norm),
             line.seconds,
             _number(line.predicted_seconds),
             self._offset + line.elapsed,

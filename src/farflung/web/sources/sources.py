@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from farflung.clock import monotonic
 from farflung.errors import FarflungError
 from farflung.web.sources.broker_poll import BrokerPoll, ClusterState
 from farflung.web.sources.live_run import LiveRun
+from farflung.web.sources.run_analysis import Analyses
 
 __all__ = ["Sources"]
 
 _log = logging.getLogger(__name__)
 #: Seconds between two readings, and how long a run is read after a page asked for it last.
 INTERVAL, ATTENTION = 1.0, 10.0
+#: States of runs in progress.
+_ACTIVE = ("planning", "preparing", "running", "stopping")
 #: Seconds after which a run that no page shows is forgotten.
 _MEMORY = 600.0
 
@@ -40,6 +43,8 @@ class Sources:
             name = folder.name if folder.name not in self._shown else str(folder)
             self._shown[name] = LiveRun(folder, name)
             self._wanted[name] = float("inf")
+        self.analyses = Analyses()
+        self._summaries: dict[str, LiveRun] = {}
 
     @property
     def has_broker(self) -> bool:
@@ -68,6 +73,29 @@ class Sources:
         """What the broker reports about a run, ``None`` if it does not know the run any more."""
         return next((one for one in self.cluster.runs if one["run"] == run), None)
 
+    def summary(self, name: str) -> LiveRun:
+        """Return a run of ``names`` for a list: job and result are read, the metrics are not."""
+        with self._lock:
+            found = self._shown.get(name) or self._summaries.get(name)
+        if found is None:
+            assert self._runs is not None
+            found = self._summaries[name] = LiveRun(self._runs / name)
+        found.refresh_summary()
+        return found
+
+    def active(self) -> list[LiveRun]:
+        """The runs in progress whose folders are here."""
+        names = [str(run["run"]) for run in self.cluster.runs if run["state"] in _ACTIVE]
+        return [run for run in map(self.run, names) if run is not None]
+
+    def regions(self) -> Mapping[str, str]:
+        """The region of each machine, from the topologies of the runs in progress, where these say so."""
+        found: dict[str, str] = {}
+        for run in self.active():
+            if run.topology is not None:
+                found |= {device.name: device.region for device in run.topology.devices if device.region}
+        return found
+
     def run(self, name: str) -> LiveRun | None:
         """Return a run, and keep it fresh for some seconds. ``None``: this machine has no such run."""
         with self._lock:
@@ -80,12 +108,13 @@ class Sources:
                 self._wanted[name] = monotonic() + ATTENTION
             return found
 
-    async def follow(self) -> None:
-        """Refresh once a second, until cancelled."""
+    async def follow(self, also: Callable[[], None] = lambda: None) -> None:
+        """Refresh once a second, until cancelled. ``also`` is called on the same thread."""
         while True:
             begun = monotonic()
             try:
                 more = await asyncio.to_thread(self.refresh)
+                await asyncio.to_thread(also)
             except FarflungError as error:
                 _log.warning("%s", error)
                 more = False
@@ -96,7 +125,7 @@ class Sources:
         if self._poll is not None:
             self._poll.refresh()
             for run in self._poll.state.runs:
-                if run["state"] in ("running", "planning"):  # read ahead, so that its page opens at once
+                if run["state"] in _ACTIVE:  # read ahead, so that its page opens at once
                     self.run(str(run["run"]))
         now = monotonic()
         with self._lock:

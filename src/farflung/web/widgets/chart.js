@@ -38,7 +38,8 @@ export default {
       this.tick;
       const last = (this.spec?.series || []).map((one, i) => {
         const points = this.points?.[i] || [];
-        return points.length ? `${one.name} ${this.shown(points[points.length - 1][1])}` : "";
+        const last = points.length ? points[points.length - 1][1] : null;
+        return last === null ? "" : `${one.name} ${this.shown(last)}`;
       });
       return [this.label, ...last.filter(Boolean)].join(", ");
     },
@@ -66,6 +67,7 @@ export default {
   },
   async mounted() {
     await this.$nextTick();
+    if (!this.$refs.canvas) return; // the page has removed it meanwhile
     this.chart = echarts.init(this.$refs.canvas, null, { renderer: "canvas" });
     this.chart.on("click", (event) => this.$emit("pick", { name: event.name, data: event.data?.key ?? null }));
     this.observer = new ResizeObserver(() => this.chart.resize());
@@ -129,7 +131,7 @@ export default {
           splitLine: { lineStyle: { color: css("--hair") } }, axisLabel: { ...axis.axisLabel, formatter: (v) => this.shown(v) } },
         dataZoom: [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "shift", moveOnMouseWheel: false }],
         series: spec.series.map((one, i) => ({
-          type: "line", name: one.name, showSymbol: !!one.symbols, symbolSize: 6, sampling: "lttb", large: true,
+          type: "line", name: one.name, showSymbol: !!one.symbols, symbol: "circle", symbolSize: 5, sampling: "lttb", large: true,
           itemStyle: { color: css(`--c${one.color ?? i % 8}`) },
           lineStyle: { width: one.thin ? 1 : 1.8, opacity: one.thin ? 0.45 : 1, type: one.dashed ? "dashed" : "solid" },
           emphasis: { disabled: true }, connectNulls: false, data: [],

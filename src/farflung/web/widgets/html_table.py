@@ -8,7 +8,7 @@ from typing import Any
 
 from nicegui import ui
 
-__all__ = ["HtmlTable", "Markup", "action", "badge", "cell", "link", "markup", "meter"]
+__all__ = ["Cell", "HtmlTable", "Markup", "action", "badge", "cell", "link", "markup", "meter"]
 
 
 class Markup(str):
