@@ -140,7 +140,7 @@ class _Demo:
         children, names = self._children, self._topology.names
         say(self._console, f"starting a broker and {len(names)} workers ({', '.join(names)}) as processes of this machine")
         say(self._console, "each loads PyTorch and measures its speed: half a minute or so on two cores")
-        children.start("broker", ["broker", "--listen", "127.0.0.1:0", "--home", str(self._place / "broker")])
+        children.start("broker", ["broker", "--listen", "127.0.0.1:0", "--no-web", "--home", str(self._place / "broker")])
         invitation = children.await_line("broker", r"farflung join (\S+)\n", _START_SECONDS)[1]
         ticket = children.await_line("broker", r"--ticket (\S+)\n", _START_SECONDS)[1]
         for name in names:
