@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from farflung import errors
 from farflung.clock import monotonic
-from farflung.errors import ConnectionLost, FarflungError, TrainingError, WireError
+from farflung.errors import ConnectionLost, FailedBatch, FarflungError, GraphError, TrainingError, WireError
 from farflung.ids import new_id
 from farflung.messages.calls import (
     Checking,
@@ -33,6 +33,7 @@ from farflung.messages.calls import (
     Told,
     Watch,
 )
+from farflung.messages.conversions.failed_batches import failed_batch
 from farflung.messages.remote_calls import ask, ask_all
 from farflung.messages.schema import UNSET, Channel, Message, Parting
 from farflung.messages.watching import Note, RecordLine, Result
@@ -56,7 +57,7 @@ class ControlClient:
         self._rpc = membership.client
         #: How long ``watch`` tries to reach a broker that does not answer any more.
         self.patience = Seconds(0.0)
-        self._failed: dict[str, type[FarflungError]] = {}
+        self._failed: dict[str, tuple[type[FarflungError], FailedBatch | None]] = {}
         self._closed = threading.Event()
 
     def resumable(self, source: str) -> Mapping[str, object]:
@@ -129,7 +130,7 @@ class ControlClient:
                 for message in ask_all(self._rpc, Watch(run=run, records=records), Channel.WATCH):
                     away, until = False, monotonic() + patience
                     if isinstance(message, Result):
-                        self._failed[run] = _kind(message.kind)
+                        self._remember(run, message)
                         yield message
                         return
                     records += isinstance(message, RecordLine)
@@ -146,9 +147,20 @@ class ControlClient:
                     return
             self._closed.wait(_RETRY_SECONDS)
 
-    def failure(self, run: str) -> type[FarflungError]:
-        """The class of the error that ended ``run``, as the last ``watch`` of it said (``TrainingError`` where it did not)."""
-        return self._failed.get(run, TrainingError)
+    def _remember(self, run: str, result: Result) -> None:
+        if result.kind:
+            self._failed[run] = _kind(result.kind), failed_batch(result.batch)
+
+    def failure(self, run: str, text: str) -> FarflungError:
+        """Return an error with ``text`` of the class that ended ``run``, as the last ``watch`` of it said.
+
+        ``TrainingError`` where the watch said nothing.
+        """
+        kind, batch = self._failed.get(run, (TrainingError, None))
+        error = kind(text)
+        if isinstance(error, GraphError):
+            error.batch = batch
+        return error
 
     def close(self) -> None:
         """End the connection; ``watch`` ends too."""

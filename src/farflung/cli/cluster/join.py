@@ -66,10 +66,12 @@ def join(
 ) -> None:
     """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
     from farflung.cli.ticket_argument import parse_ticket
+    from farflung.transports.descriptors import raise_descriptor_limit
     from farflung.worker import membership
-    from farflung.worker.owner_limits import WishesFile
+    from farflung.worker.owner_limits import OwnerLimitsFile
     from farflung.worker.reconnect import Service
 
+    raise_descriptor_limit()
     invitation = parse_ticket(ticket)
     options = WorkerOptions(
         device=device,
@@ -88,11 +90,11 @@ def join(
         given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
         _write_service(own, str(invitation), options, given, user=user)
         return
-    wishes = WishesFile(members_folder(), own)
+    limits = OwnerLimitsFile(members_folder(), own)
     rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
-    held = wishes.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
-    if str(held) != "no limits":
-        typer.echo(f"{own}: {held} (farflung limit, farflung resume)")
+    stored = limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
+    if str(stored) != "no limits":
+        typer.echo(f"{own}: {stored} (farflung limit, farflung resume)")
     certificate = members_folder() / f"{own}.certificate"
     writer, shown = LogWriter(), timed_log(verbose=verbose)
 
@@ -105,7 +107,7 @@ def join(
         lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
         options,
         say,
-        wishes,
+        limits,
         activity.phase,
     )
 
@@ -128,7 +130,7 @@ def join(
         serving.stop()
         threads.join(_END_SECONDS)
         writer.close()
-        wishes.end()
+        limits.end()
     typer.echo(f"{own}: left")
 
 

@@ -20,7 +20,7 @@ from farflung.client.control import ControlClient
 from farflung.errors import TrainingError
 from farflung.messages.schema import Message
 from farflung.messages.watching import RecordLine, Result
-from farflung.messages.wire_form import encode
+from farflung.messages.wire_form import to_plain
 from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.records import RunResult, StepRecord
 from farflung.telemetry.terminal import terminal
@@ -87,12 +87,13 @@ def show_json(client: ControlClient, run: str, write: Callable[[str], None]) -> 
         if isinstance(message, RecordLine):
             write(message.line.rstrip("\n"))
             continue
-        frame = encode(message)
-        body = dict(frame.header)
+        kind, body = to_plain(message)
         if isinstance(message, Result):
             result = RunResult.from_json(message.result)
             body["result"] = json.loads(message.result)
-        write(json.dumps({"kind": frame.kind, **({} if frame.kind != "result" else {"error": body.pop("kind", "")}), **body}))
+        if "kind" in body:
+            body["error"] = body.pop("kind")
+        write(json.dumps({"kind": kind, **body}))
     return ended_well(run, result)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.cli.runs.run_view import RunView
+from farflung.clock import monotonic
 from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.records import StepRecord
 from farflung.units import Bytes, Seconds, counted
@@ -57,7 +57,7 @@ class RunScreen:
             yield _line(label, (view.curve.bars(max(width - len(label) - 1, 1), ascii_only=ascii_only), "cyan"))
             yield _line(("  ".join(view.detail()), "dim"))
         if view.phase:
-            yield _line((f"{view.phase}, {time.monotonic() - view.since:.0f} s", "yellow"))
+            yield _line((f"{view.phase}, {monotonic() - view.since:.0f} s", "yellow"))
 
     def _tables(self) -> Iterable[tuple[str, Table]]:
         """Yield the tables, the most important one first."""

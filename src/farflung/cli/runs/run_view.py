@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Mapping
 
 from farflung.cli.runs.loss_curve import LossCurve
 from farflung.client.planned_run import PlannedRun
+from farflung.clock import monotonic
 from farflung.messages.schema import Message
 from farflung.messages.watching import (
     CheckpointWritten,
@@ -57,7 +57,7 @@ class RunView:
         self.events: deque[tuple[int, str]] = deque(maxlen=_EVENTS)
         self.reported = 0
         #: What the run is busy with while no step is made, and since when.
-        self.phase, self.since = "waiting for workers", time.monotonic()
+        self.phase, self.since = "waiting for workers", monotonic()
         #: Workers that are ready for the plan.
         self._ready: set[str] = set()
 
@@ -105,7 +105,7 @@ class RunView:
         return None
 
     def _begin(self, phase: str) -> None:
-        self.phase, self.since = phase, time.monotonic()
+        self.phase, self.since = phase, monotonic()
 
     def _plan_text(self, planned: PlannedRun) -> str | None:
         return printable(planned.explanation if self.verbose else planned.summary) if self._tell_plan else None

@@ -63,7 +63,7 @@ def follow_run(client: ControlClient, run: str, *, console: Console | None, verb
         else:
             show_run(client, run, console=console, view=RunView(run, verbose=verbose))
     except TrainingError as error:
-        raise client.failure(run)(str(error)) from error
+        raise client.failure(run, str(error)) from error
     except KeyboardInterrupt:
         if os.environ.get(EMULATED):
             raise Stopped(f"{run} ends with the emulated cluster; checkpoint.resume continues from its checkpoint") from None
