@@ -52,13 +52,8 @@ def broker(
 
     validity = quantity(Seconds, valid, "--valid")
     if service:
-<<<<<<< HEAD
         given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
-        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit}
-=======
-        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror}
         given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--web": web, "--no-web": "" if no_web else None}
->>>>>>> W
         for line in broker_service(given, broker_folder(folder), user=user):
             typer.echo(line)
         return
