@@ -134,9 +134,9 @@ def test_jobs_queue_in_their_order() -> None:
     made = machine()
     for run in ("r", "s", "t"):
         made.handle(RunSubmitted(run=run, workers=1))
-    assert [made.ahead(run) for run in ("r", "s", "t")] == [0, 1, 2]
+    assert [one.run for one in made.waiting()] == ["r", "s", "t"]
     assert made.handle(StopRequested(run="s")) == [FinishRun(run="s", outcome="stopped")]
-    assert [made.ahead(run) for run in ("r", "s", "t")] == [0, 0, 1]
+    assert [one.run for one in made.waiting()] == ["s", "t"]
     assert made.handle(MemberJoined(name="a", address="a:1", offer=OFFER)) == [MakePlan(run="r", members=("a",), attempt=1)]
 
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from farflung.broker.access_control import AccessControl
 from farflung.broker.admission import Admission
 from farflung.broker.links.network import Network
 from farflung.broker.links.probes import LinkProbes
@@ -22,6 +23,7 @@ from farflung.broker.links.routes import Routes
 from farflung.broker.links.table import LinkTable
 from farflung.broker.notices import Notices
 from farflung.broker.planning import Judge
+from farflung.broker.quotas import TicketQuotas
 from farflung.broker.records.broker_log import BrokerLog
 from farflung.broker.records.journal import Journal
 from farflung.broker.records.mirror import Mirror
@@ -43,12 +45,13 @@ from farflung.checkpoint.store import write_file
 from farflung.clock import wall_time
 from farflung.errors import FarflungError, InputError
 from farflung.security import Credentials, Ticket
+from farflung.security.audit_log import AuditLog
 from farflung.security.authority import CertificateAuthority
 from farflung.security.files import make_private_folder
 from farflung.security.name_book import NameBook
 from farflung.security.ticket_book import TicketBook
 from farflung.transports.addresses import reachable_host
-from farflung.transports.rpc import RpcServer
+from farflung.transports.rpc import RpcHost, RpcServer
 from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
 
@@ -123,6 +126,8 @@ class Broker:
         credentials = authority.server_credentials(now)
         self.tickets = TicketBook(self.home / "tickets.sqlite")
         self.names = NameBook(self.home / "names.sqlite", say)
+        access = AccessControl(self.tickets, self.names, AuditLog(self.home, wall_time, say))
+        quotas = TicketQuotas(storage.quotas)
         folders = RunFolders(self.home / "runs", self.names.ticket, storage)
         self.sessions = SessionTable(self.names.advance)
         self.runs = RunTable()
@@ -133,13 +138,19 @@ class Broker:
         notices = Notices(say, self.runs, log.message)
         self.network = self._make_network(links, _dialer(credentials, say))
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
-        self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say)
-        server = RpcServer(credentials, folder=self.home, log=say)
-        door = RpcServer(credentials, folder=self.home, log=say, door=True)
+        self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
+        server = RpcServer(credentials, host=RpcHost(folder=self.home, log=say, check=access.check))
+        door = RpcServer(credentials, host=RpcHost(folder=self.home, log=say), door=True)
+        access.register(server, serving.remove)
         opening.callback(serving.join)
         opening.callback(server.close)
         opening.callback(serving.close)
-        self._serve_requests(opening, server, folders, notices, Mirror(storage.mirror, say) if storage.mirror else None)
+        mirror = Mirror(storage.mirror, say) if storage.mirror else None
+        if mirror is not None:
+            opening.callback(mirror.close)
+        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror)
+        submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas)
+        self._serve_requests(opening, server, folders, (transfers, submissions))
         restored = RestoredRuns(
             folder=folders.root,
             add=self.manager.restore,
@@ -159,6 +170,8 @@ class Broker:
             tickets=self.tickets,
             names=self.names,
             sessions=self.sessions,
+            access=access,
+            quotas=quotas,
             member_port=lambda: self.member_port,
         )
         self._admission.register(door, server)
@@ -202,13 +215,11 @@ class Broker:
         )
 
     def _serve_requests(
-        self, opening: ExitStack, server: RpcServer, folders: RunFolders, notices: Notices, mirror: Mirror | None
+        self, opening: ExitStack, server: RpcServer, folders: RunFolders, others: tuple[Transfers, Submissions]
     ) -> None:
         runs, manager, sessions = self.runs, self.manager, self.sessions
         watchers = Watchers(runs, folders, manager.handle)
         opening.callback(watchers.close)
-        if mirror is not None:
-            opening.callback(mirror.close)
         status = StatusQueries(
             runs=runs,
             sessions=sessions,
@@ -219,10 +230,8 @@ class Broker:
             stragglers=manager.stragglers,
         )
         control = RunControl(runs=runs, folders=folders, handle=manager.handle, send=sessions.send, owner_key=self.names.key)
-        transfers = Transfers(runs=runs, folders=folders, notices=notices, mirror=mirror)
-        submissions = Submissions(runs=runs, folders=folders, begin=manager.submit)
         profile = LinkProfile(runs=runs, network=self.network)
-        for part in (submissions, transfers, status, watchers, control, profile):
+        for part in (*others, status, watchers, control, profile):
             part.register(server)
 
     def ticket(self, scope: str = "join", validity: Seconds = _DAY) -> Ticket:

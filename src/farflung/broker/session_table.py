@@ -64,6 +64,11 @@ class SessionTable:
         with self._lock:
             return self._sessions.get(name)
 
+    def connected(self) -> list[str]:
+        """Return the names of the workers that are connected."""
+        with self._lock:
+            return list(self._sessions)
+
     def serves(self, name: str) -> bool:
         """Return whether a worker called ``name`` is connected."""
         return self.session(name) is not None

@@ -40,6 +40,7 @@ COMMANDS: dict[str, CommandEntry] = {
             "join": ("cluster.join", "Join a broker as a worker."),
             "status": ("cluster.status", "Show workers and runs."),
             "ticket": ("cluster.tickets", "Issue, list and revoke tickets."),
+            "kick": ("cluster.kick", "Remove a member and bar its key."),
             "doctor": ("cluster.doctor", "Diagnose this machine."),
             "profile": ("cluster.profile", "Measure the links between all workers."),
         },

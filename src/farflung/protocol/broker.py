@@ -11,7 +11,7 @@ most one run. The parts of the machine share ``ClusterState``:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from farflung.protocol.attempts import Attempts
@@ -105,17 +105,21 @@ class BrokerMachine:
         self._state.validate()
         return commands
 
-    def ahead(self, run: str) -> int:
-        """See ``ClusterState.ahead``."""
-        return self._state.ahead(run)
+    def waiting(self) -> list[Run]:
+        """See ``ClusterState.waiting``."""
+        return self._state.waiting()
 
     def absent(self, run: Run) -> list[str]:
         """See ``ClusterState.absent``."""
         return self._state.absent(run)
 
-    def may_take(self, run: str, member: Member) -> bool:
+    def may_take(self, run: str, member: Member, restored: Sequence[Run] | None = None) -> bool:
         """See ``ClusterState.may_take``."""
-        return self._state.may_take(run, member)
+        return self._state.may_take(run, member, restored)
+
+    def restored(self) -> list[Run]:
+        """See ``ClusterState.restored``."""
+        return self._state.restored()
 
     def forget(self, run: str) -> None:
         """See ``ClusterState.forget``."""

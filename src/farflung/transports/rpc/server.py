@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = [
     "RPC_LIMITS",
     "RPC_PREFIX",
     "Call",
+    "RpcHost",
     "RpcServer",
     "SessionHandler",
     "StreamHandler",
@@ -73,6 +75,19 @@ class Call:
             action()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcHost:
+    """What a server needs of the program around it.
+
+    ``folder``: a private folder for sockets of this machine (None: a temporary one). ``log`` receives lines for people. ``check``
+    raises an error for a caller who may not call a method (any more), from an address.
+    """
+
+    folder: Path | None = None
+    log: Callable[[str], None] = lambda text: None
+    check: Callable[[Caller, str, str], None] = lambda caller, method, address: None
+
+
 UnaryHandler = Callable[[Call, Frame], Frame]
 StreamHandler = Callable[[Call, Frame], Iterator[Frame]]
 SessionHandler = Callable[[Call, Iterator[Frame]], Iterator[Frame]]
@@ -102,15 +117,12 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         config: TransportConfig | None = None,
         limits: FrameLimits = RPC_LIMITS,
         door: bool = False,
-        folder: Path | None = None,
-        log: Callable[[str], None] = lambda text: None,
+        host: RpcHost | None = None,
     ) -> None:
-        """``door``: for callers of whom nothing is known; ``limits`` are its own then.
-
-        ``folder``: a private folder for sockets of this machine (default: a temporary one). ``log`` receives lines for people.
-        """
+        """``door``: for callers of whom nothing is known; ``limits`` are its own then."""
+        host = host or RpcHost()
         limits = _DOOR_LIMITS if door else limits
-        self._door, self._folder, self._log = door, folder, log
+        self._door, self._folder, self._log, self._check = door, host.folder, host.log, host.check
         self._made: TemporaryDirectory[str] | None = None
         self._fronts: list[RpcFront] = []
         self._security, self._limits = security, limits
@@ -127,7 +139,9 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
         def serve(request: bytes, context: grpc.ServicerContext) -> bytes:
             try:
-                return join_frame(handler(self._call(context, anonymous), decode_frame(request, self._limits)), self._limits)
+                return join_frame(
+                    handler(self._call(context, name, anonymous), decode_frame(request, self._limits)), self._limits
+                )
             except FarflungError as error:
                 abort(context, error)
 
@@ -138,7 +152,7 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
         def serve(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
             try:
-                yield from self._joined(handler(self._call(context, anonymous), decode_frame(request, self._limits)))
+                yield from self._joined(handler(self._call(context, name, anonymous), decode_frame(request, self._limits)))
                 return
             except FarflungError as error:
                 refused = error
@@ -156,7 +170,7 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
         def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             try:
-                call = self._call(context, anonymous)
+                call = self._call(context, name, anonymous)
                 yield from self._joined(handler(call, self._incoming(requests, call)))
                 return
             except FarflungError as error:
@@ -212,11 +226,12 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
             raise ValueError(f"method {name!r} is registered twice")
         self._methods[RPC_PREFIX + name] = handler
 
-    def _call(self, context: grpc.ServicerContext, anonymous: bool) -> Call:
+    def _call(self, context: grpc.ServicerContext, method: str, anonymous: bool) -> Call:
         caller = caller_of(context, insecure=isinstance(self._security, Insecure))
         if caller is None and not anonymous:
             raise SecurityError("this call is for members of the cluster; join with a ticket first")
         if caller is not None:
+            self._check(caller, method, address_behind(str(context.peer())))
             for front in self._fronts:
                 front.prove(str(context.peer()))
         return Call(caller, context)
