@@ -34,9 +34,9 @@ class AccessControl:
         #: The revoked tickets for which ``unwelcome`` was asked last.
         self._seen: frozenset[str] = frozenset()
 
-    def register(self, server: RpcServer, end_sessions: EndSessions) -> None:
-        """Serve the calls."""
-        serve(server, Kick, lambda call, request: self.kick(call, request, end_sessions))
+    def register(self, server: RpcServer, end_sessions: EndSessions, reset: Callable[[str], None]) -> None:
+        """Serve the calls. ``reset`` resets the standing of a member."""
+        serve(server, Kick, lambda call, request: self.kick(call, request, end_sessions, reset))
 
     def check(self, caller: Caller, method: str, address: str) -> None:
         """See that ``caller`` may still call ``method``; record the call if it changes something.
@@ -61,8 +61,8 @@ class AccessControl:
         tickets = {name: self._names.ticket(name) for name in connected}
         return {name: f"its ticket {ticket} was revoked" for name, ticket in tickets.items() if ticket in revoked}
 
-    def kick(self, call: Call, request: Kick, end_sessions: EndSessions) -> Kicked:
-        """Bar a member's key, and end the sessions of all workers that have it; or let the key in again.
+    def kick(self, call: Call, request: Kick, end_sessions: EndSessions, reset: Callable[[str], None]) -> Kicked:
+        """Bar a member's key, and end the sessions of all workers that have it; or let the key in again, with its standing reset.
 
         Raises:
             InputError: nobody has joined under that name, or the caller has the same key.
@@ -75,7 +75,9 @@ class AccessControl:
         key, ticket = self._names.key(name), self._names.ticket(name)
         if not key:
             raise InputError(f"nobody has joined under the name {name!r:.80}: farflung status lists the workers")
-        if key == call.caller.key:
+        if request.undo:
+            reset(name)
+        if key == call.caller.key and not request.undo:
             raise InputError(f"{name!r} has the same key as you, so you would bar yourself: stop it on this machine instead")
         self._names.bar(name, key, barred=not request.undo)
         self.audit.write("readmitted" if request.undo else "kicked", name=name, by=call.caller.name, ticket=ticket)

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from farflung.broker.access_control import AccessControl
 from farflung.broker.admission import Admission
+from farflung.broker.attempts.attempt_deadlines import AttemptDeadlines
 from farflung.broker.links.network import Network
 from farflung.broker.links.probes import LinkProbes
 from farflung.broker.links.reachability import DIAL_SECONDS, Dial, Reachability
@@ -44,6 +45,7 @@ from farflung.broker.worker_reports import WorkerReports
 from farflung.checkpoint.store import write_file
 from farflung.clock import wall_time
 from farflung.errors import FarflungError, InputError
+from farflung.protocol.events import MemberReset
 from farflung.security import Credentials, Ticket
 from farflung.security.audit_log import AuditLog
 from farflung.security.authority import CertificateAuthority
@@ -139,9 +141,9 @@ class Broker:
         self.network = self._make_network(links, _dialer(credentials, say))
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
-        server = RpcServer(credentials, host=RpcHost(folder=self.home, log=say, check=access.check))
-        door = RpcServer(credentials, host=RpcHost(folder=self.home, log=say), door=True)
-        access.register(server, serving.remove)
+        server = RpcServer(credentials, host=RpcHost(log=say, check=access.check))
+        door = RpcServer(credentials, host=RpcHost(log=say), door=True)
+        access.register(server, serving.remove, self._reset_standing)
         opening.callback(serving.join)
         opening.callback(server.close)
         opening.callback(serving.close)
@@ -159,7 +161,9 @@ class Broker:
             say=say,
         )
         opening.callback(restored.close)
+        deadlines = AttemptDeadlines(runs=self.runs, handle=self.manager.handle, warn=say)
         opening.callback(self.manager.close)
+        opening.callback(deadlines.close)
         opening.callback(self.network.reachability.close)
         opening.callback(door.close)
         restored.restore(journal.runs)
@@ -177,6 +181,7 @@ class Broker:
         self._admission.register(door, server)
         self._listen(door, server, *where)
         serving.start()
+        deadlines.start()
 
     def _make_network(self, links: LinkTable, dial_worker: Dial) -> Network:
         send = self.sessions.send
@@ -233,6 +238,9 @@ class Broker:
         profile = LinkProfile(runs=runs, network=self.network)
         for part in (*others, status, watchers, control, profile):
             part.register(server)
+
+    def _reset_standing(self, name: str) -> None:
+        self.manager.handle(MemberReset(name=name))
 
     def ticket(self, scope: str = "join", validity: Seconds = _DAY) -> Ticket:
         """Return a new ticket: ``join`` for workers, ``submit`` for clients, ``owner`` for clients with all rights."""

@@ -21,13 +21,17 @@ _JOINING = 60.0
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does)."""
+    """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does).
+
+    ``handling``: a report of it is being handled, which may take long.
+    """
 
     name: str
     generation: int
     #: None ends the session.
     outgoing: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     ended: str = ""
+    handling: bool = False
 
 
 class SessionTable:
@@ -137,6 +141,9 @@ class SessionTable:
     def check_leases(self, now: float) -> tuple[list[Session], dict[str, float]]:
         """Return the sessions whose lease has expired, and for how many seconds each worker has been silent."""
         with self._lock:
+            for session in self._sessions.values():
+                if session.handling:  # what it sends waits for this broker, which is not the worker's silence
+                    self.leases.renew(session.name, session.generation, now)
             expired = [self._sessions[name] for name, _ in self.leases.expired(now) if name in self._sessions]
             return expired, {name: float(self.leases.silence(name, now)) for name in self._sessions}
 

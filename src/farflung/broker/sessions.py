@@ -157,7 +157,11 @@ class Sessions:
             for frame in frames:
                 if not self._table.renew(session):
                     return  # its lease has expired: the worker came back too late
-                self._events.report(session.name, frame)
+                session.handling = True
+                try:
+                    self._events.report(session.name, frame)
+                finally:
+                    session.handling = False
         except ConnectionLost as error:
             cause = "this broker was ended" if self._table.closed else f"{error} (check that its machine is up)"
         except FarflungError as error:

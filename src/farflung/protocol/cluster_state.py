@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from farflung.errors import InputError
 from farflung.protocol.members import Gone, Member
 from farflung.protocol.runs import Run, RunState
+from farflung.protocol.standing import Standing
 
 __all__ = ["ClusterState"]
 
@@ -22,6 +23,7 @@ class ClusterState:
         self.runs: dict[str, Run] = {}
         #: The members that were lost recently, the latest last.
         self.gone: dict[str, Gone] = {}
+        self.standing = Standing()
 
     def run(self, name: str) -> Run:
         """Return the run ``name``.
@@ -61,6 +63,8 @@ class ClusterState:
         ``restored``: what ``restored`` returned, for callers that ask often.
         """
         run = self.runs[name]
+        if self.standing.quarantined(member.name):
+            return False
         if not member.ready or member.name in run.expected_names:
             return member.ready
         others = (one for one in (self.restored() if restored is None else restored) if one is not run)
@@ -69,6 +73,12 @@ class ClusterState:
     def restored(self) -> list[Run]:
         """Return the restored runs that wait for their workers."""
         return [one for one in self.runs.values() if one.expected and one.state is RunState.WAITING]
+
+    def left_out(self, run: Run) -> bool:
+        """Return whether a free member was left out of the plan of ``run`` because of its standing."""
+        standing = self.standing
+        suspects = [one for name, one in self.members.items() if standing.last(name) and not standing.quarantined(name)]
+        return any(one.ready and one.name not in run.devices for one in suspects)
 
     def waiting(self) -> list[Run]:
         """Return the runs that wait for workers, in the order of submission."""

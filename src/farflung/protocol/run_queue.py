@@ -59,6 +59,10 @@ class RunQueue:
         """Return the free members for which ``run`` may be planned (empty: it waits for more)."""
         state = self._state
         free = [one.name for one in state.members.values() if state.may_take(run.run, one, restored) and run.plans_for(one)]
+        trusted = [name for name in free if not state.standing.last(name)]
+        refused = bool(run.refused) and run.refused >= set(trusted)
+        if len(trusted) >= run.needs and run.expected_names <= set(trusted) and not refused:
+            free = trusted
         enough = len(free) >= run.needs and run.expected_names <= set(free)
         refused = bool(run.refused) and run.refused >= set(free)
         return tuple(free) if enough and not refused else ()

@@ -44,7 +44,8 @@ class Newcomer(Protocol):
     """A connection that counts toward a limit; ``group`` is its address as ``group_of`` returns it."""
 
     @property
-    def group(self) -> str: ...
+    def group(self) -> str:
+        """Who owns the address that it comes from."""
 
 
 _Any = TypeVar("_Any", bound=Newcomer)

@@ -108,7 +108,7 @@ class AttemptPlanner:
         protection = planned.protection(live.job)
         if protection.guards:
             self.notices.operator_of(live.run, str(protection), detail=True)
-        progress = self.recorder.progress(live, len(planned.plan.devices), planned.estimate.step_seconds, start.step)
+        progress = self.recorder.progress(live, planned.plan.devices, planned.estimate.step_seconds, start.step)
         preparation = preparation_of(bundle, live, planned, start)
         return Attempt(
             number=attempt,

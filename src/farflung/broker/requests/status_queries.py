@@ -49,11 +49,15 @@ class _RunCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MemberCopy:
-    """``facts``: the runs that could use the member, if it is idle. ``trains``: it trains now."""
+    """``facts``: the runs that could use the member, if it is idle. ``trains``: it trains now.
+
+    ``standing``: why it is planned last or not at all.
+    """
 
     member: Member
     trains: bool
     facts: list[RunFacts]
+    standing: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +135,7 @@ class StatusQueries:
                     member=replace(member),
                     trains=member.run is not None and machine.runs[member.run].state is RunState.RUNNING,
                     facts=self._facts(member, waiting, training[-1:]) if member.run is None else [],
+                    standing=machine.standing(member.name) if member.run is None else "",
                 )
                 for member in machine.members.values()
             ]
@@ -178,7 +183,7 @@ class StatusQueries:
             "overhead": member.offer.overhead,
             "kind": member.offer.kind,
             "versions": dict(member.offer.versions),
-            "idle": idle_reason(member, one.facts),
+            "idle": one.standing or idle_reason(member, one.facts),
             "shares_with": [other for other in host if other != name],
         }
 

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def kick(
     name: Annotated[str, typer.Argument(help="Name of the worker or client.", autocompletion=complete_worker)],
-    undo: Annotated[bool, typer.Option("--undo", help="Let the member join again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Let the member join again, and out of quarantine.")] = False,
     ticket: Annotated[str | None, typer.Option("--ticket", help="An owner's ticket, from another machine (also @FILE).")] = None,
     home: HomeOption = None,
 ) -> None:
@@ -31,7 +31,7 @@ def kick(
     finally:
         client.close()
     if undo:
-        typer.echo(f"{name}: may join again")
+        typer.echo(f"{name}: may join again, and runs are planned for it")
         return
     typer.echo(f"{name}: its key can't join any more; removed workers: {', '.join(found.connected) or 'none'}")
     if found.ticket:

@@ -79,11 +79,10 @@ class Call:
 class RpcHost:
     """What a server needs of the program around it.
 
-    ``folder``: a private folder for sockets of this machine (None: a temporary one). ``log`` receives lines for people. ``check``
-    raises an error for a caller who may not call a method (any more), from an address.
+    ``log`` receives lines for people. ``check`` raises an error for a caller who may not call a method (any more). It receives
+    the caller, the method and the caller's address.
     """
 
-    folder: Path | None = None
     log: Callable[[str], None] = lambda text: None
     check: Callable[[Caller, str, str], None] = lambda caller, method, address: None
 
@@ -122,8 +121,9 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         """``door``: for callers of whom nothing is known; ``limits`` are its own then."""
         host = host or RpcHost()
         limits = _DOOR_LIMITS if door else limits
-        self._door, self._folder, self._log, self._check = door, host.folder, host.log, host.check
-        self._made: TemporaryDirectory[str] | None = None
+        self._door, self._log, self._check = door, host.log, host.check
+        #: A private folder for the sockets at which gRPC listens.
+        self._folder: TemporaryDirectory[str] | None = None
         self._fronts: list[RpcFront] = []
         self._security, self._limits = security, limits
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
@@ -189,11 +189,12 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         """
         server = open_server(address)
         if self._folder is None:
-            self._made = TemporaryDirectory(prefix="farflung-")
-            self._folder = Path(self._made.name)
+            self._folder = TemporaryDirectory(prefix="farflung-")
         name = f"{'door' if self._door else 'members'}-{len(self._fronts)}.sock"
         tls = not isinstance(self._security, Insecure)
-        front = RpcFront(server, self._folder, name, tls=tls, limits=_DOOR if self._door else FrontLimits(), log=self._log)
+        front = RpcFront(
+            server, Path(self._folder.name), name, tls=tls, limits=_DOOR if self._door else FrontLimits(), log=self._log
+        )
         self._fronts.append(front)
         add_port(self._server, front.inner, self._security, anonymous=anonymous)
         return f"{address.rpartition(':')[0]}:{server.getsockname()[1]}"
@@ -215,8 +216,8 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         while self._fronts:
             self._fronts.pop().close()
         self._threads.shutdown()
-        if self._made is not None:
-            self._made.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         return self._methods.get(handler_call_details.method)
