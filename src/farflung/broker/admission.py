@@ -69,7 +69,7 @@ class Admission:
         Raises:
             SecurityError: the ticket is not valid, or the name may not be used.
         """
-        check_versions(frame.header, PROTOCOL_VERSION)  # first: a member of another version may have other fields
+        check_versions(frame, PROTOCOL_VERSION)  # first: a member of another version may have other fields
         asked = decode_as(frame, Channel.REQUESTS, Join)
         facts = {"name": asked.name, "role": asked.role, "ticket": asked.ticket, "address": call.address}
         try:
@@ -106,7 +106,7 @@ class Admission:
         Raises:
             SecurityError: the name belongs to another key now.
         """
-        check_versions(frame.header, PROTOCOL_VERSION)  # first: a member of another version may have other fields
+        check_versions(frame, PROTOCOL_VERSION)  # first: a member of another version may have other fields
         request = decode_as(frame, Channel.REQUESTS, Renew).request
         caller, now = call.caller, wall_time()
         assert caller is not None

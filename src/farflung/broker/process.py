@@ -39,12 +39,14 @@ from farflung.broker.restored_runs import RestoredRuns
 from farflung.broker.run_manager import RunManager
 from farflung.broker.run_reports import RunReports
 from farflung.broker.run_table import RunTable
+from farflung.broker.run_trackers import RunTrackers
 from farflung.broker.session_table import SessionTable
 from farflung.broker.sessions import Sessions
 from farflung.broker.worker_reports import WorkerReports
 from farflung.checkpoint.store import write_file
 from farflung.clock import wall_time
 from farflung.errors import FarflungError, InputError
+from farflung.messages.schema import Message
 from farflung.protocol.events import MemberReset
 from farflung.security import Credentials, Ticket
 from farflung.security.audit_log import AuditLog
@@ -137,7 +139,18 @@ class Broker:
         opening.callback(links.close)
         journal = Journal(self.home / "journal.sqlite", say)
         opening.callback(journal.close)
-        notices = Notices(say, self.runs, log.message)
+
+        def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves
+            notices.if_known(run, text)
+
+        trackers = RunTrackers(self.runs, warn, storage.trackers)
+        opening.callback(trackers.close)
+
+        def log_message(run: str, message: Message, records: int) -> None:
+            log.message(run, message, records)
+            trackers.message(run, message)
+
+        notices = Notices(say, self.runs, log_message)
         self.network = self._make_network(links, _dialer(credentials, say))
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
@@ -151,7 +164,7 @@ class Broker:
         if mirror is not None:
             opening.callback(mirror.close)
         transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror)
-        submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas)
+        submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas, check=trackers.check)
         self._serve_requests(opening, server, folders, (transfers, submissions))
         restored = RestoredRuns(
             folder=folders.root,
@@ -167,6 +180,7 @@ class Broker:
         opening.callback(self.network.reachability.close)
         opening.callback(door.close)
         restored.restore(journal.runs)
+        trackers.resume()
         server.session("session", serving.serve)
         self._admission = Admission(
             authority=authority,

@@ -24,6 +24,7 @@ class Session:
     """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does).
 
     ``handling``: a report of it is being handled, which may take long.
+    ``begun``: when, in monotonic seconds.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Session:
     outgoing: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     ended: str = ""
     handling: bool = False
+    begun: float = field(default_factory=monotonic)
 
 
 class SessionTable:
@@ -81,6 +83,11 @@ class SessionTable:
         """Return the time since the worker ``name`` sent something."""
         with self._lock:
             return self.leases.silence(name, monotonic())
+
+    def uptime(self, name: str) -> Seconds:
+        """Return the time since the session of the worker ``name`` began (0: it has none)."""
+        session = self.session(name)
+        return Seconds(0.0 if session is None else monotonic() - session.begun)
 
     def admit(self, name: str) -> None:
         """``name`` was given a certificate: it will connect soon."""

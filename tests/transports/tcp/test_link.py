@@ -19,7 +19,7 @@ import pytest
 
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, TrainingError
 from farflung.security import Credentials
-from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.transports import Insecure, TransportConfig, Urgency
 from farflung.transports.base import EndpointEvents
 from farflung.transports.tcp import endpoint as tcp_endpoint
@@ -521,7 +521,7 @@ def test_memory_stays_bounded_while_the_way_to_a_peer_crawls(member: Member) -> 
             if number == held:
                 beyond.set()
             posted.release()
-            links.post("b", OutgoingFrame(make=lambda array=array: Frame("value", {}, (memoryview(array),))))  # type: ignore[misc]
+            links.post("b", OutgoingMessage(make=lambda array=array: Frame("value", {}, (memoryview(array),))))  # type: ignore[misc]
             del array
 
     with closing(Pair(member("a"), member("b"))) as pair:

@@ -27,12 +27,14 @@ class StorageSettings:
 
     ``quotas``: what else the members of one ticket may do.
     ``mirror``: the URL of an object store to which checkpoints are copied (empty: they are not).
+    ``trackers``: experiment trackers that jobs of submitters may use beside those that only write files; the owner's may use all.
     """
 
     run: Bytes = _RUN
     ticket: Bytes = _TICKET
     mirror: str = ""
     quotas: Quotas = _QUOTAS
+    trackers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

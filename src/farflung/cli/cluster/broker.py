@@ -31,7 +31,15 @@ def broker(
     run_limit: Annotated[str, typer.Option(help="Limit of the disk space of one run.")] = "256 GB",
     ticket_limit: Annotated[str, typer.Option(help="Limit of the disk space of all runs that share a ticket.")] = "1 TB",
     queue_limit: Annotated[int, typer.Option(min=1, help="Limit of the runs of one ticket that wait for workers.")] = 100,
+    web: Annotated[
+        str | None,
+        typer.Option(help="Address of the dashboard, HOST:PORT (default: 127.0.0.1:7080 if farflung[web] is installed)."),
+    ] = None,
+    no_web: Annotated[bool, typer.Option("--no-web", help="Start no dashboard.")] = False,
     mirror: Annotated[str | None, typer.Option(help="Copy checkpoints to an object store, e.g. s3://bucket/folder.")] = None,
+    trackers: Annotated[
+        str | None, typer.Option(help="Experiment trackers that submitters may use with your accounts, e.g. wandb,mlflow.")
+    ] = None,
     service: Annotated[bool, typer.Option("--service", help="Write a systemd unit for this command, and exit.")] = False,
     user: Annotated[bool, typer.Option("--user", help="With --service: a unit of your user, without root.")] = False,
     verbose: VerboseOption = False,
@@ -41,14 +49,16 @@ def broker(
     from farflung.broker.process import Broker
     from farflung.broker.quotas import Quotas
     from farflung.broker.records.run_folders import StorageSettings
+    from farflung.cli.cluster.broker_dashboard import open_dashboard
     from farflung.cli.cluster.broker_service import broker_service
     from farflung.transports.addresses import congestion_control
     from farflung.transports.descriptors import raise_descriptor_limit
 
     validity = quantity(Seconds, valid, "--valid")
     if service:
-        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror}
+        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
         given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--queue-limit": str(queue_limit)}
+        given |= {"--web": web, "--no-web": "" if no_web else None}
         for line in broker_service(given, broker_folder(folder), user=user):
             typer.echo(line)
         return
@@ -57,14 +67,17 @@ def broker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     place, say = broker_folder(folder), timed_log(verbose=verbose)
+    from farflung.tracking import tracker_names
+
     storage = StorageSettings(
         run=quantity(Bytes, run_limit, "--run-limit"),
         ticket=quantity(Bytes, ticket_limit, "--ticket-limit"),
         mirror=mirror or "",
         quotas=Quotas(queued=queue_limit),
+        trackers=tracker_names(trackers),
     )
     served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, storage=storage)
-    own = None
+    own = dashboard = None
     try:
         own = served.ticket("owner", validity)
         keep_ticket(own, place)
@@ -79,10 +92,16 @@ def broker(
             typer.echo(f"\nTo add a worker, run on its machine:\n  farflung join {served.ticket('join', validity)}")
             submit = served.ticket("submit", validity)
             typer.echo(f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
-        typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}\n\nPress Ctrl-C to stop the broker.")
+        typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}")
+        dashboard = None if no_web else open_dashboard(place, web, say)
+        if dashboard is not None:
+            typer.echo(dashboard.invitation)
+        typer.echo("\nPress Ctrl-C to stop the broker.")
         over.wait()
     finally:
         typer.echo("broker: closing")
+        if dashboard is not None:
+            dashboard.close()
         if own is not None:
             drop_ticket(own, place)
         served.close()

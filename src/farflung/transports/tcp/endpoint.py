@@ -28,10 +28,11 @@ from farflung.transports.tcp.adaptation import Cap
 from farflung.transports.tcp.byte_counts import Others
 from farflung.transports.tcp.connection import Connection, MessageKind, NeverBegan, build_message, read_message
 from farflung.transports.tcp.link import TcpLink
-from farflung.transports.tcp.relay_calls import CALL, PROTOCOL, Relaying, RelayRequest
+from farflung.transports.tcp.relay_calls import PROTOCOL, Relaying, RelayRequest
 from farflung.transports.tcp.sockets import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, secure, tune
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value, unpack_value
+from farflung.wire.relay_calls import RelayCall
 
 __all__ = ["TcpEndpoint"]
 
@@ -186,10 +187,11 @@ class TcpEndpoint:
 
     def frame(self, peer: str, frame: Frame) -> None:
         """See ``LinkHost``."""
-        if frame.kind == CALL:
-            self.relaying.called(peer, frame)
-        else:
+        call = RelayCall.of(frame)
+        if call is None:
             self._handler(peer, frame)
+        else:
+            self.relaying.called(peer, call)
 
     def arrival(self, arrival: Arrival) -> None:
         """See ``LinkHost``."""
