@@ -34,6 +34,7 @@ def issue(
 ) -> None:
     """Print a new ticket."""
     from farflung.security import certificate_fingerprint
+    from farflung.security.audit_log import AuditLog
     from farflung.security.authority import CertificateAuthority
     from farflung.security.ticket_book import TicketBook
 
@@ -44,7 +45,9 @@ def issue(
     book = TicketBook(place / "tickets.sqlite")
     fingerprint = certificate_fingerprint(credentials.certificate)
     where = address or _known_address(place)
-    typer.echo(book.issue(scope, addresses=[where], fingerprint=fingerprint, now=wall_time(), validity=validity))
+    ticket = book.issue(scope, addresses=[where], fingerprint=fingerprint, now=wall_time(), validity=validity)
+    AuditLog(place, wall_time).write("ticket issued", ticket=ticket.ticket_id, scope=scope)
+    typer.echo(ticket)
 
 
 def _known_address(place: Path) -> str:
@@ -81,11 +84,14 @@ def revoke(
     ticket_id: Annotated[str, typer.Argument(help="Id of the ticket, from `farflung ticket list`.")],
     folder: HomeOption = None,
 ) -> None:
-    """Revoke a ticket. Members that have joined with it stay."""
+    """Revoke a ticket. The broker removes the members that have joined with it, at once."""
+    from farflung.security.audit_log import AuditLog
     from farflung.security.ticket_book import TicketBook
 
-    TicketBook(known_broker(folder) / "tickets.sqlite").revoke(ticket_id, wall_time())
-    typer.echo(f"{ticket_id}: revoked")
+    place = known_broker(folder)
+    TicketBook(place / "tickets.sqlite").revoke(ticket_id, wall_time())
+    AuditLog(place, wall_time).write("ticket revoked", ticket=ticket_id)
+    typer.echo(f"{ticket_id}: revoked; the members that joined with it are removed")
 
 
 @tickets.command("free")
@@ -94,7 +100,10 @@ def free(
     folder: HomeOption = None,
 ) -> None:
     """Release a name whose owner has lost the key, so that another key can use it."""
+    from farflung.security.audit_log import AuditLog
     from farflung.security.name_book import NameBook
 
-    NameBook(known_broker(folder) / "names.sqlite").free(name)
+    place = known_broker(folder)
+    NameBook(place / "names.sqlite").free(name)
+    AuditLog(place, wall_time).write("name released", name=name)
     typer.echo(f"{name}: released; the next member that joins with this name owns it")
