@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from farflung.clock import monotonic, sleep
 from farflung.emulation.session import Emulation, Node
 from farflung.errors import EmulationError, InputError
 from farflung.thread_group import ThreadGroup
@@ -104,13 +104,13 @@ def _farflung(
 
 
 def _until(process: subprocess.Popen[Any], log: Path, pattern: str) -> re.Match[str]:
-    end = time.monotonic() + _PATIENCE
+    end = monotonic() + _PATIENCE
     while True:
         ended = process.poll() is not None
         text = log.read_text(encoding="utf-8", errors="replace")
         if (found := re.search(pattern, text)) is not None:
             return found
-        if ended or time.monotonic() > end:
+        if ended or monotonic() > end:
             last = (text.strip().splitlines() or ["(nothing)"])[-1]
             raise EmulationError(f"{log.stem} {'ended' if ended else 'is not ready'}: {last}; {log} has the rest")
-        time.sleep(0.05)
+        sleep(0.05)

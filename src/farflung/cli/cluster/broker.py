@@ -34,6 +34,9 @@ def broker(
     ] = None,
     no_web: Annotated[bool, typer.Option("--no-web", help="Start no dashboard.")] = False,
     mirror: Annotated[str | None, typer.Option(help="Copy checkpoints to an object store, e.g. s3://bucket/folder.")] = None,
+    trackers: Annotated[
+        str | None, typer.Option(help="Experiment trackers that submitters may use with your accounts, e.g. wandb,mlflow.")
+    ] = None,
     service: Annotated[bool, typer.Option("--service", help="Write a systemd unit for this command, and exit.")] = False,
     user: Annotated[bool, typer.Option("--user", help="With --service: a unit of your user, without root.")] = False,
     verbose: VerboseOption = False,
@@ -45,22 +48,27 @@ def broker(
     from farflung.cli.cluster.broker_dashboard import open_dashboard
     from farflung.cli.cluster.broker_service import broker_service
     from farflung.transports.addresses import congestion_control
+    from farflung.transports.descriptors import raise_descriptor_limit
 
     validity = quantity(Seconds, valid, "--valid")
     if service:
-        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror}
+        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
         given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--web": web, "--no-web": "" if no_web else None}
         for line in broker_service(given, broker_folder(folder), user=user):
             typer.echo(line)
         return
+    raise_descriptor_limit()
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     place, say = broker_folder(folder), timed_log(verbose=verbose)
+    from farflung.tracking import tracker_names
+
     storage = StorageSettings(
         run=quantity(Bytes, run_limit, "--run-limit"),
         ticket=quantity(Bytes, ticket_limit, "--ticket-limit"),
         mirror=mirror or "",
+        trackers=tracker_names(trackers),
     )
     served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, storage=storage)
     own = dashboard = None

@@ -32,12 +32,22 @@ def report(
     target: Annotated[
         Path | None, typer.Option("--out", help="Output file, .html or .md (default: report.html in the run folder).")
     ] = None,
+    to: Annotated[
+        list[str] | None, typer.Option(help="Send the runs to this experiment tracker instead: tensorboard, wandb, mlflow, ...")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="With --to: continue until the run ends.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="With --to wandb: write to disk only.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Write a report of one run. With several runs: compare them with the first."""
+    """Write a report of one run. With several runs: compare them with the first. With --to: send runs to a tracker."""
     from farflung.web.reports import compare_report, write_report
 
     folders = [run_folder(run, home) for run in runs]
+    if to:
+        from farflung.cli.runs.tracking import send_runs
+
+        send_runs(folders, to, follow=follow, offline=offline)
+        return
     if target is not None:
         to_write(target)
     if len(folders) == 1:

@@ -7,17 +7,19 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.protocol.holdings import Decision, Holding, choose, moves
+from farflung.protocol.retained_states import Decision, RetainedState, choose, moves
 
 APPLIED = Decision(scale=0.5)
 
 
-def holding(step: int, states: str, *, ready: bool = False, decision: Decision | None = None, copied: bool = False) -> Holding:
-    return Holding(step=step, committed=step, states=frozenset(states), ready=ready, decision=decision, copied=copied)
+def retained(
+    step: int, states: str, *, ready: bool = False, decision: Decision | None = None, copied: bool = False
+) -> RetainedState:
+    return RetainedState(step=step, committed=step, states=frozenset(states), ready=ready, decision=decision, copied=copied)
 
 
 def test_a_replica_holds_what_the_dead_one_had() -> None:
-    held = {"a": [holding(7, "xy")], "c": [holding(7, "z")]}
+    held = {"a": [retained(7, "xy")], "c": [retained(7, "z")]}
     found = choose(held, "xyz")
     assert found is not None
     assert (found.step, found.committed, found.copied) == (7, 7, False)
@@ -25,33 +27,35 @@ def test_a_replica_holds_what_the_dead_one_had() -> None:
 
 
 def test_who_is_ready_follows_who_has_applied() -> None:
-    held = {"a": [holding(8, "x", decision=APPLIED)], "b": [holding(7, "y", ready=True)]}
+    held = {"a": [retained(8, "x", decision=APPLIED)], "b": [retained(7, "y", ready=True)]}
     found = choose(held, "xy")
     assert found is not None
     assert (found.step, found.decision) == (8, APPLIED)
 
 
 def test_nobody_applies_what_nobody_has_applied() -> None:
-    found = choose({"a": [holding(7, "x", ready=True)], "b": [holding(7, "y", ready=True)]}, "xy")
+    found = choose({"a": [retained(7, "x", ready=True)], "b": [retained(7, "y", ready=True)]}, "xy")
     assert found is not None
     assert found.step == 7
 
 
 def test_who_is_not_ready_can_not_follow() -> None:
-    assert choose({"a": [holding(8, "x", decision=APPLIED)], "b": [holding(7, "y")]}, "xy") is None
-    assert choose({"a": [holding(8, "x")], "b": [holding(7, "y", ready=True)]}, "xy") is None, "it can't know how the step ended"
+    assert choose({"a": [retained(8, "x", decision=APPLIED)], "b": [retained(7, "y")]}, "xy") is None
+    assert choose({"a": [retained(8, "x")], "b": [retained(7, "y", ready=True)]}, "xy") is None, (
+        "it can't know how the step ended"
+    )
 
 
 def test_copies_serve_where_the_only_holder_died() -> None:
-    held = {"a": [holding(4, "x", copied=True), holding(4, "y", copied=True), holding(7, "x")], "b": []}
+    held = {"a": [retained(4, "x", copied=True), retained(4, "y", copied=True), retained(7, "x")], "b": []}
     found = choose(held, "xy")
     assert found is not None
     assert (found.step, found.copied) == (4, True)
-    assert choose({"a": [holding(7, "x")]}, "xy") is None
+    assert choose({"a": [retained(7, "x")]}, "xy") is None
 
 
 def test_of_several_holders_the_one_gives_that_gives_least() -> None:
-    found = choose({"a": [holding(1, "xyz")], "b": [holding(1, "xyz")]}, "xyz")
+    found = choose({"a": [retained(1, "xyz")], "b": [retained(1, "xyz")]}, "xyz")
     assert found is not None
     assert moves(found, {"c": "xyz"}, {"x": 4, "y": 3, "z": 2}) == {"c": {"a": ("x",), "b": ("y", "z")}}
 
@@ -73,7 +77,7 @@ def test_two_phases_leave_a_common_step_whoever_dies(seed: int) -> None:
     living = {name for name in workers if chance.random() < 0.7}
     held = {
         name: [
-            holding(applied[name], workers[name], ready=ready[name] > applied[name], decision=APPLIED if applied[name] else None)
+            retained(applied[name], workers[name], ready=ready[name] > applied[name], decision=APPLIED if applied[name] else None)
         ]
         for name in living
     }

@@ -11,7 +11,7 @@ from farflung.cluster import Topology
 from farflung.cluster.topology import link_caps
 from farflung.errors import InputError
 
-__all__ = ["WHAT_IF", "changed_topology"]
+__all__ = ["WHAT_IF", "changed_topology", "with_copies"]
 
 #: The changes that are understood, for help texts and errors.
 WHAT_IF = (
@@ -38,7 +38,7 @@ def changed_topology(topology: Topology, change: str) -> Topology:
     """
     text = " ".join(change.split())
     if match := _ADD.fullmatch(text):
-        return _added(topology, int(match[1]), match[2])
+        return with_copies(topology, int(match[1]), match[2])
     if match := _DOUBLE.fullmatch(text):
         return _doubled(topology, _members(topology, match[1]), _members(topology, match[2]))
     if match := _LINE.fullmatch(text):
@@ -101,7 +101,8 @@ def _lined(topology: Topology, name: str) -> Topology:
     return replace(topology, devices=tuple(devices), beta=beta)
 
 
-def _added(topology: Topology, count: int, name: str) -> Topology:
+def with_copies(topology: Topology, count: int, name: str) -> Topology:
+    """Return ``topology`` with ``count`` more devices like ``name`` (a device or a group); see ``changed_topology``."""
     group = _group(topology, name)
     like = group[0] if group and name not in topology.names else topology.index(name)
     device = topology.devices[like]

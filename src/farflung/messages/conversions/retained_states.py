@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from farflung.messages.commands import DecisionItem
-from farflung.messages.reports import HoldingItem
-from farflung.protocol.holdings import Decision, Holding
+from farflung.messages.reports import RetainedStateItem
+from farflung.protocol.retained_states import Decision, RetainedState
 
-__all__ = ["decision_item", "decision_of", "holding_items", "holdings_of"]
+__all__ = ["decision_item", "decision_of", "retained_state_items", "retained_states_of"]
 
 
-def holding_items(holdings: Iterable[Holding]) -> tuple[HoldingItem, ...]:
-    """Return ``holdings`` for a message."""
+def retained_state_items(retained_states: Iterable[RetainedState]) -> tuple[RetainedStateItem, ...]:
+    """Return ``retained_states`` for a message."""
     return tuple(
-        HoldingItem(
-            step=holding.step,
-            committed=holding.committed,
-            states=tuple(sorted(holding.states)),
-            ready=holding.ready,
-            decision=decision_item(holding.decision),
-            copied=holding.copied,
+        RetainedStateItem(
+            step=retained_state.step,
+            committed=retained_state.committed,
+            states=tuple(sorted(retained_state.states)),
+            ready=retained_state.ready,
+            decision=decision_item(retained_state.decision),
+            copied=retained_state.copied,
         )
-        for holding in holdings
+        for retained_state in retained_states
     )
 
 
-def holdings_of(items: Iterable[HoldingItem]) -> list[Holding]:
-    """Return what ``holding_items`` was given."""
+def retained_states_of(items: Iterable[RetainedStateItem]) -> list[RetainedState]:
+    """Return what ``retained_state_items`` was given."""
     return [
-        Holding(
+        RetainedState(
             step=item.step,
             committed=item.committed,
             states=frozenset(item.states),

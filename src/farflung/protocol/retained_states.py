@@ -4,7 +4,7 @@ Source: two-phase commit. A worker is *ready* with a step when its gradients are
 once all workers are ready. So workers are at most one step apart, and a worker behind one that has applied the step can apply it,
 too. Nobody needs a second copy to undo a step. Differences: there is no coordinator of the commit (see
 ``step.two_phase_commit``), and the choice after a loss uses what is left, whichever worker died. Cost of a choice:
-O(holdings x states).
+O(retained_states x states).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Decision", "Holding", "Resume", "ahead", "choose", "moves"]
+__all__ = ["Decision", "Resume", "RetainedState", "ahead", "choose", "moves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class RetainedState:
     """``states`` (names; their optimizer slots belong to them) as they are after ``step`` steps, ``committed`` of which count.
 
     ``ready``: the next step's gradients are retained, so that step can be applied. ``decision``: how the last step before
@@ -53,23 +53,23 @@ class Resume:
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def choose(held: Mapping[str, Sequence[Holding]], needed: Iterable[str]) -> Resume | None:
+def choose(held: Mapping[str, Sequence[RetainedState]], needed: Iterable[str]) -> Resume | None:
     """Return the newest step whose ``needed`` states the workers in ``held`` retain together (None: there is none)."""
     wanted = frozenset(needed)
-    everything = [(name, holding) for name, holdings in held.items() for holding in holdings]
-    for step in sorted({holding.step for _, holding in everything}, reverse=True):
-        outright = [holding for _, holding in everything if holding.step == step]
-        decision = next((holding.decision for holding in outright if holding.decision is not None), None)
+    everything = [(name, retained_state) for name, retained_states in held.items() for retained_state in retained_states]
+    for step in sorted({retained_state.step for _, retained_state in everything}, reverse=True):
+        outright = [retained_state for _, retained_state in everything if retained_state.step == step]
+        decision = next((retained_state.decision for retained_state in outright if retained_state.decision is not None), None)
         holders: dict[str, list[str]] = {}
         original: set[str] = set()
-        for name, holding in everything:
-            if holding.step == step or (holding.ready and holding.step == step - 1 and decision is not None):
-                for state in holding.states & wanted:
+        for name, retained_state in everything:
+            if retained_state.step == step or (retained_state.ready and retained_state.step == step - 1 and decision is not None):
+                for state in retained_state.states & wanted:
                     holders.setdefault(state, [])
                     if name not in holders[state]:
                         holders[state].append(name)
-                if not holding.copied:
-                    original |= holding.states
+                if not retained_state.copied:
+                    original |= retained_state.states
         if wanted <= set(holders):
             return Resume(
                 step=step,
@@ -101,7 +101,7 @@ def moves(resume: Resume, wants: Mapping[str, Iterable[str]], sizes: Mapping[str
     return found
 
 
-def ahead(holding: Holding, decision: Decision) -> Holding:
-    """Return ``holding`` after the step with which it was ready."""
-    committed = holding.committed + decision.applied
-    return replace(holding, step=holding.step + 1, committed=committed, ready=False, decision=decision)
+def ahead(retained_state: RetainedState, decision: Decision) -> RetainedState:
+    """Return ``retained_state`` after the step with which it was ready."""
+    committed = retained_state.committed + decision.applied
+    return replace(retained_state, step=retained_state.step + 1, committed=committed, ready=False, decision=decision)
