@@ -25,6 +25,7 @@ from farflung.messages.submission import Bundle
 from farflung.messages.watching import Note
 from farflung.plan import Plan
 from farflung.protocol.retained_states import RetainedState
+from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.records import Record, RelayedRecord, RunResult
 
 __all__ = ["Attempt", "LiveRun", "RunRecords", "Submission", "TrainingTimes", "WorkerFacts", "new_run"]
@@ -103,7 +104,7 @@ class RunRecords:
         self.log = RunLog(older, records=lines)
         self.latest = LatestRecords()
         #: Records wait here while the disk is full.
-        self.unwritten: Backlog[Record | RelayedRecord] = Backlog(store.folder.append, self._warn)
+        self.unwritten: Backlog[Record | RelayedRecord | AttemptRecord] = Backlog(store.folder.append, self._warn)
 
     def _warn(self, text: str) -> None:
         self.log.mark(Note(text=f"warning: {text}"))

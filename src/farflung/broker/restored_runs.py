@@ -129,6 +129,7 @@ def _live(journaled: JournaledRun, root: Path, bundle: Bundle | None) -> LiveRun
     store = RunStore(root)
     written = _last_change(store.folder.metrics)  # before a torn line is cut off, which changes it
     lines = _whole_lines(store.folder.metrics)
+    _whole_lines(store.folder.attempts)
     for events in store.folder.events.glob("*.jsonl"):
         with suppress(DataError):  # a run does not need its trace to continue
             _whole_lines(events)

@@ -53,6 +53,7 @@ COMMANDS: dict[str, CommandEntry] = {
             "stop": ("runs.stop", "Stop a run after its current step, with a checkpoint."),
             "logs": ("runs.logs", "Show the log of a run, a worker or the broker."),
             "report": ("runs.report", "Write a report of one run, or of several for comparison."),
+            "ledger": ("runs.ledger", "Show what each machine contributed to runs, and what that cost."),
             "trace": ("runs.trace", "Show where the time of a run went."),
             "generate": ("runs.generate", "Continue a text with the model of a run."),
             "checkpoint": ("runs.checkpoint", "List, verify, export and copy checkpoints."),

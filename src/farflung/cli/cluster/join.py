@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from farflung.cli.cluster.observation import WorkerObservation
 from farflung.cli.cluster.timed_log import timed_log
@@ -20,6 +19,7 @@ from farflung.cli.options import MetricsOption, VerboseOption, host, quantity, r
 from farflung.errors import FarflungError
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
+from farflung.telemetry.terminal import terminal
 from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
@@ -111,7 +111,7 @@ def join(
         writer.write(worker_log(own), line)
         shown(line)
 
-    activity = Activity(Console(), say)
+    activity = Activity(terminal(), say)
     observation = WorkerObservation(own, metrics, say)
     serving = Service(
         lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farflung.clock import wall_time
 from farflung.errors import InputError
 from farflung.job.spec import ReportSpec
 from farflung.tracking.base import TrackedRun
@@ -58,7 +58,7 @@ class MlflowTracker:
         """See ``Tracker``."""
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
+        now = int(wall_time() * 1000)
         self._metrics += [Metric(name, float(value), now, step) for name, value in values.items()]
 
     def text(self, step: int, name: str, text: str) -> None:

@@ -82,8 +82,8 @@ class HtmlTable:
         head = "".join(f'<th scope="col"{self._class(i)}>{escape(name)}</th>' for i, name in enumerate(self._head))
         body = "".join(self._row(row) for row in rows)
         return (
-            f'<div class="ff-scroll" tabindex="0" role="region" aria-label="{escape(self._label)}"><table class="ff-table">'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+            f'<div class="ff-scroll" tabindex="0" role="region" aria-label="{escape(self._label)}, table">'
+            f'<table class="ff-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
     def _row(self, row: Sequence[Cell]) -> str:

@@ -62,7 +62,7 @@ def frame(links: Sequence[tuple[str, str]], current: str) -> Iterator[None]:
             '<button type="button" id="ff-sign-out" class="ff-button plain">Sign out</button></div></div></header>'
         )
     )
-    with ui.element("main").classes("ff-main").props("id=main"):
+    with ui.element("div").classes("ff-main").props("id=main tabindex=-1"):  # NiceGUI puts it into a main
         yield
     ui.run_javascript("farflung.dress()")
 
