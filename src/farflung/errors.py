@@ -14,6 +14,7 @@ FarflungError
 |- DataError           data is missing or unreadable on the machine that needs it
 |- DiskFull            there is no space for a file
 |- EmulationError      this machine can't emulate a network, or the emulator ended
+|- EngineCrashed       the process that computes for an attempt has died, or does not answer
 |- TrainingError       training itself failed (loss is not a number, worker died)
 '- Stopped             the user asked for the end
 """
@@ -32,6 +33,7 @@ __all__ = [
     "DataError",
     "DiskFull",
     "EmulationError",
+    "EngineCrashed",
     "FarflungError",
     "GraphError",
     "InputError",
@@ -155,6 +157,12 @@ class DiskFull(FarflungError):
     """There is no space for a file; what was there before is whole."""
 
     exit_code = 15
+
+
+class EngineCrashed(FarflungError):
+    """The process that computes for an attempt has died, or does not answer; the text names the operator if one ran."""
+
+    exit_code = 16
 
 
 class Stopped(FarflungError):

@@ -11,6 +11,7 @@
 | `training`        | `train`                                                                      |
 | `local_training`  | training on threads of this process; `local_folder` has its files            |
 | `remote_training` | training on the workers of a ticket                                          |
+| `reports`         | `report` of `train`: experiment trackers                                     |
 | `result`          | `Outcome` and `TrainResult`: losses, records, the trained weights            |
 | `argument_names`  | messages for Python callers                                                  |
 | `submission`      | from a job file to a bundle                                                  |

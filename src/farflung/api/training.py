@@ -14,6 +14,7 @@ from farflung.api.evaluation import Evaluation
 from farflung.api.local_folder import check_folders
 from farflung.api.local_training import LocalSettings, train_here
 from farflung.api.remote_training import train_there
+from farflung.api.reports import ReportArgument, Reports, targets_of
 from farflung.api.result import Outcome, TrainResult
 from farflung.api.submission import check_names, freeze
 from farflung.errors import FailedBatch, FarflungError, GraphError
@@ -57,6 +58,7 @@ def train(
     checkpoint: CheckpointSpec | None = None,
     resume: str | Path | None = None,
     job: JobSpec | None = None,
+    report: ReportArgument = None,
 ) -> TrainResult:
     """Train ``module`` for ``steps`` optimizer steps. The module itself is not changed.
 
@@ -90,6 +92,9 @@ def train(
         checkpoint: when checkpoints are written, and how many are kept. By default one is written after the last step.
         resume: the run to continue: without a ticket a run's folder or a single checkpoint, with a ticket a run's name.
         job: further settings of a job file, for example ``JobSpec(on_nan="skip")``.
+        report: experiment trackers: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, ``"trackio"`` or ``"csv"``, a ``ReportSpec``,
+            an object with the methods of ``farflung.integrations.trackers.Tracker``, or a list of these. Without ``folder``
+            the run's records go to ``runs/RUN``.
 
     Returns:
         The result. After ``StopTraining`` it holds the steps so far.
@@ -122,13 +127,18 @@ def train(
         checkpoint=checkpoint,
         resume=resume,
         job=job,
+        report=targets_of(report),
     )
     functions = {"module": module, "batch_fn": batch_fn}
     check_types(given, functions if on_step is None else {**functions, "on_step": on_step})
     try:
         with TrainingProgress(steps) as progress:
-            callbacks = Callbacks(on_step, None if evaluation is None else evaluation.on_result, progress)
-            bundle, outcome = _train(module, batch_fn, given, callbacks)
+            name = new_id("run")
+            reports = Reports(given.report, name, None if folder is None else Path(folder))
+            callbacks = Callbacks(on_step, None if evaluation is None else evaluation.on_result, progress, reports)
+            with reports.of(callbacks):
+                bundle, outcome = _train(module, batch_fn, given, callbacks, name)
+                reports.end("finished" if outcome.steps == steps else "stopped", outcome.steps)
     except FarflungError as error:
         error.args = (in_arguments(str(error)), *error.args[1:])
         raise
@@ -150,7 +160,7 @@ def train(
 
 
 def _train(
-    module: nn.Module | Callable[[], nn.Module], batch_fn: BatchFunction, given: TrainArguments, callbacks: Callbacks
+    module: nn.Module | Callable[[], nn.Module], batch_fn: BatchFunction, given: TrainArguments, callbacks: Callbacks, run: str
 ) -> tuple[Bundle, Outcome]:
     from farflung.frontends.torch.ambient import capture_trainee, intra_op_threads
 
@@ -164,7 +174,7 @@ def _train(
     callbacks.progress.captured()
     graph = freeze(trainee.graph, job)
     job = _with_samples(job, graph, evaluation)
-    bundle = Bundle(run=new_id("run"), job=job, graphs={job.micro_batch_sizes[0]: graph}, eval_graph=trainee.evaluation)
+    bundle = Bundle(run=run, job=job, graphs={job.micro_batch_sizes[0]: graph}, eval_graph=trainee.evaluation)
     batches = call_order(batch_fn, graph, first)
     side = None
     if evaluation is not None and trainee.evaluation is not None:

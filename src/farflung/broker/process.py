@@ -66,16 +66,6 @@ def _nobody(line: str) -> None:
     del line
 
 
-def _both(*takers: Callable[[str, Message], None]) -> Callable[[str, Message], None]:
-    """Return a function that passes the messages of runs to each of ``takers``."""
-
-    def taken(run: str, message: Message) -> None:
-        for take in takers:
-            take(run, message)
-
-    return taken
-
-
 def _safely(say: Callable[[str], None]) -> Callable[[str], None]:
     """``say``, but nothing fails because the line can't be shown (a closed terminal, a broken pipe, a full disk)."""
 
@@ -148,7 +138,12 @@ class Broker:
 
         trackers = RunTrackers(self.runs, warn, storage.trackers)
         opening.callback(trackers.close)
-        notices = Notices(say, self.runs, _both(log.message, trackers.message))
+
+        def log_message(run: str, message: Message, records: int) -> None:
+            log.message(run, message, records)
+            trackers.message(run, message)
+
+        notices = Notices(say, self.runs, log_message)
         self.network = self._make_network(links, _dialer(credentials, say))
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say)

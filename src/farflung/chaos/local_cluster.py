@@ -148,7 +148,9 @@ class LocalCluster:
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         listen = ["--listen", "127.0.0.1:0"]
-        self.start_process("broker", ["-m", "farflung", "broker", "-v", *listen, "--home", str(self.folder / "broker")])
+        self.start_process(
+            "broker", ["-m", "farflung", "broker", "-v", *listen, "--no-web", "--home", str(self.folder / "broker")]
+        )
         self._join_ticket = self.await_tickets()
         for name in self.names:
             self._join(name, unreliable=name in self.unreliable)

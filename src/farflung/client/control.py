@@ -130,8 +130,7 @@ class ControlClient:
                 for message in ask_all(self._rpc, Watch(run=run, records=records), Channel.WATCH):
                     away, until = False, monotonic() + patience
                     if isinstance(message, Result):
-                        if message.kind:
-                            self._failed[run] = _kind(message.kind), failed_batch(message.batch)
+                        self._remember(run, message)
                         yield message
                         return
                     records += isinstance(message, RecordLine)
@@ -147,6 +146,10 @@ class ControlClient:
                 if monotonic() >= until:
                     return
             self._closed.wait(_RETRY_SECONDS)
+
+    def _remember(self, run: str, result: Result) -> None:
+        if result.kind:
+            self._failed[run] = _kind(result.kind), failed_batch(result.batch)
 
     def failure(self, run: str, text: str) -> FarflungError:
         """Return an error with ``text`` of the class that ended ``run``, as the last ``watch`` of it said.

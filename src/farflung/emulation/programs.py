@@ -78,7 +78,7 @@ def start_cluster(
         raise InputError(f"there is no node {broker!r} for the broker; known are {', '.join(list(emulation.nodes)[:16])}")
     host = emulation[broker] if broker else next(iter(emulation.nodes.values()))
     home.mkdir(parents=True, exist_ok=True)
-    serve = ["broker", "--listen", f"0.0.0.0:{_PORT}", "--advertise", host.address]
+    serve = ["broker", "--no-web", "--listen", f"0.0.0.0:{_PORT}", "--advertise", host.address]
     started = [_farflung(host, home, "broker", [*program, *serve])]
     ticket = _until(started[0], home / "broker.log", r"farflung join (\S+)\n")[1]
     for node in emulation.nodes.values():  # not an argument: those of a process can be read by everybody on the machine

@@ -34,14 +34,15 @@ def cursor_file(run: Path, name: str) -> Path:
 class Cursor:
     """How far one run is reported to one tracker.
 
-    ``run``: the id under which the tracker has the run. ``file`` and ``offset``: which metrics file was read up to which byte.
-    ``train`` and ``evaluation``: the newest steps, counted from 1. ``attempt``: of the newest recovery. ``trouble``: why the
-    last process ended early. ``refused``: it would end the same way again.
+    ``run``: the id under which the tracker has the run. ``file``, ``offset``: which metrics file was read up to which byte, and
+    ``furthest``: the highest step there, counted from 1. ``train`` and ``evaluation``: the newest steps that the tracker has.
+    ``attempt``: of the newest recovery. ``trouble``: why the last process ended early. ``refused``: it would do so again.
     """
 
     run: str = ""
     file: int = 0
     offset: int = 0
+    furthest: int = 0
     train: int = 0
     evaluation: int = -1
     attempt: int = 1
@@ -94,4 +95,7 @@ def claimed(run: Path, name: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise TrackerBusy(f"another process reports {run.name} to {name} already: wait until it ends") from None
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process that is being forked may have the file open for a moment longer

@@ -15,7 +15,7 @@ from farflung.errors import DataError
 from farflung.job import JobSpec, from_json
 from farflung.job.spec import ReportSpec
 from farflung.telemetry.folder import RunFolder
-from farflung.telemetry.records import EvaluationRecord, Record, RecoveryRecord, StepRecord, read_record
+from farflung.telemetry.records import EvaluationRecord, Record, StepRecord, read_record
 from farflung.tracking.base import MakeTracker, TrackedRun, Tracker
 from farflung.tracking.cursor import Cursor, claimed, tracker_folder
 from farflung.tracking.values import evaluation_values, recovery_values, settings_of, step_values
@@ -71,6 +71,8 @@ class RunFollower:
         self._job = read_job(folder)
         self._spec = spec or self._job.report
         self.cursor = Cursor.load(folder, name)
+        #: Of a run that is read again: the step of the newest recovery that the tracker has.
+        self._recovered = -1
 
     @property
     def complete(self) -> bool:
@@ -133,11 +135,10 @@ class RunFollower:
     def _believe(self, stored: Mapping[str, int]) -> None:
         """Continue after what the tracker has ``stored``. It may be less than what it was given: then the run is read again."""
         cursor, train, evaluation = self.cursor, stored.get("train/loss", 0), stored.get("eval/loss", -1)
-        if train < cursor.train or evaluation < cursor.evaluation:
-            cursor.offset = 0
+        if not cursor.offset or train < cursor.train or evaluation < cursor.evaluation:
+            cursor.offset, cursor.furthest, cursor.attempt = 0, 0, 1
+            self._recovered = stored.get("events/recoveries", -1)
         cursor.train, cursor.evaluation = train, evaluation
-        if "events/recoveries" not in stored:
-            cursor.attempt = 1
 
     def _report(self, tracker: Tracker) -> bool:
         """Report some more records. Return whether there were any."""
@@ -159,7 +160,7 @@ class RunFollower:
             with self._folder.metrics.open("rb") as file:
                 number = os.fstat(file.fileno()).st_ino
                 if number != self.cursor.file:  # a resumed run writes its first records anew
-                    self.cursor.file, self.cursor.offset = number, 0
+                    self.cursor.file, self.cursor.offset, self.cursor.furthest = number, 0, 0
                 file.seek(self.cursor.offset)
                 lines = file.readlines(_BATCH)
         except FileNotFoundError:
@@ -173,6 +174,7 @@ class RunFollower:
         cursor, every = self.cursor, self._spec.every
         if isinstance(record, StepRecord):
             step = record.step + 1
+            cursor.furthest = max(cursor.furthest, step)
             if step > cursor.train:
                 cursor.train = step
                 if step % every == 0 or step in (1, self._job.steps):
@@ -181,10 +183,11 @@ class RunFollower:
             if record.step > cursor.evaluation:
                 cursor.evaluation = record.step
                 tracker.log(record.step, evaluation_values(record))
-        elif isinstance(record, RecoveryRecord) and record.attempt > cursor.attempt:
-            cursor.attempt = record.attempt
-            tracker.log(cursor.train, recovery_values(record))
-            tracker.text(cursor.train, "events/recovery", f"{record.cause}; {record}" if record.cause else str(record))
+        elif record.attempt > cursor.attempt:
+            cursor.attempt, step = record.attempt, cursor.furthest
+            if step > self._recovered:
+                tracker.log(step, recovery_values(record))
+                tracker.text(step, "events/recovery", f"{record.cause}; {record}" if record.cause else str(record))
 
     def _end(self, tracker: Tracker) -> None:
         result = self._folder.read_result()

@@ -50,9 +50,7 @@ def check_installed(name: str, where: str) -> None:
     """
     library = _OWN.get(name, ("", ""))[0]
     if library and find_spec(library) is None:
-        raise InputError(
-            f"the tracker {name!r} needs the package {library}, which is not installed {where}: pip install {library}"
-        )
+        raise InputError(f"the tracker {name!r} needs the package {library}, missing {where}: pip install {library}")
 
 
 def tracker_names(text: str | None, what: str = "--trackers") -> tuple[str, ...]:

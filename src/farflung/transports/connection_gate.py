@@ -44,7 +44,9 @@ class Newcomer(Protocol):
     """A connection that counts toward a limit; ``group`` is its address as ``group_of`` returns it."""
 
     @property
-    def group(self) -> str: ...
+    def group(self) -> str:
+        """Return the address that the limits count by."""
+        ...
 
 
 _Any = TypeVar("_Any", bound=Newcomer)

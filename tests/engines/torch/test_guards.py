@@ -125,3 +125,16 @@ def test_coordinates_that_are_no_place_are_refused(coordinate: float) -> None:
     grid[0, 1, 2, 1] = coordinate
     with pytest.raises(ValueError, match="a coordinate of the grid is"):
         call("aten.grid_sampler.default", torch.ones(1, 2, 4, 4), grid, 0, 0, True)
+
+
+def test_operators_do_not_give_more_tensors_than_a_graph_may_have() -> None:
+    empty, long = torch.empty(0, device=META), torch.empty(1 << 40, device=META)
+    for target, args in (
+        ("aten.chunk.default", (empty, 1 << 31)),
+        ("aten.split.Tensor", (long, 1)),
+        ("aten.unbind.int", (long, 0)),
+        ("aten.unbind.int", (long, -1)),
+    ):
+        with pytest.raises(ValueError, match="tensors, at most 4096 are allowed"):
+            call(target, *args)
+    assert len(call("aten.split.Tensor", torch.ones(5), 2)) == 3

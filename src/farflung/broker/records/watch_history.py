@@ -11,9 +11,8 @@ from pathlib import Path
 from farflung.errors import WireError
 from farflung.messages.schema import Channel, Message
 from farflung.messages.watching import CheckpointWritten, GeneratedText, Note, Planned, Started
-from farflung.messages.wire_form import decode, encode
+from farflung.messages.wire_form import from_plain, to_plain
 from farflung.telemetry.log_file import LogWriter, read_last
-from farflung.wire.frames import Frame
 
 __all__ = ["read_history", "write_history"]
 
@@ -27,8 +26,7 @@ _MOST, _LONGEST = 256, 200_000
 def write_history(writer: LogWriter, folder: Path, message: Message, records: int) -> None:
     """Store ``message``, which watchers received after ``records`` records. It never waits."""
     if isinstance(message, _STORED):
-        frame = encode(message)
-        line = json.dumps([records, frame.kind, dict(frame.header)])
+        line = json.dumps([records, *to_plain(message)])
         if len(line) <= _LONGEST:
             writer.write(folder / _FILE, line)
 
@@ -38,8 +36,8 @@ def read_history(folder: Path, records: int) -> list[tuple[int, Message]]:
     found = []
     for line in read_last(folder / _FILE, _MOST).lines:
         try:
-            before, kind, header = json.loads(line[line.index("[") :])
-            found.append((max(min(int(before), records), 0), decode(Frame(kind, header, ()), Channel.WATCH)))
+            before, kind, fields = json.loads(line[line.index("[") :])
+            found.append((max(min(int(before), records), 0), from_plain(kind, fields, Channel.WATCH)))
         except (ValueError, TypeError, WireError):
             continue
     return found

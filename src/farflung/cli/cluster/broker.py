@@ -53,7 +53,7 @@ def broker(
     validity = quantity(Seconds, valid, "--valid")
     if service:
         given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
-        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit}
+        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--web": web, "--no-web": "" if no_web else None}
         for line in broker_service(given, broker_folder(folder), user=user):
             typer.echo(line)
         return
@@ -85,7 +85,7 @@ def broker(
         typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}")
         dashboard = None if no_web else open_dashboard(place, web, say)
         if dashboard is not None:
-            typer.echo(f"\nTo watch and control it in a browser, open this link (valid once, for an hour):\n  {dashboard.link}")
+            typer.echo(dashboard.invitation)
         typer.echo("\nPress Ctrl-C to stop the broker.")
         over.wait()
     finally:

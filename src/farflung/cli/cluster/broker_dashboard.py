@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,10 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from farflung.child_processes import end_all
-from farflung.errors import InputError
+from farflung.errors import FarflungError, InputError
 from farflung.extras import has_web, require_web
 from farflung.thread_group import ThreadGroup
-from farflung.transports.addresses import reachable_host
 from farflung.web.serving.links import DEFAULT_ADDRESS, Dashboard, listen
 
 __all__ = ["BrokerDashboard", "open_dashboard"]
@@ -31,7 +31,7 @@ class BrokerDashboard:
             InputError: the address can't be listened at.
         """
         with listen(address) as listening:
-            self.dashboard = Dashboard.at(listening, reachable_host(address.rpartition(":")[0]))
+            self.dashboard = Dashboard.at(listening)
             self._home, self._say, self._closed = home, say, False
             number = listening.fileno()
             command = [sys.executable, "-m", "farflung", "web", "--socket", str(number), "--home", str(home)]
@@ -48,9 +48,11 @@ class BrokerDashboard:
         self._threads.spawn("dashboard-end", self._wait)
 
     @property
-    def link(self) -> str:
-        """A new link that signs one browser in as the owner."""
-        return self.dashboard.link()
+    def invitation(self) -> str:
+        """What to print. A log of the system gets no link: who reads it could sign in."""
+        if "JOURNAL_STREAM" in os.environ:
+            return f"dashboard at {self.dashboard.url}; farflung web prints a link to sign in"
+        return f"\nTo watch and control it in a browser, open this link (valid once, for an hour):\n  {self.dashboard.link()}"
 
     def _wait(self) -> None:
         code = self._process.wait()
@@ -83,5 +85,7 @@ def open_dashboard(home: Path, address: str | None, say: Callable[[str], None]) 
     try:
         return BrokerDashboard(home, DEFAULT_ADDRESS, say)
     except InputError as error:
-        say(f"no dashboard: {error}, with --web HOST:PORT")
-        return None
+        say(f"no dashboard: {error} with --web HOST:PORT")
+    except (FarflungError, OSError) as error:
+        say(f"no dashboard: {error}")
+    return None

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import default_name, members_folder, own_key, worker_log
@@ -19,6 +18,7 @@ from farflung.cli.options import VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
+from farflung.telemetry.terminal import terminal
 from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
@@ -102,7 +102,7 @@ def join(
         writer.write(worker_log(own), line)
         shown(line)
 
-    activity = Activity(Console(), say)
+    activity = Activity(terminal(), say)
     serving = Service(
         lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
         options,

@@ -15,11 +15,11 @@ from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_run_or_worker
 from farflung.cli.home import broker_folder, members_folder, ticket_file, worker_log
 from farflung.cli.options import HomeOption
-from farflung.cli.runs.run_view import printable
 from farflung.cli.waiting_reason import waiting_line
 from farflung.client.control import ControlClient
 from farflung.errors import FarflungError, InputError
 from farflung.telemetry import RunFolder
+from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.log_file import LogPart
 
 __all__ = ["register"]

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 
 from farflung.cli.home import own_key
-from farflung.cli.runs.run_view import RunView, printable, say, show_run
+from farflung.cli.runs.live_run import say, show_run
+from farflung.cli.runs.run_view import RunView
 from farflung.cli.trial.child_commands import Children
 from farflung.cli.trial.demo_runs import PRESET, VICTIM, DemoRun, demo_job, demo_runs, share_of_time
 from farflung.client.connection import Client
@@ -23,7 +24,9 @@ from farflung.cluster import Topology
 from farflung.errors import FarflungError, InputError, Stopped, TrainingError
 from farflung.ids import new_id
 from farflung.messages.submission import Bundle
+from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.records import RunResult, StepRecord
+from farflung.telemetry.terminal import terminal
 from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds
 
@@ -50,7 +53,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of every run at most.")] = None,
 ) -> None:
     """Train a small language model across two emulated regions, dense and compressed, and kill a worker on the way."""
-    console = Console()
+    console = terminal()
     place = (folder or Path("runs") / date_text("demo-%Y%m%d-%H%M%S")).absolute()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -137,7 +140,7 @@ class _Demo:
         children, names = self._children, self._topology.names
         say(self._console, f"starting a broker and {len(names)} workers ({', '.join(names)}) as processes of this machine")
         say(self._console, "each loads PyTorch and measures its speed: half a minute or so on two cores")
-        children.start("broker", ["broker", "--listen", "127.0.0.1:0", "--home", str(self._place / "broker")])
+        children.start("broker", ["broker", "--listen", "127.0.0.1:0", "--no-web", "--home", str(self._place / "broker")])
         invitation = children.await_line("broker", r"farflung join (\S+)\n", _START_SECONDS)[1]
         ticket = children.await_line("broker", r"--ticket (\S+)\n", _START_SECONDS)[1]
         for name in names:
@@ -206,7 +209,7 @@ class _Demo:
             def on_step(record: StepRecord) -> None:
                 bound.on_step(record)
                 if run.victim in self._children.pids and record.step + 1 >= run.death:
-                    self._kill(run.victim)
+                    self._kill(run.victim, view)
 
             result = show_run(client, bundle.run, console=self._console, view=view, on_step=on_step)
         self._children.check()  # a run that waits for a worker that is dead was ended for that
@@ -215,8 +218,8 @@ class _Demo:
         self._step_seconds.append(view.usual)
         return _Done(run.label, folder, result)
 
-    def _kill(self, victim: str) -> None:
-        say(self._console, f"the demo kills worker {victim} now (SIGKILL), in the middle of the run: watch what happens", "bold")
+    def _kill(self, victim: str, view: RunView) -> None:
+        view.report(f"the demo kills worker {victim} now (SIGKILL), in the middle of the run: watch what happens")
         self._children.kill(victim)
 
     def _conclude(self, done: Sequence[_Done]) -> None:

@@ -168,6 +168,16 @@ def _check_grid(x: torch.Tensor, grid: torch.Tensor, *settings: Any) -> None:
         _expect(largest <= _FARTHEST, f"a coordinate of the grid is {largest}, which is not a number of at most {_FARTHEST:.0f}")
 
 
+def _check_parts(x: torch.Tensor, size: int = 1, dim: int = 0) -> None:
+    """Each part is a tensor, which takes memory also on the meta device."""
+    _count_parts(-(-x.shape[dim] // max(size, 1)))
+
+
+def _count_parts(parts: int) -> None:
+    _expect(parts <= _MOST_PARTS, f"it gives {parts} tensors, at most {_MOST_PARTS} are allowed")
+
+
+_MOST_PARTS = 4096
 _INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
 #: Coordinates within the input lie between -1 and 1.
 _FARTHEST = float(1 << 20)
@@ -178,6 +188,9 @@ _CHECKS: Mapping[str, Callable[..., Any]] = {
     "aten.rnn_tanh.input": _check_recurrent(1),
     "aten.rnn_relu.input": _check_recurrent(1),
     "aten._weight_norm.default": _check_weight_norm,
+    "aten.chunk.default": lambda x, chunks, dim=0: _count_parts(chunks),
+    "aten.split.Tensor": _check_parts,
+    "aten.unbind.int": lambda x, dim=0: _check_parts(x, 1, dim),
     "aten.div.Scalar_mode": _check_quotient,
     "aten.div.Tensor_mode": _check_quotient,
     "aten.grid_sampler.default": _check_grid,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from farflung.engines.base import Array
+from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.accelerators import default_generator
 from farflung.engines.torch.arrays import spec_of, to_array
 from farflung.engines.torch.keys import seeded
@@ -113,6 +114,7 @@ def _step(state: State, step: InitStep, seed: int, ref: Any, device: torch.devic
     args = [resolve(arg, ref) for arg in step.args]
     kwargs = {name: resolve(arg, ref, memory_format=name == "memory_format") for name, arg in step.kwargs}
     function = kernel(step.target, args, kwargs, device)
+    PRESENT.memory[:] = label(f"the initializer of {state.name[:100]!r} at {step.target[:100]}")
     draws = step.rng is not None and device.type != "meta"
     key = seeded(default_generator(_CPU), derive_seed("init", seed, state.name, step.rng or 0)) if draws else nullcontext()
     try:

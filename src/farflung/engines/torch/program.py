@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.arrays import TORCH_DTYPES
 from farflung.engines.torch.custom import CompiledBackward, run_gradient
 from farflung.engines.torch.draws import KeyHolder, drawing
@@ -32,6 +33,7 @@ __all__ = [
     "installed_signature",
     "kernel",
     "lookup",
+    "operator_label",
     "pseudo",
     "resolve",
     "tensor_arguments",
@@ -70,6 +72,7 @@ class Call:
     outputs: tuple[int, ...]
     free: tuple[int, ...]
     op: Op
+    label: bytes
 
 
 @dataclass(kw_only=True)
@@ -89,8 +92,10 @@ class Program:
             GraphError: an operator refuses its arguments (names the operator).
         """
         call = None
+        present = PRESENT.memory
         try:
             for call in self.calls:
+                present[:] = call.label
                 arguments = call.template.copy()
                 for place, slot in call.fills:
                     arguments[place] = registers[slot]
@@ -112,6 +117,11 @@ class Program:
                 raise
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise GraphError(f"operator {call.op.name!r} ({call.op.target}) failed: {first}") from error
+
+
+def operator_label(op: Op) -> bytes:
+    """What ``PRESENT`` holds while ``op`` runs."""
+    return label(f"operator {op.name[:100]!r} ({op.target[:100]})")
 
 
 def _fill(call: Call, arguments: list[Any], registers: list[Any]) -> dict[str, Any]:
@@ -231,7 +241,7 @@ class _Compiler:
         for index, slot in enumerate(outputs):
             self.program.slots[ValueRef(op.name, index)] = slot
         template = [None if isinstance(arg, _Slot) else arg for arg in args]
-        self.program.calls.append(Call(function, template, fills, tuple(nested), kwargs, outputs, (), op))
+        self.program.calls.append(Call(function, template, fills, tuple(nested), kwargs, outputs, (), op, operator_label(op)))
 
     def free(self, keep: Iterable[ValueRef]) -> None:
         """Let each call drop what nobody reads later."""
@@ -243,7 +253,7 @@ class _Compiler:
             last = tuple(sorted(touched - done))
             done |= touched
             self.program.calls[number] = Call(
-                call.function, call.template, call.fills, call.nested, call.kwargs, call.outputs, last, call.op
+                call.function, call.template, call.fills, call.nested, call.kwargs, call.outputs, last, call.op, call.label
             )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
+from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.arrays import check_array, from_array, to_array
 from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.optimizer import StageOptimizer
@@ -246,6 +247,7 @@ class TorchRunner:
         return self._sent_back(kept.sink)
 
     def _go_back(self, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None]) -> None:
+        PRESENT.memory[:] = label(f"the backward of stage {self.subgraph.stage}")
         try:
             with self._watched():
                 torch.autograd.backward(roots, seeds)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from farflung.engines.present import PRESENT
 from farflung.engines.torch.arrays import TORCH_DTYPES, spec_of
-from farflung.engines.torch.program import PSEUDO, installed_signature, kernel, pseudo, resolve, tensor_arguments
+from farflung.engines.torch.program import PSEUDO, installed_signature, kernel, operator_label, pseudo, resolve, tensor_arguments
 from farflung.errors import GraphError
 from farflung.graph.gradient import GRADIENT, read_gradient
 from farflung.graph.ir import Graph, LocalRef, Op, StateRef, TensorSpec, ValueRef
@@ -57,6 +58,7 @@ def _results(op: Op, ref: object) -> tuple[torch.Tensor, ...]:
     args = [resolve(arg, ref) for arg in tensor_arguments(op)]  # type: ignore[arg-type]
     kwargs = {name: resolve(arg, ref, memory_format=name == "memory_format") for name, arg in op.kwargs}  # type: ignore[arg-type]
     function = pseudo(op, _META) or kernel(op.target, args, kwargs, _META)
+    PRESENT.memory[:] = operator_label(op)
     try:
         found = function(*args, **kwargs)
     except Exception as error:  # PyTorch's rules for the meta device are Python, which can raise anything

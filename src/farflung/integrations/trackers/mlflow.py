@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farflung.clock import wall_time
 from farflung.errors import InputError
 from farflung.job.spec import ReportSpec
 from farflung.tracking.base import TrackedRun
@@ -20,6 +20,8 @@ _METRICS, _PARAMETERS, _CHARACTERS = 1000, 100, 500
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 #: The report is tried again later anyway, so that a server that is down need not be waited for as long as MLflow does.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+#: Its lines show the address of the server, which may contain a password.
+_QUIET = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
 
 class MlflowTracker:
@@ -33,7 +35,7 @@ class MlflowTracker:
 
     def begin(self, run: TrackedRun) -> Mapping[str, int]:
         """See ``Tracker``."""
-        for name, value in _PATIENCE.items():
+        for name, value in {**_PATIENCE, **_QUIET}.items():
             os.environ.setdefault(name, value)
         try:
             from mlflow.tracking import MlflowClient
@@ -56,7 +58,7 @@ class MlflowTracker:
         """See ``Tracker``."""
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
+        now = int(wall_time() * 1000)
         self._metrics += [Metric(name, float(value), now, step) for name, value in values.items()]
 
     def text(self, step: int, name: str, text: str) -> None:
@@ -81,7 +83,7 @@ class MlflowTracker:
             self._client.log_batch(self._run, params=part)
 
     def _last(self, name: str) -> int:
-        return max(metric.step for metric in self._client.get_metric_history(self._run, name))
+        return max(int(metric.step) for metric in self._client.get_metric_history(self._run, name))
 
 
 def _parts(items: Sequence[Any], most: int) -> list[Sequence[Any]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
+from farflung.clock import wall_time
 from farflung.errors import InputError
 from farflung.job.spec import ReportSpec
 from farflung.tracking.base import TrackedRun
@@ -65,7 +65,7 @@ class TensorBoardTracker:
     def _add(self, step: int, summary: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.add_event(Event(wall_time=wall_time(), step=step, summary=summary))
 
 
 def _stored(folder: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""trackio: a database of this user, with a dashboard on this machine (``trackio show``); elsewhere with ``TRACKIO_SERVER_URL``."""
+"""trackio: a database of this user, with a dashboard on this machine (``trackio show``)."""
 
 from __future__ import annotations
 

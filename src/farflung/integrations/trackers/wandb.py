@@ -1,4 +1,4 @@
-"""Weights & Biases. Key, server and entity come from its own variables (``WANDB_API_KEY``, ``WANDB_BASE_URL``, ``WANDB_ENTITY``)."""
+"""Weights & Biases. Key and server come from its own variables (``WANDB_API_KEY``, ``WANDB_BASE_URL``)."""
 
 from __future__ import annotations
 

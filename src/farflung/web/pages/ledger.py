@@ -19,7 +19,7 @@ from farflung.web.widgets.chart import Chart
 from farflung.web.widgets.figures import Figures
 from farflung.web.widgets.form import Choice, Form
 from farflung.web.widgets.html_table import Cell, HtmlTable, Markup, cell, link, markup
-from farflung.web.widgets.layout import button, card, grid, note, title
+from farflung.web.widgets.layout import button, card, grid, lead, note, title
 
 __all__ = ["build"]
 
@@ -60,9 +60,9 @@ class _LedgerPage:
         self._error = markup(tag="p").classes("ff-error").props('role="status"')
         self._figures = Figures(_headline([]))
         with grid():
-            with card("Cost", "third"):
+            with card("Cost", "half", "Without prices.toml in the folder of the broker, nothing has a price."):
                 self._costs = HtmlTable("Cost", _COST, empty="No machine has trained yet.")
-            with card("Shares of the machines", "wide", "Of the total of all machines."):
+            with card("Shares of the machines", "half", "Of the total of all machines."):
                 self._shares = Chart("Shares of the machines", _SHARES)
             with card("Machines"):
                 self._machines = HtmlTable("Machines", _HEAD, text_columns=2, empty="No machine has trained yet.")
@@ -71,10 +71,7 @@ class _LedgerPage:
             with card("What the columns mean"):
                 items = "".join(f"<li><strong>{cell(name)}</strong>: {cell(meaning)}</li>" for name, meaning in meanings())
                 markup(Markup(f'<ul class="ff-list">{items}</ul>'))
-                note(
-                    "Prices come from prices.toml in the folder of the broker. Without that file, nothing has a price. "
-                    "Helpers of hybrid plans are not listed."
-                )
+                note("Helpers of hybrid plans are not listed.")
 
     def _choose(self, name: str, value: str) -> Any:
         self._run = value if name == "run" else self._run

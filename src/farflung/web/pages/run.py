@@ -72,7 +72,7 @@ class _RunPage:
         self._optional: list[tuple[ui.element, str]] = []
         with title(run.job.name if run.job is not None else run.name) as self._state:
             self._actions()
-        self._lead = note("").classes("ff-lead")
+        self._lead = markup(tag="p").classes("ff-lead")
         self._progress = markup(Markup("<span></span>")).classes("ff-progress")
         self._alerts = AlertList()
         self._figures = Figures()
@@ -124,7 +124,11 @@ class _RunPage:
         with card("Machines", "half", "Means of the newest 20 steps."):
             self._devices = HtmlTable("Machines", ("machine", "stages", "operators", "computing"), text_columns=2)
         with card("Last step"):
-            self._chart = markup(Markup('<p class="ff-empty">No trace yet.</p>')).classes("ff-svg")
+            self._chart = (
+                markup(Markup('<p class="ff-empty">No trace yet.</p>'))
+                .classes("ff-svg")
+                .props('tabindex=0 role=region aria-label="Time chart"')
+            )
         with card("Events", "half bounded"):
             self._events = markup(Markup('<p class="ff-empty">No event yet.</p>'))
         with card("Checkpoints", "half bounded"):

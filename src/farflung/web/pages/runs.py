@@ -28,7 +28,7 @@ def build(view: View) -> None:
     with title("Runs"):
         button("Compare selected", lambda: ui.run_javascript(_COMPARE), "main")
     with grid(), card("All runs"):
-        head = ("", "run", "job", "state", "steps", "loss")
+        head = ("select", "run", "job", "state", "steps", "loss")
         table = HtmlTable("All runs", head, text_columns=4, empty="No run yet. Submit one: farflung submit JOB.toml")
 
     def show() -> None:

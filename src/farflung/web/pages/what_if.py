@@ -32,7 +32,7 @@ from farflung.web.sources.what_if_sessions import WhatIfSessions
 from farflung.web.widgets.figures import Figures
 from farflung.web.widgets.form import Form, Text
 from farflung.web.widgets.html_table import HtmlTable, Markup, cell, markup, table_html
-from farflung.web.widgets.layout import button, card, grid, note, title
+from farflung.web.widgets.layout import button, card, grid, lead, note, title
 
 __all__ = ["build"]
 
@@ -67,9 +67,7 @@ class _WhatIfPage:
         with title("What if") as self._state:
             button("Save plan", self._save_plan)
             button("Save topology", self._save_topology)
-        note(
-            "Evaluate a cluster before you rent it. Figures follow each change: first for the present plan, then for a new one."
-        ).classes("ff-lead")
+        lead("Evaluate a cluster before you rent it. Figures follow each change: first for the present plan, then for a new one.")
         self._error = markup(tag="p").classes("ff-error").props('role="status"')
         self._figures = Figures(headline(None))
         with grid():

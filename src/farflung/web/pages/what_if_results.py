@@ -33,9 +33,9 @@ def headline(found: Evaluation | None) -> list[tuple[str, str]]:
         ("power, estimated", f"{spent.watts:,.0f} W"),
         ("cost per hour", money(spent.hour, currency) if spent.hour else _NOTHING),
         ("cost per step", money(spent.step.total, currency) if spent.hour else _NOTHING),
-        (f"cost of {found.job.steps:,} steps", money(spent.run, currency) if spent.hour else _NOTHING),
-        (f"energy of {found.job.steps:,} steps", f"{_rate(spent.run_kwh)} kWh"),
-        (f"time of {found.job.steps:,} steps", str(Seconds(found.run_seconds))),
+        (f"cost, {found.job.steps:,} steps", money(spent.run, currency) if spent.hour else _NOTHING),
+        (f"energy, {found.job.steps:,} steps", f"{_rate(spent.run_kwh)} kWh"),
+        (f"time, {found.job.steps:,} steps", str(Seconds(found.run_seconds))),
     ]
 
 

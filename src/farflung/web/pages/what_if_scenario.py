@@ -81,7 +81,7 @@ def setting_fields(*, samples: bool) -> list[Field]:
         Number(name="micro_batches", label="Micro-batches per step", hint="as in the job", low=1),
         *size,
         Number(name="energy_price", label="Energy, price per kWh", hint="0"),
-        Number(name="traffic_price", label="Traffic between regions, per GB", hint="0"),
+        Number(name="traffic_price", label="Traffic, price per GB", hint="0"),
     ]
 
 

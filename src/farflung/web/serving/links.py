@@ -15,6 +15,7 @@ from pathlib import Path
 
 from farflung.errors import FarflungError, InputError
 from farflung.security.files import make_private_folder, read_private, write_private
+from farflung.transports.addresses import reachable_host
 from farflung.web.serving.sign_in import Role, make_token
 
 __all__ = ["DEFAULT_ADDRESS", "Dashboard", "listen", "running_dashboard"]
@@ -32,10 +33,12 @@ class Dashboard:
     secret: bytes = field(repr=False)
 
     @classmethod
-    def at(cls, listening: socket.socket, host: str) -> Dashboard:
-        """Return a new dashboard at the port of ``listening``. ``host``: where browsers find this machine."""
+    def at(cls, listening: socket.socket) -> Dashboard:
+        """Return a new dashboard at ``listening``: with TLS unless only this machine can reach it."""
+        own = str(listening.getsockname()[0])
+        host = reachable_host("[::]" if own == "::" else own)
         name = f"[{host}]" if ":" in host else host
-        scheme = "http" if is_loopback(host) else "https"
+        scheme = "http" if is_loopback(own) else "https"
         return cls(url=f"{scheme}://{name}:{listening.getsockname()[1]}", secret=secrets.token_bytes(32))
 
     def link(self, role: Role = Role.OWNER) -> str:
@@ -105,9 +108,7 @@ def _resolved(host: str, port: int) -> Sequence[tuple[int, int, int, str, tuple[
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` (a name or an IP address) is this machine alone."""
-    if host == "localhost":
-        return True
+    """Whether the IP address ``host`` is reached from this machine alone."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

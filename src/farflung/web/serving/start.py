@@ -7,17 +7,19 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from farflung.client.control import ControlClient
 from farflung.clock import wall_time
-from farflung.errors import InputError
+from farflung.errors import DiskFull, InputError
 from farflung.security import Ticket, certificate_fingerprint, new_key
 from farflung.security.authority import CertificateAuthority
 from farflung.security.files import read_private, write_private
 from farflung.security.ticket_book import TicketBook
 from farflung.transports.addresses import reachable_host
 from farflung.units import Seconds
+from farflung.web.serving.certificates import host_certificate
 from farflung.web.serving.links import Dashboard, is_loopback, listen, running_dashboard
 from farflung.web.serving.rights import Rights
 from farflung.web.serving.sign_in import SignIn
@@ -53,7 +55,7 @@ def serve_broker(home: Path, address: str, say: Callable[[str], None]) -> None:
         say(f"the dashboard of this broker: {found.link()}")
         return
     listening = listen(address)
-    dashboard = Dashboard.at(listening, reachable_host(address.rpartition(":")[0]))
+    dashboard = Dashboard.at(listening)
     dashboard.save(home)
     say(f"dashboard: {dashboard.link()}\n{_STOP}")
     try:
@@ -73,11 +75,11 @@ def serve_runs(folders: Sequence[Path], address: str, say: Callable[[str], None]
     for folder in folders:
         if not (folder / "job.json").is_file():
             raise InputError(f"{folder} has no job.json, so it is no run's folder: name a folder below runs/ of a broker")
-    host = address.rpartition(":")[0]
-    if not is_loopback(host):
-        raise InputError(f"--listen {address}: run folders are served to this machine only; use 127.0.0.1 and an ssh tunnel")
     listening = listen(address)
-    dashboard = Dashboard.at(listening, host)
+    if not is_loopback(listening.getsockname()[0]):
+        listening.close()
+        raise InputError(f"--listen {address}: run folders are served to this machine only; use 127.0.0.1 and an ssh tunnel")
+    dashboard = Dashboard.at(listening)
     say(f"dashboard: {dashboard.link()}\n{_STOP}")
     rights = Rights(SignIn(dashboard.secret, secrets.token_bytes(32)), lambda: None, None)
     serve(Serving(listening=listening, sources=Sources(folders=folders), rights=rights))
@@ -85,6 +87,9 @@ def serve_runs(folders: Sequence[Path], address: str, say: Callable[[str], None]
 
 def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: bool) -> None:
     from farflung.web.serving.server import Serving, serve
+
+    own = listening.getsockname()[0]
+    host, tls = reachable_host("[::]" if own == "::" else own), not is_loopback(own)
 
     key = new_key()
 
@@ -97,7 +102,7 @@ def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: b
 
     poll = BrokerPoll(own_client, home / "links.json")
     rights = Rights(SignIn(secret, _cookie_key(home)), lambda: poll.client, ticket_client)
-    certificate = None  # TLS: see ``certificates``
+    certificate = host_certificate(home, host) if tls else None
     serving = Serving(
         listening=listening,
         sources=Sources(poll=poll, runs=home / "runs"),
@@ -124,6 +129,9 @@ def _own_ticket(home: Path) -> Ticket:
 def _cookie_key(home: Path) -> bytes:
     """Return the key that signs cookies; it stays with the broker's folder."""
     path = home / "dashboard-key"
-    if not path.exists():
-        write_private(path, secrets.token_bytes(32))
-    return read_private(path)
+    if path.exists():
+        return read_private(path)
+    key = secrets.token_bytes(32)
+    with suppress(DiskFull):  # then people sign in again after a restart
+        write_private(path, key)
+    return key
