@@ -46,6 +46,9 @@ TicketOption = Annotated[
     str | None, typer.Option("--ticket", help="Submit ticket, or @FILE (default: the broker on this machine).")
 ]
 RetryOption = Annotated[str, typer.Option("--retry", help="How long to retry when the broker is unreachable.")]
+MetricsOption = Annotated[
+    str | None, typer.Option("--metrics", help="Serve metrics for Prometheus at HOST:PORT, e.g. 127.0.0.1:9464.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Print plain lines, also on a terminal.")]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Print details for experts.")]

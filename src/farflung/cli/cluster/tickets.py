@@ -35,6 +35,7 @@ def issue(
 ) -> None:
     """Print a new ticket."""
     from farflung.security import certificate_fingerprint
+    from farflung.security.audit_log import AuditLog
     from farflung.security.authority import CertificateAuthority
     from farflung.security.ticket_book import TicketBook
 
@@ -45,8 +46,10 @@ def issue(
     book = TicketBook(place / "tickets.sqlite")
     fingerprint = certificate_fingerprint(credentials.certificate)
     where = address or _known_address(place)
-    ticket = str(book.issue(scope, addresses=[where], fingerprint=fingerprint, now=wall_time(), validity=validity))
-    answer(ticket, {"ticket": ticket, "scope": scope, "address": where, "valid_seconds": float(validity)}, as_json=as_json)
+    ticket = book.issue(scope, addresses=[where], fingerprint=fingerprint, now=wall_time(), validity=validity)
+    AuditLog(place, wall_time).write("ticket issued", ticket=ticket.ticket_id, scope=scope)
+    known = {"ticket": str(ticket), "scope": scope, "address": where, "valid_seconds": float(validity)}
+    answer(str(ticket), known, as_json=as_json)
 
 
 def _known_address(place: Path) -> str:
@@ -90,11 +93,15 @@ def revoke(
     folder: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Revoke a ticket. Members that have joined with it stay."""
+    """Revoke a ticket. The broker removes the members that have joined with it, at once."""
+    from farflung.security.audit_log import AuditLog
     from farflung.security.ticket_book import TicketBook
 
-    TicketBook(known_broker(folder) / "tickets.sqlite").revoke(ticket_id, wall_time())
-    answer(f"{ticket_id}: revoked", {"id": ticket_id, "state": "revoked"}, as_json=as_json)
+    place = known_broker(folder)
+    TicketBook(place / "tickets.sqlite").revoke(ticket_id, wall_time())
+    AuditLog(place, wall_time).write("ticket revoked", ticket=ticket_id)
+    text = f"{ticket_id}: revoked; the members that joined with it are removed"
+    answer(text, {"id": ticket_id, "state": "revoked"}, as_json=as_json)
 
 
 @tickets.command("free")
@@ -104,8 +111,11 @@ def free(
     as_json: JsonOption = False,
 ) -> None:
     """Release a name whose owner has lost the key, so that another key can use it."""
+    from farflung.security.audit_log import AuditLog
     from farflung.security.name_book import NameBook
 
-    NameBook(known_broker(folder) / "names.sqlite").free(name)
+    place = known_broker(folder)
+    NameBook(place / "names.sqlite").free(name)
+    AuditLog(place, wall_time).write("name released", name=name)
     text = f"{name}: released; the next member that joins with this name owns it"
     answer(text, {"name": name, "released": True}, as_json=as_json)
