@@ -267,7 +267,7 @@ class ResumableAnswer(Message, kind="resumable", on=Channel.ANSWERS):
 class StatusAnswer(Message, kind="status", on=Channel.ANSWERS):
     """Answers ``Status``.
 
-    Entries of ``members``, ``gone`` and ``runs`` are JSON objects for people and scripts (docs/machines.md).
+    Entries of ``members``, ``gone`` and ``runs`` are JSON objects for people and scripts (docs/runs.md).
     """
 
     version: Label
