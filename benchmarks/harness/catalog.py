@@ -32,6 +32,7 @@ for _module, _name in {
     "training.exactness": "Exactness",
     "papers.fusionllm": "FusionLlm",
     "faults.fuzz": "Fuzz",
+    "faults.fuzz_graphs": "FuzzGraphs",
     "planning.grid": "Grid",
     "faults.hybrid": "Hybrid",
     "faults.joining": "Joining",

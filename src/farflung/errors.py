@@ -14,14 +14,17 @@ FarflungError
 |- DataError           data is missing or unreadable on the machine that needs it
 |- DiskFull            there is no space for a file
 |- EmulationError      this machine can't emulate a network, or the emulator ended
+|- EngineCrashed       the process that computes for an attempt has died, or does not answer
 |- TrainingError       training itself failed (loss is not a number, worker died)
 '- Stopped             the user asked for the end
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+# The kinds of errors: machines look a kind up here by its name. So ``FailedBatch`` is not in the list.
 __all__ = [
     "CaptureError",
     "CheckpointError",
@@ -30,6 +33,7 @@ __all__ = [
     "DataError",
     "DiskFull",
     "EmulationError",
+    "EngineCrashed",
     "FarflungError",
     "GraphError",
     "InputError",
@@ -60,10 +64,28 @@ class CaptureError(FarflungError):
     exit_code = 3
 
 
+@dataclass(frozen=True, slots=True)
+class FailedBatch:
+    """Micro-batch ``index`` of training step ``step``, or batch ``index`` of the evaluation after ``step`` steps."""
+
+    step: int
+    index: int
+    evaluates: bool = False
+
+    def __str__(self) -> str:
+        if self.evaluates:
+            return f"evaluation after step {self.step}, batch {self.index}"
+        return f"step {self.step}, micro-batch {self.index}"
+
+
 class GraphError(FarflungError):
-    """A graph document is corrupt, too large, or holds an operator that is not allowed."""
+    """A graph document is corrupt, too large, or holds an operator that is not allowed; or an operator failed.
+
+    ``batch``: the batch on which the graph was computed when it failed (None: it was not computed).
+    """
 
     exit_code = 4
+    batch: FailedBatch | None = None
 
 
 class PlanError(FarflungError):
@@ -135,6 +157,12 @@ class DiskFull(FarflungError):
     """There is no space for a file; what was there before is whole."""
 
     exit_code = 15
+
+
+class EngineCrashed(FarflungError):
+    """The process that computes for an attempt has died, or does not answer; the text names the operator if one ran."""
+
+    exit_code = 16
 
 
 class Stopped(FarflungError):

@@ -134,14 +134,14 @@ def test_hash_is_stable_and_names_the_content():
 def test_numbers_keep_their_type():
     for number in (1, 1.0, True, -0.0, 1e-45, math.inf, -math.inf, 2**63 - 1, 0.1):
         graph = sample()
-        changed = replace(graph.ops[1], args=(ValueRef("x"), number, (number, (None, "word"))))
+        changed = replace(graph.ops[1], args=(ValueRef("x"), StateRef("mask"), number))
         back = Graph.from_json(replace(graph, ops=(graph.ops[0], changed, *graph.ops[2:])).to_json())
-        found = back.ops[1].args[1]
+        found = back.ops[1].args[2]
         assert type(found) is type(number)
         assert repr(found) == repr(number)
-    nan = replace(sample().ops[1], args=(ValueRef("x"), math.nan))
+    nan = replace(sample().ops[1], args=(ValueRef("x"), StateRef("mask"), math.nan))
     back = Graph.from_json(replace(sample(), ops=(sample().ops[0], nan, *sample().ops[2:])).to_json())
-    assert math.isnan(back.ops[1].args[1])  # type: ignore[arg-type]
+    assert math.isnan(back.ops[1].args[2])  # type: ignore[arg-type]
 
 
 @settings(deadline=None, max_examples=30)
@@ -153,7 +153,7 @@ def test_random_graphs_round_trip(graph):
 def test_placeholders_are_moved_before_their_first_reader():
     graph = sample()
     late = Op(name="y", kind=OpKind.PLACEHOLDER, target="farflung.input", outputs=(spec(F, 1, 4),))
-    reader = replace(graph.ops[4], args=(ValueRef("split", 1), ValueRef("y")))
+    reader = replace(graph.ops[4], target="aten.mul.Tensor", args=(ValueRef("split", 1), ValueRef("y")), rng=None)
     hand_made = replace(graph, ops=(late, *graph.ops[:4], reader, *graph.ops[5:]))
     assert [op.name for op in normalize(hand_made).ops][:6] == ["x", "fill", "linear", "split", "y", "drop"]
     validate(normalize(hand_made))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from farflung.engines import EngineSettings, Forward, MicroBatch, StageRunner, get_engine
+from farflung.engines import Engine, EngineSettings, Forward, MicroBatch, StageRunner, get_engine
 from farflung.frontends.torch.capture import capture
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph, Use, ValueRef
@@ -62,10 +62,12 @@ class Outcome:
 class Stages:
     """All stages of a graph."""
 
-    def __init__(self, graph: Graph, bounds: Bounds, settings: EngineSettings | None = None) -> None:
+    def __init__(
+        self, graph: Graph, bounds: Bounds, settings: EngineSettings | None = None, engine: Engine | None = None
+    ) -> None:
         self.graph = graph
         self.settings = settings or EngineSettings()
-        self.engine = get_engine("torch")
+        self.engine = engine or get_engine("torch")
         self.subs: tuple[SubGraph, ...] = cut(graph, bounds)
         self.runners: list[StageRunner] = [self.engine.open(sub, self.settings) for sub in self.subs]
 
@@ -146,10 +148,10 @@ def plain(name: str, micro_batches: int, optimizer: OptimizerSpec, precision: st
     return plain_loop(module, batch, steps=3, micro_batches=micro_batches, settings=settings)
 
 
-def run(name: str, bounds: Bounds, micro_batches: int, settings: EngineSettings) -> Outcome:
-    """Three steps through the stages."""
+def run(name: str, bounds: Bounds, micro_batches: int, settings: EngineSettings, engine: Engine | None = None) -> Outcome:
+    """Three steps through the stages, on ``engine`` (None: that of this process)."""
     module, batch = make(name)
-    stages = Stages(captured(name), bounds, replace(settings, seed=3))
+    stages = Stages(captured(name), bounds, replace(settings, seed=3), engine)
     stages.load(module_states(module))
     losses, gradients = [], {}
     for step in range(3):

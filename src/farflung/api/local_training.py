@@ -55,6 +55,7 @@ def train_here(
     topology = Topology.preset(f"homogeneous-{settings.workers}")
     plan = make_plan(bundle.graph, topology, planner=job.plan.planner, job=job)
     folder = LocalFolder(settings.folder, bundle, plan, topology)
+    callbacks.planned(job, plan)
     setups = {
         device: RunSetup(
             run=bundle.run,

@@ -61,7 +61,7 @@ class Admission:
             SecurityError: the ticket is not valid, or the name may not be used.
         """
         del call
-        check_versions(frame.header, PROTOCOL_VERSION)  # first: a member of another version may have other fields
+        check_versions(frame, PROTOCOL_VERSION)  # first: a member of another version may have other fields
         asked = decode_as(frame, Channel.REQUESTS, Join)
         role = asked.role
         if role not in _SCOPES:
@@ -85,7 +85,7 @@ class Admission:
         Raises:
             SecurityError: the name belongs to another key now, or the ticket was revoked.
         """
-        check_versions(frame.header, PROTOCOL_VERSION)  # first: a member of another version may have other fields
+        check_versions(frame, PROTOCOL_VERSION)  # first: a member of another version may have other fields
         request = decode_as(frame, Channel.REQUESTS, Renew).request
         caller, now = call.caller, wall_time()
         assert caller is not None

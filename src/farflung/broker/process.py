@@ -29,19 +29,21 @@ from farflung.broker.records.run_folders import RunFolders, StorageSettings
 from farflung.broker.requests.link_profile import LinkProfile
 from farflung.broker.requests.run_control import RunControl
 from farflung.broker.requests.status_queries import StatusQueries
-from farflung.broker.requests.submissions import Submissions
+from farflung.broker.requests.submissions import JobCheck, Submissions
 from farflung.broker.requests.transfers import Transfers
 from farflung.broker.requests.watchers import Watchers
 from farflung.broker.restored_runs import RestoredRuns
 from farflung.broker.run_manager import RunManager
 from farflung.broker.run_reports import RunReports
 from farflung.broker.run_table import RunTable
+from farflung.broker.run_trackers import RunTrackers
 from farflung.broker.session_table import SessionTable
 from farflung.broker.sessions import Sessions
 from farflung.broker.worker_reports import WorkerReports
 from farflung.checkpoint.store import write_file
 from farflung.clock import wall_time
 from farflung.errors import FarflungError, InputError
+from farflung.messages.schema import Message
 from farflung.security import Credentials, Ticket
 from farflung.security.authority import CertificateAuthority
 from farflung.security.files import make_private_folder
@@ -130,15 +132,28 @@ class Broker:
         opening.callback(links.close)
         journal = Journal(self.home / "journal.sqlite", say)
         opening.callback(journal.close)
-        notices = Notices(say, self.runs, log.message)
+
+        def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves
+            notices.if_known(run, text)
+
+        trackers = RunTrackers(self.runs, warn, storage.trackers)
+        opening.callback(trackers.close)
+
+        def log_message(run: str, message: Message, records: int) -> None:
+            log.message(run, message, records)
+            trackers.message(run, message)
+
+        notices = Notices(say, self.runs, log_message)
         self.network = self._make_network(links, _dialer(credentials, say))
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say)
-        server, door = RpcServer(credentials), RpcServer(credentials, door=True)
+        server = RpcServer(credentials, folder=self.home, log=say)
+        door = RpcServer(credentials, folder=self.home, log=say, door=True)
         opening.callback(serving.join)
         opening.callback(server.close)
         opening.callback(serving.close)
-        self._serve_requests(opening, server, folders, notices, Mirror(storage.mirror, say) if storage.mirror else None)
+        mirror = Mirror(storage.mirror, say) if storage.mirror else None
+        self._serve_requests(opening, server, folders, notices, mirror, trackers.check)
         restored = RestoredRuns(
             folder=folders.root,
             add=self.manager.restore,
@@ -151,6 +166,7 @@ class Broker:
         opening.callback(self.network.reachability.close)
         opening.callback(door.close)
         restored.restore(journal.runs)
+        trackers.resume()
         server.session("session", serving.serve)
         self._admission = Admission(
             authority=authority,
@@ -201,7 +217,7 @@ class Broker:
         )
 
     def _serve_requests(
-        self, opening: ExitStack, server: RpcServer, folders: RunFolders, notices: Notices, mirror: Mirror | None
+        self, opening: ExitStack, server: RpcServer, folders: RunFolders, notices: Notices, mirror: Mirror | None, check: JobCheck
     ) -> None:
         runs, manager, sessions = self.runs, self.manager, self.sessions
         watchers = Watchers(runs, folders, manager.handle)
@@ -219,7 +235,7 @@ class Broker:
         )
         control = RunControl(runs=runs, folders=folders, handle=manager.handle, send=sessions.send, owner_key=self.names.key)
         transfers = Transfers(runs=runs, folders=folders, notices=notices, mirror=mirror)
-        submissions = Submissions(runs=runs, folders=folders, begin=manager.submit)
+        submissions = Submissions(runs=runs, folders=folders, begin=manager.submit, check=check)
         profile = LinkProfile(runs=runs, network=self.network)
         for part in (submissions, transfers, status, watchers, control, profile):
             part.register(server)

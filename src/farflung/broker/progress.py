@@ -191,5 +191,6 @@ class Progress:
             busy_seconds=busy,
             skipped=leader.skipped,
             codecs=dict(sorted(codecs.items())),
+            grad_norm=leader.grad_norm,
             divergence=max((report.divergence for report in reports if report.divergence is not None), default=None),
         )

@@ -20,8 +20,9 @@ from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.data import compare_fingerprints
 from farflung.errors import FarflungError, WireError
-from farflung.messages.conversions.holdings import holdings_of
+from farflung.messages.conversions.failed_batches import failed_batch
 from farflung.messages.conversions.link_reports import Told, links_of
+from farflung.messages.conversions.retained_states import retained_states_of
 from farflung.messages.conversions.step_reports import report_of, trace_of
 from farflung.messages.reports import (
     Dropped,
@@ -123,13 +124,14 @@ class RunReports:
             cause=message.cause,
             kind=kind,
             lost_peer=message.lost_peer is True,
+            batch=failed_batch(message.batch),
             attempt=message.attempt,
         )
         self.handle(event)
 
     def _dropped(self, part: _Part, message: Dropped) -> None:
         run, attempt = part.live.run, message.attempt
-        states, steps = holdings_of(message.held), [report_of(one) for one in message.told]
+        states, steps = retained_states_of(message.states), [report_of(one) for one in message.steps]
         self.retained.report(part.name, RetainedReport(run=run, attempt=attempt, states=states, steps=steps))
         self.handle(RunDropped(run=run, name=part.name, attempt=attempt))
 

@@ -21,13 +21,17 @@ _JOINING = 60.0
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does)."""
+    """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does).
+
+    ``begun``: when, in monotonic seconds.
+    """
 
     name: str
     generation: int
     #: None ends the session.
     outgoing: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     ended: str = ""
+    begun: float = field(default_factory=monotonic)
 
 
 class SessionTable:
@@ -72,6 +76,11 @@ class SessionTable:
         """Return the time since the worker ``name`` sent something."""
         with self._lock:
             return self.leases.silence(name, monotonic())
+
+    def uptime(self, name: str) -> Seconds:
+        """Return the time since the session of the worker ``name`` began (0: it has none)."""
+        session = self.session(name)
+        return Seconds(0.0 if session is None else monotonic() - session.begun)
 
     def admit(self, name: str) -> None:
         """``name`` was given a certificate: it will connect soon."""

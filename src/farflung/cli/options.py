@@ -18,6 +18,8 @@ __all__ = [
     "EMULATED",
     "HOME_HELP",
     "HomeOption",
+    "JsonOption",
+    "PlainOption",
     "RetryOption",
     "TicketOption",
     "VerboseOption",
@@ -41,6 +43,8 @@ TicketOption = Annotated[
     str | None, typer.Option("--ticket", help="Submit ticket, or @FILE (default: the broker on this machine).")
 ]
 RetryOption = Annotated[str, typer.Option("--retry", help="How long to retry when the broker is unreachable.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Print plain lines, also on a terminal.")]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Print details for experts.")]
 
 

@@ -193,6 +193,15 @@ class StageRunner(Protocol):
 class Engine(Protocol):
     """Makes stage runners, and does the tensor work of a job that belongs to no stage."""
 
+    def attempt(self, device: str, memory: int) -> Engine:
+        """The engine of one attempt of a run, with ``memory`` bytes for its tensors on ``device`` (0: no limit).
+
+        It is this engine, or one in a process of its own, whose states end with it.
+        """
+
+    def end(self) -> None:
+        """End the process of an attempt's engine, from any thread; its calls raise ``EngineCrashed`` from then on."""
+
     def version(self) -> str:
         """Return the name and version of the tensor library, e.g. ``torch 2.13.0``: results are bit-equal under equal ones."""
 

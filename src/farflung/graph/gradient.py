@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from farflung.errors import GraphError
 from farflung.graph.ir import Arg, LocalRef, Op, StateRef, ValueRef, iter_refs
 from farflung.graph.opset import check_target
+from farflung.graph.signatures import check_call, signature
 
 __all__ = ["GRADIENT", "GradientOp", "GradientStep", "read_gradient"]
 
@@ -86,6 +87,7 @@ def _step(raw: Arg, where: str) -> GradientStep:
     known = check_target(target)
     if known.random or not target.startswith("aten."):
         raise GraphError(f"{where}: a backward can't use {target[:60]!r}")
+    check_call(signature(target), args, pairs, f"{where}, step {target} of its backward")
     return GradientStep(target, args, tuple(pairs))
 
 

@@ -1,6 +1,6 @@
 """The rules that every graph meets before anything is computed from it.
 
-``validate`` checks a graph from any source: names, references, order, allow-list, sizes, initializer programs. What an
+``validate`` checks a graph from any source: names, references, order, allow-list, argument types, sizes, initializers. What an
 operator does with its arguments is checked later, by the engine under fake tensors, before memory is taken.
 """
 
@@ -26,6 +26,7 @@ from farflung.graph.ir import (
     ValueRef,
 )
 from farflung.graph.opset import check_initializer, check_target
+from farflung.graph.signatures import check_call, signature
 
 __all__ = ["DEFAULT_LIMITS", "Limits", "normalize", "validate"]
 
@@ -172,6 +173,7 @@ def _check_program(state: State, where: str, limits: Limits) -> None:
                 raise GraphError(f"{here}: reads step {ref.index}, which does not stand before it")
         if known.in_place and not (step.args and isinstance(step.args[0], LocalRef)):
             raise GraphError(f"{here}: the first argument of an in-place operator must be an earlier step")
+        check_call(signature(step.target), step.args, step.kwargs, here)
         if not 0 <= step.output < limits.outputs:
             raise GraphError(f"{here}: output {step.output} is below 0 or above {limits.outputs - 1}")
         drawn = _check_draw(step, known.random, drawn, here, limits)
@@ -248,6 +250,8 @@ def _check_form(op: Op, where: str, limits: Limits) -> None:
     known = check_target(op.target)
     if op.target == GRADIENT:
         read_gradient(op, where)
+    else:
+        check_call(signature(op.target), op.args, op.kwargs, where)
     if not op.outputs or len(op.outputs) > limits.outputs:
         raise GraphError(f"{where}: has {len(op.outputs)} outputs, 1 to {limits.outputs} are allowed")
     for spec in op.outputs:

@@ -29,6 +29,7 @@ __all__ = [
     "OpenSpec",
     "OptimizerSpec",
     "PlanSpec",
+    "ReportSpec",
     "ScheduleSpec",
     "SyncSpec",
     "TrafficSpec",
@@ -38,6 +39,8 @@ __all__ = [
 #: A count of at most 10^9: more is a typing error, and no size that PyTorch accepts.
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Ratio = Annotated[float, Field(ge=1.0)]
+#: A name that a person reads.
+Label = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 def _read(quantity: type[Quantity]) -> Callable[[object], object]:
@@ -50,6 +53,13 @@ def _read(quantity: type[Quantity]) -> Callable[[object], object]:
             return value
 
     return read
+
+
+def _one_or_more(value: object) -> object:
+    """A text as the only item of a tuple; what is no list is left to be refused."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
 
 
 if TYPE_CHECKING:  # type checkers read the fields of the sections
@@ -200,8 +210,8 @@ class PlanSpec(_Section):
     #: The planner.
     planner: str = "op_fence"
     #: The order of a pipeline's actions. `eager-N`: more forwards ahead, with up to N times the activations of `1f1b`. `auto`:
-    #: the fastest of these that fits into memory.
-    schedule: Literal["auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4"] = "1f1b"
+    #: `1f1b` or the eager order with the shortest predicted step that fits into memory.
+    schedule: Literal["auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4"] = "auto"
     #: Compute the forward of a stage again in its backward, to save memory. `auto`: where memory requires it.
     recompute: Literal["auto", "always", "never"] = "auto"
     #: The number of devices that share the micro-batches of each stage. With 1, some planners decide themselves.
@@ -212,6 +222,11 @@ class PlanSpec(_Section):
     duplicates: bool = False
     #: Look for a better plan during the run. `auto`: only while at least 30 s of the run remain.
     again: bool | Literal["auto"] = "auto"
+
+    @property
+    def order(self) -> str:
+        """The schedule that a planner starts from: ``schedule``, or 1F1B where that is ``auto``."""
+        return "1f1b" if self.schedule == "auto" else self.schedule
 
 
 class TrafficSpec(_Section):
@@ -325,6 +340,28 @@ class GenerateSpec(_Section):
     temperature: Annotated[float, Field(ge=0.0)] = 0.8
 
 
+class ReportSpec(_Section):
+    """Experiment trackers that receive the metrics of a run while it trains.
+
+    Keys and server addresses are no settings. Trackers read them from the environment of the reporting process.
+    """
+
+    #: The trackers: `csv`, `tensorboard`, `wandb`, `mlflow`, `trackio`, or the name of a plug-in.
+    to: Annotated[tuple[str, ...], BeforeValidator(_one_or_more)] = ()
+    #: The project of Weights & Biases or trackio, or the experiment of MLflow.
+    project: Label = "farflung"
+    #: The name of the run in the tracker. Without a value: the names of job and run.
+    name: Annotated[str, Field(max_length=128)] = ""
+    #: The group of the run in the tracker.
+    group: Annotated[str, Field(max_length=128)] = ""
+    #: Tags of the run in the tracker.
+    tags: Annotated[tuple[Label, ...], Field(max_length=32)] = ()
+    #: Report one of this number of training steps, and every evaluation.
+    every: Count = 1
+    #: Weights & Biases writes to disk only. `wandb sync` sends the run later.
+    offline: bool = False
+
+
 class JobSpec(_Section):
     """A whole job."""
 
@@ -374,6 +411,7 @@ class JobSpec(_Section):
     checkpoint: CheckpointSpec = CheckpointSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
     generate: GenerateSpec = GenerateSpec()
+    report: ReportSpec = ReportSpec()
 
     @property
     def most_recoveries(self) -> int:

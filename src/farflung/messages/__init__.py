@@ -23,5 +23,4 @@ What they rest on:
 - ``array_stream``: arrays over the control plane, one tensor after another, in pieces.
 
 - ``conversions``: between items of messages and the types that the program uses.
-- ``fields``: reading single fields of data frames that have no type yet at their receiver.
 """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from farflung.errors import FailedBatch
+
 __all__ = [
     "INPUT_ERROR",
     "PLAN_ERROR",
@@ -251,7 +253,7 @@ class RunEnded:
 class RunFailed:
     """A worker's part failed (``lost_peer``: because another could not be reached); without ``name``, the run as a whole.
 
-    ``kind`` is the class of the error (of ``farflung.errors``). ``attempt`` as in ``RunPrepared``.
+    ``kind`` is the class of the error (of ``farflung.errors``). ``batch``: on which it came. ``attempt`` as in ``RunPrepared``.
     """
 
     run: str
@@ -260,6 +262,7 @@ class RunFailed:
     kind: str = TRAINING_ERROR
     lost_peer: bool = False
     attempt: int = 0
+    batch: FailedBatch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,6 +405,7 @@ class FinishRun:
     outcome: str
     cause: str = ""
     kind: str = ""
+    batch: FailedBatch | None = None
 
 
 Command = (

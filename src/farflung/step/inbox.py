@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+from farflung.clock import monotonic
 from farflung.errors import WireError
 
 __all__ = ["Inbox"]
@@ -53,12 +53,12 @@ class Inbox:
         Raises:
             BaseException: what ``abort`` was given.
         """
-        until = None if seconds is None else time.monotonic() + seconds
+        until = None if seconds is None else monotonic() + seconds
         with self._changed:
             while True:
                 if self._error is not None:
                     raise self._error
-                left = None if until is None else until - time.monotonic()
+                left = None if until is None else until - monotonic()
                 if ready() or (left is not None and left <= 0):
                     return
                 self._changed.wait(left)

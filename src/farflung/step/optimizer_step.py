@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from farflung.clock import precise_time
 from farflung.engines.base import Array
 from farflung.job.rates import rates
 from farflung.messages.conversions.step_reports import StepReport
@@ -124,7 +124,7 @@ class OptimizerStep:
         return {}
 
     def _norm(self, step: int) -> tuple[float, Array | None]:
-        """Exchange norms, which also tell all workers that this one is prepared."""
+        """Exchange norms, which also report to all workers that this one is prepared."""
         norms = self._parts.check.local_norms()
         self._parts.commit.prepared()
         fault_point("worker.prepared", step=step, device=self._context.setup.device)
@@ -158,7 +158,7 @@ class OptimizerStep:
         busy = dict(meter.busy)
         report = StepReport(
             step=step,
-            seconds=time.perf_counter() - meter.begin,
+            seconds=precise_time() - meter.begin,
             busy=sum(busy.values()),
             wait=meter.wait,
             sent={},
@@ -186,4 +186,4 @@ def send_trace(context: StepContext) -> None:
     """Give the spans of the trace so far to the hooks."""
     spans, lost = context.trace.drain()
     if spans or lost:
-        context.hooks.event("trace", spans=spans, lost=lost)
+        context.hooks.on_trace(spans, lost)

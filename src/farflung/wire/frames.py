@@ -21,7 +21,17 @@ from typing import Any
 from farflung.errors import VersionError, WireError
 from farflung.wire.packed import pack_value, unpack_value
 
-__all__ = ["WIRE_VERSION", "Buffer", "Frame", "FrameDecoder", "FrameLimits", "decode_frame", "encode_frame"]
+__all__ = [
+    "WIRE_VERSION",
+    "Buffer",
+    "Frame",
+    "FrameDecoder",
+    "FrameLimits",
+    "decode_frame",
+    "decode_parts",
+    "encode_frame",
+    "run_of",
+]
 
 WIRE_VERSION = 1
 Buffer = bytes | bytearray | memoryview
@@ -105,6 +115,27 @@ def decode_frame(buffer: Buffer, limits: FrameLimits | None = None) -> Frame:
         sections.append(_checked_section(view[start : start + length], head, index))
         start += length
     return Frame(kind, header, tuple(sections))
+
+
+def decode_parts(
+    buffer: Buffer, kind: str, limits: FrameLimits | None = None
+) -> tuple[Mapping[str, Any], tuple[memoryview | bytes, ...]]:
+    """Return header and sections of the one frame in ``buffer``, which must be of ``kind``.
+
+    Raises:
+        WireError: it is of another kind, or as ``decode_frame``.
+        VersionError: as ``decode_frame``.
+    """
+    frame = decode_frame(buffer, limits)
+    if frame.kind != kind:
+        raise WireError(f"the frame is a {frame.kind!r:.40}")
+    return frame.header, frame.sections
+
+
+def run_of(frame: Frame) -> str:
+    """Return the run that ``frame`` says it belongs to (empty: none), whether or not its message is well-formed."""
+    run = frame.header.get("run")
+    return run if isinstance(run, str) else ""
 
 
 class FrameDecoder:

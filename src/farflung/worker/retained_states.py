@@ -14,10 +14,10 @@ from farflung.engines.base import Array
 from farflung.errors import FarflungError
 from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.commands import LiveStart
-from farflung.messages.conversions.holdings import decision_of
+from farflung.messages.conversions.retained_states import decision_of
 from farflung.messages.data import LentEnd, LentPiece, StatesWanted
 from farflung.messages.wire_form import encode
-from farflung.protocol.holdings import Decision, Holding
+from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint, Urgency
 
@@ -28,11 +28,11 @@ class Held(Protocol):
     """States of one step in this worker's memory. The lock of ``RetainedStates`` guards the calls."""
 
     @property
-    def holding(self) -> Holding:
+    def retained_state(self) -> RetainedState:
         """Which states they are."""
 
     def advance(self, decision: Decision) -> None:
-        """Apply the prepared step; ``holding`` is of the next step then."""
+        """Apply the prepared step; ``retained_state`` is of the next step then."""
 
     def read(self, states: Collection[str]) -> Mapping[str, Array]:
         """Those of ``states`` that are retained, with their optimizer slots, under the names of ``checkpoint.pack``."""
@@ -69,10 +69,10 @@ class RetainedStates:
         with self._lock:
             return self._run if self._held else ""
 
-    def holdings(self, run: str) -> list[Holding]:
+    def retained_states(self, run: str) -> list[RetainedState]:
         """What is retained of ``run``."""
         with self._lock:
-            return [held.holding for held in self._held] if self._run == run else []
+            return [held.retained_state for held in self._held] if self._run == run else []
 
     def store(self, run: str, *held: Held) -> None:
         """Retain ``held`` of ``run``, unless ``run`` was forgotten; drop the states of another run.
@@ -86,8 +86,8 @@ class RetainedStates:
             if self._run != run:
                 self._run, self._held = run, []
                 self._parked.clear()
-            fresh = [one.holding for one in held]
-            self._held = [one for one in self._held if not any(_covers(new, one.holding) for new in fresh)]
+            fresh = [one.retained_state for one in held]
+            self._held = [one for one in self._held if not any(_covers(new, one.retained_state) for new in fresh)]
             self._held += held
 
     def keep_only(self, run: str) -> None:
@@ -122,8 +122,8 @@ class RetainedStates:
             if self._run != run:
                 return
             for held in self._held:
-                holding = held.holding
-                if holding.ready and holding.step == continuation.step - 1 and continuation.decision is not None:
+                retained_state = held.retained_state
+                if retained_state.ready and retained_state.step == continuation.step - 1 and continuation.decision is not None:
                     held.advance(continuation.decision)
             self._open = (attempt, frozenset(peers), continuation.step)
             parked, self._parked = self._parked, {}
@@ -135,8 +135,8 @@ class RetainedStates:
         found: dict[str, Array] = {}
         with self._lock:
             for held in self._held if self._run == run else ():
-                if held.holding.step == step:
-                    found = {**held.read([name for name in states if name in held.holding.states]), **found}
+                if held.retained_state.step == step:
+                    found = {**held.read([name for name in states if name in held.retained_state.states]), **found}
         return found
 
     def lend(self, endpoint: Endpoint, peer: str, wanted: StatesWanted) -> None:
@@ -156,7 +156,7 @@ class RetainedStates:
         self._threads.join()
 
 
-def _covers(new: Holding, old: Holding) -> bool:
+def _covers(new: RetainedState, old: RetainedState) -> bool:
     """Whether ``old`` is of no use beside ``new``."""
     return new.step == old.step and old.states <= new.states
 

@@ -22,14 +22,14 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 OFFLINE = (
     "farflung plan job.toml --topology machines.toml",
     "farflung plan job.toml --topology two-laptops --json > plan.json",
-    "farflung simulate plan.json --job job.toml --topology two-laptops --trace trace.json",
+    "farflung simulate plan.json --trace trace.json",
     (
         "farflung plan job.toml --topology two-laptops --planner auto "
         '--what-if "add 1 like laptop-fast" --what-if "double here there"'
     ),
 )
 #: With the price file of the page on the simulator, after the plan was made.
-PRICED = 'farflung simulate plan.json --job job.toml --topology two-laptops --prices prices.toml --mtbf "6 h"'
+PRICED = 'farflung simulate plan.json --prices prices.toml --mtbf "6 h"'
 #: Drawn after the machines of the page, which are planned with first.
 DRAWN = "farflung plan job.toml --topology home-lab --explain --draw plan.html"
 #: Those of a worker's owner, on its machine.

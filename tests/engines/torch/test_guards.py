@@ -90,3 +90,51 @@ def test_fewer_norms_than_slices_are_refused() -> None:
     with pytest.raises(ValueError, match=r"norms of shape \[1, 1\]"):
         norm(torch.randn(300, 4), torch.randn(1, 1))
     assert norm(torch.randn(3, 4), torch.randn(3, 1)).shape == (3, 4)
+
+
+def call(target: str, *args: Any, **kwargs: Any) -> Any:
+    return guarded(target, lookup(target))(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+def test_a_quotient_that_does_not_fit_is_refused(kind: torch.dtype, mode: str) -> None:
+    least = torch.tensor([3, torch.iinfo(kind).min], dtype=kind)
+    for target, divisor in (("aten.div.Tensor_mode", torch.tensor([-1], dtype=kind)), ("aten.div.Scalar_mode", -1)):
+        with pytest.raises(ValueError, match=f"the smallest int{8 * kind.itemsize} is divided by -1"):
+            call(target, least, divisor, rounding_mode=mode)
+        assert call(target, least[:1], divisor, rounding_mode=mode).tolist() == [-3]
+    assert call("aten.div.Tensor_mode", least.to(META), torch.ones(2, dtype=kind, device=META), rounding_mode=mode).shape == (2,)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_a_weight_without_elements_has_no_norm(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="which has no elements"):
+        call("aten._weight_norm.default", torch.zeros(shape), torch.zeros(shape[0], *(1,) * (len(shape) - 1)), 0)
+
+
+def test_a_weight_of_many_slices_needs_as_many_norms() -> None:
+    with pytest.raises(ValueError, match=r"norms of shape \[1, 1\]"):
+        call("aten._weight_norm.default", torch.zeros(200_000, 1), torch.zeros(1, 1), 0)
+
+
+@pytest.mark.parametrize("coordinate", [float("nan"), float("inf"), -1e30, 3e9])
+def test_coordinates_that_are_no_place_are_refused(coordinate: float) -> None:
+    grid = torch.zeros(1, 3, 3, 2)
+    assert call("aten.grid_sampler.default", torch.ones(1, 2, 4, 4), grid, 0, 0, True).shape == (1, 2, 3, 3)
+    grid[0, 1, 2, 1] = coordinate
+    with pytest.raises(ValueError, match="a coordinate of the grid is"):
+        call("aten.grid_sampler.default", torch.ones(1, 2, 4, 4), grid, 0, 0, True)
+
+
+def test_operators_do_not_give_more_tensors_than_a_graph_may_have() -> None:
+    empty, long = torch.empty(0, device=META), torch.empty(1 << 40, device=META)
+    for target, args in (
+        ("aten.chunk.default", (empty, 1 << 31)),
+        ("aten.split.Tensor", (long, 1)),
+        ("aten.unbind.int", (long, 0)),
+        ("aten.unbind.int", (long, -1)),
+    ):
+        with pytest.raises(ValueError, match="tensors, at most 4096 are allowed"):
+            call(target, *args)
+    assert len(call("aten.split.Tensor", torch.ones(5), 2)) == 3

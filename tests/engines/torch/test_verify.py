@@ -55,7 +55,9 @@ def test_captured_graphs_pass(name: str) -> None:
         (op("aten.relu.default", LocalRef(0)), r"which the graph does not have"),
         (op("aten.full.default", (1 << 40, 1 << 10), 1.0), r"declares float32\[4, 3\] but gives float32\[1099511627776, 1024\]"),
         (op("aten.clone.default", ValueRef("x"), memory_format="strange"), r"memory format 'strange' is not known"),
-        (op("aten.zeros.default", (4, 3), dtype_=DTypeArg("complex32")), r"element type 'complex32' is not known"),
+        (replace(op("aten.zeros.default", (4, 3)), kwargs=(("dtype", DTypeArg("complex32")),)), r"'complex32' is not known"),
+        (op("aten.to.dtype", ValueRef("x"), -1), r"'y' \(aten.to.dtype\): argument 'dtype' must be ScalarType, not int -1"),
+        (op("aten._weight_norm.default", ValueRef("x"), ValueRef("x"), 0), r"norms of shape \[4, 3\]"),
     ],
 )
 def test_lies_are_found(bad: Op, text: str) -> None:
@@ -117,7 +119,18 @@ def test_constants_come_from_their_bytes() -> None:
             (InitStep(target="aten.zeros.default", args=((3, 4),)),),
             r"declared float32\[4, 3\] but its initializer gives float32\[3, 4\]",
         ),
-        ((InitStep(target="aten.zeros.default", args=((1 << 40,),)),), r"makes 1099511627776 elements for a state of 12"),
+        ((InitStep(target="aten.zeros.default", args=((1 << 40,),)),), r"needs 4398046511104 bytes at step 0: at most 33554432"),
+        (
+            (
+                *(InitStep(target="aten.zeros.default", args=((4, 1 << 18),)) for _ in range(9)),
+                InitStep(target="aten.stack.default", args=(tuple(LocalRef(number) for number in range(9)),)),
+            ),
+            r"needs 37748736 bytes at step 8: at most 33554432 are allowed, which is the larger of 33554432 and 8 times",
+        ),
+        (
+            (*NORMAL, InitStep(target="aten.to.dtype", args=(LocalRef(0), 6))),
+            r"the initializer of 'w' at aten.to.dtype: argument 'dtype' must be ScalarType, not int 6",
+        ),
         (
             (InitStep(target="aten.fill_.Scalar", args=(LocalRef(0), 1.0)),),
             r"refers to LocalRef\(index=0\), which no earlier step",
@@ -154,3 +167,20 @@ def test_measure_and_threads() -> None:
     assert own.convolution >= 0.1
     assert 0 < own.speed_factor <= 1
     assert report.name
+
+
+def test_memory_that_an_initializer_leaves_unset_is_zero() -> None:
+    like, shape = InitStep(target="aten.empty_like.default", args=(LocalRef(0),)), ((64, 64),)
+    empty = InitStep(target="aten.empty.memory_format", args=shape)
+    new = InitStep(target="aten.new_empty.default", args=(LocalRef(0), *shape))
+    for program in ((empty,), (empty, like), (empty, new)):
+        for _ in range(8):
+            torch.full((64, 64), 7.0)  # what the heap hands out again
+            state = State(name="w", kind=StateKind.BUFFER, spec=TensorSpec(dtype="float32", shape=(64, 64)), init=program)
+            assert not initial_value(state, 0).any()
+
+
+def test_results_that_no_later_step_reads_do_not_count() -> None:
+    steps = tuple(InitStep(target="aten.zeros.default", args=((4, 1 << 20),)) for _ in range(9))
+    state = State(name="w", kind=StateKind.BUFFER, spec=TensorSpec(dtype="float32", shape=(4, 1 << 20)), init=steps)
+    assert initial_value(state, 0).shape == (4, 1 << 20)

@@ -24,11 +24,13 @@ class StorageSettings:
     """What a broker stores. ``run``: bytes of one run at most; ``ticket``: of all runs that were submitted with one ticket.
 
     ``mirror``: the URL of an object store to which checkpoints are copied (empty: they are not).
+    ``trackers``: experiment trackers that jobs of submitters may use beside those that only write files; the owner's may use all.
     """
 
     run: Bytes = _RUN
     ticket: Bytes = _TICKET
     mirror: str = ""
+    trackers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

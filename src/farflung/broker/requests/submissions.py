@@ -13,6 +13,7 @@ from farflung.broker.requests.continuations import Continuations
 from farflung.broker.requests.permission import client_of
 from farflung.broker.run_table import RunTable
 from farflung.errors import FarflungError, InputError
+from farflung.job import JobSpec
 from farflung.messages.calls import Checking, Resumable, ResumableAnswer, Resume, Submit, Submitted
 from farflung.messages.remote_calls import serve, serve_all
 from farflung.messages.schema import Message
@@ -20,16 +21,23 @@ from farflung.messages.submission import Bundle
 from farflung.security import Caller
 from farflung.transports.rpc import Call, RpcServer
 
-__all__ = ["Submissions"]
+__all__ = ["JobCheck", "Submissions"]
+
+#: Raises ``InputError`` where a job may not be submitted by a caller.
+JobCheck = Callable[[JobSpec, Caller], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submissions:
-    """``begin`` adds a run: it takes the run and a function that writes its files, and returns the run's state."""
+    """``begin`` adds a run: it takes the run and a function that writes its files, and returns the run's state.
+
+    ``check`` is called with each job before the run exists.
+    """
 
     runs: RunTable
     folders: RunFolders
     begin: Callable[[LiveRun, Callable[[], None]], str]
+    check: JobCheck
 
     def register(self, server: RpcServer) -> None:
         """Serve the calls. They are streams where a large checkpoint is checked before the answer."""
@@ -55,6 +63,7 @@ class Submissions:
         return Continuations(self.runs, self.folders)
 
     def _add(self, caller: Caller, bundle: Bundle) -> Iterator[Message]:
+        self.check(bundle.job, caller)
         root = self.folders.path(bundle.run)
         if (root / "job.json").exists():
             raise InputError(f"run {bundle.run!r} exists already; submit again for a new name")

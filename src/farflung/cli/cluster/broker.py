@@ -28,7 +28,15 @@ def broker(
     valid: Annotated[str, typer.Option(help="Validity of the printed tickets.")] = "24 h",
     run_limit: Annotated[str, typer.Option(help="Limit of the disk space of one run.")] = "256 GB",
     ticket_limit: Annotated[str, typer.Option(help="Limit of the disk space of all runs that share a ticket.")] = "1 TB",
+    web: Annotated[
+        str | None,
+        typer.Option(help="Address of the dashboard, HOST:PORT (default: 127.0.0.1:7080 if farflung[web] is installed)."),
+    ] = None,
+    no_web: Annotated[bool, typer.Option("--no-web", help="Start no dashboard.")] = False,
     mirror: Annotated[str | None, typer.Option(help="Copy checkpoints to an object store, e.g. s3://bucket/folder.")] = None,
+    trackers: Annotated[
+        str | None, typer.Option(help="Experiment trackers that submitters may use with your accounts, e.g. wandb,mlflow.")
+    ] = None,
     service: Annotated[bool, typer.Option("--service", help="Write a systemd unit for this command, and exit.")] = False,
     user: Annotated[bool, typer.Option("--user", help="With --service: a unit of your user, without root.")] = False,
     verbose: VerboseOption = False,
@@ -37,27 +45,33 @@ def broker(
     from farflung.api.planning import judge
     from farflung.broker.process import Broker
     from farflung.broker.records.run_folders import StorageSettings
+    from farflung.cli.cluster.broker_dashboard import open_dashboard
     from farflung.cli.cluster.broker_service import broker_service
     from farflung.transports.addresses import congestion_control
+    from farflung.transports.descriptors import raise_descriptor_limit
 
     validity = quantity(Seconds, valid, "--valid")
     if service:
-        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror}
-        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit}
+        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
+        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--web": web, "--no-web": "" if no_web else None}
         for line in broker_service(given, broker_folder(folder), user=user):
             typer.echo(line)
         return
+    raise_descriptor_limit()
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     place, say = broker_folder(folder), timed_log(verbose=verbose)
+    from farflung.tracking import tracker_names
+
     storage = StorageSettings(
         run=quantity(Bytes, run_limit, "--run-limit"),
         ticket=quantity(Bytes, ticket_limit, "--ticket-limit"),
         mirror=mirror or "",
+        trackers=tracker_names(trackers),
     )
     served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, storage=storage)
-    own = None
+    own = dashboard = None
     try:
         submit = served.ticket("submit", validity)
         own = served.ticket("owner", validity)
@@ -68,10 +82,16 @@ def broker(
         typer.echo(f"\nTo add a worker, run on its machine:\n  farflung join {served.ticket('join', validity)}")
         typer.echo(f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
         here = "" if folder is None else f" --home {folder}"
-        typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}\n\nPress Ctrl-C to stop the broker.")
+        typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}")
+        dashboard = None if no_web else open_dashboard(place, web, say)
+        if dashboard is not None:
+            typer.echo(dashboard.invitation)
+        typer.echo("\nPress Ctrl-C to stop the broker.")
         over.wait()
     finally:
         typer.echo("broker: closing")
+        if dashboard is not None:
+            dashboard.close()
         if own is not None:
             drop_ticket(own, place)
         served.close()

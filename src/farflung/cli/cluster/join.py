@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import default_name, members_folder, own_key, worker_log
@@ -19,6 +18,7 @@ from farflung.cli.options import VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
+from farflung.telemetry.terminal import terminal
 from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
@@ -66,10 +66,12 @@ def join(
 ) -> None:
     """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
     from farflung.cli.ticket_argument import parse_ticket
+    from farflung.transports.descriptors import raise_descriptor_limit
     from farflung.worker import membership
-    from farflung.worker.owner_limits import WishesFile
+    from farflung.worker.owner_limits import OwnerLimitsFile
     from farflung.worker.reconnect import Service
 
+    raise_descriptor_limit()
     invitation = parse_ticket(ticket)
     options = WorkerOptions(
         device=device,
@@ -88,11 +90,11 @@ def join(
         given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
         _write_service(own, str(invitation), options, given, user=user)
         return
-    wishes = WishesFile(members_folder(), own)
+    limits = OwnerLimitsFile(members_folder(), own)
     rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
-    held = wishes.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
-    if str(held) != "no limits":
-        typer.echo(f"{own}: {held} (farflung limit, farflung resume)")
+    stored = limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
+    if str(stored) != "no limits":
+        typer.echo(f"{own}: {stored} (farflung limit, farflung resume)")
     certificate = members_folder() / f"{own}.certificate"
     writer, shown = LogWriter(), timed_log(verbose=verbose)
 
@@ -100,12 +102,12 @@ def join(
         writer.write(worker_log(own), line)
         shown(line)
 
-    activity = Activity(Console(), say)
+    activity = Activity(terminal(), say)
     serving = Service(
         lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
         options,
         say,
-        wishes,
+        limits,
         activity.phase,
     )
 
@@ -128,7 +130,7 @@ def join(
         serving.stop()
         threads.join(_END_SECONDS)
         writer.close()
-        wishes.end()
+        limits.end()
     typer.echo(f"{own}: left")
 
 

@@ -65,7 +65,7 @@ def limit(
     ] = None,
 ) -> None:
     """Limit what a worker on this machine may use. The limits survive a restart of the worker."""
-    from farflung.worker.owner_limits import WishesFile
+    from farflung.worker.owner_limits import OwnerLimitsFile
 
     changes: dict[str, object] = {} if hours is None else {"hours": hours}
     if memory is not None:
@@ -73,7 +73,7 @@ def limit(
     if bandwidth is not None:
         changes["bandwidth"] = float(quantity(BytesPerSecond, bandwidth, "--bandwidth")) if bandwidth else None
     chosen = name or _only("limit")
-    typer.echo(f"{chosen}: {WishesFile(members_folder(), chosen).change(**changes)}")
+    typer.echo(f"{chosen}: {OwnerLimitsFile(members_folder(), chosen).change(**changes)}")
 
 
 def _wish(command: str, name: str | None, ticket: str | None, home: Path | None, **changes: bool | str) -> str:
@@ -82,13 +82,13 @@ def _wish(command: str, name: str | None, ticket: str | None, home: Path | None,
     Raises:
         InputError: there is no worker of that name.
     """
-    from farflung.worker.owner_limits import WishesFile
+    from farflung.worker.owner_limits import OwnerLimitsFile
 
     if ticket is None:
         chosen = name or _only(command)
-        wishes = WishesFile(members_folder(), chosen)
-        if wishes.runs or (wishes.path.exists() and "paused" in changes and home is None):
-            wishes.change(**changes)
+        limits = OwnerLimitsFile(members_folder(), chosen)
+        if limits.runs or (limits.path.exists() and "paused" in changes and home is None):
+            limits.change(**changes)
             return chosen
     if name is None:
         raise InputError(f"name the worker: farflung {command} NAME --ticket TICKET (farflung status lists the workers)")

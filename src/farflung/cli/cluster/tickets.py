@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from farflung.cli.home import known_broker
 from farflung.cli.options import HomeOption, quantity
+from farflung.clock import wall_time
 from farflung.errors import InputError
 from farflung.units import Seconds
 
@@ -40,11 +40,11 @@ def issue(
     if scope not in ("join", "submit", "owner"):
         raise InputError(f"unknown scope {scope!r}: known are join, submit, owner")
     validity, place = quantity(Seconds, valid, "--valid"), known_broker(folder)
-    credentials = CertificateAuthority.open(place / "authority", time.time()).server_credentials(time.time())
+    credentials = CertificateAuthority.open(place / "authority", wall_time()).server_credentials(wall_time())
     book = TicketBook(place / "tickets.sqlite")
     fingerprint = certificate_fingerprint(credentials.certificate)
     where = address or _known_address(place)
-    typer.echo(book.issue(scope, addresses=[where], fingerprint=fingerprint, now=time.time(), validity=validity))
+    typer.echo(book.issue(scope, addresses=[where], fingerprint=fingerprint, now=wall_time(), validity=validity))
 
 
 def _known_address(place: Path) -> str:
@@ -72,7 +72,7 @@ def list_tickets(
     from farflung.security.tickets import describe_time
 
     for record in TicketBook(known_broker(folder) / "tickets.sqlite").list():
-        state = "revoked" if record.revoked else "expired" if record.expires <= time.time() else "valid"
+        state = "revoked" if record.revoked else "expired" if record.expires <= wall_time() else "valid"
         typer.echo(f"{record.ticket_id}  {record.scope:6}  {state:7}  until {describe_time(record.expires)}")
 
 
@@ -84,7 +84,7 @@ def revoke(
     """Revoke a ticket. Members that have joined with it stay."""
     from farflung.security.ticket_book import TicketBook
 
-    TicketBook(known_broker(folder) / "tickets.sqlite").revoke(ticket_id, time.time())
+    TicketBook(known_broker(folder) / "tickets.sqlite").revoke(ticket_id, wall_time())
     typer.echo(f"{ticket_id}: revoked")
 
 

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.options import about, read_text, to_write, write_text
-from farflung.cli.planning.inputs import plan_text
+from farflung.cli.options import about, to_write, write_text
+from farflung.cli.planning.inputs import read_plan
 from farflung.errors import InputError
 from farflung.graph.modules import Level
 from farflung.graph.render import Bounds, to_dot, to_svg, to_text
 from farflung.job import load_job
-from farflung.plan.model import Plan
 from farflung.telemetry.activity import Activity
 
 __all__ = ["register"]
@@ -77,7 +76,7 @@ def _level(text: str) -> Level:
 
 
 def _stages(path: Path, graph_hash: str) -> Bounds:
-    plan = Plan.from_json(plan_text(read_text(path, "plan")))
+    plan = read_plan(path).plan
     if plan.graph_hash != graph_hash:
         raise InputError(f"the plan {path} is for another graph: make it from this job (farflung plan, or a run's plan.json)")
     return plan.bounds

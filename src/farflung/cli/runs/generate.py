@@ -10,8 +10,8 @@ import typer
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
 from farflung.cli.options import HomeOption
-from farflung.cli.runs.run_view import printable
 from farflung.errors import InputError
+from farflung.telemetry.foreign_text import printable
 
 __all__ = ["register"]
 

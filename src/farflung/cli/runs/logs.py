@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -12,13 +13,13 @@ import typer
 from farflung.broker.records.broker_log import Log, find_log, run_log
 from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_run_or_worker
-from farflung.cli.home import broker_folder, members_folder, worker_log
+from farflung.cli.home import broker_folder, members_folder, ticket_file, worker_log
 from farflung.cli.options import HomeOption
-from farflung.cli.runs.run_view import printable
 from farflung.cli.waiting_reason import waiting_line
 from farflung.client.control import ControlClient
-from farflung.errors import InputError
+from farflung.errors import FarflungError, InputError
 from farflung.telemetry import RunFolder
+from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.log_file import LogPart
 
 __all__ = ["register"]
@@ -66,7 +67,10 @@ def logs(
 ) -> None:
     """Show the log of a run, a worker or the broker."""
     if ticket is None:
-        _show(_here(name or "", broker_folder(home), broker=broker), lines, follow=follow, pause=_HERE)
+        found = _here(name or "", broker_folder(home), broker=broker)
+        if found.run is not None and not found.over:
+            _tell_waiting(found.run.name, home)
+        _show(found, lines, follow=follow, pause=_HERE)
         return
     client = open_client(ticket, home, reads=True)
     try:
@@ -75,6 +79,19 @@ def logs(
         _show(_Asked(client, name or ""), lines, follow=follow, pause=_THERE)
     finally:
         client.close()
+
+
+def _tell_waiting(run: str, home: Path | None) -> None:
+    """Print what ``run`` waits for, if it waits and the broker of this machine answers."""
+    if not ticket_file(broker_folder(home)).is_file():
+        return
+    with suppress(FarflungError):  # the log is on this machine; the broker only adds a line to it
+        client = open_client(None, home, reads=True)
+        try:
+            if line := waiting_line(client, run):
+                typer.echo(line)
+        finally:
+            client.close()
 
 
 def _here(name: str, home: Path, *, broker: bool) -> Log:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from farflung.engines.base import Array
+from farflung.engines.layout import distinct
 from farflung.errors import GraphError
 from farflung.graph.ir import TensorSpec
 
@@ -57,7 +58,7 @@ def from_array(array: Array, device: torch.device) -> torch.Tensor:
         array = array.view(np.uint16)
     packed = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
     strides = tuple(stride // array.itemsize for stride in packed.strides)
-    if not _distinct(packed.shape, strides):
+    if not distinct(packed.shape, strides):
         strides = torch.empty(packed.shape, device="meta").stride()
     host = torch.empty_strided(packed.shape, strides, dtype=dtype)
     (host.view(torch.uint16) if dtype is torch.bfloat16 else host).numpy()[...] = packed
@@ -77,7 +78,7 @@ def to_array(tensor: torch.Tensor, *, copy: bool = False) -> Array:
     if copy or tensor.device.type != "cpu":
         packed = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
         pinned = tensor.device.type == "cuda"
-        strides = packed.stride() if _distinct(tuple(packed.shape), packed.stride()) else packed.contiguous().stride()
+        strides = packed.stride() if distinct(tuple(packed.shape), packed.stride()) else packed.contiguous().stride()
         host = torch.empty_strided(packed.shape, strides, dtype=tensor.dtype, pin_memory=pinned)
         host.copy_(packed)
         tensor = host.expand(tensor.shape)
@@ -91,13 +92,3 @@ def _torch_dtype(name: str) -> torch.dtype:
         return TORCH_DTYPES[name]
     except KeyError:
         raise GraphError(f"element type {name!r} is not known; known are {', '.join(TORCH_DTYPES)}") from None
-
-
-def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether each index has a place of its own (gaps are allowed: a slice of a larger tensor keeps its strides)."""
-    extent = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
-        if stride < extent:
-            return False
-        extent = stride * (size - 1) + extent
-    return True

@@ -38,6 +38,14 @@ class TorchEngine:
         """Return this machine's devices, the CPU last."""
         return compute_devices(self._probe)
 
+    def attempt(self, device: str, memory: int) -> TorchEngine:
+        """Return this engine: it computes in this process."""
+        del device, memory
+        return self
+
+    def end(self) -> None:
+        """Nothing: there is no other process."""
+
     def version(self) -> str:
         """Return ``torch`` and its version."""
         return f"torch {torch.__version__}"

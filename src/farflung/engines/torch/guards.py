@@ -145,10 +145,42 @@ def _grouped_mm(rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor)
 
 def _check_weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> None:
     """The fused kernel takes a norm for each slice without looking at how many there are."""
+    _expect(v.numel() > 0, f"a weight of shape {list(v.shape)}, which has no elements")
     _expect(v.dim() > 0 and (dim == -1 or 0 <= dim < v.dim()) and v.dtype == g.dtype, f"dimension {dim} of {list(v.shape)}")
     wanted = {1} if dim == -1 else {v.shape[dim]}
     _expect(g.numel() in wanted and (g.dim() in (0, 1) or g.dim() == v.dim()), f"norms of shape {list(g.shape)}")
 
+
+def _check_quotient(dividend: torch.Tensor, divisor: Any, *, rounding_mode: str | None) -> None:
+    """The quotient of the smallest integer and -1 does not fit, and the processor's division traps."""
+    kind = torch.result_type(dividend, divisor)
+    if rounding_mode is None or kind not in _INTEGERS or dividend.device.type == "meta":
+        return
+    overflows = (dividend == torch.iinfo(kind).min) & (divisor == -1)
+    _expect(not bool(overflows.any()), f"the smallest {kind} is divided by -1".replace("torch.", ""))
+
+
+def _check_grid(x: torch.Tensor, grid: torch.Tensor, *settings: Any) -> None:
+    """The kernels turn coordinates into integers, and their backward writes to the places that come out."""
+    _expect(x.is_floating_point() and grid.is_floating_point(), "the input and the grid must be floating")
+    if grid.device.type != "meta" and grid.numel():
+        largest = float(grid.detach().abs().amax())  # NaN if any is
+        _expect(largest <= _FARTHEST, f"a coordinate of the grid is {largest}, which is not a number of at most {_FARTHEST:.0f}")
+
+
+def _check_parts(x: torch.Tensor, size: int = 1, dim: int = 0) -> None:
+    """Each part is a tensor, which takes memory also on the meta device."""
+    _count_parts(-(-x.shape[dim] // max(size, 1)))
+
+
+def _count_parts(parts: int) -> None:
+    _expect(parts <= _MOST_PARTS, f"it gives {parts} tensors, at most {_MOST_PARTS} are allowed")
+
+
+_MOST_PARTS = 4096
+_INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
+#: Coordinates within the input lie between -1 and 1.
+_FARTHEST = float(1 << 20)
 
 _CHECKS: Mapping[str, Callable[..., Any]] = {
     "aten.lstm.input": _check_recurrent(4),
@@ -156,6 +188,12 @@ _CHECKS: Mapping[str, Callable[..., Any]] = {
     "aten.rnn_tanh.input": _check_recurrent(1),
     "aten.rnn_relu.input": _check_recurrent(1),
     "aten._weight_norm.default": _check_weight_norm,
+    "aten.chunk.default": lambda x, chunks, dim=0: _count_parts(chunks),
+    "aten.split.Tensor": _check_parts,
+    "aten.unbind.int": lambda x, dim=0: _check_parts(x, 1, dim),
+    "aten.div.Scalar_mode": _check_quotient,
+    "aten.div.Tensor_mode": _check_quotient,
+    "aten.grid_sampler.default": _check_grid,
 }
 
 #: Operators of our own that wrap a checked kernel.

@@ -8,11 +8,11 @@ operator (3 to 50 % of a step); giving back what is free between micro-batches c
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
-import time
 from collections.abc import Callable
 
-import psutil
+from farflung.clock import monotonic
 
 __all__ = ["HEAP", "Heap"]
 
@@ -29,7 +29,7 @@ class Heap:
         self,
         resident: Callable[[], int] | None = None,
         trim: Callable[[], None] | None = None,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         own = _of_glibc()
         self._resident, self._trim = resident or own[0], trim or own[1]
@@ -54,8 +54,13 @@ def _of_glibc() -> tuple[Callable[[], int], Callable[[], None]]:
     trim = getattr(library, "malloc_trim", None)
     if trim is None:
         return (lambda: 0), (lambda: None)
-    process = psutil.Process()
-    return (lambda: int(process.memory_info().rss)), (lambda: trim(0))
+    return _resident, (lambda: trim(0))
+
+
+def _resident() -> int:
+    """Bytes of this process; by the name ``self``, which also holds after a fork and in a namespace of its own."""
+    with open("/proc/self/statm", "rb") as sizes:
+        return int(sizes.read().split()[1]) * mmap.PAGESIZE
 
 
 #: This process's.

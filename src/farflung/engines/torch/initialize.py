@@ -13,19 +13,25 @@ import numpy as np
 import torch
 
 from farflung.engines.base import Array
+from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.accelerators import default_generator
 from farflung.engines.torch.arrays import spec_of, to_array
 from farflung.engines.torch.keys import seeded
-from farflung.engines.torch.program import lookup, resolve, with_device
+from farflung.engines.torch.program import installed_signature, kernel, resolve
 from farflung.errors import GraphError
-from farflung.graph.ir import Graph, InitStep, LocalRef, State, StateRef, ValueRef
+from farflung.graph.ir import Graph, InitStep, LocalRef, State, StateRef, ValueRef, iter_refs
 from farflung.graph.opset import check_initializer
+from farflung.graph.signatures import check_call
 from farflung.ids import derive_seed
 
 __all__ = ["initial_states", "initial_value"]
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
+#: Bytes that the results of a program may take at a time: a multiple of the state's, and in any case.
+_GROWTH, _SMALL = 8, 32 << 20
+#: Operators whose result is what the process's memory held before. It is set to zero, since states leave the machine.
+_UNSET = frozenset({"aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"})
 
 
 def initial_states(graph: Graph, seed: int, names: Sequence[str]) -> dict[str, Array]:
@@ -57,42 +63,64 @@ def initial_value(state: State, seed: int) -> torch.Tensor:
 
 def _replay(state: State, seed: int, device: torch.device) -> torch.Tensor:
     """Run the program of ``state``; on the meta device this checks sizes before any memory is taken."""
-    results: list[torch.Tensor] = []
+    results: list[torch.Tensor | None] = []
+    last = _last_uses(state.init)
+    most = max(_GROWTH * state.spec.nbytes, _SMALL)
 
     def ref(item: ValueRef | StateRef | LocalRef) -> torch.Tensor:
-        if not isinstance(item, LocalRef) or not 0 <= item.index < len(results):
+        found = results[item.index] if isinstance(item, LocalRef) and 0 <= item.index < len(results) else None
+        if found is None:
             raise GraphError(f"the initializer of {state.name!r} refers to {item}, which no earlier step makes")
-        return results[item.index]
+        return found
 
     with torch.no_grad():
-        for step in state.init:
-            result = _step(state, step, seed, ref, device)
-            if result.numel() > max(4 * state.spec.numel, 1 << 20):
+        for number, step in enumerate(state.init):
+            results.append(_step(state, step, seed, ref, device))
+            taken = {found.untyped_storage()._cdata: found.untyped_storage().nbytes() for found in results if found is not None}
+            if sum(taken.values()) > most:
                 raise GraphError(
-                    f"the initializer of {state.name!r} makes {result.numel()} elements for a state of {state.spec.numel}"
+                    f"the initializer of {state.name!r} needs {sum(taken.values())} bytes at step {number}: at most {most} are "
+                    f"allowed, which is the larger of {_SMALL} and {_GROWTH} times the state"
                 )
-            results.append(result)
-    found = spec_of(results[-1])
+            for done in last.get(number, ()):
+                results[done] = None
+    value = results[-1]
+    assert value is not None
+    found = spec_of(value)
     if found != state.spec:
         raise GraphError(
             f"state {state.name!r} is declared {state.spec.dtype}{list(state.spec.shape)} but its initializer gives "
             f"{found.dtype}{list(found.shape)}"
         )
-    return results[-1]
+    return value
+
+
+def _last_uses(program: Sequence[InitStep]) -> dict[int, list[int]]:
+    """Step -> the steps whose results nobody reads after it."""
+    last = {number: number for number in range(len(program) - 1)}
+    for number, step in enumerate(program):
+        for item in iter_refs((step.args, tuple(arg for _, arg in step.kwargs))):
+            if isinstance(item, LocalRef) and item.index < len(program) - 1:
+                last[item.index] = number
+    found: dict[int, list[int]] = {}
+    for made, used in last.items():
+        found.setdefault(used, []).append(made)
+    return found
 
 
 def _step(state: State, step: InitStep, seed: int, ref: Any, device: torch.device) -> torch.Tensor:
     check_initializer(step.target)
-    function = lookup(step.target)
+    check_call(installed_signature(step.target), step.args, step.kwargs, f"the initializer of {state.name!r} at {step.target}")
     args = [resolve(arg, ref) for arg in step.args]
     kwargs = {name: resolve(arg, ref, memory_format=name == "memory_format") for name, arg in step.kwargs}
-    with_device(function, args, kwargs, device)
+    function = kernel(step.target, args, kwargs, device)
+    PRESENT.memory[:] = label(f"the initializer of {state.name[:100]!r} at {step.target[:100]}")
     draws = step.rng is not None and device.type != "meta"
     key = seeded(default_generator(_CPU), derive_seed("init", seed, state.name, step.rng or 0)) if draws else nullcontext()
     try:
         with key:
             result: Any = function(*args, **kwargs)
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+    except Exception as error:  # PyTorch's rules for the meta device are Python, which can raise anything
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise GraphError(f"the initializer of {state.name!r} failed at {step.target}: {first}") from error
     results: Sequence[torch.Tensor] = (result,) if isinstance(result, torch.Tensor) else tuple(result)
@@ -100,7 +128,8 @@ def _step(state: State, step: InitStep, seed: int, ref: Any, device: torch.devic
         raise GraphError(
             f"the initializer of {state.name!r} wants result {step.output} of {step.target}, which has {len(results)}"
         )
-    return results[step.output]
+    made = results[step.output]
+    return made.zero_() if step.target in _UNSET else made
 
 
 def _from_bytes(state: State) -> torch.Tensor:

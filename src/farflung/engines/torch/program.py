@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
+from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.arrays import TORCH_DTYPES
 from farflung.engines.torch.custom import CompiledBackward, run_gradient
 from farflung.engines.torch.draws import KeyHolder, drawing
@@ -21,8 +22,22 @@ from farflung.errors import GraphError
 from farflung.graph.gradient import GRADIENT, read_gradient
 from farflung.graph.ir import Arg, DTypeArg, LocalRef, Op, StateRef, Use, ValueRef
 from farflung.graph.opset import OpClass, check_target, info
+from farflung.graph.signatures import Signature, read_signature, signature
 
-__all__ = ["Call", "Program", "Read", "Source", "compile_program", "kernel", "lookup", "pseudo", "resolve", "tensor_arguments"]
+__all__ = [
+    "Call",
+    "Program",
+    "Read",
+    "Source",
+    "compile_program",
+    "installed_signature",
+    "kernel",
+    "lookup",
+    "operator_label",
+    "pseudo",
+    "resolve",
+    "tensor_arguments",
+]
 
 _FORMATS = {
     "contiguous_format": torch.contiguous_format,
@@ -57,6 +72,7 @@ class Call:
     outputs: tuple[int, ...]
     free: tuple[int, ...]
     op: Op
+    label: bytes
 
 
 @dataclass(kw_only=True)
@@ -76,8 +92,10 @@ class Program:
             GraphError: an operator refuses its arguments (names the operator).
         """
         call = None
+        present = PRESENT.memory
         try:
             for call in self.calls:
+                present[:] = call.label
                 arguments = call.template.copy()
                 for place, slot in call.fills:
                     arguments[place] = registers[slot]
@@ -94,11 +112,16 @@ class Program:
                 del result, arguments
                 for slot in call.free:
                     registers[slot] = None
-        except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        except Exception as error:  # operators that PyTorch writes in Python can raise anything
             if call is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise GraphError(f"operator {call.op.name!r} ({call.op.target}) failed: {first}") from error
+
+
+def operator_label(op: Op) -> bytes:
+    """What ``PRESENT`` holds while ``op`` runs."""
+    return label(f"operator {op.name[:100]!r} ({op.target[:100]})")
 
 
 def _fill(call: Call, arguments: list[Any], registers: list[Any]) -> dict[str, Any]:
@@ -144,6 +167,17 @@ def resolve(arg: Arg, ref: Callable[[ValueRef | StateRef | LocalRef], Any], *, m
             raise GraphError(f"memory format {arg!r} is not known; known are {', '.join(_FORMATS)}")
         return _FORMATS[arg]
     return arg
+
+
+@cache
+def installed_signature(target: str) -> Signature:
+    """The arguments of an allowed operator as this PyTorch declares them.
+
+    Raises:
+        GraphError: this PyTorch has no such operator.
+    """
+    schema = str(lookup(target)._schema)
+    return read_signature(schema[schema.index("(") + 1 : schema.rindex(") ->")], numbers=signature(target).numbers)
 
 
 def with_device(function: Any, args: list[Any], kwargs: dict[str, Any], device: torch.device) -> None:
@@ -207,7 +241,7 @@ class _Compiler:
         for index, slot in enumerate(outputs):
             self.program.slots[ValueRef(op.name, index)] = slot
         template = [None if isinstance(arg, _Slot) else arg for arg in args]
-        self.program.calls.append(Call(function, template, fills, tuple(nested), kwargs, outputs, (), op))
+        self.program.calls.append(Call(function, template, fills, tuple(nested), kwargs, outputs, (), op, operator_label(op)))
 
     def free(self, keep: Iterable[ValueRef]) -> None:
         """Let each call drop what nobody reads later."""
@@ -219,7 +253,7 @@ class _Compiler:
             last = tuple(sorted(touched - done))
             done |= touched
             self.program.calls[number] = Call(
-                call.function, call.template, call.fills, call.nested, call.kwargs, call.outputs, last, call.op
+                call.function, call.template, call.fills, call.nested, call.kwargs, call.outputs, last, call.op, call.label
             )
 
 

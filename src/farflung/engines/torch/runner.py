@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
+from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.arrays import check_array, from_array, to_array
 from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.optimizer import StageOptimizer
 from farflung.engines.torch.program import Program, Read, Source, compile_program
 from farflung.engines.torch.states import StageStates
-from farflung.errors import GraphError
+from farflung.errors import FarflungError, GraphError
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.drift import drifting
 from farflung.graph.ir import Use, ValueRef
@@ -221,7 +222,7 @@ class TorchRunner:
         """Backward of one micro-batch (see ``StageRunner``).
 
         Raises:
-            GraphError: the micro-batch has no forward, or a gradient is missing or has another shape.
+            GraphError: the micro-batch has no forward, a gradient is missing or has another shape, or PyTorch refuses.
         """
         kept = self._kept.pop(key, None)
         if kept is None:
@@ -240,11 +241,21 @@ class TorchRunner:
             seeds.append(seed)
         kept.roots.clear()
         if roots:
-            with self._watched():
-                torch.autograd.backward(roots, seeds)
+            self._go_back(roots, seeds)
         del roots, seeds
         HEAP.give_back()
         return self._sent_back(kept.sink)
+
+    def _go_back(self, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None]) -> None:
+        PRESENT.memory[:] = label(f"the backward of stage {self.subgraph.stage}")
+        try:
+            with self._watched():
+                torch.autograd.backward(roots, seeds)
+        except (FarflungError, torch.OutOfMemoryError):
+            raise  # of a program that the graph carries, or of what watches the gradients
+        except Exception as error:  # PyTorch's backwards can raise anything
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise GraphError(f"stage {self.subgraph.stage}: the backward failed: {first}") from error
 
     def _remote(self, value: ValueRef, root: torch.Tensor, arrays: Sequence[Array]) -> torch.Tensor:
         """The sum of what came back for ``value``, in the given order."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from farflung.engines.present import PRESENT
 from farflung.engines.torch.arrays import TORCH_DTYPES, spec_of
-from farflung.engines.torch.program import kernel, pseudo, resolve, tensor_arguments
+from farflung.engines.torch.program import PSEUDO, installed_signature, kernel, operator_label, pseudo, resolve, tensor_arguments
 from farflung.errors import GraphError
+from farflung.graph.gradient import GRADIENT, read_gradient
 from farflung.graph.ir import Graph, LocalRef, Op, StateRef, TensorSpec, ValueRef
 from farflung.graph.opset import check_target
+from farflung.graph.signatures import check_call, signature
 
 __all__ = ["check_declared", "verify_graph"]
 
@@ -51,17 +54,30 @@ def verify_graph(graph: Graph) -> None:
 def _results(op: Op, ref: object) -> tuple[torch.Tensor, ...]:
     if op.target == "farflung.input":
         return (_empty(op.outputs[0]),)
+    _check_types(op)
     args = [resolve(arg, ref) for arg in tensor_arguments(op)]  # type: ignore[arg-type]
     kwargs = {name: resolve(arg, ref, memory_format=name == "memory_format") for name, arg in op.kwargs}  # type: ignore[arg-type]
     function = pseudo(op, _META) or kernel(op.target, args, kwargs, _META)
+    PRESENT.memory[:] = operator_label(op)
     try:
         found = function(*args, **kwargs)
-    except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError) as error:
+    except Exception as error:  # PyTorch's rules for the meta device are Python, which can raise anything
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise GraphError(f"operator {op.name!r} ({op.target}) refuses its declared arguments: {first}") from error
     results = (found,) if isinstance(found, torch.Tensor) else tuple(found)
     check_declared(op, results)
     return results
+
+
+def _check_types(op: Op) -> None:
+    """Check the arguments' types by this PyTorch's own declaration, which can differ from the table of ``graph.signatures``."""
+    where = f"operator {op.name!r} ({op.target})"
+    if op.target == GRADIENT:
+        for step in read_gradient(op).steps:
+            check_call(installed_signature(step.target), step.args, step.kwargs, f"{where}, step {step.target} of its backward")
+    else:
+        declared = signature(op.target) if op.target in PSEUDO else installed_signature(op.target)
+        check_call(declared, op.args, op.kwargs, where)
 
 
 def check_declared(op: Op, results: tuple[torch.Tensor, ...]) -> None:

@@ -53,7 +53,7 @@ def aggregated(command: Aggregate, arrived: Sequence[Mapping[str, Array]], names
 
 
 def rescale(replica: StageReplica, command: Clip | Damp, names: Sequence[str]) -> None:
-    """Scale a register as ``command`` says."""
+    """Scale a register by the factor of ``command``."""
     values = replica.read(command.register, names)
     norm = norm_of(values)
     if isinstance(command, Clip):

@@ -1,0 +1,52 @@
+"""The process that ``fuzz-graphs`` starts: libFuzzer, through atheris, over ``graph_inputs``; a crash ends only this process.
+
+Before each input the operator's name goes into a file, where the parent finds it after a crash. Arguments: that file, the
+operators to leave out (separated by commas), then what libFuzzer takes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any
+
+import atheris
+
+with atheris.instrument_imports(include=["farflung.graph", "farflung.engines"]):
+    from benchmarks.faults.graph_inputs import draw_graph, train_once
+    from farflung.errors import FarflungError
+
+__all__ = ["main"]
+
+_NAME_LENGTH = 80
+
+
+def main() -> None:
+    """Fuzz until libFuzzer's limits are reached; an unexpected exception or a signal ends the process."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    warnings.simplefilter("ignore")
+    present = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT, 0o600)
+    without = frozenset(sys.argv[2].split(","))
+
+    def one(data: bytes) -> None:
+        source: Any = atheris.FuzzedDataProvider(data)
+        try:
+            drawn = draw_graph(source, without)
+        except Exception:  # noqa: BLE001 - the meta device can raise anything; what it refuses has no graph
+            return
+        os.pwrite(present, drawn[0].encode().ljust(_NAME_LENGTH), 0)
+        try:
+            train_once(drawn[1], len(data))
+        except (FarflungError, torch.OutOfMemoryError):
+            return
+
+    atheris.Setup([sys.argv[0], *sys.argv[3:]], one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""The messages between a worker, the process that forks for it, and the processes that compute, over Unix sockets.
+
+A message is one packet: MessagePack of one of the types below. A longer message lies in the shared memory, and the packet
+says where. Arrays lie there too. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from farflung.engines.base import DeviceReport, MicroBatch
+from farflung.engines.devices import ComputeDevice
+from farflung.engines.isolated.arena import Arena, Slot
+from farflung.errors import WireError
+from farflung.graph.cut import Edge
+
+__all__ = [
+    "Answer",
+    "Arrays",
+    "Call",
+    "Done",
+    "EngineCall",
+    "EngineMethod",
+    "Exited",
+    "Locked",
+    "Message",
+    "OpenStage",
+    "Piece",
+    "Reached",
+    "Refused",
+    "Resume",
+    "Settings",
+    "Spawn",
+    "Started",
+    "Straight",
+    "receive",
+    "receive_with_files",
+    "send",
+]
+
+#: Arrays by name; several where a name has several.
+Arrays = dict[str, tuple[Slot, ...]]
+_INLINE, _PACKET = 48 << 10, 64 << 10
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A message; the name of its class goes with it."""
+
+
+# -- the worker and the process that forks -------------------------------------------------------------------------------
+
+
+class Started(Message):
+    """The process that forks has loaded the engine of this version."""
+
+    version: str
+
+
+class Spawn(Message):
+    """Fork a process that computes. Three files come along: its end of the channel, of the status, and the shared memory."""
+
+    memory: int
+    accelerator: bool
+    scratch: str
+
+
+class Exited(Message):
+    """The process that computes has ended, by ``signal`` (0: by itself, with ``code``). ``resident``: its most bytes."""
+
+    signal: int
+    code: int
+    resident: int
+
+
+# -- the worker and the process that computes ----------------------------------------------------------------------------
+
+
+class Locked(Message):
+    """The process that computes is ready; ``holds``: those of ``lockdown.PROTECTIONS`` that hold."""
+
+    holds: tuple[str, ...]
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """A ``SubGraph`` without its graph."""
+
+    stage: int
+    start: int
+    stop: int
+    positions: tuple[int, ...]
+    states: tuple[str, ...]
+    placeholders: tuple[str, ...]
+    requires_activations: tuple[Edge, ...]
+    sends_activations: tuple[Edge, ...]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """``EngineSettings``; the optimizer as its document."""
+
+    device: str
+    seed: int
+    precision: str
+    recompute: bool
+    training: bool
+    optimizer: str
+
+
+class OpenStage(Message):
+    """Open a runner, numbered by the worker. ``graph``: its document (``None``: the one that came last)."""
+
+    runner: int
+    graph: Slot | None
+    piece: Piece
+    settings: Settings
+    share: int | None = None
+
+
+Method = Literal[
+    "initialize", "load", "forward", "backward", "close_part", "take_gradients", "put_gradients", "use_gradients",
+    "finish_gradients", "gradients", "gradient_views", "set_gradients", "gradient_norms", "spoilt_gradients", "update", "watch",
+    "discard", "states", "optimizer_states", "load_optimizer", "close",
+]  # fmt: skip
+
+
+class Call(Message):
+    """Call a method of a runner. The fields are its arguments; ``names`` are of states, ``groups`` those that ``watch`` takes."""
+
+    runner: int
+    method: Method
+    key: MicroBatch = MicroBatch(0, 0)
+    values: Arrays = {}
+    data: Arrays = {}
+    names: tuple[str, ...] | None = None
+    groups: tuple[tuple[str, ...], ...] = ()
+    rates: tuple[float, ...] = ()
+    scale: Slot | None = None
+    weight: float = 0.0
+    last: bool = False
+
+
+EngineMethod = Literal["verify", "initial_states", "clip_scale", "set_threads", "devices", "measure", "share"]
+
+
+class EngineCall(Message):
+    """Call a method of the engine. The fields are its arguments."""
+
+    method: EngineMethod
+    graph: Slot | None = None
+    seed: int = 0
+    names: tuple[str, ...] = ()
+    numbers: tuple[float, ...] = ()
+    limit: float | None = None
+    threads: int = 1
+    device: str = ""
+
+
+class Resume(Message):
+    """Go on with the backward: what was ready has been taken."""
+
+
+class Straight(Message):
+    """A message that lies in the shared memory."""
+
+    at: Slot
+
+
+class Done(Message):
+    """A call has succeeded; the fields that it fills depend on its method."""
+
+    values: Arrays = {}
+    outputs: Arrays = {}
+    numbers: dict[str, float] = {}
+    names: tuple[str, ...] = ()
+    devices: tuple[ComputeDevice, ...] = ()
+    report: DeviceReport | None = None
+
+
+class Refused(Message):
+    """A call has failed with an error: the name of its class and its text."""
+
+    kind: str
+    text: str
+
+
+class Reached(Message):
+    """Inside a backward: the gradients of the watched group ``index`` are complete. ``Resume`` ends the wait."""
+
+    index: int
+
+
+Answer = Locked | Done | Refused | Reached | Straight
+Order = OpenStage | Call | EngineCall | Resume | Straight
+Kind = TypeVar("Kind")
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def send(channel: socket.socket, message: Message, arena: Arena | None = None, files: Sequence[int] = ()) -> None:
+    """Send ``message``, through ``arena`` if it is long; ``files`` are descriptors that the receiver gets copies of.
+
+    Raises:
+        OSError: the other end is closed.
+    """
+    packet = _ENCODER.encode(message)
+    if len(packet) > _INLINE:
+        assert arena is not None
+        packet = _ENCODER.encode(Straight(at=arena.write_bytes(packet)))
+    if files:
+        socket.send_fds(channel, [packet], list(files))
+    else:
+        channel.send(packet)
+
+
+def receive(channel: socket.socket, kind: type[Kind] | Any, arena: Arena | None = None) -> Kind | None:
+    """Wait for a message of ``kind`` (a type, or a union of types); ``None``: the other end is closed.
+
+    Raises:
+        WireError: it is something else.
+    """
+    try:
+        packet = channel.recv(_PACKET)
+    except OSError:
+        return None
+    return _decode(packet, kind, arena) if packet else None
+
+
+def receive_with_files(channel: socket.socket, kind: type[Kind], count: int) -> tuple[Kind | None, list[int]]:
+    """As ``receive``, with at most ``count`` descriptors that came along."""
+    try:
+        packet, files, _, _ = socket.recv_fds(channel, _PACKET, count)
+    except OSError:
+        return None, []
+    return (_decode(packet, kind, None) if packet else None), files
+
+
+def _decode(packet: bytes, kind: Any, arena: Arena | None) -> Any:
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        decoder = _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        message = decoder.decode(packet)
+        if isinstance(message, Straight) and arena is not None:
+            message = decoder.decode(arena.read_bytes(message.at))
+    except msgspec.DecodeError as error:
+        raise WireError(f"a message of the process that computes is malformed: {error}") from None
+    return message

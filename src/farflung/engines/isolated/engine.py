@@ -1,0 +1,253 @@
+"""The engine of a worker whose jobs compute in processes of their own, one for each attempt."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+
+import psutil
+
+from farflung.engines.base import Array, DeviceReport, EngineSettings, StageRunner
+from farflung.engines.devices import ComputeDevice
+from farflung.engines.isolated.arena import Arena, Slot
+from farflung.engines.isolated.control import Done, EngineCall, Message, OpenStage, Piece, Reached, Resume, Settings
+from farflung.engines.isolated.process import Compute, Deadlines, Zygote
+from farflung.engines.isolated.runner import IsolatedRunner
+from farflung.errors import WireError
+from farflung.graph.cut import SubGraph
+from farflung.graph.ir import Graph
+
+__all__ = ["AttemptEngine", "IsolatedEngine"]
+
+_LEAST_SHARED = 256 << 20
+_PAGE = 1 << 16
+
+
+class AttemptEngine:
+    """An ``Engine`` in a process of its own, which ends with the last reference to it and its runners, or with ``end``."""
+
+    def __init__(self, zygote: Zygote, memory: int, *, accelerator: bool = False, deadlines: Deadlines | None = None) -> None:
+        """See ``Compute``."""
+        self._version = zygote.version
+        shared = 2 * max(memory or psutil.virtual_memory().total, _LEAST_SHARED) // _PAGE * _PAGE + _PAGE
+        self._compute = Compute(zygote, memory, shared=shared, accelerator=accelerator, deadlines=deadlines)
+        #: One exchange at a time; reentrant, because gradients are taken inside a backward.
+        self._lock = RLock()
+        self._runners = 0
+        self._graph: Graph | None = None
+        weakref.finalize(self, self._compute.close)
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The protections that hold (``lockdown.PROTECTIONS``)."""
+        return self._compute.holds
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def message(self) -> Iterator[Arena]:
+        """The shared memory to write a message's arrays into; inside, ``ask`` sends the message."""
+        with self._lock:
+            self._compute.arena.begin()
+            yield self._compute.arena
+
+    def ask(self, message: Message, what: str, ready: Callable[[int], None] | None = None) -> Done:
+        """Send a message and return the answer; ``ready`` is called as ``StageRunner.watch`` says.
+
+        Raises:
+            FarflungError: the engine refuses, with its own error.
+            EngineCrashed: the process has died, or does not answer in time.
+        """
+        answer = self._compute.ask(message, what)
+        while isinstance(answer, Reached):
+            try:
+                if ready is not None:
+                    ready(answer.index)
+            except BaseException:
+                self.end()  # it waits inside a backward that nobody will go on with
+                raise
+            self._compute.arena.begin()
+            answer = self._compute.ask(Resume(), what)
+        return answer
+
+    def copy(self, slot: Slot) -> Array:
+        """A copy of an array of the last answer."""
+        return self._compute.arena.copy(slot)
+
+    # -- the engine ---------------------------------------------------------------------------------------------------
+
+    def attempt(self, device: str, memory: int) -> AttemptEngine:
+        """Return this engine: it is one attempt's already."""
+        del device, memory
+        return self
+
+    def end(self) -> None:
+        """End the process, from any thread: calls raise ``EngineCrashed`` from now on."""
+        self._compute.end()
+
+    def version(self) -> str:
+        """See ``Engine``."""
+        return self._version
+
+    def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> IsolatedRunner:
+        """See ``Engine``."""
+        if share is not None and not isinstance(share, IsolatedRunner):
+            raise TypeError("share must be a runner of the same engine")
+        with self.message() as arena:
+            number = self._runners
+            self._runners += 1
+            message = OpenStage(
+                runner=number,
+                graph=self._written(subgraph.graph, arena),
+                piece=_piece(subgraph),
+                settings=Settings(
+                    device=settings.device,
+                    seed=settings.seed,
+                    precision=settings.precision,
+                    recompute=settings.recompute,
+                    training=settings.training,
+                    optimizer=settings.optimizer.model_dump_json(),
+                ),
+                share=None if share is None else share.number,
+            )
+            self.ask(message, f"opening stage {subgraph.stage}")
+        return IsolatedRunner(self, number, subgraph, settings)
+
+    def _written(self, graph: Graph, arena: Arena) -> Slot | None:
+        """Where the document of ``graph`` lies (``None``: the process has it)."""
+        if graph is self._graph:
+            return None
+        self._graph = graph
+        return arena.write_bytes(graph.to_json().encode())
+
+    def verify(self, graph: Graph) -> None:
+        """See ``Engine``."""
+        with self.message() as arena:
+            self.ask(EngineCall(method="verify", graph=self._written(graph, arena)), "the check of the graph")
+
+    def initial_states(self, graph: Graph, seed: int, names: Sequence[str]) -> dict[str, Array]:
+        """See ``Engine``."""
+        with self.message() as arena:
+            at = self._written(graph, arena)
+            call = EngineCall(method="initial_states", graph=at, seed=seed, names=tuple(names))
+            done = self.ask(call, "the first values of states")
+            found = {name: self.copy(slots[0]) for name, slots in done.values.items() if slots}
+        for name in names:
+            spec = graph.state[name].spec
+            if name not in found or found[name].shape != spec.shape or found[name].dtype.name != spec.dtype:
+                raise WireError(f"the process that computes answered with another value for state {name!r:.60}")
+        return {name: found[name] for name in names}
+
+    def clip_scale(self, norms: Sequence[float], max_norm: float) -> Array:
+        """See ``Engine``."""
+        with self.message():
+            call = EngineCall(method="clip_scale", numbers=tuple(float(norm) for norm in norms), limit=max_norm)
+            done = self.ask(call, "the factor of clipping")
+            scale = self.copy(done.values["scale"][0]) if done.values.keys() == {"scale"} else None
+        if scale is None or scale.shape != () or scale.dtype.name != "float32":
+            raise WireError("the process that computes answered with another factor of clipping")
+        return scale
+
+    def set_threads(self, threads: int) -> None:
+        """See ``Engine``."""
+        self._ask(EngineCall(method="set_threads", threads=threads), "setting the threads")
+
+    def devices(self) -> Sequence[ComputeDevice]:
+        """See ``Engine``."""
+        return self._ask(EngineCall(method="devices"), "listing the devices").devices
+
+    def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
+        """See ``Engine``."""
+        found = self._ask(EngineCall(method="measure", device=device, limit=peak_flops_per_second), "the measurement").report
+        if found is None:
+            raise WireError("the process that computes answered without a measurement")
+        return found
+
+    def share(self, device: str, reference_seconds: float) -> float:
+        """See ``Engine``."""
+        call = EngineCall(method="share", device=device, numbers=(reference_seconds,))
+        return self._ask(call, "the measurement").numbers.get("share", 1.0)
+
+    def _ask(self, message: Message, what: str) -> Done:
+        with self.message():
+            return self.ask(message, what)
+
+
+class IsolatedEngine:
+    """An ``Engine`` that computes nothing in this process: ``attempt`` starts a process, and each measurement has one, too."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        """``zygote`` forks the processes; its owner closes it."""
+        self._zygote = zygote
+        self._threads = 1
+        self._devices: tuple[ComputeDevice, ...] = ()
+
+    def attempt(self, device: str, memory: int) -> AttemptEngine:
+        """Start a process with ``memory`` bytes for tensors (0: no limit).
+
+        Raises:
+            EngineCrashed: it ends before it is ready.
+        """
+        return AttemptEngine(self._zygote, memory, accelerator=device.partition(":")[0] != "cpu")
+
+    def end(self) -> None:
+        """Nothing: each attempt ends its own process."""
+
+    def version(self) -> str:
+        """See ``Engine``."""
+        return self._zygote.version
+
+    def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> IsolatedRunner:
+        """A runner in a process of its own, or in that of ``share``."""
+        attempt = share.attempt if isinstance(share, IsolatedRunner) else self.attempt(settings.device, 0)
+        return attempt.open(subgraph, settings, share)
+
+    def verify(self, graph: Graph) -> None:
+        """See ``Engine``."""
+        self.attempt("cpu", 0).verify(graph)
+
+    def initial_states(self, graph: Graph, seed: int, names: Sequence[str]) -> dict[str, Array]:
+        """See ``Engine``."""
+        return self.attempt("cpu", 0).initial_states(graph, seed, names)
+
+    def clip_scale(self, norms: Sequence[float], max_norm: float) -> Array:
+        """See ``Engine``."""
+        return self.attempt("cpu", 0).clip_scale(norms, max_norm)
+
+    def set_threads(self, threads: int) -> None:
+        """Of the next measurement."""
+        self._threads = threads
+
+    def devices(self) -> Sequence[ComputeDevice]:
+        """See ``Engine``."""
+        if not self._devices:
+            self._devices = tuple(self.attempt("any", 0).devices())  # drivers of accelerators are needed to list them
+        return self._devices
+
+    def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
+        """See ``Engine``."""
+        return self._measuring(device).measure(device, peak_flops_per_second)
+
+    def share(self, device: str, reference_seconds: float) -> float:
+        """See ``Engine``."""
+        return self._measuring(device).share(device, reference_seconds)
+
+    def _measuring(self, device: str) -> AttemptEngine:
+        attempt = self.attempt(device, 0)
+        attempt.set_threads(self._threads)
+        return attempt
+
+
+def _piece(subgraph: SubGraph) -> Piece:
+    return Piece(
+        stage=subgraph.stage,
+        start=subgraph.start,
+        stop=subgraph.stop,
+        positions=subgraph.positions,
+        states=subgraph.states,
+        placeholders=subgraph.placeholders,
+        requires_activations=subgraph.requires_activations,
+        sends_activations=subgraph.sends_activations,
+    )

@@ -1,0 +1,248 @@
+"""The worker's side of the processes: the one that forks, started by exec, and one that computes for each attempt."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import farflung
+from farflung.child_processes import end_all
+from farflung.clock import monotonic
+from farflung.engines.isolated.arena import Arena, make_file
+from farflung.engines.isolated.control import (
+    Answer,
+    Done,
+    Exited,
+    Locked,
+    Message,
+    Reached,
+    Refused,
+    Spawn,
+    Started,
+    receive,
+    send,
+)
+from farflung.engines.isolated.service import error_of
+from farflung.engines.present import LABEL_BYTES
+from farflung.errors import EngineCrashed, InputError
+from farflung.units import Bytes, Seconds
+
+__all__ = ["Compute", "Deadlines", "Zygote"]
+
+#: Variables that the engine's libraries read; the others of the worker, its ticket among them, stay with the worker.
+_KEPT = ("PATH", "HOME", "LANG", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")
+_KEPT_PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_", "TORCH_", "PYTORCH_", "CUDA_",
+                  "NVIDIA_",                   "HIP_", "ROCR_", "ZE_", "LC_")  # fmt: skip
+_START_SECONDS, _END_SECONDS, _LOCK_SECONDS = 300.0, 10.0, 60.0
+
+
+class Deadlines:
+    """How long a call may take: at first an hour, then ``_PATIENCE`` times the slowest so far, at least ``floor`` seconds."""
+
+    _PATIENCE, _FIRST = 30.0, 3600.0
+
+    def __init__(self, floor: float = 300.0) -> None:
+        self.floor = floor
+        self._slowest: dict[str, float] = {}
+
+    def of(self, what: str) -> float:
+        """Seconds that a call of the kind ``what`` may take."""
+        return max(self.floor, self._PATIENCE * self._slowest[what]) if what in self._slowest else max(self.floor, self._FIRST)
+
+    def took(self, what: str, seconds: float) -> None:
+        """A call of the kind ``what`` has taken ``seconds``."""
+        self._slowest[what] = max(self._slowest.get(what, 0.0), seconds)
+
+
+class Zygote:
+    """The process that forks. Any thread may call; it is started with the first call that needs it, and again if it has died."""
+
+    def __init__(self, engine: str = "torch") -> None:
+        """``engine``: the name of the engine that computes."""
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._version = ""
+
+    @property
+    def version(self) -> str:
+        """The engine's ``version``.
+
+        Raises:
+            InputError: the process that forks can't start.
+        """
+        with self._lock:
+            self._started()
+            return self._version
+
+    def spawn(self, request: Spawn, files: tuple[int, int, int]) -> None:
+        """Fork a process that computes; ``files``: its ends of the channel and the status, and the shared memory.
+
+        Raises:
+            InputError: the process that forks can't start.
+        """
+        with self._lock:
+            try:
+                send(self._started(), request, files=files)
+            except OSError:  # it has died since
+                self._stop()
+                send(self._started(), request, files=files)
+
+    def _started(self) -> socket.socket:
+        """The control socket; the lock is held."""
+        if self._control is not None and self._process is not None and self._process.poll() is None:
+            return self._control
+        self._stop()
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = [sys.executable, "-P", "-m", "farflung.engines.isolated.zygote", str(other.fileno()), self._engine]
+        with other:
+            self._process = subprocess.Popen(  # noqa: S603 - this very program, without a shell
+                words,
+                env=_environment(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+            )
+        self._control = own
+        started = receive(own, Started) if _readable(own, _START_SECONDS) else None
+        if started is None:
+            self._stop()
+            raise InputError(
+                f"the process that runs the engine {self._engine!r} did not start: its error is above; "
+                "--isolation off computes in the worker's own process"
+            )
+        self._version = started.version
+        return own
+
+    def close(self) -> None:
+        """End the process that forks; processes that compute stay until their attempts end."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            end_all([self._process], _END_SECONDS)
+        self._control = self._process = None
+
+
+class Compute:
+    """One process that computes, and the channel to it. One thread at a time calls; any thread may ``end`` it."""
+
+    def __init__(
+        self, zygote: Zygote, memory: int, *, shared: int, accelerator: bool = False, deadlines: Deadlines | None = None
+    ) -> None:
+        """Fork it. ``memory``: bytes that it may have for tensors (0: no limit); ``shared``: of the shared memory.
+
+        Raises:
+            EngineCrashed: it ends before it is ready.
+            InputError: the process that forks can't start.
+        """
+        self._deadlines = deadlines or Deadlines()
+        self.scratch = tempfile.mkdtemp(prefix="farflung-scratch-")
+        self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        file = make_file(shared)
+        with channel, status:
+            try:
+                self.arena = Arena(file, own=0)
+                request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch)
+                zygote.spawn(request, (channel.fileno(), status.fileno(), file))
+            finally:
+                os.close(file)
+        locked = receive(self._channel, Answer, self.arena) if _readable(self._channel, _LOCK_SECONDS) else None
+        if not isinstance(locked, Locked):
+            raise self._died("at its start")
+        #: The protections that hold.
+        self.holds = locked.holds
+
+    def ask(self, message: Message, what: str) -> Done | Reached:
+        """Send ``message`` and wait for the answer; ``what`` names the call. Arrays must have been written before.
+
+        Raises:
+            FarflungError: the engine refuses, with its own error.
+            EngineCrashed: the process has died, or does not answer in time.
+        """
+        begun = monotonic()
+        with suppress(OSError):  # the wait finds out why
+            send(self._channel, message, self.arena)
+        limit = self._deadlines.of(what)
+        answer: Any = None
+        if _readable(self._channel, limit):
+            answer = receive(self._channel, Answer, self.arena)
+        elif self._channel.fileno() >= 0:
+            operator = self._present()
+            self.end()
+            raise EngineCrashed(f"{what}{operator} did not end within {Seconds(limit)}; its process was ended")
+        if answer is None:
+            raise self._died(f"in {what}{self._present()}")
+        self._deadlines.took(what, monotonic() - begun)
+        self.arena.trim()
+        if isinstance(answer, Refused):
+            raise error_of(answer.kind, answer.text)
+        if not isinstance(answer, (Done, Reached)):
+            self.end()
+            raise EngineCrashed(f"the process that computes answered {what} with {type(answer).__name__}; it was ended")
+        return answer
+
+    def end(self) -> None:
+        """End the process, from any thread; a call that waits raises ``EngineCrashed``."""
+        for end in (self._channel, self._status):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits; close alone would not
+
+    def close(self) -> None:
+        """End the process and release everything; nobody may call afterwards."""
+        self.end()
+        self._channel.close()
+        self._status.close()
+        self.arena.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _present(self) -> str:
+        """The operator that runs, as the process has noted it: foreign text."""
+        found = bytes(self.arena.label).rstrip(b"\0").decode("utf-8", "replace")[:LABEL_BYTES]
+        text = "".join(letter if letter.isprintable() else "?" for letter in found)
+        return f", {text}," if text else ""
+
+    def _died(self, where: str) -> EngineCrashed:
+        ended = receive(self._status, Exited) if _readable(self._status, _END_SECONDS) else None
+        self.end()
+        if ended is None:
+            return EngineCrashed(f"the process that computes was ended {where}")
+        if ended.signal:
+            size = (
+                f" (it had {Bytes(ended.resident)}; the system may be short of memory)" if ended.signal == signal.SIGKILL else ""
+            )
+            return EngineCrashed(f"the process that computes died of {signal.Signals(ended.signal).name} {where}{size}")
+        return EngineCrashed(f"the process that computes ended with status {ended.code} {where}")
+
+
+def _readable(end: socket.socket, seconds: float) -> bool:
+    """Wait at most ``seconds`` until ``end`` can be read, or the other end is closed."""
+    if end.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    return bool(poll.poll(1e3 * seconds))
+
+
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    """What the process that forks gets of the variables ``own``."""
+    kept = {name: value for name, value in own.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    place = str(Path(farflung.__file__).parent.parent)  # a checkout that is not installed
+    paths = [path for path in kept.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*paths, place])), "PYTHONDONTWRITEBYTECODE": "1"}

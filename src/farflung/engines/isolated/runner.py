@@ -1,0 +1,240 @@
+"""A stage runner whose tensors are in another process. What comes back is checked against the graph before anybody uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
+from farflung.engines.isolated.arena import Slot
+from farflung.engines.isolated.control import Arrays, Call, Done, Method
+from farflung.engines.isolated.service import read_use, write_use
+from farflung.errors import WireError
+from farflung.graph.cut import SubGraph
+from farflung.graph.ir import StateKind, TensorSpec, Use, ValueRef
+
+if TYPE_CHECKING:
+    from farflung.engines.isolated.engine import AttemptEngine
+
+__all__ = ["IsolatedRunner"]
+
+#: States are passed in messages of about so many bytes.
+_CHUNK = 64 << 20
+
+
+class IsolatedRunner:
+    """See ``StageRunner``. Not thread-safe, as any runner."""
+
+    def __init__(self, attempt: AttemptEngine, number: int, subgraph: SubGraph, settings: EngineSettings) -> None:
+        self.subgraph = subgraph
+        self.attempt, self.number = attempt, number
+        graph, own = subgraph.graph, range(subgraph.start, subgraph.stop)
+        self._specs = {name: graph.state[name].spec for name in subgraph.states}
+        self._sends = {edge.value: edge.spec for edge in subgraph.gives}
+        self._outputs = {name: graph.spec(value) for name, value in graph.outputs if graph.position[value.op] in own}
+        self._returns = {edge.value: _returned(subgraph, edge.value, edge.spec) for edge in subgraph.sends_gradients}
+        #: Element types that autocast may give a value instead of its own.
+        self._also = frozenset({"bfloat16"}) if settings.precision == "bf16" else frozenset[str]()
+        self._ready: Callable[[int], None] | None = None
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    def initialize(self, names: Sequence[str]) -> None:
+        """See ``StageRunner``."""
+        self._call("initialize", names=tuple(names))
+
+    def load(self, states: Mapping[str, Array]) -> None:
+        """See ``StageRunner``."""
+        for part in _chunks(states):
+            with self.attempt.message() as arena:
+                self._send("load", values={name: (arena.write(array),) for name, array in part.items()})
+
+    def states(self, names: Collection[str] | None = None, *, copy: bool = True) -> Mapping[str, Array]:
+        """Copies of states, always."""
+        del copy
+        graph = self.subgraph.graph
+        kept = [name for name in self._specs if graph.state[name].persistent and graph.state[name].kind is not StateKind.CONSTANT]
+        wanted = kept if names is None else [name for name in self._specs if name in names]
+        found: dict[str, Array] = {}
+        for part in _groups(wanted, {name: spec.nbytes for name, spec in self._specs.items()}):
+            found |= self._states_of(self._call("states", names=tuple(part)).values)
+        return found
+
+    def exposed(self, names: Collection[str]) -> Mapping[str, Array]:
+        """None: the states lie in another process."""
+        del names
+        return {}
+
+    def optimizer_states(self, *, copy: bool = True) -> Mapping[str, Array]:
+        """Copies, always."""
+        del copy
+        found: dict[str, Array] = {}
+        for key, array in self._copied(self._call("optimizer_states").values):
+            name = key.partition("/")[2]
+            if name not in self._specs or array.shape not in ((), self._specs[name].shape):
+                raise self._strange(f"optimizer state {key!r:.60}")
+            found[key] = array
+        return found
+
+    def load_optimizer(self, states: Mapping[str, Array]) -> None:
+        """See ``StageRunner``."""
+        with self.attempt.message() as arena:
+            self._send("load_optimizer", values={name: (arena.write(array),) for name, array in states.items()})
+
+    # -- a micro-batch ------------------------------------------------------------------------------------------------
+
+    def forward(self, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]) -> Forward:
+        """See ``StageRunner``."""
+        with self.attempt.message() as arena:
+            given: Arrays = {str(value): (arena.write(array),) for value, array in values.items()}
+            read: Arrays = {name: (arena.write(array),) for name, array in data.items() if name in self.subgraph.placeholders}
+            done = self._send("forward", key=key, values=given, data=read)
+        sent = {ValueRef.parse(name): array for name, array in self._copied(done.values)}
+        made = dict(self._copied(done.outputs))
+        self._check({str(value): array for value, array in sent.items()}, {str(v): spec for v, spec in self._sends.items()})
+        self._check(made, self._outputs)
+        return Forward(values=sent, outputs=made)
+
+    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
+        """See ``StageRunner``."""
+        with self.attempt.message() as arena:
+            given: Arrays = {str(v): tuple(arena.write(array) for array in arrays) for v, arrays in gradients.items()}
+            call = Call(runner=self.number, method="backward", key=key, values=given, weight=weight)
+            done = self.attempt.ask(call, "the backward", self._ready)
+        found = dict(self._copied(done.values))
+        self._check(found, {str(value): spec for value, spec in self._returns.items()})
+        return {ValueRef.parse(name): array for name, array in found.items()}
+
+    def watch(self, groups: Sequence[Collection[str]], ready: Callable[[int], None]) -> None:
+        """See ``StageRunner``; ``ready`` is called by ``backward``, on the thread that calls it."""
+        self._ready = ready
+        self._call("watch", groups=tuple(tuple(names) for names in groups))
+
+    # -- gradients ----------------------------------------------------------------------------------------------------
+
+    def close_part(self, *, last: bool = False) -> None:
+        """See ``StageRunner``."""
+        self._call("close_part", last=last)
+
+    def take_gradients(self) -> Mapping[Use, Array]:
+        """See ``StageRunner``."""
+        return self._uses_of(self._call("take_gradients"))
+
+    def put_gradients(self, gradients: Mapping[Use, Array]) -> None:
+        """See ``StageRunner``."""
+        with self.attempt.message() as arena:
+            self._send("put_gradients", values={write_use(use): (arena.write(array),) for use, array in gradients.items()})
+
+    def use_gradients(self) -> Mapping[Use, Array]:
+        """See ``StageRunner``."""
+        return self._uses_of(self._call("use_gradients"))
+
+    def finish_gradients(self, uses: Mapping[Use, Array]) -> None:
+        """See ``StageRunner``."""
+        with self.attempt.message() as arena:
+            self._send("finish_gradients", values={write_use(use): (arena.write(array),) for use, array in uses.items()})
+
+    def gradients(self) -> Mapping[str, Array]:
+        """See ``StageRunner``."""
+        return self._states_of(self._call("gradients").values)
+
+    def gradient_views(self, names: Collection[str]) -> Mapping[str, Array]:
+        """Copies, always."""
+        return self._states_of(self._call("gradient_views", names=tuple(names)).values)
+
+    def set_gradients(self, gradients: Mapping[str, Array]) -> None:
+        """See ``StageRunner``."""
+        with self.attempt.message() as arena:
+            self._send("set_gradients", values={name: (arena.write(array),) for name, array in gradients.items()})
+
+    def gradient_norms(self) -> Mapping[str, float]:
+        """See ``StageRunner``."""
+        found = self._call("gradient_norms").numbers
+        if not found.keys() <= self._specs.keys():
+            raise self._strange("a norm of a parameter that it does not have")
+        return found
+
+    def spoilt_gradients(self) -> tuple[str, ...]:
+        """See ``StageRunner``."""
+        found = self._call("spoilt_gradients").names
+        return tuple(name for name in found if name in self._specs)
+
+    def update(self, rates: Sequence[float], scale: Array | None, names: Collection[str] | None = None) -> None:
+        """See ``StageRunner``."""
+        with self.attempt.message() as arena:
+            factor = None if scale is None else arena.write(scale)
+            chosen = None if names is None else tuple(names)
+            self._send("update", rates=tuple(float(rate) for rate in rates), scale=factor, names=chosen)
+
+    def discard(self) -> None:
+        """See ``StageRunner``."""
+        self._call("discard")
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _call(self, method: Method, **fields: object) -> Done:
+        with self.attempt.message():
+            return self._send(method, **fields)
+
+    def _send(self, method: Method, **fields: object) -> Done:
+        """Send a call whose arrays are written already."""
+        call = Call(runner=self.number, method=method, **fields)  # type: ignore[arg-type]
+        return self.attempt.ask(call, f"the {method.replace('_', ' ')}")
+
+    def _copied(self, arrays: Arrays) -> Iterator[tuple[str, Array]]:
+        for name, slots in arrays.items():
+            if len(slots) != 1 or not isinstance(slots[0], Slot):
+                raise self._strange(f"{name!r:.60} with {len(slots)} arrays")
+            yield name, self.attempt.copy(slots[0])
+
+    def _states_of(self, arrays: Arrays) -> dict[str, Array]:
+        found = dict(self._copied(arrays))
+        if not found.keys() <= self._specs.keys():
+            raise self._strange("a state that the stage does not have")
+        self._check(found, {name: self._specs[name] for name in found})
+        return found
+
+    def _uses_of(self, done: Done) -> dict[Use, Array]:
+        found = {read_use(name): array for name, array in self._copied(done.values)}
+        for use, array in found.items():
+            if use.state not in self._specs or array.shape != self._specs[use.state].shape or array.dtype.kind not in "fV":
+                raise self._strange(f"a gradient of {use.state!r:.60}")
+        return found
+
+    def _check(self, found: Mapping[str, Array], declared: Mapping[str, TensorSpec]) -> None:
+        """Check that ``found`` has the names, shapes and element types of ``declared``."""
+        for name, spec in declared.items():
+            array = found.get(name)
+            if array is None or array.shape != spec.shape or array.dtype.name not in {spec.dtype, *self._also}:
+                shown = "nothing" if array is None else f"{array.dtype.name}{list(array.shape)}"
+                raise self._strange(f"{shown} for {name!r:.60}, which is declared {spec.dtype}{list(spec.shape)}")
+        if len(found) != len(declared):
+            raise self._strange("values that nobody asked for")
+
+    def _strange(self, what: str) -> WireError:
+        self.attempt.end()
+        return WireError(f"stage {self.subgraph.stage}: the process that computes answered with {what}; it was ended")
+
+
+def _returned(subgraph: SubGraph, value: ValueRef, spec: TensorSpec) -> TensorSpec:
+    parts = gradient_parts(subgraph, value)
+    return spec if parts == 1 else TensorSpec(dtype=spec.dtype, shape=(parts, *spec.shape))
+
+
+def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """``names`` in groups of about ``_CHUNK`` bytes."""
+    group: list[str] = []
+    total = 0
+    for name in names:
+        if group and total + sizes[name] > _CHUNK:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += sizes[name]
+    if group:
+        yield group
+
+
+def _chunks(states: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    for names in _groups(list(states), {name: array.nbytes for name, array in states.items()}):
+        yield {name: states[name] for name in names}

@@ -1,0 +1,148 @@
+"""The process that forks the processes that compute: ``python -m farflung.engines.isolated.zygote DESCRIPTOR ENGINE``.
+
+It loads the engine once (seconds), so that a fork takes milliseconds. It stays at one thread, because a thread pool does not
+survive a fork, and it never touches an accelerator. It was started by exec with an environment of its own, so there are no keys,
+sockets or data of the worker in its memory. Each process that computes has a guard, the first process of its namespace, which
+reports how it ended. The guard ends when the worker closes the status socket, and the kernel then ends the rest.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import numpy as np
+
+from farflung.engines.base import Engine, EngineSettings, MicroBatch
+from farflung.engines.isolated.arena import Arena
+from farflung.engines.isolated.control import Exited, Locked, Spawn, Started, receive_with_files, send
+from farflung.engines.isolated.lockdown import Limits, lock_down, new_namespaces
+from farflung.engines.isolated.service import Service
+from farflung.engines.present import PRESENT
+from farflung.engines.registry import get_engine
+from farflung.graph.cut import cut
+from farflung.graph.ir import Graph, Op, OpKind, State, StateKind, StateRef, TensorSpec, ValueRef
+
+__all__ = ["main"]
+
+_FILES = 3
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Load the engine, then fork for each ``Spawn`` until the worker closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker ends this process
+    control = socket.socket(fileno=int(arguments[0]))
+    engine = get_engine(arguments[1])
+    engine.set_threads(1)
+    _warm_up(engine)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards report for themselves
+    send(control, Started(version=engine.version()))
+    while True:
+        spawn, files = receive_with_files(control, Spawn, _FILES)
+        if spawn is None:
+            return
+        if os.fork() == 0:
+            control.close()
+            _guard(engine, spawn, files)
+        for file in files:
+            os.close(file)
+
+
+def _warm_up(engine: Engine) -> None:
+    """Train one micro-batch of a tiny graph: libraries load what they load late, and decide which instructions they use."""
+    scalar, row = TensorSpec(dtype="float32", shape=()), TensorSpec(dtype="float32", shape=(4,))
+    weight = State(name="weight", kind=StateKind.PARAMETER, spec=row, trainable=True)
+    x = Op(name="x", kind=OpKind.PLACEHOLDER, target="farflung.input", outputs=(row,))
+    args = (ValueRef("x"), StateRef("weight"))
+    product = Op(name="product", kind=OpKind.PARAMETRIC, target="aten.mul.Tensor", args=args, outputs=(row,))
+    total = (ValueRef("product"),)
+    loss = Op(name="loss", kind=OpKind.NON_PARAMETRIC, target="aten.sum.default", args=total, outputs=(scalar,))
+    graph = Graph(name="warm-up", ops=(x, product, loss), states=(weight,), outputs=(("loss", ValueRef("loss")),))
+    runner = engine.open(cut(graph, [(0, 3)])[0], EngineSettings())
+    ones = np.ones(4, np.float32)
+    runner.load({"weight": ones})
+    runner.forward(MicroBatch(0, 0), {}, {"x": ones})
+    runner.backward(MicroBatch(0, 0), {}, 1.0)
+    runner.finish_gradients({})
+    engine.clip_scale(list(runner.gradient_norms().values()), 1.0)
+    runner.update([0.1], None)
+
+
+def _guard(engine: Engine, spawn: Spawn, files: Sequence[int]) -> None:
+    """Fork the process that computes, in new namespaces where the kernel allows it, and report its end; never returns."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    channel, status, memory = files
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):  # else a job could write to the owner's terminal
+        os.dup2(nowhere, standard)
+    _close_all_but(files)
+    alone = new_namespaces()
+    if alone and os.fork():
+        os._exit(0)  # the child is the first process of the new namespace
+    child = os.fork()
+    if child == 0:
+        os.close(status)
+        _compute(engine, spawn, (channel, memory), alone=alone)
+    os.close(channel)
+    os.close(memory)
+    _watch(child, socket.socket(fileno=status))
+
+
+def _close_all_but(files: Sequence[int]) -> None:
+    first = 3
+    for file in sorted(files):
+        os.closerange(first, file)
+        first = file + 1
+    os.closerange(first, max(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+
+
+def _watch(child: int, status: socket.socket) -> None:
+    """Wait for the end of ``child`` or of the worker; never returns."""
+    ended = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(status, select.POLLIN)  # also when the worker has closed its end
+    found = [file for file, _ in poll.poll()]
+    if ended in found:
+        _, code = os.waitpid(child, 0)
+        resident = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        killed = os.WTERMSIG(code) if os.WIFSIGNALED(code) else 0
+        left = os.WEXITSTATUS(code) if os.WIFEXITED(code) else 0
+        try:
+            send(status, Exited(signal=killed, code=left, resident=resident))
+        except OSError:
+            os._exit(0)  # the worker is gone
+    else:
+        os.kill(child, signal.SIGKILL)
+    os._exit(0)
+
+
+def _compute(engine: Engine, spawn: Spawn, files: Sequence[int], *, alone: bool) -> None:
+    """Lock this process up, then compute until the worker closes the channel; never returns."""
+    code = 1
+    try:
+        tempfile.tempdir = os.environ["TMPDIR"] = spawn.scratch
+        channel = socket.socket(fileno=files[0])
+        arena = Arena(files[1], own=1)
+        PRESENT.memory = arena.label
+        limits = Limits(memory=spawn.memory, accelerator=spawn.accelerator, scratch=spawn.scratch)
+        holds = lock_down(limits, namespaces=alone)
+        send(channel, Locked(holds=holds))
+        Service(engine, channel, arena).serve()
+    except SystemExit:
+        code = 0
+    finally:
+        os._exit(code)  # what the parent's libraries would do at an exit is not this process's business
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
