@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from farflung.protocol.cluster_state import ClusterState
 from farflung.protocol.events import (
+    ENGINE_CRASHED,
     INPUT_ERROR,
     PLAN_ERROR,
     TRAINING_ERROR,
@@ -35,6 +36,8 @@ from farflung.protocol.runs import Run, RunState
 
 __all__ = ["Attempts"]
 
+#: A run whose job has ended the processes of so many attempts fails: a third worker is not tried.
+_CRASHES = 2
 #: Errors of planning that other workers may solve; the rest are the broker's own (a full disk).
 _NEEDS_OTHERS = frozenset({PLAN_ERROR, INPUT_ERROR})
 
@@ -111,6 +114,12 @@ class Attempts:
     def failed(self, event: RunFailed) -> list[Command]:
         """A worker has failed, or lost a peer; or the whole run has failed."""
         run = self._state.run(event.run)
+        working = event.name in run.devices or event.name in run.helpers
+        if event.kind == ENGINE_CRASHED and working and not (run.state.over or _stale(event, run)):
+            run.crashed.append(event.name)
+            if len(run.crashed) >= _CRASHES:
+                often = f"the job has ended the processes of {len(run.crashed)} attempts and is not tried again"
+                return self._fail(run, f"worker {event.name}: {event.cause}; {often}", ENGINE_CRASHED)
         if event.name in run.helpers and not _stale(event, run):
             return self._helpers.fail(run, event.name, event.cause)
         if run.state.over or (event.name and event.name not in run.devices) or event.name in run.ended or _stale(event, run):
@@ -119,6 +128,8 @@ class Attempts:
             return self._fail(run, event.cause, event.kind)
         if event.lost_peer:  # the cause names the lost peer, whose own session may break a moment later
             return self.lose(run, f"{event.cause} (told by worker {event.name})")
+        if event.kind == ENGINE_CRASHED:  # the worker is well, and its process's states are elsewhere or in the checkpoint
+            return self.lose(run, f"worker {event.name}: {event.cause}", ENGINE_CRASHED)
         return self._fail(run, f"worker {event.name}: {event.cause}", event.kind)
 
     def better(self, event: BetterPlan) -> list[Command]:
@@ -143,13 +154,13 @@ class Attempts:
 
     # -- what members cause -------------------------------------------------------------------------------------------
 
-    def lose(self, run: Run, cause: str) -> list[Command]:
-        """The attempt has lost a worker: begin the next one with the present workers, unless that happened too often."""
+    def lose(self, run: Run, cause: str, kind: str = TRAINING_ERROR) -> list[Command]:
+        """The attempt has lost a worker, or its process: begin the next one with all present, unless that happened too often."""
         if run.stopping:
             return [*self._abort(run, cause), *self.finish(run, RunState.STOPPED)]
         if run.lost >= run.recoveries:
             often = f" ({run.lost} recoveries without a new step came before)" if run.lost else ""
-            return self._fail(run, cause + often)
+            return self._fail(run, cause + often, kind)
         run.lost += 1
         return self._drop(run, RecoverRun(run=run.run, cause=cause))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from farflung.clock import monotonic
-from farflung.engines.base import Array, StageRunner
+from farflung.engines.base import Array, Engine, StageRunner
 from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.messages.commands import Help
 from farflung.messages.data import PeerHello
@@ -139,6 +139,7 @@ class Helper(RunPart):
         self._stage, self._device = command.stage, command.device
         #: While there are none, frames are dropped: the helper is not ready yet, or over.
         self._slices: StageSlices | None = None
+        self._engine: Engine | None = None
         self._inbox = _Inbox()
         #: When the broker asked for help, until the first slice is computed.
         self._asked_at: float | None = monotonic()
@@ -181,7 +182,9 @@ class Helper(RunPart):
     def _work(self) -> None:
         services, setup = self._services, self._setup()
         slices = StageSlices(setup, self._stage)
-        runners = open_stage(services.engine, services.device, setup, self._stage, slices.pieces)
+        engine = self._engine = services.engine.attempt(services.device, services.memory)
+        engine.set_threads(setup.job.threads)
+        runners = open_stage(engine, services.device, setup, self._stage, slices.pieces)
         self._slices = slices
         services.log(f"run {self.run}: ready to help {self._server} with stage {self._stage}")
         services.report(Helping(run=self.run, attempt=self.attempt))
@@ -196,7 +199,6 @@ class Helper(RunPart):
         strange = sorted(self._servers.difference(holders))
         if strange:
             raise WireError(f"the plan has no stage {self._stage} on {strange[0]!r:.100}")
-        services.engine.set_threads(bundle.job.threads)
         services.links.connect(command.addresses, {})
         for server in sorted(self._servers):
             services.links.endpoint.post(server, encode(PeerHello()), Urgency.CONTROL)  # one of the two can dial
@@ -238,3 +240,5 @@ class Helper(RunPart):
 
     def _close(self) -> None:
         self._slices = None
+        if self._engine is not None:
+            self._engine.end()

@@ -34,6 +34,9 @@ class Held(Protocol):
     def advance(self, decision: Decision) -> None:
         """Apply the prepared step; ``holding`` is of the next step then."""
 
+    def release(self) -> None:
+        """These states are not needed any more: whatever holds them may end."""
+
     def read(self, states: Collection[str]) -> Mapping[str, Array]:
         """Those of ``states`` that are retained, with their optimizer slots, under the names of ``checkpoint.pack``."""
 
@@ -84,11 +87,14 @@ class RetainedStates:
             if run == self._forgotten:
                 return
             if self._run != run:
-                self._run, self._held = run, []
-                self._parked.clear()
+                self._drop()
+                self._run = run
             fresh = [one.holding for one in held]
-            self._held = [one for one in self._held if not any(_covers(new, one.holding) for new in fresh)]
+            covered = [one for one in self._held if any(_covers(new, one.holding) for new in fresh)]
+            self._held = [one for one in self._held if one not in covered]
             self._held += held
+            for one in covered:
+                one.release()
 
     def keep_only(self, run: str) -> None:
         """This worker works for ``run`` now: drop the states of other runs."""
@@ -112,6 +118,8 @@ class RetainedStates:
 
     def _drop(self) -> None:
         """Drop all states; the lock is held."""
+        for held in self._held:
+            held.release()
         self._held = []
         self._parked.clear()
         self._open = (0, frozenset(), 0)

@@ -161,6 +161,7 @@ class StatusQueries:
             "overhead": member.offer.overhead,
             "kind": member.offer.kind,
             "versions": dict(member.offer.versions),
+            "isolation": member.offer.isolation,
             "idle": idle_reason(member, one.facts),
             "shares_with": [other for other in host if other != name],
         }
