@@ -7,11 +7,12 @@ continues under a later plan, so a loss while that plan is prepared loses nothin
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Protocol, TypeVar
 
 from farflung.engines.base import Array
-from farflung.errors import FarflungError
+from farflung.errors import EngineCrashed, FarflungError
 from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.commands import LiveStart
 from farflung.messages.conversions.holdings import decision_of
@@ -22,6 +23,9 @@ from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint, Urgency
 
 __all__ = ["Continuation", "Held", "RetainedStates"]
+
+
+Used = TypeVar("Used")
 
 
 class Held(Protocol):
@@ -129,10 +133,10 @@ class RetainedStates:
         with self._lock:
             if self._run != run:
                 return
-            for held in self._held:
+            for held in list(self._held):
                 holding = held.holding
                 if holding.ready and holding.step == continuation.step - 1 and continuation.decision is not None:
-                    held.advance(continuation.decision)
+                    self._alive(held, partial(held.advance, continuation.decision))
             self._open = (attempt, frozenset(peers), continuation.step)
             parked, self._parked = self._parked, {}
         for peer, (endpoint, _, wanted) in parked.items():
@@ -142,10 +146,19 @@ class RetainedStates:
         """Those of ``states`` after ``step`` steps that are retained here, packed."""
         found: dict[str, Array] = {}
         with self._lock:
-            for held in self._held if self._run == run else ():
+            for held in list(self._held) if self._run == run else ():
                 if held.holding.step == step:
-                    found = {**held.read([name for name in states if name in held.holding.states]), **found}
+                    wanted = [name for name in states if name in held.holding.states]
+                    found = {**(self._alive(held, partial(held.read, wanted)) or {}), **found}
         return found
+
+    def _alive(self, held: Held, use: Callable[[], Used]) -> Used | None:
+        """What ``use`` of ``held`` returns; states whose process has died are not retained any more. The lock is held."""
+        try:
+            return use()
+        except EngineCrashed:
+            self._held.remove(held)
+            return None
 
     def lend(self, endpoint: Endpoint, peer: str, wanted: StatesWanted) -> None:
         """Send ``peer`` the states that it requests, on a thread, as soon as the broker has named ``peer``."""

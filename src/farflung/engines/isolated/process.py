@@ -48,17 +48,17 @@ _START_SECONDS, _END_SECONDS, _LOCK_SECONDS = 300.0, 10.0, 60.0
 
 
 class Deadlines:
-    """How long a call may take: at first an hour, then ``_PATIENCE`` times the slowest so far, at least ``floor`` seconds."""
+    """How long a call may take: ``first`` seconds at first, then ``_PATIENCE`` times the slowest so far, at least ``floor``."""
 
-    _PATIENCE, _FIRST = 30.0, 3600.0
+    _PATIENCE = 30.0
 
-    def __init__(self, floor: float = 300.0) -> None:
-        self.floor = floor
+    def __init__(self, floor: float = 300.0, first: float = 3600.0) -> None:
+        self._floor, self._first = floor, first
         self._slowest: dict[str, float] = {}
 
     def of(self, what: str) -> float:
         """Seconds that a call of the kind ``what`` may take."""
-        return max(self.floor, self._PATIENCE * self._slowest[what]) if what in self._slowest else max(self.floor, self._FIRST)
+        return max(self._floor, self._PATIENCE * self._slowest[what]) if what in self._slowest else self._first
 
     def took(self, what: str, seconds: float) -> None:
         """A call of the kind ``what`` has taken ``seconds``."""
@@ -188,7 +188,7 @@ class Compute:
         if _readable(self._channel, limit):
             answer = receive(self._channel, Answer, self.arena)
         elif self._channel.fileno() >= 0:
-            raise self._dead(f"{what}{self._present()} did not end within {Seconds(limit)}; its process was ended")
+            raise self._dead(f"{what}{self._present()}: no answer within {Seconds(limit)}; its process was ended")
         if answer is None:
             raise self._died(f"in {what}{self._present()}")
         self._deadlines.took(what, monotonic() - begun)
@@ -223,7 +223,7 @@ class Compute:
         """The operator that runs, as the process has noted it: foreign text."""
         found = bytes(self.arena.label).rstrip(b"\0").decode("utf-8", "replace")[:LABEL_BYTES]
         text = "".join(letter if letter.isprintable() else "?" for letter in found)
-        return f", {text}," if text else ""
+        return f", {text}" if text else ""
 
     def _died(self, where: str) -> EngineCrashed:
         if self._death is not None:
