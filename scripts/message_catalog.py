@@ -28,9 +28,6 @@ The transport has one kind of its own, `relay-call`: a relay calls a member that
 ([links](links.md#relays)).
 """
 
-_DATA = """Receivers use the types of `hello`, `probe`, `want`, `lent` and `lent-end`. The package `step` still reads and writes
-the other kinds field by field. Their types are the form that it is to be converted to; decision 20 lists the differences."""
-
 
 def catalog() -> str:
     """Return the page."""
@@ -72,8 +69,7 @@ def _channel_text(channel: Channel) -> str:
     """The comment above the channel in ``schema``."""
     lines = inspect.getsource(Channel).splitlines()
     at = next(number for number, line in enumerate(lines) if line.strip().startswith(f"{channel.name} ="))
-    text = lines[at - 1].strip().removeprefix("#:").strip()
-    return text if channel is not Channel.DATA else f"{text}\n\n{_DATA}"
+    return lines[at - 1].strip().removeprefix("#:").strip()
 
 
 def _field_types() -> str:

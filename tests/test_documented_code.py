@@ -41,9 +41,12 @@ COVERED = {
     ("docs/jobs.md", "python"): (1, "test_job_page.py"),
     ("docs/jobs.md", "toml"): (1, "test_job_page.py"),
     ("docs/simulator.md", "toml"): (1, "simulator/test_prices.py"),
+    ("docs/machines.md", "python"): (1, "checkpoint/test_export.py"),
     ("docs/machines.md", "toml"): (1, "test_job_page.py"),
     ("docs/models.md", "python"): (2, "test_documented_code.py"),
     ("docs/python.md", "python"): (12, "api/scenarios/test_python_page.py"),
+    ("docs/trackers.md", "python"): (4, "api/scenarios/test_trackers_page.py"),
+    ("docs/trackers.md", "toml"): (3, "api/scenarios/test_trackers_page.py"),
     ("docs/sync.md", "python"): (2, "test_documented_code.py"),
     ("docs/sync.md", "toml"): (2, "test_documented_code.py"),
 }

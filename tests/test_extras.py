@@ -58,7 +58,7 @@ def farflung(tmp_path: Path) -> Command:
 def ticket(tmp_path: Path) -> Iterator[str]:
     """The join ticket of a broker without PyTorch."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", COMMAND, "broker", "--listen", "127.0.0.1:0"],
+        [sys.executable, "-u", "-c", COMMAND, "broker", "--no-web", "--listen", "127.0.0.1:0"],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "FARFLUNG_HOME": str(tmp_path / "home")},

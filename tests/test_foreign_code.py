@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farflung.errors import InputError
-from farflung.foreign_code import translated
+from farflung.foreign_code import first_line, translated
 
 
 def test_an_error_is_described_and_keeps_its_cause() -> None:
@@ -26,3 +26,11 @@ def test_an_error_that_is_described_by_itself_stays_as_it_is() -> None:
 def test_an_interrupt_passes() -> None:
     with pytest.raises(KeyboardInterrupt), translated(lambda error: InputError("described")):
         raise KeyboardInterrupt
+
+
+def test_a_long_text_ends_after_a_whole_word() -> None:
+    assert first_line(ValueError("\n  no  \nmore")) == "no"
+    assert first_line(ValueError()) == "ValueError"
+    text = first_line(ValueError("initialize " * 40))
+    assert len(text) <= 300
+    assert text.endswith("initialize ...")

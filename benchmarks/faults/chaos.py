@@ -216,7 +216,7 @@ def coded_copies(folder: Path) -> dict[str, Any]:
 
 
 def _code(coder: Coder, arrays: Mapping[str, Any], base: Version | None) -> None:
-    for make in coder.pieces(arrays, base):
+    for make in coder.pieces("run", arrays, base):
         make(0.0)
 
 

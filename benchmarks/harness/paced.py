@@ -103,7 +103,7 @@ class PacedEngine:
         return 1.0
 
     @contextmanager
-    def holding(self, seconds: float) -> Iterator[None]:
+    def retained_state(self, seconds: float) -> Iterator[None]:
         """Let the block take ``seconds``."""
         begin = time.perf_counter()
         yield
@@ -171,12 +171,12 @@ class _PacedRunner:
         return getattr(self.inner, name)
 
     def forward(self, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]) -> Forward:
-        with self._engine.holding(self._pace.forward):
+        with self._engine.retained_state(self._pace.forward):
             return self.inner.forward(key, values, data)
 
     def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
         self._begin = time.perf_counter()
-        with self._engine.holding(self._pace.backward):
+        with self._engine.retained_state(self._pace.backward):
             return self.inner.backward(key, gradients, weight)
 
     def watch(self, groups: Sequence[Collection[str]], ready: Callable[[int], None]) -> None:
@@ -190,5 +190,5 @@ class _PacedRunner:
 
     def update(self, rates: Sequence[float], scale: Array | None, names: Collection[str] | None = None) -> None:
         part = 1.0 if names is None else sum(self._pace.shares.get(name, 0.0) for name in names)
-        with self._engine.holding(self._pace.update * part):
+        with self._engine.retained_state(self._pace.update * part):
             self.inner.update(rates, scale, names)

@@ -170,7 +170,7 @@ class _Plain:
 
 
 class _Gate:
-    """Holds a worker at the beginning of each step until ``step`` is called, which returns the seconds that it took."""
+    """RetainedRun a worker at the beginning of each step until ``step`` is called, which returns the seconds that it took."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         LimitSpec,
         OptimizerSpec,
         PlanSpec,
+        ReportSpec,
         ScheduleSpec,
         SyncSpec,
     )
@@ -30,6 +31,7 @@ __all__ = [
     "LimitSpec",
     "OptimizerSpec",
     "PlanSpec",
+    "ReportSpec",
     "ScheduleSpec",
     "StopTraining",
     "SyncSpec",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
+
+from farflung.clock import monotonic
 
 __all__ = ["end_all"]
 
@@ -28,7 +29,7 @@ def end_all(processes: Sequence[subprocess.Popen[Any]], seconds: float) -> None:
             stack.callback(process.kill)  # nothing happens to a process that has ended
         for process in processes:
             process.terminate()
-        end = time.monotonic() + seconds
+        end = monotonic() + seconds
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(max(end - time.monotonic(), 0.0))
+                process.wait(max(end - monotonic(), 0.0))

@@ -10,7 +10,25 @@ from typing import Protocol
 
 from farflung.units import Seconds
 
-__all__ = ["Clock", "MonotonicClock", "VirtualClock", "monotonic", "wall_time"]
+__all__ = [
+    "Clock",
+    "MonotonicClock",
+    "ThreadClock",
+    "VirtualClock",
+    "date_text",
+    "local_time",
+    "monotonic",
+    "precise_time",
+    "shift_wall_time",
+    "sleep",
+    "wall_time",
+]
+
+
+class _Jump:
+    """``seconds``: how far ``wall_time`` is ahead of the machine's clock. Not 0 only after ``shift_wall_time``."""
+
+    seconds = 0.0
 
 
 def monotonic() -> float:
@@ -18,9 +36,35 @@ def monotonic() -> float:
     return time.monotonic()
 
 
+def precise_time() -> float:
+    """Seconds since an arbitrary moment, on the clock with the highest resolution: for measuring short work in one process."""
+    return time.perf_counter()
+
+
 def wall_time() -> float:
     """Seconds since 1970, for dates that machines exchange or store; may go back."""
-    return time.time()
+    return time.time() + _Jump.seconds
+
+
+def shift_wall_time(seconds: float) -> None:
+    """Let ``wall_time`` jump by ``seconds`` in this process: a fault that chaos runs inject."""
+    _Jump.seconds += seconds
+
+
+def date_text(form: str = "%Y-%m-%d %H:%M:%S", at: float | None = None, *, utc: bool = False) -> str:
+    """Return the moment ``at`` (seconds since 1970; None: now) as ``time.strftime`` writes ``form``, in this machine's zone."""
+    at = wall_time() if at is None else at
+    return time.strftime(form, time.gmtime(at) if utc else time.localtime(at))
+
+
+def local_time(at: float) -> time.struct_time:
+    """Return the moment ``at`` (seconds since 1970) in this machine's zone."""
+    return time.localtime(at)
+
+
+def sleep(seconds: float) -> None:
+    """Wait where nothing can wake the thread earlier. A thread that has an owner waits on an event instead."""
+    time.sleep(seconds)
 
 
 class Clock(Protocol):
@@ -38,6 +82,16 @@ class MonotonicClock:
     def now(self) -> Seconds:
         """Seconds of ``time.monotonic``."""
         return Seconds(time.monotonic())
+
+
+class ThreadClock:
+    """The processor time of the thread that asks."""
+
+    __slots__ = ()
+
+    def now(self) -> Seconds:
+        """Seconds of ``time.thread_time``."""
+        return Seconds(time.thread_time())
 
 
 class VirtualClock:

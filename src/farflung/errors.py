@@ -21,8 +21,10 @@ FarflungError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+# The kinds of errors: machines look a kind up here by its name. So ``FailedBatch`` is not in the list.
 __all__ = [
     "CaptureError",
     "CheckpointError",
@@ -62,10 +64,28 @@ class CaptureError(FarflungError):
     exit_code = 3
 
 
+@dataclass(frozen=True, slots=True)
+class FailedBatch:
+    """Micro-batch ``index`` of training step ``step``, or batch ``index`` of the evaluation after ``step`` steps."""
+
+    step: int
+    index: int
+    evaluates: bool = False
+
+    def __str__(self) -> str:
+        if self.evaluates:
+            return f"evaluation after step {self.step}, batch {self.index}"
+        return f"step {self.step}, micro-batch {self.index}"
+
+
 class GraphError(FarflungError):
-    """A graph document is corrupt, too large, or holds an operator that is not allowed."""
+    """A graph document is corrupt, too large, or holds an operator that is not allowed; or an operator failed.
+
+    ``batch``: the batch on which the graph was computed when it failed (None: it was not computed).
+    """
 
     exit_code = 4
+    batch: FailedBatch | None = None
 
 
 class PlanError(FarflungError):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from textwrap import shorten
 
-__all__ = ["translated"]
+__all__ = ["first_line", "translated"]
+
+#: Characters of an error's text that are quoted.
+_LONGEST = 300
 
 
 @contextmanager
@@ -21,3 +25,9 @@ def translated(describe: Callable[[Exception], Exception]) -> Iterator[None]:
         if found is error:
             raise
         raise found from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text that says something. A long line ends after a whole word, with dots."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return shorten(lines[0], _LONGEST, placeholder=" ...") if lines else type(error).__name__

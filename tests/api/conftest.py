@@ -1,4 +1,4 @@
-"""A broker with two workers, for tests of ``train`` with a ticket."""
+"""A broker with two workers, for tests of ``train`` with a ticket. No thread outlives its owner."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from farflung.errors import ConnectionLost
 from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
+from tests.support.cluster_fixtures import threads_end  # noqa: F401 - a fixture applies to the folder whose conftest has it
 
 
 @pytest.fixture(scope="module")

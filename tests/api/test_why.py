@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.api.planning import judge
-from farflung.api.what_if import changed_topology
+from farflung.api.what_if.changes import changed_topology
 from farflung.api.why import Alternative, Case, Reasons, reasons
 from farflung.clock import VirtualClock
 from farflung.cluster import Device, Topology

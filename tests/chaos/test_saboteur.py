@@ -14,6 +14,7 @@ import pytest
 
 from farflung.chaos.saboteur import ORDERS, Order, Saboteur
 from farflung.chaos.wires import Board, Wire
+from farflung.clock import shift_wall_time, wall_time
 from farflung.errors import InputError
 from farflung.telemetry import FAULT_POINTS
 
@@ -48,7 +49,11 @@ def test_a_clock_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     Order(do="clock_jump", seconds=-300.0).give(tmp_path / "order")
     Saboteur(tmp_path / "order")("worker.before_update", {})
-    assert time.time() == 700.0
+    try:
+        assert wall_time() == 700.0
+    finally:
+        shift_wall_time(300.0)
+    assert wall_time() == 1000.0
 
 
 def test_unknown_orders_name_the_known() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +55,20 @@ def test_one_file_with_all_names(tmp_path: Path) -> None:
     assert np.array_equal(found["ln.bias"], ARRAYS["ln.bias"])
     export_file(source, tmp_path / "out.safetensors", aliases=False)
     assert set(safetensors.numpy.load_file(tmp_path / "out.safetensors")) == set(ARRAYS)
+
+
+def test_an_export_is_read_as_docs_machines_md_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "machines.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    export_file(reader(tmp_path, ARRAYS), tmp_path / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert {name: value.numpy().tolist() for name, value in names["weights"].items()} == {
+        n: a.tolist() for n, a in ARRAYS.items()
+    }
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert any(one.startswith("safetensors") for one in project["optional-dependencies"]["torch"])
 
 
 def test_names_must_be_whole_and_distinct(tmp_path: Path) -> None:

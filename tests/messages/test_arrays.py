@@ -1,8 +1,8 @@
-"""Several arrays in one frame: what was packed is found again, and what is malformed is refused before anything is decoded."""
+"""Several arrays in one message: what was packed is found again, and what does not fit is refused before anything is decoded."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,18 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.codecs import get_codec
+from farflung.engines.base import Array
 from farflung.errors import WireError
-from farflung.messages.arrays import decode_array, pack_arrays, packed_arrays
-from farflung.wire.frames import Frame, decode_frame, encode_frame
+from farflung.graph.ir import TensorSpec
+from farflung.messages.array_headers import ArrayHeader, ArrayItem
+from farflung.messages.arrays import all_arrays, decode_array, decode_exact, pack_arrays, packed_arrays
+from farflung.messages.data import LayerExchange
+from tests.support.sent_messages import sent
+
+HEAD = partial(LayerExchange, run="r", stage=3, tag="t")
+ITEM = ArrayItem(array=ArrayHeader(dtype="float32", shape=(1,), strides=None), sections=2)
+SPECS = (TensorSpec(dtype="float32", shape=(2,)), TensorSpec(dtype="int64", shape=()))
 
 
 @given(st.lists(st.none() | st.integers(0, 40), max_size=5), st.sampled_from([None, "identity", "topk", "int8"]))
 def test_they_come_back_through_bytes(sizes: list[int | None], codec: str | None) -> None:
     arrays = [None if size is None else np.arange(size, dtype=np.float32) for size in sizes]
-    sent = pack_arrays("part", {"step": 3}, arrays, None if codec is None else get_codec(codec))
-    frame = decode_frame(b"".join(bytes(part) for part in encode_frame(sent)))
-    assert (frame.kind, frame.header["step"]) == ("part", 3)
-    found = packed_arrays(frame, len(arrays))
+    message = sent(pack_arrays(HEAD, arrays, None if codec is None else get_codec(codec)))
+    assert message.stage == 3
+    found = packed_arrays(message, len(arrays))
     assert [one is None for one in found] == [array is None for array in arrays]
     for array, one in zip(arrays, found, strict=True):
         if array is not None and one is not None:
@@ -30,16 +37,32 @@ def test_they_come_back_through_bytes(sizes: list[int | None], codec: str | None
             assert codec not in (None, "identity") or np.array_equal(back, array)
 
 
+def test_an_array_too_many_is_refused() -> None:
+    with pytest.raises(WireError, match="a 'sync' message has at most 2 arrays here, 3 came"):
+        packed_arrays(HEAD(arrays=(None, None, None)), 2)
+
+
+def test_a_section_that_is_missing_is_noticed() -> None:
+    with pytest.raises(WireError, match="the arrays of a 'sync' message need 2 sections, it has 1"):
+        packed_arrays(HEAD(arrays=(ITEM,), sections=(b"abcd",)), 2)
+
+
+def test_an_array_too_few_is_refused() -> None:
+    with pytest.raises(WireError, match="a 'sync' message has 2 arrays here, 1 came"):
+        all_arrays(HEAD(arrays=(None,)), 2)
+
+
+def test_arrays_of_exactly_their_specs_are_decoded() -> None:
+    packed = all_arrays(pack_arrays(HEAD, [np.ones(2, np.float32), None], None), 2)
+    first, second = decode_exact(packed, SPECS, ("w", "n"))
+    assert first is not None
+    assert (first.tolist(), second) == ([1.0, 1.0], None)
+
+
 @pytest.mark.parametrize(
-    ("arrays", "says"),
-    [
-        (None, "a 'part' frame has a list of at most 2 arrays here"),
-        ([None, None, None], "a 'part' frame has a list of at most 2 arrays here"),
-        (["x"], "bad array of a 'part' frame: Expected `object`, got `str`"),
-        ([{"array": ["float32", [1], None]}], "missing required field `sections`"),
-        ([{"array": ["float32", [1], None], "sections": 2}], "the arrays of a 'part' frame need 2 sections, it has 1"),
-    ],
+    ("array", "came"), [(np.ones(3, np.float32), r"float32\[3\]"), (np.ones(2, np.float64), r"float64\[2\]")]
 )
-def test_what_is_malformed_is_refused(arrays: Any, says: str) -> None:
-    with pytest.raises(WireError, match=says):
-        packed_arrays(Frame("part", {"arrays": arrays}, (b"abcd",)), 2)
+def test_other_shapes_and_types_are_refused_by_name(array: Array, came: str) -> None:
+    packed = all_arrays(pack_arrays(HEAD, [array, None], None), 2)
+    with pytest.raises(WireError, match=rf"'w' is float32\[2\], {came} came"):
+        decode_exact(packed, SPECS, ("w", "n"))

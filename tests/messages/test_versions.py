@@ -12,6 +12,7 @@ from farflung.errors import VersionError
 from farflung.messages.versions import check_versions, mixed_engines, version_warnings
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
+from farflung.wire.frames import Frame
 from farflung.worker import membership
 from farflung.worker.membership import join
 from tests.support.loopback import Loopback, text_job, until
@@ -41,14 +42,14 @@ def member(name: str, engine: str = "torch 2.13.0", farflung: str = __version__)
 )
 def test_another_minor_version_or_protocol_is_refused(version: str | None, protocol: int | None, remedy: str) -> None:
     with pytest.raises(VersionError) as caught:
-        check_versions({"version": version, "protocol": protocol}, 6)
+        check_versions(Frame("join", {"version": version, "protocol": protocol}), 6)
     text = str(caught.value)
     assert text.startswith(f"this broker is farflung {__version__} (protocol 6), the other side is farflung {version} (")
     assert text.endswith(f"major and minor version must be equal; {remedy}")
 
 
 def test_another_patch_is_let_in() -> None:
-    check_versions({"version": f"{MAJOR}.{MINOR}.{PATCH + 1}", "protocol": 6}, 6)
+    check_versions(Frame("join", {"version": f"{MAJOR}.{MINOR}.{PATCH + 1}", "protocol": 6}), 6)
 
 
 def test_the_broker_refuses_another_minor_version_at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from farflung.api.planning import judge
 from farflung.clock import VirtualClock
 from farflung.errors import InputError, PlanError
-from farflung.job.spec import JobSpec
+from farflung.job.spec import JobSpec, PlanSpec
 from farflung.plan import Plan, check_plan, estimate
 from farflung.planners import Judged, get_planner, planner_names
 from farflung.planners.auto import Auto, AutoSettings
@@ -52,7 +52,8 @@ def test_it_is_never_worse_than_the_others_and_keeps_the_memory(seed, count, mem
 @pytest.mark.parametrize(("seed", "gain"), [(1, 1.03), (6, 1.05), (7, 1.05)])
 def test_it_finds_better_plans_than_all_others(seed, gain):
     """Where computing counts and links are fast there is more to find than orders and cuts under one schedule."""
-    graph, job = chain((64,) * 17, rows=64), JobSpec(micro_batch_sizes=(64,) * 8)
+    one = PlanSpec(schedule="1f1b")
+    graph, job = chain((64,) * 17, rows=64), JobSpec(micro_batch_sizes=(64,) * 8, plan=one)
     topology = network(seed, 6)
     topology = replace(topology, beta=np.minimum(np.array(topology.beta) * 30, 1e9))
     auto = Auto(AutoSettings(evaluations=100), judge(graph, topology, job))
@@ -124,7 +125,7 @@ def test_the_catalog_has_it_and_it_takes_a_judge(name, asks):
 
     planner = get_planner(name)
     assert isinstance(planner, Judged)
-    planner.judged_by(evaluate).plan(GRAPH, topology, job=JOB)
+    planner.judged_by(evaluate).plan(GRAPH, topology, job=JOB.model_copy(update={"plan": PlanSpec(schedule="1f1b")}))
     assert bool(asked) is asks
 
 

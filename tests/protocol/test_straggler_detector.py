@@ -202,3 +202,15 @@ def test_silence_is_told_before_the_lease_runs_out_and_slow_is_not_dead() -> Non
     rhythm.silence("b", 4.0, 5.0)
     rhythm.lost("b")
     assert rhythm.silence("b", 0.1, 5.0) == "", "who was dead is another one when it comes back"
+
+
+def test_a_speed_that_alternates_is_reported_ever_more_rarely() -> None:
+    """A busy machine: the device is slow for six steps, usual for twelve, and so on."""
+    rhythm = StragglerDetector()
+    assert steps(rhythm, 0.1, 40) == []
+    said = [text for _ in range(20) for text in steps(rhythm, 0.4, 6) + steps(rhythm, 0.1, 12)]
+    assert [("is slow" in text, "back" in text) for text in said] == [(True, False), (False, True)]
+    (lasting,) = steps(rhythm, 0.4, 60)
+    assert "is slow" in lasting, "a slowdown that lasts is reported all the same"
+    steps(rhythm, 0.1, 1000)
+    assert "is slow" in steps(rhythm, 0.4, 8)[0], "after a calm time it is soon reported again"

@@ -25,7 +25,7 @@ def test_both_name_themselves(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     lacks = r"can't take part: unknown codec 'identity': none is installed; a plug-in must be installed on the broker and on each"
     monkeypatch.setattr(brought, "CODECS", Registry("codec", "test_codecs"))
     assert f"the broker {lacks}" in refusal(home)
-    monkeypatch.setattr(planner, "check_brought", lambda job, who, *, plans: None)
+    monkeypatch.setattr(planner, "check_plugins", lambda job, who, *, plans: None)
     text = refusal(home)
     assert f" {lacks}" in text
     assert "worker " in text.partition("can't take part")[0]

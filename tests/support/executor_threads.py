@@ -338,12 +338,15 @@ class Hooks:
     def on_text(self, tokens: Sequence[int]) -> None:
         return
 
-    def event(self, kind: str, **fields: Any) -> None:
-        if kind == "note":
-            self._ran.notes.append(fields["text"])
-        elif kind == "trace":
-            self._ran.spans |= {span.name for span in fields["spans"]}
-            self._ran.exchanges += [span for span in fields["spans"] if span.what is SpanKind.EXCHANGE]
+    def on_note(self, text: str, *, detail: bool = False) -> None:
+        self._ran.notes.append(text)
+
+    def on_helper_gone(self, text: str) -> None:
+        raise AssertionError(text)
+
+    def on_trace(self, spans: Sequence[Span], lost: int) -> None:
+        self._ran.spans |= {span.name for span in spans}
+        self._ran.exchanges += [span for span in spans if span.what is SpanKind.EXCHANGE]
 
 
 def plainly(case: Case, module: nn.Module | None = None) -> PlainResult:

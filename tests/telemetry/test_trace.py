@@ -23,7 +23,7 @@ from farflung.telemetry import (
     time_shares,
     write_spans,
 )
-from farflung.telemetry.trace import estimate_offset, frame_name, pack_spans, unpack_spans
+from farflung.telemetry.trace import estimate_offset, pack_spans, unpack_spans
 
 SPANS = st.builds(
     Span,
@@ -59,13 +59,6 @@ def test_a_pack_has_no_more_names_than_are_read() -> None:
     assert [span.peer for span in back] == [span.peer for span in spans], "links are measured by peers"
     assert back[:4000] == spans[:4000]
     assert {span.name for span in back[4200:]} == {"others"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"), [("eval-done-17", "send eval-done"), ("token-0", "send token"), ("value", "send value")]
-)
-def test_frames_of_one_kind_have_one_name(kind: str, name: str) -> None:
-    assert frame_name("send", kind) == name
 
 
 @given(st.binary(max_size=200))

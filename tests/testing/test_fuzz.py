@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farflung.clock import VirtualClock
+from farflung.clock import ThreadClock, VirtualClock
 from farflung.codecs import Payload
 from farflung.codecs.base import Array
 from farflung.errors import CodecError
 from farflung.testing import decoders
 from farflung.testing.damage import damaged, some_payload
 from farflung.testing.decoders import DECODERS, Case
-from farflung.testing.fuzz import MAX_WALL_SECONDS, Fuzzing, ThreadClock, Watch, fuzz_decoders, summary
+from farflung.testing.fuzz import MAX_WALL_SECONDS, Fuzzing, Watch, fuzz_decoders, summary
 
 
 def limits(inputs: int, seed: int = 1) -> Fuzzing:

@@ -17,7 +17,7 @@ from farflung.errors import EngineCrashed
 from farflung.messages.commands import AttemptMessage, CopyRounds, LiveStart, Prepare
 from farflung.messages.schema import Message
 from farflung.protocol.events import MemberJoined, Offer
-from farflung.protocol.holdings import Decision, Holding
+from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.worker.retained_states import RetainedStates
 
 
@@ -25,11 +25,15 @@ class Held:
     """States ``names`` of step ``step``."""
 
     def __init__(self, step: int, names: str) -> None:
+<<<<<<< HEAD
         self.holding = Holding(step=step, committed=step, states=frozenset(names))
         self.released = False
 
     def release(self) -> None:
         self.released = True
+=======
+        self.retained_state = RetainedState(step=step, committed=step, states=frozenset(names))
+>>>>>>> main
 
     def advance(self, decision: Decision) -> None:
         raise AssertionError("nothing is ready")
@@ -39,7 +43,7 @@ class Held:
 
 
 def kept(retained: RetainedStates) -> list[tuple[int, str]]:
-    return [(holding.step, "".join(sorted(holding.states))) for holding in retained.holdings("r")]
+    return [(retained_state.step, "".join(sorted(retained_state.states))) for retained_state in retained.retained_states("r")]
 
 
 def test_attempts_that_end_before_they_train_leave_one_set_of_states() -> None:
@@ -111,8 +115,8 @@ def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -
                 committed=7,
                 attempt=2,
                 states="init",
-                kept_step=0,
-                kept_committed=0,
+                checkpoint_step=0,
+                checkpoint_committed=0,
                 recovered=True,
                 submitter="s",
                 rounds=CopyRounds(),

@@ -11,10 +11,13 @@
 | `training`        | `train`                                                                      |
 | `local_training`  | training on threads of this process; `local_folder` has its files            |
 | `remote_training` | training on the workers of a ticket                                          |
+| `reports`         | `report` of `train`: experiment trackers                                     |
 | `result`          | `Outcome` and `TrainResult`: losses, records, the trained weights            |
 | `argument_names`  | messages for Python callers                                                  |
 | `submission`      | from a job file to a bundle                                                  |
-| `tolerance`, `what_if`, `why` | explanations of a plan                                           |
+| `tolerance`, `why` | explanations of a plan                                                     |
+| `plan_file`       | a plan with its job and topology, as a file                                  |
+| `what_if/`        | changes of a job and its cluster, and what they would bring                  |
 """
 
 from farflung.api.callbacks import StopTraining

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from farflung.api.evaluation import Evaluation
+from farflung.api.reports import Targets
 from farflung.errors import InputError
 from farflung.job.check import check_job
 from farflung.job.explain import explain
-from farflung.job.spec import CheckpointSpec, CodecSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
+from farflung.job.spec import CheckpointSpec, CodecSpec, JobSpec, OptimizerSpec, PlanSpec, ReportSpec, ScheduleSpec, SyncSpec
 from farflung.sync import get_strategy
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class TrainArguments:
     checkpoint: CheckpointSpec | None
     resume: str | Path | None
     job: JobSpec | None
+    report: Targets = field(default_factory=Targets)
 
 
 #: Argument -> types that it may have, and how an error names them. Numbers and texts are checked with the job.
@@ -134,6 +136,9 @@ def job_of(given: TrainArguments, threads: int) -> JobSpec:
         "plan": _plan(given),
         "sync": _spec(given.sync, "strategy"),
         "checkpoint": _checkpoint(given),
+        "report": given.report.spec
+        if given.ticket is None
+        else ReportSpec(),  # with a ticket this process reports, not the broker
     }
     try:
         job = JobSpec.model_validate(document)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from farflung.api.reports import Reports
+from farflung.job import JobSpec
+from farflung.plan.model import Plan
 from farflung.telemetry.activity import TrainingProgress
-from farflung.telemetry.records import EvaluationRecord, StepRecord
+from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, StepRecord
 
 __all__ = ["Callbacks", "StopTraining"]
 
@@ -25,10 +28,13 @@ class Callbacks:
         on_step: Callable[[StepRecord], None] | None,
         on_evaluation: Callable[[EvaluationRecord], None] | None,
         progress: TrainingProgress,
+        reports: Reports | None = None,
     ) -> None:
         self._on_step, self._on_evaluation = on_step, on_evaluation
         #: Shows each step before the caller's function is called.
         self.progress = progress
+        #: Experiment trackers, which get each record, and recoveries.
+        self.reports = reports
         #: Steps that were reported.
         self.steps = 0
         self.error: BaseException | None = None
@@ -38,8 +44,20 @@ class Callbacks:
         """Whether the caller has a callback, which may end the run."""
         return self._on_step is not None or self._on_evaluation is not None
 
+    def planned(self, job: JobSpec, plan: Plan) -> None:
+        """The training begins by ``plan``, or continues by it."""
+        if self.reports is not None:
+            self.reports.begin(job, plan)
+
+    def recovered(self, record: RecoveryRecord) -> None:
+        """The run continues after a loss."""
+        if self.reports is not None:
+            self.reports.take(record)
+
     def __call__(self, record: StepRecord | EvaluationRecord) -> None:
-        """Report ``record`` to the caller's function."""
+        """Report ``record`` to the trackers and to the caller's function."""
+        if self.reports is not None:
+            self.reports.take(record)
         self.steps += isinstance(record, StepRecord)
         if self.error is not None:
             return

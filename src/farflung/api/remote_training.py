@@ -122,6 +122,7 @@ class _Records:
         """Add a record, and call the callbacks if it is new."""
         record = read_record(line)
         if isinstance(record, RecoveryRecord):
+            self.callbacks.recovered(record)
             self.steps = [one for one in self.steps if one.step < record.step]
             self.evaluations = [one for one in self.evaluations if one.step < record.step]
         elif isinstance(record, StepRecord):
@@ -140,7 +141,7 @@ class _Feeding:
     """Feeds the newest plan of the run. The watching thread calls ``begin``, the caller's thread ``end`` when it is over."""
 
     def __init__(self, bundle: Bundle, client: Client, sources: tuple[Batches, EvaluationBatches | None]) -> None:
-        self._bundle, self._client, self._sources = bundle, client, sources
+        self.bundle, self._client, self._sources = bundle, client, sources
         self._feeder: Feeder | None = None
         #: The attempt that is fed.
         self._attempt = 0
@@ -156,7 +157,7 @@ class _Feeding:
             return
         self.end()
         self._attempt = planned.attempt
-        self._feeder = Feeder(self._bundle, planned, self._client, *self._sources)
+        self._feeder = Feeder(self.bundle, planned, self._client, *self._sources)
         self._feeder.start()
 
     def end(self) -> None:
@@ -237,6 +238,7 @@ class _Follower:
                     self.records.callbacks.progress.captured()
                 case Planned():
                     self.planned = PlannedRun.of(message)
+                    self.records.callbacks.planned(self._feeding.bundle.job, self.planned.plan)
                 case Started() if self.planned is not None:
                     self._feeding.begin(self.planned)
                 case CheckpointWritten(step=step):
@@ -255,5 +257,5 @@ class _Follower:
         self.steps = result.steps
         ours = result.status == "stopped" and self._stopping
         if result.status != "finished" and not ours:
-            kind: type[FarflungError] = self._client.failure(self._run)
-            raise kind(f"{self._run} {result.status} after {result.steps} steps: {result.cause or 'by request'}")
+            text = f"{self._run} {result.status} after {result.steps} steps: {result.cause or 'by request'}"
+            raise self._client.failure(self._run, text)

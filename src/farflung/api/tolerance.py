@@ -21,7 +21,7 @@ __all__ = ["FaultSettings", "Tolerance", "tolerance"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSettings:
-    """Seconds: ``mtbf`` of devices of which the topology says nothing (None: they don't fail), ``recovery`` (None: estimated),
+    """Seconds: ``mtbf`` of devices of which the topology says nothing (None: that of the job), ``recovery`` (None: estimated),
     ``away`` that a machine is gone. ``deaths``: that are injected (0: only the formula), from ``seed``.
     """
 
@@ -82,7 +82,8 @@ def tolerance(
 ) -> Tolerance:
     """What ``found`` (a plan with its estimate) survives. ``replan`` is asked only where machines stay away."""
     plan, estimate = found
-    model = fault_model(plan, topology, job, estimate, mtbf=settings.mtbf, recovery=settings.recovery)
+    mtbf = job.mtbf_hours * 3600.0 if settings.mtbf is None else settings.mtbf
+    model = fault_model(plan, topology, job, estimate, mtbf=mtbf, recovery=settings.recovery)
     known: dict[frozenset[str], float] = {}
 
     def without(missing: frozenset[str]) -> float:

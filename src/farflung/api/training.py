@@ -14,14 +14,14 @@ from farflung.api.evaluation import Evaluation
 from farflung.api.local_folder import check_folders
 from farflung.api.local_training import LocalSettings, train_here
 from farflung.api.remote_training import train_there
+from farflung.api.reports import ReportArgument, Reports, targets_of
 from farflung.api.result import Outcome, TrainResult
 from farflung.api.submission import check_names, freeze
-from farflung.errors import FarflungError, GraphError
+from farflung.errors import FailedBatch, FarflungError, GraphError
 from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
 from farflung.messages.submission import Bundle
-from farflung.step.failed_batch import FailedBatch
 from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import StepRecord
 
@@ -58,6 +58,7 @@ def train(
     checkpoint: CheckpointSpec | None = None,
     resume: str | Path | None = None,
     job: JobSpec | None = None,
+    report: ReportArgument = None,
 ) -> TrainResult:
     """Train ``module`` for ``steps`` optimizer steps. The module itself is not changed.
 
@@ -91,6 +92,9 @@ def train(
         checkpoint: when checkpoints are written, and how many are kept. By default one is written after the last step.
         resume: the run to continue: without a ticket a run's folder or a single checkpoint, with a ticket a run's name.
         job: further settings of a job file, for example ``JobSpec(on_nan="skip")``.
+        report: experiment trackers: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, ``"trackio"`` or ``"csv"``, a ``ReportSpec``,
+            an object with the methods of ``farflung.integrations.trackers.Tracker``, or a list of these. Without ``folder``
+            the run's records go to ``runs/RUN``.
 
     Returns:
         The result. After ``StopTraining`` it holds the steps so far.
@@ -123,13 +127,18 @@ def train(
         checkpoint=checkpoint,
         resume=resume,
         job=job,
+        report=targets_of(report),
     )
     functions = {"module": module, "batch_fn": batch_fn}
     check_types(given, functions if on_step is None else {**functions, "on_step": on_step})
     try:
         with TrainingProgress(steps) as progress:
-            callbacks = Callbacks(on_step, None if evaluation is None else evaluation.on_result, progress)
-            bundle, outcome = _train(module, batch_fn, given, callbacks)
+            name = new_id("run")
+            reports = Reports(given.report, name, None if folder is None else Path(folder))
+            callbacks = Callbacks(on_step, None if evaluation is None else evaluation.on_result, progress, reports)
+            with reports.of(callbacks):
+                bundle, outcome = _train(module, batch_fn, given, callbacks, name)
+                reports.end("finished" if outcome.steps == steps else "stopped", outcome.steps)
     except FarflungError as error:
         error.args = (in_arguments(str(error)), *error.args[1:])
         raise
@@ -151,7 +160,7 @@ def train(
 
 
 def _train(
-    module: nn.Module | Callable[[], nn.Module], batch_fn: BatchFunction, given: TrainArguments, callbacks: Callbacks
+    module: nn.Module | Callable[[], nn.Module], batch_fn: BatchFunction, given: TrainArguments, callbacks: Callbacks, run: str
 ) -> tuple[Bundle, Outcome]:
     from farflung.frontends.torch.ambient import capture_trainee, intra_op_threads
 
@@ -165,7 +174,7 @@ def _train(
     callbacks.progress.captured()
     graph = freeze(trainee.graph, job)
     job = _with_samples(job, graph, evaluation)
-    bundle = Bundle(run=new_id("run"), job=job, graphs={job.micro_batch_sizes[0]: graph}, eval_graph=trainee.evaluation)
+    bundle = Bundle(run=run, job=job, graphs={job.micro_batch_sizes[0]: graph}, eval_graph=trainee.evaluation)
     batches = call_order(batch_fn, graph, first)
     side = None
     if evaluation is not None and trainee.evaluation is not None:
@@ -178,7 +187,7 @@ def _train(
         )
         return bundle, train_here(bundle, trainee.states, batches, side, callbacks, settings)
     except GraphError as error:
-        error.args = (str(error) + _failed_batch(str(error), graph, trainee.evaluation),)
+        error.args = (str(error) + _batch_text(error.batch, graph, trainee.evaluation),)
         raise
     except KeyboardInterrupt as error:
         # the same exception, without the threads among which it was raised
@@ -224,11 +233,10 @@ def _interrupted(callbacks: Callbacks, given: TrainArguments) -> str:
     return f"training was interrupted after {callbacks.steps} of {given.steps} steps"
 
 
-def _failed_batch(text: str, graph: Graph, evaluation: Graph | None) -> str:
-    """What the batch of the failed operator was, if ``text`` names it; its shapes are the graph's, as every batch is checked."""
+def _batch_text(failed: FailedBatch | None, graph: Graph, evaluation: Graph | None) -> str:
+    """Describe the batch of a failed computation; its shapes are the graph's, as every batch is checked."""
     from farflung.frontends.torch.ambient import describe_batch
 
-    failed = FailedBatch.find(text)
     source = evaluation if failed is not None and failed.evaluates else graph
     if failed is None or source is None:
         return ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from farflung.api.what_if import changed_topology
+from farflung.api.what_if.changes import changed_topology
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
 from farflung.errors import FarflungError
@@ -134,7 +134,7 @@ class Reasons:
 
 def reasons(case: Case, *, clock: Clock | None = None, changes: bool = True) -> Reasons:
     """Why ``case.plan`` takes as long as it does. ``changes``: ask planners as well, this one and the others."""
-    tables = CostTables(case.graph)
+    tables = CostTables.of(case.graph)
     simulated = Simulator(case.graph, case.topology, case.job, tables=tables).run(case.plan)
     seconds = simulated.step_seconds
 

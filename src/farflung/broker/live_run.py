@@ -24,7 +24,8 @@ from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.submission import Bundle
 from farflung.messages.watching import Note
 from farflung.plan import Plan
-from farflung.protocol.holdings import Holding
+from farflung.protocol.retained_states import RetainedState
+from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.records import Record, RelayedRecord, RunResult
 
 __all__ = ["Attempt", "LiveRun", "RunRecords", "Submission", "TrainingTimes", "WorkerFacts", "new_run"]
@@ -82,7 +83,7 @@ class WorkerFacts:
     #: Workers that measured their device for this run.
     measured: set[str] = field(default_factory=set)
     #: worker -> states that it retains since the last loss
-    retained: dict[str, list[Holding]] = field(default_factory=dict)
+    retained: dict[str, list[RetainedState]] = field(default_factory=dict)
     #: Reports of steps that a dead worker may not have reported.
     step_reports: list[StepReport] = field(default_factory=list)
 
@@ -103,7 +104,7 @@ class RunRecords:
         self.log = RunLog(older, records=lines)
         self.latest = LatestRecords()
         #: Records wait here while the disk is full.
-        self.unwritten: Backlog[Record | RelayedRecord] = Backlog(store.folder.append, self._warn)
+        self.unwritten: Backlog[Record | RelayedRecord | AttemptRecord] = Backlog(store.folder.append, self._warn)
 
     def _warn(self, text: str) -> None:
         self.log.mark(Note(text=f"warning: {text}"))

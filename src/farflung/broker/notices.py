@@ -10,17 +10,20 @@ from farflung.messages.schema import Message
 from farflung.messages.watching import Note, RecordLine
 from farflung.telemetry.log_line import Detail
 
-__all__ = ["Notices"]
+__all__ = ["MessageTaker", "Notices"]
+
+#: Takes the name of a run, what its watchers receive, and how many records came before that. It never waits.
+MessageTaker = Callable[[str, Message, int], None]
 
 
-def _no_log(run: str, message: Message) -> None:
-    del run, message
+def _no_log(run: str, message: Message, records: int) -> None:
+    del run, message, records
 
 
 class Notices:
     """Any thread may call. Nothing here waits, except for ``RunTable.changed``."""
 
-    def __init__(self, say: Callable[[str], None], runs: RunTable, log_message: Callable[[str, Message], None] = _no_log) -> None:
+    def __init__(self, say: Callable[[str], None], runs: RunTable, log_message: MessageTaker = _no_log) -> None:
         """``say`` shows a line to the operator. ``log_message`` logs what the watchers of a run receive."""
         self._say, self._runs, self._log_message = say, runs, log_message
 
@@ -35,17 +38,23 @@ class Notices:
 
     def watchers(self, live: LiveRun, message: Message) -> None:
         """Send ``message`` to the watchers of a run."""
-        live.records.log.mark(message)
-        self._log_message(live.run, message)
+        records = live.records.log.mark(message)
+        self._log_message(live.run, message, records)
         self._runs.wake()
 
     def record(self, live: LiveRun, line: str) -> None:
         """Send a record that is in the metrics file already to the watchers of a run."""
         live.records.log.record(line)
-        self._log_message(live.run, RecordLine(line=line))
+        self._log_message(live.run, RecordLine(line=line), live.records.log.records)
         self._runs.wake()
 
     def everybody(self, run: str, text: str) -> None:
         """Show ``text`` about ``run`` to the operator and to the watchers of the run."""
         self.operator_of(run, text)
         self.watchers(self._runs.live(run), Note(text=text))
+
+    def if_known(self, run: str, text: str) -> None:
+        """Show ``text`` as ``everybody`` does; a run that is over may be known to nobody any more."""
+        self.operator_of(run, text)
+        if (live := self._runs.find(run)) is not None:
+            self.watchers(live, Note(text=text))

@@ -13,13 +13,14 @@ from farflung.broker.live_run import LiveRun, RunRecords, Submission
 from farflung.broker.records.bundle_file import read_bundle
 from farflung.broker.records.journal import JournaledRun
 from farflung.broker.records.run_store import RunStore
+from farflung.broker.records.watch_history import read_history
 from farflung.broker.run_recorder import RunRecorder
 from farflung.clock import wall_time
 from farflung.errors import DataError, FarflungError
 from farflung.job import JobSpec
 from farflung.job import from_json as job_from_json
 from farflung.messages.submission import Bundle
-from farflung.messages.watching import Result
+from farflung.messages.watching import Note, Result
 from farflung.plan import Plan
 from farflung.protocol.events import Event, RunFailed, RunRestored, WaitedEnough
 from farflung.telemetry import RecoveryRecord, RunFolder, RunResult, StepRecord
@@ -93,13 +94,15 @@ class RestoredRuns:
     def _add_unfinished(self, live: LiveRun, journaled: JournaledRun) -> None:
         expected = journaled.devices if journaled.attempts else 0
         if expected:  # steps that were committed when the broker died, and are not on record: the workers will report them
-            progress = self.recorder.progress(live, expected, None, live.times.recorded)
+            names = () if live.last_plan is None else live.last_plan.devices
+            progress = self.recorder.progress(live, names, None, live.times.recorded)
             progress.begin(live.times.elapsed)
             live.attempt = replace(live.attempt, first_step=live.times.recorded, progress=progress)
         needed = counted(expected or live.job.workers or 1, "worker")
         cause = f"{live.times.lost}; " if live.times.lost else ""
         text = f"{cause}waiting for {needed} to resume"
         self.say(f"run {live.run}: {text}")
+        live.records.log.mark(Note(text=text))
         event = RunRestored(
             run=live.run,
             workers=live.job.workers,
@@ -125,7 +128,9 @@ class RestoredRuns:
 
 def _live(journaled: JournaledRun, root: Path, bundle: Bundle | None) -> LiveRun:
     store = RunStore(root)
+    written = _last_change(store.folder.metrics)  # before a torn line is cut off, which changes it
     lines = _whole_lines(store.folder.metrics)
+    _whole_lines(store.folder.attempts)
     for events in store.folder.events.glob("*.jsonl"):
         with suppress(DataError):  # a run does not need its trace to continue
             _whole_lines(events)
@@ -137,6 +142,8 @@ def _live(journaled: JournaledRun, root: Path, bundle: Bundle | None) -> LiveRun
         submission=Submission(submitter=journaled.submitter, bundle=bundle),
         last_plan=_last_plan(store) if journaled.attempts else None,
     )
+    for after, message in read_history(root, lines):
+        live.records.log.mark(message, after)
     times, elapsed = live.times, 0.0
     if live.job.checkpoint.resume and (steps := store.checkpoints.steps()):
         times.recorded = times.furthest = steps[0]  # the checkpoint of another run that it resumed
@@ -150,9 +157,17 @@ def _live(journaled: JournaledRun, root: Path, bundle: Bundle | None) -> LiveRun
         elif isinstance(record, RecoveryRecord):
             times.recorded = record.step
     if lines:
-        away = max(wall_time() - store.folder.metrics.stat().st_mtime, 0.0)
+        away = max(wall_time() - written, 0.0)
         times.resume(journaled.attempts, elapsed, away, "the broker was killed and was started again")
     return live
+
+
+def _last_change(path: Path) -> float:
+    """Return when ``path`` was written last, in seconds since 1970 (0: there is no such file)."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _last_plan(store: RunStore) -> Plan | None:

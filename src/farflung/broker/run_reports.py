@@ -20,8 +20,9 @@ from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.data import compare_fingerprints
 from farflung.errors import FarflungError, WireError
-from farflung.messages.conversions.holdings import holdings_of
+from farflung.messages.conversions.failed_batches import failed_batch
 from farflung.messages.conversions.link_reports import Told, links_of
+from farflung.messages.conversions.retained_states import retained_states_of
 from farflung.messages.conversions.step_reports import report_of, trace_of
 from farflung.messages.reports import (
     Dropped,
@@ -41,6 +42,8 @@ from farflung.messages.schema import Channel
 from farflung.messages.watching import GeneratedText, MemberReady, Note
 from farflung.protocol.events import (
     Event,
+    MemberLate,
+    MemberLied,
     RunDropped,
     RunEnded,
     RunFailed,
@@ -100,13 +103,17 @@ class RunReports:
         try:
             self._router.dispatch(_Part(live, name), message)
         except WireError as error:
-            self.fail(run, error, name)
+            self.misbehaved(run, error, name)
         except FarflungError as error:  # an error of the broker (a full disk) or of all workers (different data)
             self.fail(run, error)
 
     def fail(self, run: str, error: FarflungError, name: str = "") -> None:
         """Fail ``run`` because of ``error``, of the worker ``name`` (empty: of the broker or of all workers)."""
         self.handle(RunFailed(run=run, name=name, cause=str(error), kind=type(error).__name__))
+
+    def misbehaved(self, run: str, error: WireError, name: str) -> None:
+        """The worker ``name`` sent a report that no honest worker sends: ``run`` continues without it."""
+        self.handle(MemberLied(run=run, name=name, cause=str(error)))
 
     def _prepared(self, part: _Part, message: Prepared) -> None:
         self._check_data(part.live, part.name, message.fingerprints)
@@ -123,13 +130,14 @@ class RunReports:
             cause=message.cause,
             kind=kind,
             lost_peer=message.lost_peer is True,
+            batch=failed_batch(message.batch),
             attempt=message.attempt,
         )
         self.handle(event)
 
     def _dropped(self, part: _Part, message: Dropped) -> None:
         run, attempt = part.live.run, message.attempt
-        states, steps = holdings_of(message.held), [report_of(one) for one in message.told]
+        states, steps = retained_states_of(message.states), [report_of(one) for one in message.steps]
         self.retained.report(part.name, RetainedReport(run=run, attempt=attempt, states=states, steps=steps))
         self.handle(RunDropped(run=run, name=part.name, attempt=attempt))
 
@@ -143,7 +151,8 @@ class RunReports:
     def _stepped(self, part: _Part, message: Stepped) -> None:
         live = part.live
         if live.progress is not None:
-            live.progress.report(report_of(message))
+            for late in live.progress.report(part.name, report_of(message)):
+                self.handle(MemberLate(run=live.run, name=late, attempt=message.attempt, what="reported no step for too long"))
             self.stragglers.step(live.run, live.attempt.number, part.name, message.busy)
 
     def _evaluated(self, part: _Part, message: Evaluated) -> None:

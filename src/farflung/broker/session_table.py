@@ -21,13 +21,19 @@ _JOINING = 60.0
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does)."""
+    """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does).
+
+    ``handling``: a report of it is being handled, which may take long.
+    ``begun``: when, in monotonic seconds.
+    """
 
     name: str
     generation: int
     #: None ends the session.
     outgoing: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     ended: str = ""
+    handling: bool = False
+    begun: float = field(default_factory=monotonic)
 
 
 class SessionTable:
@@ -64,6 +70,11 @@ class SessionTable:
         with self._lock:
             return self._sessions.get(name)
 
+    def connected(self) -> list[str]:
+        """Return the names of the workers that are connected."""
+        with self._lock:
+            return list(self._sessions)
+
     def serves(self, name: str) -> bool:
         """Return whether a worker called ``name`` is connected."""
         return self.session(name) is not None
@@ -72,6 +83,11 @@ class SessionTable:
         """Return the time since the worker ``name`` sent something."""
         with self._lock:
             return self.leases.silence(name, monotonic())
+
+    def uptime(self, name: str) -> Seconds:
+        """Return the time since the session of the worker ``name`` began (0: it has none)."""
+        session = self.session(name)
+        return Seconds(0.0 if session is None else monotonic() - session.begun)
 
     def admit(self, name: str) -> None:
         """``name`` was given a certificate: it will connect soon."""
@@ -132,6 +148,9 @@ class SessionTable:
     def check_leases(self, now: float) -> tuple[list[Session], dict[str, float]]:
         """Return the sessions whose lease has expired, and for how many seconds each worker has been silent."""
         with self._lock:
+            for session in self._sessions.values():
+                if session.handling:  # what it sends waits for this broker, which is not the worker's silence
+                    self.leases.renew(session.name, session.generation, now)
             expired = [self._sessions[name] for name, _ in self.leases.expired(now) if name in self._sessions]
             return expired, {name: float(self.leases.silence(name, now)) for name in self._sessions}
 

@@ -15,8 +15,8 @@ from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.errors import WireError
 from farflung.messages.commands import Beat, Forget
-from farflung.messages.conversions.holdings import holdings_of
 from farflung.messages.conversions.probes import probe_of
+from farflung.messages.conversions.retained_states import retained_states_of
 from farflung.messages.conversions.step_reports import report_of
 from farflung.messages.reports import (
     Hello,
@@ -40,7 +40,7 @@ from farflung.protocol.events import (
     Offer,
 )
 from farflung.units import Bytes, FlopsPerSecond
-from farflung.wire.frames import Frame
+from farflung.wire.frames import Frame, run_of
 
 __all__ = ["WorkerReports"]
 
@@ -69,12 +69,12 @@ class WorkerReports:
         """
         address, offer, holds = hello.address, _offer(hello), hello.holds
         if not isinstance(holds, UnsetType):
-            states, steps = holdings_of(holds.held), [report_of(one) for one in holds.told]
+            states, steps = retained_states_of(holds.states), [report_of(one) for one in holds.steps]
             report = RetainedReport(run=holds.run, attempt=holds.attempt, states=states, steps=steps)
             if not self.retained.rejoin(name, report):
                 self.send(name, Forget(run=holds.run))
         self.network.reachability.joined(name, address)
-        wants = self._owner_wishes(name, hello)  # with the same event: no run may begin on a paused worker
+        wants = self._owner_limits(name, hello)  # with the same event: no run may begin on a paused worker
         self.handle(MemberJoined(name=name, address=address, offer=offer, generation=generation, wants=wants))
         with self.runs.changed:
             warnings = version_warnings(list(self.runs.machine.members.values())).get(name, [])
@@ -101,11 +101,11 @@ class WorkerReports:
         try:
             message = decode(frame, Channel.REPORTS)
         except WireError as error:
-            run = frame.header.get("run")
-            if not isinstance(run, str):
+            run = run_of(frame)
+            if not run:
                 raise
             if self.runs.serves(name, run):
-                self.of_runs.fail(run, error, name)
+                self.of_runs.misbehaved(run, error, name)
             return
         if isinstance(message, RunReport):
             self.of_runs.report(name, message)
@@ -118,7 +118,7 @@ class WorkerReports:
         router = Router[str, None](Channel.REPORTS)
         router.register(Beat, lambda name, message: None)  # the session has noted that the worker runs
         router.register(Measured, self._measured)
-        router.register(Wants, lambda name, message: self.handle(self._owner_wishes(name, message)))
+        router.register(Wants, lambda name, message: self.handle(self._owner_limits(name, message)))
         router.register(Probed, lambda name, found: self.network.probes.answer(name, found.peer, probe_of(found)))
         router.register(Reached, lambda name, told: self.network.reachability.answer(name, told.question, told.found))
         router.register(Relayed, self._relayed)
@@ -140,7 +140,7 @@ class WorkerReports:
         for record in self.network.relays.report(name, message):
             self.recorder.relayed(message.run, record)
 
-    def _owner_wishes(self, name: str, message: Hello | Wants) -> MemberWants:
+    def _owner_limits(self, name: str, message: Hello | Wants) -> MemberWants:
         """Return what the owner of ``name`` wants; a bandwidth cap applies at once."""
         self.network.table.put_owner_cap(name, message.bandwidth or None)
         return MemberWants(name=name, paused=message.paused is True, parting=message.parting or "", memory=message.memory or None)

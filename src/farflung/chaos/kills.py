@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from farflung.chaos.faults import Fault, Recovery
 from farflung.chaos.local_cluster import LocalCluster
 from farflung.checkpoint import CheckpointReader
 from farflung.client.connection import Client
+from farflung.clock import monotonic
 from farflung.errors import TrainingError
 from farflung.messages.submission import Bundle
 from farflung.messages.watching import Planned, RecordLine
@@ -48,13 +48,13 @@ def play(
     client.patience = Seconds(120.0)
     try:
         root = Path(client.submit(bundle)["folder"])
-        begin = time.monotonic()
+        begin = monotonic()
         recoveries = []
         for recovery in _hunt(cluster, client, bundle.run, (faults, [] if returns is None else returns), say):
             recoveries.append(recovery)
             if stop and len(recoveries) == len(faults):
                 client.stop(bundle.run)
-        seconds = time.monotonic() - begin
+        seconds = monotonic() - begin
     finally:
         client.close()
     result = RunFolder(root).read_result()
@@ -86,7 +86,7 @@ def _hunt(
         if fault is not None and fault.victim in cluster.unreliable and not source and record.step > at + 1:
             source = HELPED
         if fault is not None and source:
-            took = time.monotonic() - killed
+            took = monotonic() - killed
             say(f"{fault.victim} killed after step {fault.after_step}: {took:.2f} s, from {source}")
             yield Recovery(fault=fault, seconds=took, source=source)
             fault = None
@@ -94,7 +94,7 @@ def _hunt(
             fault = left.pop(0)
             if fault.victim not in (*devices, BROKER, *cluster.unreliable):
                 fault = replace(fault, victim=devices[fault.after_step % len(devices)])
-            killed, source, at = time.monotonic(), "", record.step
+            killed, source, at = monotonic(), "", record.step
             cluster.kill(fault.victim)
             restarts.spawn(f"restart-{fault.victim}", _restart, cluster, fault.victim, devices, returns)
     restarts.join()
@@ -102,11 +102,11 @@ def _hunt(
 
 def _restart(cluster: LocalCluster, victim: str, devices: Sequence[str], returns: list[tuple[float, float]]) -> None:
     """Start it again; of the broker see when it listens, and when all ``devices`` are back at it."""
-    before, begin, pause = len(cluster.log(BROKER)), time.monotonic(), threading.Event()
+    before, begin, pause = len(cluster.log(BROKER)), monotonic(), threading.Event()
     cluster.restart(victim)
     listens = 0.0
-    while victim == BROKER and time.monotonic() < begin + _RETURN_SECONDS:
-        now, told = time.monotonic(), cluster.log(BROKER)[before:]
+    while victim == BROKER and monotonic() < begin + _RETURN_SECONDS:
+        now, told = monotonic(), cluster.log(BROKER)[before:]
         listens = listens or (now if "(members: port" in told else 0.0)
         if listens and all(f"worker {name} joined" in told for name in devices):
             returns.append((listens - begin, now - listens))

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from types import TracebackType
 from farflung.broker.records.run_store import RunStore
 from farflung.child_processes import end_all
 from farflung.client.connection import Client
+from farflung.clock import monotonic
 from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, TrainingError
@@ -148,7 +148,9 @@ class LocalCluster:
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         listen = ["--listen", "127.0.0.1:0"]
-        self.start_process("broker", ["-m", "farflung", "broker", "-v", *listen, "--home", str(self.folder / "broker")])
+        self.start_process(
+            "broker", ["-m", "farflung", "broker", "-v", *listen, "--no-web", "--home", str(self.folder / "broker")]
+        )
         self._join_ticket = self.await_tickets()
         for name in self.names:
             self._join(name, unreliable=name in self.unreliable)
@@ -211,7 +213,7 @@ class _Patience:
     def __init__(self, cluster: LocalCluster, names: Sequence[str]) -> None:
         self._cluster = cluster
         self._names = names
-        self._until = time.monotonic() + _START_SECONDS
+        self._until = monotonic() + _START_SECONDS
         self._pause = threading.Event()
 
     def __iter__(self) -> _Patience:
@@ -219,7 +221,7 @@ class _Patience:
 
     def __next__(self) -> None:
         self._cluster.check_alive(self._names)
-        if time.monotonic() > self._until:
+        if monotonic() > self._until:
             raise StopIteration
         self._pause.wait(0.1)
 

@@ -16,11 +16,11 @@ import os
 import runpy
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from farflung.clock import monotonic, shift_wall_time
 from farflung.errors import InputError
 from farflung.telemetry import FAULT_POINTS
 from farflung.telemetry.faults import injecting
@@ -60,7 +60,7 @@ class Saboteur:
         self,
         file: Path,
         end: Callable[[int], None] = lambda number: os.kill(os.getpid(), number),
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         self._file, self._end, self._now = file, end, now
         self._full_until = -1.0
@@ -87,8 +87,7 @@ class Saboteur:
         elif order.do == "full_disk":
             self._full_until = self._now() + order.seconds
         else:
-            real, offset = time.time, order.seconds
-            time.time = lambda: real() + offset
+            shift_wall_time(order.seconds)
 
 
 def main() -> None:

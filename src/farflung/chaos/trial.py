@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from farflung.chaos.local_cluster import LocalCluster
 from farflung.chaos.saboteur import ORDERS
 from farflung.chaos.wild_cluster import WildCluster
 from farflung.client.connection import Client
+from farflung.clock import monotonic
 from farflung.errors import InputError, TrainingError
 from farflung.messages.submission import Bundle
 from farflung.messages.watching import Planned, RecordLine
@@ -171,13 +171,13 @@ class _Watched:
         client.patience = Seconds(120.0)
         try:
             root = Path(client.submit(bundle)["folder"])
-            begin = time.monotonic()
+            begin = monotonic()
             for message in client.watch(bundle.run):
                 if isinstance(message, Planned):
                     self._devices = list(message.addresses)
                 elif isinstance(message, RecordLine):
-                    self._take(read_record(message.line), time.monotonic(), client)
-            seconds = time.monotonic() - begin
+                    self._take(read_record(message.line), monotonic(), client)
+            seconds = monotonic() - begin
         finally:
             client.close()
         result = RunFolder(root).read_result()

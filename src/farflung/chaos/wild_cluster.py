@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from farflung.chaos.kills import BROKER
 from farflung.chaos.local_cluster import LocalCluster
 from farflung.chaos.saboteur import Order
 from farflung.chaos.wires import Board, Wire
+from farflung.clock import monotonic
 from farflung.errors import TrainingError
 from farflung.security import Ticket
 from farflung.thread_group import ThreadGroup
@@ -59,7 +59,7 @@ class WildCluster(LocalCluster):
         self._faults.join(_MOMENT_SECONDS)
 
     def strike(self, fault: Fault, over: Callable[[float | None], None]) -> None:
-        """Let ``fault`` happen. ``over`` hears, from another thread, when it struck (``time.monotonic``), once all is well again.
+        """Let ``fault`` happen. ``over`` hears, from another thread, when it struck (``monotonic``), once all is well again.
 
         None: the process did not come to the fault's moment in time.
         """
@@ -74,7 +74,7 @@ class WildCluster(LocalCluster):
                 self._order(name).unlink(missing_ok=True)
                 return None
         else:
-            struck = time.monotonic()
+            struck = monotonic()
             self._begin(fault)
         if fault.kind == "kill":
             self.processes[name].wait()
@@ -104,15 +104,15 @@ class WildCluster(LocalCluster):
 
     def _came(self, name: str, kind: str) -> float | None:
         """When the process came to its moment: it is dead, or stopped, or has taken the order."""
-        until, pause = time.monotonic() + _MOMENT_SECONDS, threading.Event()
+        until, pause = monotonic() + _MOMENT_SECONDS, threading.Event()
         process = self.processes[name]
-        while time.monotonic() < until:
+        while monotonic() < until:
             if kind == "kill" and process.poll() is not None:
-                return time.monotonic()
+                return monotonic()
             if kind == "stop" and psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
-                return time.monotonic()
+                return monotonic()
             if kind not in ("kill", "stop") and not self._order(name).exists():
-                return time.monotonic()
+                return monotonic()
             pause.wait(0.005)
         return None
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from pydantic import BaseModel
+
 from farflung.errors import CheckpointError, VersionError
 from farflung.graph.ir import DTYPES, TensorSpec
 from farflung.ids import content_hash
@@ -22,6 +24,8 @@ _MOST = 256 << 20
 #: What names of optimizer slots begin with: ``optimizer/<slot>/<parameter>``; everything else is a state of the graph.
 OPTIMIZER = "optimizer/"
 _MAX_BYTES = 1 << 28
+#: An error lists this many settings, each value with this many characters.
+_LISTED, _LONGEST = 4, 40
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -183,10 +187,27 @@ def check_resume(manifest: Manifest, graph_hash: str, job: JobSpec) -> None:
     held = from_json(manifest.job)
     if training_hash(held) != training_hash(job):
         changed = [name for name in JobSpec.model_fields if training_hash(held) != training_hash(_with(held, job, name))]
+        differences = [text for name in changed for text in _differences(name, getattr(held, name), getattr(job, name))]
+        more = f" and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
         raise CheckpointError(
-            f"{where} was written by a job with another {', '.join(changed)}: set it back, "
+            f"{where} was written by a job with other settings ({', '.join(differences[:_LISTED])}{more}): set them back, "
             "or load its exported weights with weights.source = 'file' to begin anew"
         )
+
+
+def _differences(path: str, held: object, now: object) -> list[str]:
+    """Return ``key: old -> new`` for each value that differs; tables and lists are compared item by item."""
+    if isinstance(held, BaseModel) and isinstance(now, BaseModel) and type(held) is type(now):
+        names = type(held).model_fields
+        return [text for key in names for text in _differences(f"{path}.{key}", getattr(held, key), getattr(now, key))]
+    return [] if held == now else [f"{path}: {_shown(held)} -> {_shown(now)}"]
+
+
+def _shown(value: object) -> str:
+    """Return a short text of a setting: a string as itself, a table as JSON."""
+    plain = value.model_dump_json(exclude_defaults=True) if isinstance(value, BaseModel) else value
+    text = "nothing" if value is None else str(list(value)) if isinstance(value, tuple) else str(plain)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def _with(held: JobSpec, job: JobSpec, name: str) -> JobSpec:

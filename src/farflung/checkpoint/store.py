@@ -7,7 +7,6 @@ is written beside its place, forced to disk and renamed; a process killed at any
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -24,6 +23,7 @@ from farflung.checkpoint.manifest import OPTIMIZER, Manifest, ShardRecord, Tenso
 from farflung.checkpoint.safetensors import Array, SafetensorsIndex, encode, spec_of
 from farflung.errors import CheckpointError, DiskFull, FarflungError
 from farflung.telemetry.faults import fault_point
+from farflung.telemetry.shortage import remedy_of
 
 __all__ = ["CheckpointStore", "encode_shard", "kept_steps", "locate", "pack", "write_file"]
 
@@ -246,8 +246,9 @@ def _replacing(path: Path, *, durable: bool = True) -> Iterator[_Pending]:
         if durable:
             _sync(path.parent)
     except OSError as error:
-        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else CheckpointError
-        raise kind(f"{path} can't be written: {error.strerror}; free space or choose another folder") from None
+        remedy = remedy_of(error)
+        kind = DiskFull if remedy else CheckpointError
+        raise kind(f"{path} can't be written: {error.strerror}; {remedy or 'choose another folder'}") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

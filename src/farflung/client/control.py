@@ -13,11 +13,13 @@ from msgspec.structs import asdict
 
 from farflung import errors
 from farflung.clock import monotonic
-from farflung.errors import ConnectionLost, FarflungError, TrainingError, WireError
+from farflung.errors import ConnectionLost, FailedBatch, FarflungError, GraphError, TrainingError, WireError
 from farflung.ids import new_id
 from farflung.messages.calls import (
     Checking,
     ControlMember,
+    Kick,
+    Kicked,
     LogAnswer,
     LogRequest,
     Profile,
@@ -33,6 +35,7 @@ from farflung.messages.calls import (
     Told,
     Watch,
 )
+from farflung.messages.conversions.failed_batches import failed_batch
 from farflung.messages.remote_calls import ask, ask_all
 from farflung.messages.schema import UNSET, Channel, Message, Parting
 from farflung.messages.watching import Note, RecordLine, Result
@@ -56,7 +59,7 @@ class ControlClient:
         self._rpc = membership.client
         #: How long ``watch`` tries to reach a broker that does not answer any more.
         self.patience = Seconds(0.0)
-        self._failed: dict[str, type[FarflungError]] = {}
+        self._failed: dict[str, tuple[type[FarflungError], FailedBatch | None]] = {}
         self._closed = threading.Event()
 
     def resumable(self, source: str) -> Mapping[str, object]:
@@ -83,7 +86,13 @@ class ControlClient:
 
     def status(self) -> Mapping[str, object]:
         """Members and runs."""
-        return asdict(ask(self._rpc, Status(), StatusAnswer))
+        answer = ask(self._rpc, Status(), StatusAnswer)
+        found, runs = asdict(answer), list(answer.runs)
+        while answer.more is True and answer.runs:
+            answer = ask(self._rpc, Status(skip=len(runs)), StatusAnswer)
+            runs += answer.runs
+        del found["more"]
+        return found | {"runs": runs}
 
     def log(self, name: str, *, lines: int | None = None, position: int | None = None) -> tuple[LogPart, bool]:
         """The last ``lines`` of the log of the run or worker ``name``, or those after ``position``; whether it is complete.
@@ -114,24 +123,36 @@ class ControlClient:
         )
         ask(self._rpc, wanted, Told)
 
+    def kick(self, name: str, *, undo: bool = False) -> Kicked:
+        """Bar the member ``name`` from the broker, or let it in again.
+
+        Raises:
+            InputError: nobody has joined under that name.
+            SecurityError: the caller does not own the broker.
+        """
+        return ask(self._rpc, Kick(name=name, undo=undo), Kicked)
+
     def watch(self, run: str) -> Iterator[Message]:
         """The broker's messages about ``run``, from its beginning to its end.
 
-        If the broker is lost, it is called again for ``patience``, and a ``note`` says so. Records then continue where they broke
-        off; the other messages (the plan, notes) are repeated.
+        If the broker is lost, it is called again for ``patience``, and a ``note`` says so. The messages then continue where they
+        broke off.
         """
         records, away, patience = 0, False, self.patience
+        seen = _Seen()
         until = monotonic() + patience
         while not self._closed.is_set():
             try:
+                seen.rewind()
                 for message in ask_all(self._rpc, Watch(run=run, records=records), Channel.WATCH):
                     away, until = False, monotonic() + patience
-                    records += isinstance(message, RecordLine)
-                    if isinstance(message, Result) and message.kind:
-                        self._failed[run] = _kind(message.kind)
-                    yield message
                     if isinstance(message, Result):
+                        self._remember(run, message)
+                        yield message
                         return
+                    records += isinstance(message, RecordLine)
+                    if not seen.again(message):
+                        yield message
             except ConnectionLost as error:
                 if monotonic() >= until:
                     raise
@@ -143,9 +164,20 @@ class ControlClient:
                     return
             self._closed.wait(_RETRY_SECONDS)
 
-    def failure(self, run: str) -> type[FarflungError]:
-        """The class of the error that ended ``run``, as the last ``watch`` of it said (``TrainingError`` where it did not)."""
-        return self._failed.get(run, TrainingError)
+    def _remember(self, run: str, result: Result) -> None:
+        if result.kind:
+            self._failed[run] = _kind(result.kind), failed_batch(result.batch)
+
+    def failure(self, run: str, text: str) -> FarflungError:
+        """Return an error with ``text`` of the class that ended ``run``, as the last ``watch`` of it said.
+
+        ``TrainingError`` where the watch said nothing.
+        """
+        kind, batch = self._failed.get(run, (TrainingError, None))
+        error = kind(text)
+        if isinstance(error, GraphError):
+            error.batch = batch
+        return error
 
     def close(self) -> None:
         """End the connection; ``watch`` ends too."""
@@ -153,6 +185,29 @@ class ControlClient:
         self._rpc.close()
 
 
+class _Seen:
+    """The messages of a run, without its records, in their order: a broker that is called again repeats them."""
+
+    def __init__(self) -> None:
+        self._seen: list[Message] = []
+        self._place = 0
+
+    def rewind(self) -> None:
+        """The broker is called (again)."""
+        self._place = 0
+
+    def again(self, message: Message) -> bool:
+        """Whether ``message`` is repeated. A broker repeats in the same order, and may leave messages out."""
+        if isinstance(message, RecordLine):
+            return False
+        found = next((at for at in range(self._place, len(self._seen)) if self._seen[at] == message), None)
+        if found is None:
+            self._seen.append(message)
+        self._place = len(self._seen) if found is None else found + 1
+        return found is not None
+
+
 def _kind(name: str) -> type[FarflungError]:
+    """Return the class of errors ``name``; for a run that no error ended (""), and for an unknown name, ``TrainingError``."""
     found = getattr(errors, name) if name in errors.__all__ else TrainingError
     return found if issubclass(found, FarflungError) else TrainingError

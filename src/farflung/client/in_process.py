@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from farflung.engines.base import Array, Engine
 from farflung.errors import TrainingError
+from farflung.messages.schema import Channel
+from farflung.messages.wire_form import decode
 from farflung.step.executor import Executor
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
+from farflung.telemetry.trace import Span
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint
 from farflung.wire.frames import Frame
@@ -108,7 +110,7 @@ class LocalRun:
 
     def _receiver(self, device: str) -> Callable[[str, Frame], None]:
         def receive(peer: str, frame: Frame) -> None:
-            self.executors[device].on_frame(peer, frame)  # looked up late: endpoints exist before executors
+            self.executors[device].receive(peer, decode(frame, Channel.DATA))  # looked up late: endpoints exist before executors
 
         return receive
 
@@ -171,5 +173,11 @@ class LocalHooks:
     def on_text(self, tokens: Sequence[int]) -> None:
         """Drop the text."""
 
-    def event(self, kind: str, **fields: Any) -> None:
-        """Drop the event."""
+    def on_trace(self, spans: Sequence[Span], lost: int) -> None:
+        """Drop the spans."""
+
+    def on_note(self, text: str, *, detail: bool = False) -> None:
+        """Drop the line."""
+
+    def on_helper_gone(self, text: str) -> None:
+        """There are no helpers."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from farflung.errors import CodecError, VersionError, WireError
 from farflung.wire.arrays import DTYPES, ArrayMeta
-from farflung.wire.frames import Buffer, Frame, FrameLimits, decode_frame, encode_frame
+from farflung.wire.frames import Buffer, Frame, FrameLimits, decode_parts, encode_frame
 
 __all__ = [
     "DEFAULT_LIMIT",
@@ -38,6 +38,8 @@ PAYLOAD_VERSION = 1
 DEFAULT_LIMIT = 4 << 30
 FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
 _MAX_SECTIONS = 8
+#: The kind of frame that holds a payload by itself.
+_KIND = "payload"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +116,10 @@ class Payload:
             VersionError: the sender speaks another version.
         """
         try:
-            frame = decode_frame(data, FrameLimits(max_header=1 << 16, max_sections=_MAX_SECTIONS))
+            header, sections = decode_parts(data, _KIND, FrameLimits(max_header=1 << 16, max_sections=_MAX_SECTIONS))
         except WireError as error:
             raise CodecError(f"bad payload: {error}") from None
-        if frame.kind != "payload":
-            raise CodecError(f"bad payload: the frame is a {frame.kind!r:.40}")
-        return cls.from_header(frame.header, frame.sections, limit)
+        return cls.from_header(header, sections, limit)
 
     def expect(self, dtype: str, shape: tuple[int, ...]) -> None:
         """Check what the payload decodes to before it is decoded.
@@ -179,7 +179,7 @@ class Payload:
         return flat if flat.flags.aligned else flat.copy()
 
     def _frame(self) -> Frame:
-        return Frame("payload", self.to_header(), self.sections)
+        return Frame(_KIND, self.to_header(), self.sections)
 
 
 class Codec(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from farflung.clock import monotonic, sleep
 from farflung.emulation.session import Emulation, Node
 from farflung.errors import EmulationError, InputError
 from farflung.thread_group import ThreadGroup
@@ -78,7 +78,7 @@ def start_cluster(
         raise InputError(f"there is no node {broker!r} for the broker; known are {', '.join(list(emulation.nodes)[:16])}")
     host = emulation[broker] if broker else next(iter(emulation.nodes.values()))
     home.mkdir(parents=True, exist_ok=True)
-    serve = ["broker", "--listen", f"0.0.0.0:{_PORT}", "--advertise", host.address]
+    serve = ["broker", "--no-web", "--listen", f"0.0.0.0:{_PORT}", "--advertise", host.address]
     started = [_farflung(host, home, "broker", [*program, *serve])]
     ticket = _until(started[0], home / "broker.log", r"farflung join (\S+)\n")[1]
     for node in emulation.nodes.values():  # not an argument: those of a process can be read by everybody on the machine
@@ -104,13 +104,13 @@ def _farflung(
 
 
 def _until(process: subprocess.Popen[Any], log: Path, pattern: str) -> re.Match[str]:
-    end = time.monotonic() + _PATIENCE
+    end = monotonic() + _PATIENCE
     while True:
         ended = process.poll() is not None
         text = log.read_text(encoding="utf-8", errors="replace")
         if (found := re.search(pattern, text)) is not None:
             return found
-        if ended or time.monotonic() > end:
+        if ended or monotonic() > end:
             last = (text.strip().splitlines() or ["(nothing)"])[-1]
             raise EmulationError(f"{log.stem} {'ended' if ended else 'is not ready'}: {last}; {log} has the rest")
-        time.sleep(0.05)
+        sleep(0.05)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from farflung.clock import monotonic, sleep
 from farflung.emulation.kernel import processes_in
 
 __all__ = ["MARK", "RECORDS", "Record", "emulation_id", "listed", "process_start", "sweep"]
@@ -96,9 +96,9 @@ def sweep(folder: Path = RECORDS, *, wait: float = 0.0) -> list[str]:
     for record in listed(folder):
         if record.owned:
             continue
-        end = time.monotonic() + wait
-        while record.routed and time.monotonic() < end:
-            time.sleep(0.05)
+        end = monotonic() + wait
+        while record.routed and monotonic() < end:
+            sleep(0.05)
         if record.routed:
             if not wait:
                 continue

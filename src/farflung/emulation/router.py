@@ -15,10 +15,10 @@ import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
+from farflung.clock import monotonic, sleep
 from farflung.emulation.fabric import PREFIX, Fabric, FabricConfig
 from farflung.emulation.kernel import make_namespace, namespace_id, open_tun, processes_in, raise_priority
 from farflung.emulation.records import RECORDS, emulation_id
@@ -47,7 +47,7 @@ def end_processes(namespaces: set[int], rounds: int = 50) -> None:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        time.sleep(0.02)
+        sleep(0.02)
 
 
 class Router:
@@ -84,7 +84,7 @@ class Router:
         devices = {device: index for index, device in enumerate(self.devices)}
         control = self._control.fileno()
         watched = [*self.devices, control, self._owner]
-        fabric, now, read = self.fabric, time.monotonic, os.read
+        fabric, now, read = self.fabric, monotonic, os.read
         while not self._over:
             wait = min(max(fabric.next_due - now(), 0.0), 1.0)
             # select: its timeout has microseconds, that of epoll milliseconds
@@ -108,7 +108,7 @@ class Router:
 
     def _deliver(self) -> None:
         devices, write = self.devices, os.write
-        for path, packet in self.fabric.release(time.monotonic()):
+        for path, packet in self.fabric.release(monotonic()):
             try:
                 write(devices[path.target], packet)
             except OSError:
@@ -130,7 +130,7 @@ class Router:
                 self._over = True
 
     def _answer(self, request: Mapping[str, Any]) -> Any:
-        now = time.monotonic()
+        now = monotonic()
         if "counters" in request:
             return self.fabric.counters(request["counters"], now)
         if "changes" in request:

@@ -1,7 +1,8 @@
 """The job: everything that decides what is computed, and nothing that decides where.
 
 A job file is TOML; these models read it (unknown keys are refused by name) and travel as JSON. The same models serve
-``farflung.train``, so that a file and a call mean the same.
+``farflung.train``, so that a file and a call mean the same. ``scripts/reference.py`` writes ``docs/reference/job.md`` from
+the docstring of each section and the comment ``#:`` above each key.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ __all__ = [
     "OpenSpec",
     "OptimizerSpec",
     "PlanSpec",
+    "ReportSpec",
     "ScheduleSpec",
     "SyncSpec",
     "TrafficSpec",
     "WeightsSpec",
 ]
 
-#: What is counted: more than 10^9 of anything is a slip of the pen, and no size that PyTorch takes.
+#: A count of at most 10^9: more is a typing error, and no size that PyTorch accepts.
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Ratio = Annotated[float, Field(ge=1.0)]
+#: A name that a person reads.
+Label = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 def _read(quantity: type[Quantity]) -> Callable[[object], object]:
@@ -49,6 +53,13 @@ def _read(quantity: type[Quantity]) -> Callable[[object], object]:
             return value
 
     return read
+
+
+def _one_or_more(value: object) -> object:
+    """A text as the only item of a tuple; what is no list is left to be refused."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
 
 
 if TYPE_CHECKING:  # type checkers read the fields of the sections
@@ -73,97 +84,118 @@ class _Section(_Model):
 
 
 class ModelSpec(_Section):
-    """Where the model comes from; resolved on the submitting machine only.
+    """The model. Only the submitting machine reads this section."""
 
-    ``recipe`` names a built-in recipe, or ``path/to/file.py:factory`` a user's own; ``args`` are passed to it
-    (``folder`` among them is a path).
-    """
-
+    #: A built-in recipe, or `path/to/file.py:function` for a model of your own.
     recipe: str
+    #: Arguments of the recipe. `folder` is a path.
     args: dict[str, int | float | bool | str | list[int] | None] = {}
 
 
 class DataSpec(_Section):
-    """What a placeholder is filled with, and from which files on the machine that reads it.
+    """The data that fill the inputs of the model, as files on the machines that read them."""
 
-    ``kind``: ``text`` (files of text, tokenized), ``array`` (.npy files), ``images`` (folder per class), ``caller`` (a Python
-    function of the process that submits). ``path`` may hold ``{stdlib}`` for the Python standard library's folder.
-    ``fields`` says which field of the data fills a placeholder where the usual names don't (placeholder -> field).
-    """
-
+    #: `text`: text files, tokenized. `array`: `.npy` files. `images`: one folder for each class. `caller`: the batch function of
+    #: `farflung.train`. A job file must name one of the first three.
     kind: Literal["text", "array", "images", "caller"] = "caller"
+    #: A file or folder, relative to the worker's `--data` folder. `{stdlib}` is the folder of Python's standard library.
     path: str = ""
+    #: The files to read in a folder.
     glob: str = "**/*"
+    #: `bytes`, `chars`, or the path of a `tokenizer.json`.
     tokenizer: str = "bytes"
+    #: Tokens in each sample of text.
     sequence: Count = 128
+    #: The file of labels, if `path` is a single `.npy` file.
     labels: str = ""
+    #: Height and width in pixels to which images are scaled.
     size: Count = 32
+    #: The field of the data that fills an input of the model (input = field), if the names differ.
     fields: dict[str, str] = {}
+    #: Files for evaluation.
     eval_path: str = ""
+    #: The share of samples for evaluation, if `eval_path` is empty. Training does not use these samples.
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
 
 
 class GroupSpec(_Section):
-    """Settings for the parameters whose name matches ``match`` (a regular expression of RE2, searched); the first match wins."""
+    """Settings for some parameters. The first group that matches a parameter applies."""
 
+    #: A regular expression in RE2's syntax. It is searched in the names of parameters.
     match: str
+    #: The learning rate of these parameters.
     lr: Annotated[float, Field(ge=0.0)] | None = None
+    #: The weight decay of these parameters.
     weight_decay: Annotated[float, Field(ge=0.0)] | None = None
+    #: Do not train these parameters.
     frozen: bool = False
 
 
 class OptimizerSpec(_Section):
-    """The inner optimizer; defaults are those of ``torch.optim``.
+    """The optimizer. Defaults are those of `torch.optim`."""
 
-    ``clip_by``: the step whose norm ``clip_norm`` holds gradients by; ``previous`` is for sync strategies that do not know all
-    gradients in time. ``delayed``: gradients are applied one step late (hybrid plans; it changes the result).
-    """
-
+    #: The algorithm.
     name: Literal["sgd", "adamw"] = "sgd"
+    #: Learning rate.
     lr: Annotated[float, Field(ge=0.0)] = 1e-3
+    #: Momentum of `sgd`.
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    #: Nesterov momentum of `sgd`.
     nesterov: bool = False
+    #: Decay rates of the moments of `adamw`.
     betas: tuple[float, float] = (0.9, 0.999)
+    #: Added to the denominator of `adamw`.
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    #: Weight decay. Without a value: the default of PyTorch for this optimizer.
     weight_decay: Annotated[float, Field(ge=0.0)] | None = None
+    #: Settings for some of the parameters.
     groups: tuple[GroupSpec, ...] = ()
+    #: The largest global norm of the gradients, over all stages.
     clip_norm: Annotated[float, Field(gt=0.0)] | None = None
+    #: The step whose norm is compared with `clip_norm`. Some sync strategies know only the norm of the `previous` step in time.
     clip_by: Literal["this", "previous"] = "this"
+    #: Apply gradients one step late. This hides the transfer of parameters to helpers, and changes the result.
     delayed: bool = False
 
 
 class ScheduleSpec(_Section):
-    """Learning rate over steps: linear warm-up, then constant, cosine or linear decay to ``final`` times the rate."""
+    """The learning rate over the steps: a linear warm-up, then the decay."""
 
+    #: The decay.
     name: Literal["constant", "cosine", "linear"] = "constant"
+    #: Steps of linear warm-up.
     warmup: Annotated[int, Field(ge=0)] = 0
+    #: The factor of the learning rate at the last step.
     final: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
 
 
 class CodecSpec(_Section):
-    """How values are compressed on the links.
+    """The compression of values on the links between stages. A key that has no meaning for the codec is an error."""
 
-    ``name``: a codec of ``farflung.codecs`` for every link, also with all its parameters (``lowrank:rank=8,values=int4``, as in
-    ``sync.settings.codec``); ``adatopk`` (equation (7): per link by its slowness), or ``auto`` (per link and direction what is
-    soonest there, with a relative error of at most ``error``).
-    ``where``: ``slow`` leaves links dense whose transfers are short beside what bounds a micro-batch.
-    ``memory``: what the ends of a link remember of each sample, for samples that come again: ``difference``, the value that the
-    receiver had, of which only the change is sent; ``error_feedback``, what was dropped of its gradient; or ``both``. The tables
-    of a machine take at most ``memory_bytes``.
-    ``phase``: for ``auto``, which bears more error in ``fine-tuning`` than from ``scratch``; ``auto``: fine-tuning if weights
-    come from a file.
-    """
-
+    #: A codec, also with parameters (`lowrank:rank=8,values=int4`). `adatopk`: top-k with a ratio for each link. `auto`: for each
+    #: link and direction, the codec with which values arrive first.
     name: str = "identity"
+    #: Elements for each element that `topk`, `randomk` or `adatopk` sends. For `adatopk`: before the factor of equation (7).
     ratio: Ratio = 100.0
+    #: The widest type of the values that top-k and random-k send.
     values: Literal["float32", "float16", "bfloat16", "int8", "int4"] = "float32"
+    #: Words for each element that top-k sends, in equation (7). Without a value: measured. The paper uses 3.
     overhead: Annotated[float, Field(gt=0.0)] | None = None
+    #: The largest relative error (2-norm) of a codec that `auto` may choose for forward values, from scratch.
     error: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    #: The rounding of quantizers. `stochastic` is unbiased.
     rounding: Literal["nearest", "stochastic"] = "nearest"
+    #: Spread outliers before quantization.
     rotate: bool = False
+    #: `slow`: compress only links whose transfers take more than half of the time that bounds a micro-batch.
     where: Literal["all", "slow"] = "all"
+    #: The sample cache of a link. `difference`: send only the change of a sample's value since the last epoch. `error_feedback`:
+    #: add what the codec dropped from a sample's gradient to its next gradient.
     memory: Literal["none", "difference", "error_feedback", "both"] = "none"
+    #: The largest sample cache of one machine, in bytes or as `"2 GB"`.
     memory_bytes: Annotated[float, BeforeValidator(_read(Bytes)), Field(ge=1.0)] = 1e9
+    #: For `auto`. `fine-tuning` tolerates more error than training from `scratch`. `auto`: fine-tuning if weights come from a
+    #: file.
     phase: Literal["auto", "scratch", "fine-tuning"] = "auto"
 
     @property
@@ -173,76 +205,83 @@ class CodecSpec(_Section):
 
 
 class PlanSpec(_Section):
-    """Wishes for the planner; whatever they are, the result is the same (invariant 1).
+    """Settings of the planner. None of them changes the result (invariant 1), except several replicas with a sync strategy."""
 
-    ``schedule``: a pipeline order by name; ``auto`` takes 1F1B, or an eager one where links make stages wait and memory is there.
-    ``replicas``: how many devices share the micro-batches of each stage. ``helpers``: unreliable workers get no stage; they help
-    those that have one, and may go at any time (hybrid plans). ``duplicates``: there, who has nothing to do also computes what
-    another one takes long for. ``again``: while it runs, the broker looks for a better plan when a worker has joined, when a
-    device or a link has drifted, and every minute; ``auto``: only while that can pay off, so short runs keep their plan.
-    """
-
+    #: The planner.
     planner: str = "op_fence"
-    schedule: Literal["auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4"] = "1f1b"
+    #: The order of a pipeline's actions. `eager-N`: more forwards ahead, with up to N times the activations of `1f1b`. `auto`:
+    #: `1f1b` or the eager order with the shortest predicted step that fits into memory.
+    schedule: Literal["auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4"] = "auto"
+    #: Compute the forward of a stage again in its backward, to save memory. `auto`: where memory requires it.
     recompute: Literal["auto", "always", "never"] = "auto"
+    #: The number of devices that share the micro-batches of each stage. With 1, some planners decide themselves.
     replicas: Count = 1
+    #: Give unreliable workers no stage. They help the workers that have one, and may leave at any time.
     helpers: bool = False
+    #: With `helpers`: idle workers also compute what a slow helper has not finished.
     duplicates: bool = False
+    #: Look for a better plan during the run. `auto`: only while at least 30 s of the run remain.
     again: bool | Literal["auto"] = "auto"
+
+    @property
+    def order(self) -> str:
+        """The schedule that a planner starts from: ``schedule``, or 1F1B where that is ``auto``."""
+        return "1f1b" if self.schedule == "auto" else self.schedule
 
 
 class TrafficSpec(_Section):
-    """What a gigabyte costs that goes from region ``source`` to region ``target`` (``*``: any other region)."""
+    """The price of traffic between two regions."""
 
+    #: The sending region. `*`: any other region.
     source: str = "*"
+    #: The receiving region. `*`: any other region.
     target: str = "*"
+    #: The price of a gigabyte.
     gigabyte: Annotated[float, Field(ge=0.0)]
 
 
 class LimitSpec(_Section):
-    """What a plan must keep to, whichever planner makes it (``planners.constraints``); memory is kept to anyway.
+    """Limits of a plan, for every planner. The memory of devices is always a limit."""
 
-    ``exclude``: devices or regions that get nothing. ``stages``, ``replicas`` (of a stage): at most. ``unreliable``: devices
-    marked as unreliable are used as others are (``any``), not at all (``avoid``), or only beside a copy of the same stage on a
-    reliable device (``backed``). ``data``: the devices or regions that own the data; stages that read inputs or labels run there
-    (empty: anywhere). ``prices`` of traffic, and ``traffic``: what that of one step may cost at most.
-    """
-
+    #: Devices or regions that get no work.
     exclude: tuple[str, ...] = ()
+    #: The largest number of stages.
     stages: Count | None = None
+    #: The largest number of devices that share a stage.
     replicas: Count | None = None
+    #: Unreliable devices: use them like others (`any`), not at all (`avoid`), or only for stages that a reliable device has too
+    #: (`backed`).
     unreliable: Literal["any", "avoid", "backed"] = "any"
+    #: Devices or regions that own the data. Stages that read inputs or labels run there.
     data: tuple[str, ...] = ()
+    #: Prices of traffic between regions. The most specific entry counts.
     prices: tuple[TrafficSpec, ...] = ()
+    #: The largest price of the traffic of one step.
     traffic: Annotated[float, Field(ge=0.0)] | None = None
 
 
 class SyncSpec(_Section):
-    """How the replicas of a stage agree, where a plan has some.
+    """The synchronization of the replicas of a stage, if `plan.replicas` is above 1."""
 
-    ``strategy``: ``exact`` (gradients are summed in the job's order in every step; the result is that of one machine), or one of
-    ``farflung.sync``, whose ``settings`` these are: then replicas are members of pipelines that train alone between exchanges.
-    ``order`` of the sums of ``exact``: ``job`` (that of the job, wherever it runs), or ``any``: by sharded servers, a ring or a
-    tree, whichever is soonest over the links of a stage's replicas; the result then differs by rounding from plan to plan.
-    ``patience``: seconds after which an exchange ends without members whose values have not come (0: all are waited for), but not
-    before ``quorum`` of them have; the weights of those that have come are divided by their sum.
-    """
-
+    #: `exact`: sum gradients in the job's order in every step. Any other strategy: replicas train as separate pipelines and
+    #: exchange what the strategy defines.
     strategy: str = "exact"
+    #: The order of the sums of `exact`. `any`: servers, a ring or a tree, whichever is fastest. Results then differ by rounding.
     order: Literal["job", "any"] = "job"
+    #: The time after which an exchange ends without the missing members, in seconds or as `"2 s"`. 0: wait for all members.
     patience: Annotated[float, BeforeValidator(_read(Seconds)), Field(ge=0.0)] = 0.0
+    #: The smallest number of members in an exchange.
     quorum: Count = 1
+    #: Settings of the strategy.
     settings: dict[str, int | float | bool | str | list[list[int]]] = {}
 
 
 class OpenSpec(_Section):
-    """What the planner ``auto`` may decide though it changes results; a job that runs has decided it.
+    """Questions that the planner `auto` may decide although they change results. `farflung submit` accepts no open question."""
 
-    ``micro_batches``: the samples of a step may be divided otherwise, into micro-batches that are at most as large as the job's
-    largest. ``strategies``: of ``farflung.sync``, with their default settings, that replicas may use beside ``sync.strategy``.
-    """
-
+    #: Divide the samples of a step into other micro-batches, at most as large as the job's largest one.
     micro_batches: bool = False
+    #: Sync strategies that replicas may use beside `sync.strategy`, with their default settings.
     strategies: tuple[str, ...] = ()
 
     @property
@@ -252,80 +291,108 @@ class OpenSpec(_Section):
 
 
 class WeightsSpec(_Section):
-    """Where the first weights come from.
+    """The initial weights."""
 
-    ``init``: the recorded initializers, replayed where the weights live. ``file``: a safetensors file; ``home`` says whether
-    it lies on every worker (``workers``) or is sent from the submitting machine (``submitter``).
-    """
-
+    #: `init`: replay the initializers of the model where the weights live. `file`: read safetensors.
     source: Literal["init", "file"] = "init"
+    #: A safetensors file, or a folder with such files.
     path: str = ""
+    #: `submitter`: the submitting machine sends the file. `workers`: every worker reads its own copy.
     home: Literal["workers", "submitter"] = "submitter"
+    #: Refuse a file that lacks weights. If false, initialize the missing weights.
     strict: bool = True
 
 
 class CheckpointSpec(_Section):
-    """When checkpoints are written and how many are kept; ``resume`` names the run or folder to go on from.
+    """Checkpoints."""
 
-    ``keep``: how many of the newest stay; those at multiples of ``keep_every`` steps stay for good (0: none does).
-
-    ``recover_every``: seconds after which one more is written, to recover from (0: none); the pause between them grows with what
-    they take.
-    """
-
+    #: Steps between checkpoints. 0: none except the last.
     every: Annotated[int, Field(ge=0)] = 0
+    #: Seconds between checkpoints for recovery. 0: none. The pause grows to 33 times the time that a checkpoint takes.
     recover_every: Annotated[float, Field(ge=0.0)] = 60.0
+    #: The number of checkpoints to keep.
     keep: Count = 2
+    #: Also keep checkpoints at multiples of this number of steps. 0: none.
     keep_every: Annotated[int, Field(ge=0)] = 0
+    #: Write a checkpoint at the end of the run.
     at_end: bool = True
+    #: Continue from this run, or from this folder on the broker's machine.
     resume: str = ""
 
 
 class EvaluateSpec(_Section):
-    """Evaluation through the same stages: ``every`` steps (0: at the end only) over ``batches`` micro-batches."""
+    """Evaluation, through the same stages."""
 
+    #: Steps between evaluations. 0: only at the end.
     every: Annotated[int, Field(ge=0)] = 0
+    #: Micro-batches of each evaluation. 0: no evaluation.
     batches: Annotated[int, Field(ge=0)] = 0
 
 
 class GenerateSpec(_Section):
-    """Text generated at the end through the same stages (0 tokens: none)."""
+    """Text that the model generates at the end of the run, through the same stages."""
 
+    #: The beginning of the text.
     prompt: str = ""
+    #: The number of tokens. 0: no text.
     tokens: Annotated[int, Field(ge=0)] = 0
+    #: Divides the logits. 0: always take the most likely token.
     temperature: Annotated[float, Field(ge=0.0)] = 0.8
 
 
-class JobSpec(_Section):
-    """A whole job.
+class ReportSpec(_Section):
+    """Experiment trackers to which a run is reported while it trains.
 
-    ``micro_batch_sizes``: samples of each micro-batch of a step (they may differ); gradients are the mean weighted by
-    samples (``weighting="samples"``) or the plain mean over micro-batches (``"equal"``).
-    ``virtual_replicas``: in how many runs of micro-batches gradients are summed before these sums are added up in order, an
-    order that belongs to the job wherever it runs; replicas of a stage hold whole ones. None: as many as micro-batches, which
-    is the order of a plain loop.
-    ``threads``: intra-operator threads, part of invariant 1. ``on_nan``: what a loss that is not a number does.
-    ``on_loss``: what the loss of a worker does: the run goes on from what the others hold, or its newest checkpoint; or it ends.
-    ``recoveries``: how many losses in a row, without a new step between them, end the run all the same.
-    ``copies``: how many other machines keep a copy of each stage's state (0: none; ``auto``: one for each stage without a
-    replica, where there is memory for it). ``copy_every``: steps between copies (None: chosen from links, step time and
-    ``mtbf_hours``, after how many hours one machine is expected to die).
+    ``to``: names of trackers (``csv``, ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or a plug-in's). ``project``: a
+    project of Weights & Biases or trackio, an experiment of MLflow. ``name``: of the run there (empty: the job's name and the
+    run's). ``every``: of the training steps, every so many are reported. ``offline``: Weights & Biases writes to disk only.
+    Keys and addresses of servers are no settings: trackers read them from the environment of the process that reports.
     """
 
+    to: Annotated[tuple[str, ...], BeforeValidator(_one_or_more)] = ()
+    project: Label = "farflung"
+    name: Annotated[str, Field(max_length=128)] = ""
+    group: Annotated[str, Field(max_length=128)] = ""
+    tags: Annotated[tuple[Label, ...], Field(max_length=32)] = ()
+    every: Count = 1
+    offline: bool = False
+
+
+class JobSpec(_Section):
+    """A whole job."""
+
+    #: A name for people.
     name: str = "job"
+    #: The key of every random number, together with the step, the micro-batch and the operator.
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    #: Optimizer steps.
     steps: Count = 1
+    #: Samples in each micro-batch of a step. The sizes may differ.
     micro_batch_sizes: tuple[Count, ...] = (1,)
+    #: Gradients are the mean over all samples of a step (`samples`), or the mean of the micro-batches (`equal`).
     weighting: Literal["samples", "equal"] = "samples"
+    #: The number of groups of consecutive micro-batches. Gradients are summed inside a group, then group by group. Each replica
+    #: gets whole groups. Without a value: one group for each micro-batch, which is the order of a plain loop.
     virtual_replicas: Count | None = None
+    #: `bf16`: multiply in bfloat16 under autocast. Weights and optimizer stay float32.
     precision: Literal["float32", "bf16"] = "float32"
+    #: Threads inside an operator, on every worker. Bit-equal results need equal threads.
     threads: Count = 1
+    #: If the loss is not a number: end the run (`stop`), drop the step (`skip`), or return to the last checkpoint and continue
+    #: with the data of the next step (`rollback`).
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    #: If a worker is lost: continue without it (`recover`), or end the run (`stop`).
     on_loss: Literal["recover", "stop"] = "recover"
+    #: The run fails after more than this number of consecutive worker losses without a completed step.
     recoveries: Count = 8
+    #: The number of other machines that store a copy of each stage's state. `auto`: one for each stage without a replica, where
+    #: memory allows.
     copies: Annotated[int, Field(ge=0, le=8)] | Literal["auto"] = "auto"
+    #: Steps between two copies. Without a value: chosen from links, step time and `mtbf_hours`.
     copy_every: Count | None = None
+    #: Default mean time between failures of a machine, in hours.
     mtbf_hours: Annotated[float, Field(gt=0.0)] = 4.0
+    #: The number of workers to wait for and to use. Without a value: all idle workers.
     workers: Count | None = None
     model: ModelSpec | None = None
     data: DataSpec = DataSpec()
@@ -340,6 +407,7 @@ class JobSpec(_Section):
     checkpoint: CheckpointSpec = CheckpointSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
     generate: GenerateSpec = GenerateSpec()
+    report: ReportSpec = ReportSpec()
 
     @property
     def most_recoveries(self) -> int:

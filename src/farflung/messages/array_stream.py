@@ -11,7 +11,7 @@ from farflung.messages.array_headers import ArrayHeader
 from farflung.messages.calls import ShardUpload, StatesRequest, TensorPiece, UploadEnd, UploadPiece, WeightsUpload
 from farflung.messages.data import LentPiece
 from farflung.messages.remote_calls import ask_all
-from farflung.messages.schema import Message, type_of
+from farflung.messages.schema import Message, kind_of
 from farflung.messages.wire_form import encode
 from farflung.transports.rpc import RpcClient
 from farflung.wire.arrays import Array, ArrayMeta, pack, unpack
@@ -71,7 +71,7 @@ def fetch_states(client: RpcClient, request: StatesRequest) -> dict[str, Array]:
 def _expected(answers: Iterable[Message]) -> Iterator[TensorPiece]:
     for answer in answers:
         if not isinstance(answer, TensorPiece):
-            raise WireError(f"a stream of tensors holds pieces, not {type_of(type(answer)).kind!r}")
+            raise WireError(f"a stream of tensors holds pieces, not {kind_of(answer)!r}")
         yield answer
 
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import msgspec
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from farflung.codecs import decode_payload
 from farflung.codecs.base import Codec, Payload
 from farflung.errors import WireError
+from farflung.graph.ir import TensorSpec
 from farflung.messages.array_headers import ArrayHeader, ArrayItem, PayloadHeader
-from farflung.messages.schema import UNSET, Sections, UnsetType
-from farflung.wire.arrays import Array, ArrayMeta, compact, pack, restore, unpack
-from farflung.wire.frames import Frame
+from farflung.messages.data import ArraysMessage
+from farflung.messages.schema import UNSET, Sections, UnsetType, kind_of
+from farflung.wire.arrays import Array, compact, pack, restore, unpack
 
-__all__ = ["FLOATING", "PackedArray", "decode_array", "encode_array", "pack_arrays", "pack_payloads", "packed_arrays"]
+__all__ = [
+    "FLOATING",
+    "PackedArray",
+    "all_arrays",
+    "decode_array",
+    "decode_exact",
+    "encode_array",
+    "pack_arrays",
+    "pack_payloads",
+    "packed_arrays",
+]
+
+ArraysT = TypeVar("ArraysT", bound=ArraysMessage)
 
 #: Element types that codecs take.
 FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -56,49 +67,74 @@ def decode_array(packed: PackedArray, limit: int) -> Array:
         decoded = decode_payload(Payload.from_header(packed.payload, sections, limit))
         return restore(meta, decoded.reshape(-1), limit)
     if len(sections) != 1:
-        raise WireError(f"an uncompressed value has one section, this frame has {len(sections)}")
+        raise WireError(f"an uncompressed value has one section, this one has {len(sections)}")
     return unpack(meta, sections[0], limit)
 
 
-def pack_arrays(kind: str, head: Mapping[str, Any], arrays: Sequence[Array | None], codec: Codec | None) -> Frame:
-    """A frame with several arrays, some of them missing (None); ``arrays`` in its header says which sections are whose."""
+def pack_arrays(head: Callable[..., ArraysT], arrays: Sequence[Array | None], codec: Codec | None) -> ArraysT:
+    """Return a message with several arrays, some of them missing (None). ``head`` makes it from ``arrays`` and ``sections``."""
     packed = [None if array is None else encode_array(array, codec) for array in arrays]
-    headers = [None if one is None else msgspec.to_builtins(one.item) for one in packed]
-    return Frame(kind, {**head, "arrays": headers}, tuple(part for one in packed if one is not None for part in one.sections))
+    items = tuple(None if one is None else one.item for one in packed)
+    return head(arrays=items, sections=tuple(part for one in packed if one is not None for part in one.sections))
 
 
-def pack_payloads(kind: str, head: Mapping[str, Any], payloads: Sequence[Payload]) -> Frame:
-    """A frame of payloads of arrays in C order, as ``pack_arrays`` writes those that it encodes."""
-    headers: list[dict[str, Any]] = []
-    sections: list[memoryview | bytes] = []
+def pack_payloads(head: Callable[..., ArraysT], payloads: Sequence[Payload]) -> ArraysT:
+    """Return a message with payloads of arrays in C order, as ``pack_arrays`` makes those that it encodes."""
+    items = []
     for payload in payloads:
-        meta = ArrayMeta(dtype=payload.dtype, shape=payload.shape, strides=None)
-        headers.append({"array": meta.to_header(), "payload": payload.to_header(), "sections": len(payload.sections)})
-        sections += payload.sections
-    return Frame(kind, {**head, "arrays": headers}, tuple(sections))
+        array = ArrayHeader(dtype=payload.dtype, shape=payload.shape, strides=None)
+        items.append(ArrayItem(array=array, payload=payload.to_header(), sections=len(payload.sections)))
+    return head(arrays=tuple(items), sections=tuple(section for payload in payloads for section in payload.sections))
 
 
-def packed_arrays(frame: Frame, most: int) -> list[PackedArray | None]:
-    """What ``decode_array`` takes for each of at most ``most`` arrays of ``pack_arrays``; nothing is decoded yet.
+def packed_arrays(message: ArraysMessage, most: int) -> list[PackedArray | None]:
+    """Return what ``decode_array`` takes for each of at most ``most`` arrays of ``message``. Nothing is decoded yet.
 
     Raises:
-        WireError: there are more, or a header is none.
+        WireError: there are more arrays, or they need more sections than the message has.
     """
-    headers, at = frame.header.get("arrays"), 0
-    if not isinstance(headers, list) or len(headers) > most:
-        raise WireError(f"a {frame.kind!r:.40} frame has a list of at most {most} arrays here")
+    if len(message.arrays) > most:
+        raise WireError(f"a {kind_of(message)!r} message has at most {most} arrays here, {len(message.arrays)} came")
     found: list[PackedArray | None] = []
-    for header in headers:
-        if header is None:
+    at = 0
+    for item in message.arrays:
+        if item is None:
             found.append(None)
             continue
-        try:
-            item = msgspec.convert(header, ArrayItem)
-        except msgspec.ValidationError as error:
-            raise WireError(f"bad array of a {frame.kind!r:.40} frame: {error}") from None
         end = at + item.sections
-        if end > len(frame.sections):
-            raise WireError(f"the arrays of a {frame.kind!r:.40} frame need {end} sections, it has {len(frame.sections)}")
-        found.append(PackedArray(item.array, item.payload, tuple(frame.sections[at:end])))
+        if end > len(message.sections):
+            had = len(message.sections)
+            raise WireError(f"the arrays of a {kind_of(message)!r} message need {end} sections, it has {had}")
+        found.append(PackedArray(item.array, item.payload, tuple(message.sections[at:end])))
         at = end
+    return found
+
+
+def all_arrays(message: ArraysMessage, count: int) -> list[PackedArray | None]:
+    """Return the arrays of ``message`` as ``packed_arrays`` does.
+
+    Raises:
+        WireError: there are not ``count`` of them, or as ``packed_arrays``.
+    """
+    if len(message.arrays) != count:
+        raise WireError(f"a {kind_of(message)!r} message has {count} arrays here, {len(message.arrays)} came")
+    return packed_arrays(message, count)
+
+
+def decode_exact(packed: Sequence[PackedArray | None], specs: Sequence[TensorSpec], names: Sequence[str]) -> list[Array | None]:
+    """Return arrays of exactly ``specs``, some of them missing. Shapes and types are checked before memory is taken.
+
+    Raises:
+        WireError: one is another array; the text says its name.
+        CodecError: a payload is malformed.
+    """
+    found: list[Array | None] = []
+    for one, spec, name in zip(packed, specs, names, strict=True):
+        if one is None:
+            found.append(None)
+            continue
+        sent = one.array
+        if sent.shape != spec.shape or sent.dtype != spec.dtype:
+            raise WireError(f"{name!r} is {spec.dtype}{list(spec.shape)}, {sent.dtype}{list(sent.shape)} came")
+        found.append(decode_array(one, max(spec.nbytes, 1)))
     return found

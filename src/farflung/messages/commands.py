@@ -50,7 +50,7 @@ __all__ = [
     "LiveStart",
     "Measure",
     "Meet",
-    "OwnerWishes",
+    "OwnerRequest",
     "Pairs",
     "Prepare",
     "Probe",
@@ -137,8 +137,8 @@ class Dismissed(Message, kind="dismissed", on=Channel.COMMANDS):
     """A worker that wanted to leave may leave now."""
 
 
-class OwnerWishes(Message, kind="owner", on=Channel.COMMANDS):
-    """The worker's owner wants something, as a client told the broker."""
+class OwnerRequest(Message, kind="owner", on=Channel.COMMANDS):
+    """The worker's owner wants something, as a client reported to the broker."""
 
     paused: Flag = UNSET
     parting: Parting | UnsetType = UNSET
@@ -195,15 +195,15 @@ class AttemptMessage(JobMessage):
     """Base of messages with a job and an attempt to run it. The last document is the plan.
 
     The attempt begins at ``first_step``, of which ``committed`` steps count, with states from ``states`` (``checkpoint``,
-    ``weights``, ``file`` or ``init``). A rollback returns to ``kept_step`` and ``kept_committed``.
+    ``weights``, ``file`` or ``init``). A rollback returns to ``checkpoint_step`` and ``checkpoint_committed``.
     """
 
     first_step: Count
     committed: Count
     attempt: Version
     states: Label
-    kept_step: Count
-    kept_committed: Count
+    checkpoint_step: Count
+    checkpoint_committed: Count
     recovered: bool
     submitter: Member
     rounds: CopyRounds

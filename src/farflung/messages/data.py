@@ -53,6 +53,7 @@ __all__ = [
     "PieceItem",
     "PreviousNorms",
     "ProbeBytes",
+    "RunMessage",
     "SideKey",
     "Slope",
     "StateKey",
@@ -73,19 +74,13 @@ _MOST_LOSSES = 1_000_000
 Numbers = Annotated[dict[Name, float], Meta(max_length=200_000)]
 
 
-class RunMessage(Message):
-    """Base of messages of one attempt of a run."""
+class RunMessage(SectionedMessage):
+    """Base of messages of one attempt of a run. Most have no sections."""
 
     run: Run
 
 
-class RunSections(SectionedMessage):
-    """Base of messages of one attempt of a run, with sections."""
-
-    run: Run
-
-
-class ArraysMessage(RunSections):
+class ArraysMessage(RunMessage):
     """Base of messages with several arrays; ``arrays`` says which sections belong to which. ``None``: there is no array."""
 
     arrays: Annotated[tuple[ArrayItem | None, ...], Meta(max_length=_MOST_ARRAYS)]
@@ -145,7 +140,7 @@ class StateKey(Item, array_like=True, tag="state"):
     name: Name
 
 
-class Value(RunSections, kind="value", on=Channel.DATA, sections=ANY_SECTIONS):
+class Value(RunMessage, kind="value", on=Channel.DATA, sections=ANY_SECTIONS):
     """A value on its way to the worker that reads it, through the link's codec.
 
     ``payload``: the codec's header (none: uncompressed). ``difference`` and ``message``: a payload relative to the sample
@@ -170,7 +165,7 @@ class BatchKey(Item, array_like=True):
     name: Name
 
 
-class Batch(RunSections, kind="data", on=Channel.DATA, sections=ONE_SECTION):
+class Batch(RunMessage, kind="data", on=Channel.DATA, sections=ONE_SECTION):
     """An input of a micro-batch, from the process that submitted the job. A worker takes inputs of the next step at most."""
 
     key: BatchKey
@@ -220,14 +215,14 @@ class PieceItem(Item):
     missing: Annotated[tuple[Index, ...], Meta(max_length=_MOST_ARRAYS)] | UnsetType = UNSET
 
 
-class MeanPieces(RunSections, kind="pieces", on=Channel.DATA, sections=ANY_SECTIONS):
+class MeanPieces(RunMessage, kind="pieces", on=Channel.DATA, sections=ANY_SECTIONS):
     """Pieces of averaged exchanges, or their means: as many as fit one frame."""
 
     stage: Index
     pieces: Annotated[tuple[PieceItem, ...], Meta(max_length=_MOST_ARRAYS)]
 
 
-class Slope(RunSections, kind="slope", on=Channel.DATA, sections=ONE_SECTION):
+class Slope(RunMessage, kind="slope", on=Channel.DATA, sections=ONE_SECTION):
     """The finite difference of the loss along a seeded direction, in as many bits as the strategy says."""
 
     step: Count
@@ -306,9 +301,7 @@ class Token(RunMessage, kind="token", on=Channel.DATA):
 # -- copies and retained states -------------------------------------------------------------------------------------------
 
 
-class CopyPiece(
-    RunSections, kind="copy", on=Channel.DATA, sections=ONE_SECTION, first=("name", "array", "last", "coded", "base")
-):
+class CopyPiece(RunMessage, kind="copy", on=Channel.DATA, sections=ONE_SECTION, first=("name", "array", "last", "coded", "base")):
     """A piece of a copied tensor, in order.
 
     ``coded``: its bytes before it was coded relative to the copy of step ``base`` (None: by itself).
@@ -351,7 +344,7 @@ class StatesWanted(RunMessage, kind="want", on=Channel.DATA):
     names: Names
 
 
-class LentPiece(RunSections, kind="lent", on=Channel.DATA, sections=ONE_SECTION, first=("name", "array", "last")):
+class LentPiece(RunMessage, kind="lent", on=Channel.DATA, sections=ONE_SECTION, first=("name", "array", "last")):
     """A piece of a retained tensor, in order. ``last``: the tensor is complete."""
 
     name: Name

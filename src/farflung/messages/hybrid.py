@@ -9,7 +9,10 @@ from msgspec import Meta
 from farflung.messages.data import ArraysMessage, RunMessage
 from farflung.messages.schema import ANY_SECTIONS, Amount, Channel, Count, Index, Names
 
-__all__ = ["HelperStates", "ServerFree", "ServerServed", "SliceAnswer", "SliceTask"]
+__all__ = ["HelperStates", "ServerFree", "ServerServed", "SliceAnswer", "SliceTask", "When"]
+
+#: When states hold; see ``HelperStates``.
+When = Literal["now", "ahead", "held"]
 
 _TASK = ("run", "step", "stage", "kind", "index")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from farflung.messages.schema import Channel, Message, type_of
+from farflung.messages.schema import Channel, Message, kind_of, type_of
 from farflung.messages.wire_form import decode, decode_as, encode
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ def ask(client: RpcClient, request: Message, answer: type[_Answer], *, timeout: 
         FarflungError: the broker refuses.
         WireError: the answer is malformed, or of another type.
     """
-    return decode_as(client.call(type_of(type(request)).kind, encode(request), timeout=timeout), Channel.ANSWERS, answer)
+    return decode_as(client.call(kind_of(request), encode(request), timeout=timeout), Channel.ANSWERS, answer)
 
 
 def ask_all(client: RpcClient, request: Message, channel: Channel = Channel.ANSWERS) -> Iterator[Message]:
     """Return the answers to ``request``, which arrive as the iterator advances; errors as ``ask``."""
-    for frame in client.stream(type_of(type(request)).kind, encode(request)):
+    for frame in client.stream(kind_of(request), encode(request)):
         yield decode(frame, channel)
 
 

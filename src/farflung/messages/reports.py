@@ -28,6 +28,7 @@ from farflung.messages.schema import (
     UnsetType,
     Version,
 )
+from farflung.messages.watching import BatchItem
 
 __all__ = [
     "Dropped",
@@ -37,8 +38,6 @@ __all__ = [
     "Generated",
     "Hello",
     "Helping",
-    "HoldingItem",
-    "Holds",
     "LinkItem",
     "Measured",
     "Noted",
@@ -47,6 +46,8 @@ __all__ = [
     "Probed",
     "Reached",
     "Relayed",
+    "RetainedRun",
+    "RetainedStateItem",
     "Stepped",
     "Traced",
     "Wants",
@@ -56,7 +57,7 @@ _LEAST_FACTOR = 1e-9
 _MOST_STAGES = 100_000
 _MOST_MICRO_BATCHES = 1_000_000
 #: Retained states of one worker, and step reports that it sends again after a loss.
-_MOST_HOLDINGS, _MOST_TOLD = 256, 64
+_MOST_STATES, _MOST_STEPS = 256, 64
 
 #: Bytes or FLOP/s that others divide by.
 Capacity = Annotated[float, Meta(ge=1.0, le=FINITE)]
@@ -88,8 +89,8 @@ class OfferItem(Item):
     isolation: Literal["full", "partial", "off"] | UnsetType = UNSET
 
 
-class HoldingItem(Item):
-    """Retained states of one step; see ``protocol.holdings.Holding``."""
+class RetainedStateItem(Item):
+    """Retained states of one step; see ``protocol.retained_states.RetainedState``."""
 
     step: Count
     committed: Count
@@ -100,7 +101,7 @@ class HoldingItem(Item):
 
 
 class LinkItem(Item, array_like=True):
-    """What training traffic says of the link to ``peer``.
+    """What training traffic measures of the link to ``peer``.
 
     ``alpha``: seconds. ``beta``: bytes per second. ``least``: a lower bound.
     """
@@ -112,8 +113,8 @@ class LinkItem(Item, array_like=True):
     relay: Member
 
 
-class WishesMessage(Message):
-    """Base of messages with the wishes of a worker's owner. ``memory``: bytes. ``bandwidth``: bytes per second (None: no cap)."""
+class OwnerLimitsMessage(Message):
+    """Base of messages with the limits of a worker's owner. ``memory``: bytes. ``bandwidth``: bytes per second (None: no cap)."""
 
     paused: Flag = UNSET
     parting: Parting | UnsetType = UNSET
@@ -148,25 +149,25 @@ class Stepped(RunReport, kind="step", on=Channel.REPORTS):
     codecs: Annotated[tuple[tuple[Index, Index, float, float, float | None], ...], Meta(max_length=_MOST_STAGES)]
 
 
-class Holds(Item):
+class RetainedRun(Item):
     """What a worker that comes back retains of a run."""
 
     run: Run
     attempt: Version
-    held: Annotated[tuple[HoldingItem, ...], Meta(max_length=_MOST_HOLDINGS)]
-    told: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_TOLD)]
+    states: Annotated[tuple[RetainedStateItem, ...], Meta(max_length=_MOST_STATES)]
+    steps: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_STEPS)]
 
 
-class Hello(WishesMessage, kind="hello", on=Channel.REPORTS, first=("address", "offer")):
+class Hello(OwnerLimitsMessage, kind="hello", on=Channel.REPORTS, first=("address", "offer")):
     """The first message of a session. ``holds``: what the worker retains of a run whose broker went away."""
 
     address: Address
     offer: OfferItem
-    holds: Holds | UnsetType = UNSET
+    holds: RetainedRun | UnsetType = UNSET
 
 
-class Wants(WishesMessage, kind="wants", on=Channel.REPORTS):
-    """The owner's wishes have changed."""
+class Wants(OwnerLimitsMessage, kind="wants", on=Channel.REPORTS):
+    """The owner's limits have changed."""
 
 
 class Measured(Message, kind="measured", on=Channel.REPORTS):
@@ -230,18 +231,22 @@ class Ended(RunReport, kind="ended", on=Channel.REPORTS):
 
 
 class Failed(RunReport, kind="failed", on=Channel.REPORTS):
-    """This worker's part has failed. ``kind``: the error's class. ``lost_peer``: the connection to a peer was lost."""
+    """This worker's part has failed. ``kind``: the error's class. ``lost_peer``: the connection to a peer was lost.
+
+    ``batch``: on which it failed, if it failed while a batch was computed.
+    """
 
     cause: Text
     kind: Label
     lost_peer: Flag = UNSET
+    batch: BatchItem | UnsetType = UNSET
 
 
 class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):
     """Answers ``Abort``: what the worker retains of the attempt, and its last step reports."""
 
-    held: Annotated[tuple[HoldingItem, ...], Meta(max_length=_MOST_HOLDINGS)]
-    told: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_TOLD)]
+    states: Annotated[tuple[RetainedStateItem, ...], Meta(max_length=_MOST_STATES)]
+    steps: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_STEPS)]
 
 
 class Evaluated(RunReport, kind="evaluation", on=Channel.REPORTS):

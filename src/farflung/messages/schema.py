@@ -51,6 +51,7 @@ __all__ = [
     "UnsetType",
     "Version",
     "field",
+    "kind_of",
     "message_types",
     "type_of",
 ]
@@ -65,7 +66,7 @@ Run = Annotated[str, Meta(max_length=200)]
 Member = Annotated[str, Meta(max_length=300)]
 #: Where a member listens, as ``host:port``. Empty: other members cannot dial it.
 Address = Annotated[str, Meta(max_length=300)]
-#: One word of a closed set, such as a role.
+#: One keyword of a closed set, such as a role.
 Label = Annotated[str, Meta(max_length=60)]
 #: The name of a state, a value or an operator.
 Name = Annotated[str, Meta(max_length=4000)]
@@ -188,6 +189,11 @@ class Item(msgspec.Struct, metaclass=_StrictMeta, frozen=True, kw_only=True):
 def type_of(message: type[Message]) -> MessageType:
     """Return the kind, channels, sections and fields of a message type."""
     return _FACTS[message]
+
+
+def kind_of(message: Message) -> str:
+    """Return the kind of ``message``: its name on the wire and in texts for people."""
+    return _FACTS[type(message)].kind
 
 
 def message_types(channel: Channel) -> Mapping[str, type[Message]]:

@@ -13,14 +13,15 @@ from __future__ import annotations
 import platform
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from farflung.errors import VersionError
 from farflung.version import __version__
 
 if TYPE_CHECKING:
     from farflung.protocol.members import Member
+    from farflung.wire.frames import Frame
 
 __all__ = ["PROTOCOL_VERSION", "check_versions", "mixed_engines", "own_versions", "version_warnings"]
 
@@ -34,13 +35,13 @@ def own_versions(engine: str) -> dict[str, str]:
     return {"farflung": __version__, "engine": engine, "python": platform.python_version(), "platform": system}
 
 
-def check_versions(header: Mapping[str, Any], protocol: int) -> None:
-    """See that a member that asks to join speaks this broker's ``protocol`` and has the same major and minor version.
+def check_versions(request: Frame, protocol: int) -> None:
+    """Check that a member that asks to join speaks this broker's ``protocol`` and has the same major and minor version.
 
     Raises:
         VersionError: it does not; the text says what to install where.
     """
-    version, other = str(header.get("version"))[:40], header.get("protocol")
+    version, other = str(request.header.get("version"))[:40], request.header.get("protocol")
     if other == protocol and _minor(version) == _minor(__version__):
         return
     older_broker = isinstance(other, int) and (other, _minor(version)) > (protocol, _minor(__version__))

@@ -14,15 +14,19 @@ from farflung.messages.schema import (
     Count,
     Document,
     Flag,
+    Index,
+    Item,
     Label,
     LongText,
     Member,
     Message,
     Run,
+    UnsetType,
     Version,
 )
 
 __all__ = [
+    "BatchItem",
     "CheckpointWritten",
     "GeneratedText",
     "JobInfo",
@@ -103,8 +107,20 @@ class Note(Message, kind="note", on=Channel.WATCH):
     detail: Flag = UNSET
 
 
+class BatchItem(Item):
+    """See ``errors.FailedBatch``."""
+
+    step: Count
+    index: Index
+    evaluates: bool
+
+
 class Result(Message, kind="result", on=Channel.WATCH):
-    """The last message: the result as JSON, and the class of the error that ended the run (empty: no error did)."""
+    """The last message: the result as JSON, and the class of the error that ended the run (empty: no error did).
+
+    ``batch``: on which it came, if it came while a batch was computed.
+    """
 
     result: Document
     kind: Label
+    batch: BatchItem | UnsetType = UNSET

@@ -16,7 +16,7 @@ from farflung.errors import WireError
 from farflung.messages.schema import Channel, Message, SectionedMessage, message_types, type_of
 from farflung.wire.frames import Frame
 
-__all__ = ["decode", "decode_as", "encode", "types_on"]
+__all__ = ["decode", "decode_as", "encode", "from_plain", "to_plain", "types_on"]
 
 _Wanted = TypeVar("_Wanted", bound=Message)
 
@@ -85,6 +85,21 @@ def decode_as(frame: Frame, channel: Channel, wanted: type[_Wanted]) -> _Wanted:
     if not isinstance(message, wanted):
         raise WireError(f"unexpected message {frame.kind!r:.40}: expected {type_of(wanted).kind!r}")
     return message
+
+
+def to_plain(message: Message) -> tuple[str, dict[str, Any]]:
+    """Return kind and fields of a message without sections, as plain values: to store it outside of frames."""
+    frame = encode(message)
+    return frame.kind, dict(frame.header)
+
+
+def from_plain(kind: str, fields: Mapping[str, Any], channel: Channel) -> Message:
+    """Return the message that ``to_plain`` was given.
+
+    Raises:
+        WireError: as ``decode``.
+    """
+    return decode(Frame(kind, fields), channel)
 
 
 def _unknown_kind(kind: str, channel: Channel) -> str:

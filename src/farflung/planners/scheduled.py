@@ -17,7 +17,6 @@ from farflung.schedules import EAGER
 
 __all__ = ["Scheduling"]
 
-_PLAIN = "1f1b"
 _WORTH = 0.98
 
 
@@ -38,9 +37,9 @@ class Scheduling:
         job = job or JobSpec()
         if job.plan.schedule != "auto":
             return self._planner.plan(graph, topology, job=job)
-        plain = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": _PLAIN})})
+        plain = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": job.plan.order})})
         best = self._planner.plan(graph, topology, job=plain)
-        if best.schedule != _PLAIN or len(best.stages) < 2:
+        if best.schedule != job.plan.order or len(best.stages) < 2:
             return best
         tables = CostTables.of(graph)
         judge = self._evaluate or (lambda plan: estimate(graph, plan, topology, plain, tables=tables))

@@ -2,18 +2,19 @@
 
 The loss of a member, or of a link between two, ends the attempt. The other workers drop it and report the states that they
 retain; only then are they free again. The run is planned again for the present workers, and continues from retained states or
-from its newest checkpoint (``holdings`` decides which). A run without recoveries fails instead, and so does a run that is lost
-too often without a new step. Events of an attempt that is over are ignored.
+from its newest checkpoint (``retained_states`` decides which). A run without recoveries fails instead, and so does a run that
+is lost too often without a new step. Events of an attempt that is over are ignored.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from farflung.protocol.cluster_state import ClusterState
 from farflung.protocol.events import (
     ENGINE_CRASHED,
     INPUT_ERROR,
     PLAN_ERROR,
-    TRAINING_ERROR,
     AbortRun,
     BetterPlan,
     Command,
@@ -33,6 +34,7 @@ from farflung.protocol.events import (
 )
 from farflung.protocol.helper_pool import HelperPool
 from farflung.protocol.runs import Run, RunState
+from farflung.protocol.standing import LAST, Offense
 
 __all__ = ["Attempts"]
 
@@ -57,15 +59,17 @@ class Attempts:
             return []  # stopped meanwhile, or a worker that it was planned for was lost
         if event.error and run.stopping:
             return self.finish(run, RunState.STOPPED)
-        if event.error and event.kind in _NEEDS_OTHERS and run.began and run.recoveries:
+        others = bool(run.began and run.recoveries) or self._state.left_out(run)
+        if event.error and event.kind in _NEEDS_OTHERS and others:
             run.refused = frozenset(run.devices)  # wait for a worker that replaces the lost one
             self.wait(run)
             return [RecoverRun(run=run.run, cause=f"no plan for those who are left: {event.error}")]
         if event.error:
-            return self._fail(run, event.error, event.kind)
+            return self._fail(run, RunFailed(run=run.run, cause=event.error, kind=event.kind))
         strange = [name for name in event.devices if name not in run.devices]
         if strange or not event.devices:
-            return self._fail(run, f"the plan names {', '.join(strange) or 'nobody'}, who was not offered to it", PLAN_ERROR)
+            cause = f"the plan names {', '.join(strange) or 'nobody'}, who was not offered to it"
+            return self._fail(run, RunFailed(run=run.run, cause=cause, kind=PLAN_ERROR))
         for name in set(run.devices) - set(event.devices):
             self._state.release(run, name)
         run.devices, run.began = event.devices, True
@@ -80,7 +84,7 @@ class Attempts:
         run.prepared.add(event.name)
         if run.prepared != set(run.devices):
             return []
-        run.state = RunState.RUNNING
+        run.state, run.accuser = RunState.RUNNING, ""
         started: list[Command] = [StartRun(run=run.run, name=name) for name in run.devices]
         return started + (self._stop_after_step(run) if run.stopping else [])
 
@@ -125,12 +129,22 @@ class Attempts:
         if run.state.over or (event.name and event.name not in run.devices) or event.name in run.ended or _stale(event, run):
             return []
         if not event.name:
-            return self._fail(run, event.cause, event.kind)
+            return self._fail(run, event)
         if event.lost_peer:  # the cause names the lost peer, whose own session may break a moment later
+<<<<<<< HEAD
             return self.lose(run, f"{event.cause} (told by worker {event.name})")
         if event.kind == ENGINE_CRASHED:  # the worker is well, and its process's states are elsewhere or in the checkpoint
             return self.lose(run, f"worker {event.name}: {event.cause}", ENGINE_CRASHED)
         return self._fail(run, f"worker {event.name}: {event.cause}", event.kind)
+=======
+            cause = f"{event.cause} (told by worker {event.name})"
+            run.accuser = event.name
+            # a broken link looks the same from here, so this alone leads to no quarantine
+            offense = Offense(f"it reported a loss of a peer that was there: {event.cause}", 1, LAST)
+            self._state.standing.offend(event.name, offense)
+            return self.lose(run, cause)
+        return self._fail(run, replace(event, cause=f"worker {event.name}: {event.cause}"))
+>>>>>>> main
 
     def better(self, event: BetterPlan) -> list[Command]:
         """End the attempt as after a loss; but all workers retain the last committed step, so nothing is repeated."""
@@ -160,7 +174,11 @@ class Attempts:
             return [*self._abort(run, cause), *self.finish(run, RunState.STOPPED)]
         if run.lost >= run.recoveries:
             often = f" ({run.lost} recoveries without a new step came before)" if run.lost else ""
+<<<<<<< HEAD
             return self._fail(run, cause + often, kind)
+=======
+            return self._fail(run, RunFailed(run=run.run, cause=cause + often))
+>>>>>>> main
         run.lost += 1
         return self._drop(run, RecoverRun(run=run.run, cause=cause))
 
@@ -187,12 +205,13 @@ class Attempts:
         if run.state is RunState.WAITING and not run.awaited:
             self._state.release_all(run)
 
-    def finish(self, run: Run, state: RunState, cause: str = "", kind: str = "") -> list[Command]:
-        """The run is over."""
+    def finish(self, run: Run, state: RunState, failure: RunFailed | None = None) -> list[Command]:
+        """The run is over; ``failure`` ended it (None: nothing failed)."""
+        cause, kind, batch = ("", "", None) if failure is None else (failure.cause, failure.kind, failure.batch)
         run.state, run.cause, run.kind = state, cause, kind
         run.awaited.clear()
         self._state.release_all(run)
-        return [FinishRun(run=run.run, outcome=state.value, cause=cause, kind=kind)]
+        return [FinishRun(run=run.run, outcome=state.value, cause=cause, kind=kind, batch=batch)]
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -206,8 +225,8 @@ class Attempts:
         busy = run.state in (RunState.PREPARING, RunState.RUNNING)
         return [AbortRun(run=run.run, name=name, cause=cause, keep=keep) for name in self._state.workers_of(run) if busy]
 
-    def _fail(self, run: Run, cause: str, kind: str = TRAINING_ERROR) -> list[Command]:
-        return [*self._abort(run, cause), *self.finish(run, RunState.FAILED, cause, kind)]
+    def _fail(self, run: Run, failure: RunFailed) -> list[Command]:
+        return [*self._abort(run, failure.cause), *self.finish(run, RunState.FAILED, failure)]
 
     def _stop_after_step(self, run: Run) -> list[Command]:
         return [StopRun(run=run.run, name=name) for name in self._state.workers_of(run)]

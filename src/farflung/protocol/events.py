@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from farflung.errors import FailedBatch
+
 __all__ = [
     "ENGINE_CRASHED",
     "INPUT_ERROR",
@@ -21,8 +23,12 @@ __all__ = [
     "HostMeasured",
     "MakePlan",
     "MemberJoined",
+    "MemberJudged",
+    "MemberLate",
+    "MemberLied",
     "MemberLost",
     "MemberMeasured",
+    "MemberReset",
     "MemberSlowed",
     "MemberWants",
     "MigrateRun",
@@ -31,11 +37,13 @@ __all__ = [
     "PrepareRun",
     "RecoverRun",
     "RunAdvanced",
+    "RunCommand",
     "RunDropped",
     "RunEnded",
     "RunFailed",
     "RunPrepared",
     "RunRestored",
+    "RunStalled",
     "RunSubmitted",
     "StartRun",
     "StopRequested",
@@ -256,7 +264,7 @@ class RunEnded:
 class RunFailed:
     """A worker's part failed (``lost_peer``: because another could not be reached); without ``name``, the run as a whole.
 
-    ``kind`` is the class of the error (of ``farflung.errors``). ``attempt`` as in ``RunPrepared``.
+    ``kind`` is the class of the error (of ``farflung.errors``). ``batch``: on which it came. ``attempt`` as in ``RunPrepared``.
     """
 
     run: str
@@ -265,6 +273,7 @@ class RunFailed:
     kind: str = TRAINING_ERROR
     lost_peer: bool = False
     attempt: int = 0
+    batch: FailedBatch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +282,41 @@ class StopRequested:
 
     run: str
     now: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLied:
+    """A member of ``run`` sent what no honest member sends."""
+
+    run: str
+    name: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLate:
+    """A member is late in plan number ``attempt`` of ``run`` (0: the current one); ``what`` says what it did not do in time."""
+
+    run: str
+    name: str
+    what: str
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStalled:
+    """Plan number ``attempt`` of ``run`` has made no step for too long."""
+
+    run: str
+    attempt: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReset:
+    """The broker's owner resets the standing of a member."""
+
+    name: str
 
 
 Event = (
@@ -293,6 +337,10 @@ Event = (
     | RunEnded
     | RunFailed
     | StopRequested
+    | MemberLied
+    | MemberLate
+    | RunStalled
+    | MemberReset
 )
 
 
@@ -400,6 +448,15 @@ class RecoverRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberJudged:
+    """``name`` has lost standing in ``run``; ``text`` says why, and what resets it."""
+
+    name: str
+    run: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRun:
     """The run is over: write its result (``outcome``: done, stopped or failed; ``kind``: the class of what failed it)."""
 
@@ -407,9 +464,10 @@ class FinishRun:
     outcome: str
     cause: str = ""
     kind: str = ""
+    batch: FailedBatch | None = None
 
 
-Command = (
+RunCommand = (
     MakePlan
     | PrepareRun
     | StartRun
@@ -417,8 +475,9 @@ Command = (
     | HelperGone
     | StopRun
     | MigrateRun
-    | DismissMember
     | AbortRun
     | RecoverRun
+    | MemberJudged
     | FinishRun
 )
+Command = RunCommand | DismissMember

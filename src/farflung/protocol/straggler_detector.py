@@ -26,6 +26,8 @@ __all__ = ["Slowdown", "StragglerDetector"]
 _RECENT, _LEAST, _MOST = 5, 12, 64
 #: The number of recent values of a link.
 _IN_A_ROW = 8
+#: After recoveries, at most ``_LONGEST`` recent values must be slow. ``_CALM`` values near the baseline halve the number.
+_LONGEST, _CALM = 40, 256
 #: Slow: this factor over the baseline. Recovered: below the other factor.
 _SLOW, _RECOVERED = 2.0, 1.4
 #: Seconds by which a value must exceed the baseline to be reported.
@@ -59,8 +61,11 @@ class Slowdown:
 class _Series:
     """The baseline of one device or direction. Values are multiples of a unit."""
 
-    #: How many recent values must all be slow.
-    row: int = _RECENT
+    #: How many recent values must all be slow: at first, and now. Each recovery doubles the number, so that a device whose speed
+    #: alternates on a busy machine is not reported each time. ``_CALM`` values near the baseline halve it.
+    first_row: int = _RECENT
+    row: int = 0
+    calm: int = 0
     before: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST))
     recent: deque[float] = field(default_factory=deque)
     #: ``doubted``: the values look slow, but the system's counts disagree.
@@ -70,12 +75,20 @@ class _Series:
     times: float = 1.0
     reported: float = 1.0
 
+    def __post_init__(self) -> None:
+        self.row = self.row or self.first_row
+
     def add(self, value: float, unit: float = 1.0, *, possible: bool = True) -> tuple[float, float] | None:
         """Return the baseline and the present median in seconds, if ``slow`` changed (None: it did not).
 
         ``value`` is a multiple of ``unit`` seconds. Not ``possible``: the system's counts say that it is not slow.
         """
         self.recent.append(value)
+        self.calm += 1
+        if self.calm >= _CALM and not self.slow:
+            self.row, self.calm = max(self.row // 2, self.first_row), 0
+        while len(self.recent) > self.row + 1:
+            self.before.append(self.recent.popleft())
         if len(self.recent) > self.row:
             oldest = self.recent.popleft()
             if not (self.slow or self.doubted):
@@ -85,10 +98,14 @@ class _Series:
         if len(self.before) < _LEAST:
             return None
         usual, now = statistics.median(self.before), statistics.median(self.recent)
+        if not usual / _SLOW <= value <= usual * _SLOW:
+            self.calm = 0
         slow = now > _RECOVERED * usual if self.slow else min(self.recent) > max(_SLOW * usual, usual + _MATTERS / unit)
         self.doubted = slow and not self.slow and not possible
         if self.slow == slow or self.doubted:
             return None
+        if self.slow:
+            self.row = min(2 * self.row, _LONGEST)
         self.slow = not self.slow
         self._report(now / usual if self.slow else 1.0)
         return usual * unit, now * unit
@@ -115,7 +132,7 @@ class _Series:
         return usual, now
 
     def _report(self, times: float) -> None:
-        self.reported, self.times = self.times, times
+        self.reported, self.times, self.calm = self.times, times, 0
 
 
 @dataclass(slots=True)
@@ -200,7 +217,7 @@ class StragglerDetector:
             round_trip, rate = self._figures.setdefault((source, target), figures or (0.0, 1.0))
             unit = _HANDLING + round_trip + nbytes / rate
             kind, seconds = "fills" if nbytes / rate >= round_trip else "small", max(seconds / unit, 1.0)
-        series = self._links.setdefault((source, f"{target}/{kind}"), _Series(row=_IN_A_ROW))
+        series = self._links.setdefault((source, f"{target}/{kind}"), _Series(first_row=_IN_A_ROW))
         counts = self._counts.get((source, target))
         found = series.add(seconds, unit, possible=counts is None or counts.allow(kind))
         if found is None:

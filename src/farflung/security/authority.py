@@ -6,8 +6,10 @@ The folder outlives the broker: after a restart the same authority and the same 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
@@ -117,17 +119,33 @@ class CertificateAuthority:
             )
         return self._sign(_Grant(name=name, role=role, public_key=public, start=now - _BACKDATE, end=now + validity))
 
+    def host_certificate(self, host: str, now: float) -> tuple[bytes, bytes]:
+        """Return a new key and certificate (PEM) of a server for browsers at ``host``, a name or an IP address.
+
+        Its names are no member's, and it is for servers only, so nobody can join with it.
+        """
+        key = new_key()
+        try:
+            alternative: x509.GeneralName = x509.IPAddress(ip_address(host.strip("[]")))
+        except ValueError:
+            alternative = x509.DNSName(host)
+        public = parse_key(key, self._folder).public_key()
+        grant = _Grant(name="dashboard", role="", public_key=public, start=now - _BACKDATE, end=now + _YEAR)
+        return key, self._signed_for(grant, [alternative], [ExtendedKeyUsageOID.SERVER_AUTH])
+
     def _sign(self, grant: _Grant) -> bytes:
         alternatives = [x509.DNSName(text) for text in subject_names(grant.name, grant.role)]
-        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        return self._signed_for(grant, alternatives, [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+
+    def _signed_for(self, grant: _Grant, names: Sequence[x509.GeneralName], usage: Sequence[x509.ObjectIdentifier]) -> bytes:
         builder = (
             _builder(grant.name, grant.start, min(grant.end, self._certificate.not_valid_after_utc.timestamp()))
             .issuer_name(self._certificate.subject)
             .public_key(grant.public_key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(authority=False), critical=True)
-            .add_extension(usage, critical=False)
-            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
         return _pem(builder.sign(self._key, hashes.SHA256()))

@@ -31,6 +31,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.job.traffic import gigabyte_price
 
@@ -90,6 +91,20 @@ class PriceTable:
     def gigabyte(self, source: str, target: str) -> float:
         """The price of 10^9 bytes from one region to another, by the rule that ``limits.prices`` of a job has, too."""
         return gigabyte_price(self.traffic, source, target)
+
+    def check_regions(self, topology: Topology) -> None:
+        """Check that the prices of traffic name regions of ``topology``.
+
+        Raises:
+            InputError: one names another region.
+        """
+        for i, price in enumerate(self.traffic):
+            for key, region in (("from", price.source), ("to", price.target)):
+                if region != "*" and region not in topology.regions:
+                    known = ", ".join([*filter(None, topology.regions), "*"])
+                    raise InputError(
+                        f"traffic[{i}].{key}: topology {topology.name!r} has no region {region!r}; known are {known}"
+                    )
 
     def bill(self, seconds: float, busy: Mapping[str, float], sent: Mapping[tuple[str, str], float]) -> Bill:
         """What ``seconds`` cost. ``busy``: device -> computing seconds. ``sent``: (region, region) -> bytes."""

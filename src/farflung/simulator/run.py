@@ -38,17 +38,22 @@ class Simulator:
 
     def evaluate(self, plan: Plan) -> Estimate:
         """The plan's estimate with the simulator's step time and what it is bound by (one step, without jitter)."""
+        return self.judge(plan)[0]
+
+    def judge(self, plan: Plan, prices: PriceTable | None = None) -> tuple[Estimate, Simulation]:
+        """Return what ``evaluate`` returns, and the simulation that it comes from."""
         pieces = self.tables.cutter.cut(plan.bounds)
         found, program = self._lower(plan, pieces)
-        result = summarize(program, Machine(program, self.settings).run(), self.topology, self.settings)
+        result = summarize(program, Machine(program, self.settings).run(), self.topology, self.settings, prices)
         busy = max(*(use.busy_seconds for use in result.devices), *(use.busy_seconds for use in result.links), 0.0)
-        return replace(
+        judged = replace(
             found,
             step_seconds=result.step_seconds,
             step_throughput=result.samples_per_second,
             bound_by=result.bound_by,
             bound_share=min(1.0, busy / result.seconds) if result.seconds > 0 else 0.0,
         )
+        return judged, result
 
     def run(self, plan: Plan, subgraphs: Sequence[SubGraph] | None = None, prices: PriceTable | None = None) -> Simulation:
         """Simulate ``plan`` (see ``simulate``)."""

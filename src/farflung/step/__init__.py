@@ -10,7 +10,7 @@
 - ``optimizer_step``: ``OptimizerStep``: the parts of one step, in order.
 - ``ready_loop``: waits for an action whose inputs are here, computes it, sends its results.
 - ``actions``: inputs, result and computation of an action.
-- ``failed_batch``: ``FailedBatch``: the batch whose computation failed, as errors name it.
+- ``failed_batch``: ``blaming``: errors of a computation name the batch.
 - ``pipeline``: forwards and backwards in the order of a schedule; ``TrainingMode``, the protocol of modes of training.
 - ``zeroth_order``: a mode with two finite-difference probes in place of a backward.
 - ``hybrid``: a mode with servers and helpers.

@@ -29,7 +29,7 @@ class StepContext:
     inbox: Inbox
     outbox: Outbox
     transfer: ValueTransfer
-    #: What this worker does when. ``hooks.event("trace", ...)`` gets it after each step.
+    #: What this worker does when. ``hooks.on_trace`` gets it after each step.
     trace: SpanRing
     frames: FrameLog
 
@@ -52,7 +52,7 @@ class StepContext:
 
     def note(self, text: str, *, detail: bool = False) -> None:
         """Send a line for people to ``hooks``."""
-        self.hooks.event("note", text=text, detail=detail)
+        self.hooks.on_note(text, detail=detail)
 
     def data(self, piece: SubGraph, phase: Phase, step: int, micro_batch: int) -> Mapping[str, Array]:
         """Return the values of the placeholders of ``piece`` for one micro-batch."""

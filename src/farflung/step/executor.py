@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from farflung.engines.base import Array, Engine
 from farflung.graph.cut import SubGraph
 from farflung.messages.conversions.step_reports import StepReport
-from farflung.messages.data import Batch, EvaluationVote, Losses, Norms, StepReady, Token, Value, Verdict
+from farflung.messages.data import Batch, EvaluationVote, Losses, Norms, Slope, StepReady, Token, Value, Verdict
+from farflung.messages.router import PeerRouter
+from farflung.messages.schema import Message
 from farflung.plan.check import check_runnable
 from farflung.step.context import StepContext
 from farflung.step.evaluation.evaluation import Evaluation
@@ -22,7 +24,7 @@ from farflung.step.inbox import Inbox
 from farflung.step.optimizer_step import OptimizerStep, StepParts, send_trace
 from farflung.step.pipeline import PipelineMode, TrainingMode
 from farflung.step.reduction.gradient_exchange import gradient_exchange
-from farflung.step.router import Receive, Router, new_messages
+from farflung.step.router import Router
 from farflung.step.run_position import RunPosition
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
 from farflung.step.stages.local_stages import LocalStages
@@ -35,13 +37,12 @@ from farflung.step.two_phase_commit import TwoPhaseCommit
 from farflung.step.zeroth_order import ZerothOrderMode
 from farflung.telemetry.faults import fault_point
 from farflung.transports.base import Arrival, Endpoint
-from farflung.wire.frames import Frame
 
 __all__ = ["Executor"]
 
 
 class Executor:
-    """One worker's part in one run. ``prepare`` and ``run`` are called on the same thread; ``on_frame`` on any."""
+    """One worker's part in one run. ``prepare`` and ``run`` are called on the same thread; ``receive`` on any."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Executor:
         self._save = False
 
     def _wire(self) -> tuple[StepParts, Router]:
-        """Make the parts of a step as the plan asks, and say which frames each of them takes."""
+        """Make the parts of a step as the plan asks, and register which messages each of them takes."""
         context, stages, setup = self._context, self.stages, self.setup
         sums = gradient_exchange(setup, context.inbox, context.outbox)
         sync = synchronized(setup, context.inbox, context.outbox, (context.note, context.trace, context.transfer.gauge))
@@ -73,7 +74,7 @@ class Executor:
         copies = StateCopies(context, stages)
         vote = StepVote(context, copies.due, participation.takes_part)
         check, commit = GradientCheck(context, stages), TwoPhaseCommit(context, stages)
-        messages = new_messages()
+        messages = PeerRouter()
         messages.register(Losses, vote.receive_losses)
         messages.register(Verdict, vote.receive_verdict)
         messages.register(Norms, check.receive)
@@ -82,16 +83,17 @@ class Executor:
         messages.register(Token, lambda _, token: context.inbox.put(("token", token.step, token.index), token))
         messages.register(Value, context.transfer.receive)
         messages.register(Batch, context.transfer.receive_batch)
-        routes: dict[str, Receive] = {**sums.receivers, **dict.fromkeys(("copy", "copied"), copies.receive)}
+        sums.register(messages)
+        copies.register(messages)
         if sync is not None:
-            routes |= sync.receivers
+            sync.register(messages)
         mode: TrainingMode
         if setup.job.plan.helpers:
             mode = StageServer(context, stages, vote, sums)
-            routes |= dict.fromkeys(("answer", "free", "served", "task"), mode.receive)
+            mode.register(messages)
         elif sync is not None and sync.strategy.traits.zeroth_order is not None:
             mode = ZerothOrderMode(context, stages, vote, sync, sync.strategy.traits.zeroth_order)
-            routes["slope"] = mode.receive
+            messages.register(Slope, mode.receive)
         else:
             mode = PipelineMode(context, stages, vote, sums, sync)
         parts = StepParts(
@@ -104,7 +106,7 @@ class Executor:
             commit=commit,
             copies=copies,
         )
-        return parts, Router(context, self._position, messages, routes)
+        return parts, Router(context, self._position, messages)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ class Executor:
             FarflungError: what ``abort`` was given.
         """
         setup, job, sync = self.setup, self.setup.job, self._parts.sync
-        saved = (self.step if setup.kept_step is None else setup.kept_step) or -1
+        saved = (self.step if setup.checkpoint_step is None else setup.checkpoint_step) or -1
         if setup.keeps(self.step) and saved < self.step:
             self._checkpoint()  # the worker may have been lost before it was complete
             saved = self.step
@@ -174,9 +176,12 @@ class Executor:
         self._parts.copies.close()
         self.inbox.clear()
 
-    def on_frame(self, peer: str, frame: Frame) -> None:
-        """Store a frame of this run (transport thread); a batch that is due only later waits here."""
-        self._router.receive(peer, frame)
+    def receive(self, peer: str, message: Message, nbytes: int = 0) -> None:
+        """Store a message of this run (transport thread); a batch that is due only later waits here.
+
+        ``nbytes``: of the frame (0: not known).
+        """
+        self._router.receive(peer, message, nbytes)
 
     def on_arrival(self, arrival: Arrival) -> None:
         """Log for the trace when a frame came in (transport thread)."""

@@ -14,10 +14,10 @@ from farflung.registry import Registry
 from farflung.sync import codec_name
 from farflung.sync.members import STRATEGIES
 
-__all__ = ["check_brought"]
+__all__ = ["check_plugins"]
 
 
-def check_brought(job: JobSpec, who: str, *, plans: bool) -> None:
+def check_plugins(job: JobSpec, who: str, *, plans: bool) -> None:
     """Whether the process called ``who`` has what ``job`` names; ``plans``: the planner, too, which only a broker needs.
 
     Raises:

@@ -12,12 +12,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Protocol
 
 from farflung.engines.base import Array, MicroBatch, StageRunner
+from farflung.errors import FailedBatch
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import ValueRef
 from farflung.schedules.base import Action, ActionKind
 from farflung.step.actions import ActionInputs, ActionResult, compute
 from farflung.step.context import StepContext
-from farflung.step.failed_batch import FailedBatch
+from farflung.step.failed_batch import blaming
 from farflung.step.inbox import Inbox
 from farflung.step.step_meter import StepMeter
 from farflung.telemetry.events import SpanKind
@@ -112,7 +113,7 @@ def _compute(source: ActionSource, action: Action, context: StepContext) -> None
     if not source.training:
         result = compute(runner, key, inputs, backward=backward)
     else:
-        with FailedBatch(step, action.micro_batch).named():
+        with blaming(FailedBatch(step, action.micro_batch)):
             result = compute(runner, key, inputs, backward=backward)
         trace.note(SpanKind.COMPUTE, action.kind.value, begin, **_place(action, step))
     source.finish(action, result)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from farflung.engines.base import Array
 from farflung.graph.cut import SubGraph, cut
@@ -17,6 +17,7 @@ from farflung.messages.conversions.step_reports import StepReport
 from farflung.plan.derive import derive_bounds
 from farflung.plan.link_memory import Way, ways_of
 from farflung.plan.model import Plan
+from farflung.telemetry.trace import Span
 
 __all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key"]
 
@@ -60,8 +61,8 @@ class RunSetup:
     ``graphs``: training graphs by number of samples in the micro-batch (they differ in shapes only). ``eval_graph`` and
     ``generate_graph`` read the same states by the same names. ``first_step`` is where a resumed run continues; ``committed`` is
     how many steps before it were applied. ``recovered``: the run continues after a loss. ``survives``: a later attempt may
-    continue from the states that this one leaves. ``kept_step`` and ``kept_committed``: the same of the newest checkpoint, if the
-    run does not begin with that one. ``rounds``: which workers store copies of whose states.
+    continue from the states that this one leaves. ``checkpoint_step`` and ``checkpoint_committed``: the same
+    of the newest checkpoint, if the run does not begin with that one. ``rounds``: which workers store copies of whose states.
     """
 
     run: str
@@ -75,8 +76,8 @@ class RunSetup:
     committed: int = 0
     recovered: bool = False
     survives: bool = False
-    kept_step: int | None = None
-    kept_committed: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint_committed: int | None = None
     rounds: CopyRounds = field(default_factory=CopyRounds)
 
     @cached_property
@@ -247,6 +248,11 @@ class RunHooks(Protocol):
     def on_text(self, tokens: Sequence[int]) -> None:
         """Report generated tokens, the prompt included (on the worker that makes the logits)."""
 
-    def event(self, kind: str, **fields: Any) -> None:
-        """Report an event, from any thread: ``trace`` with ``spans`` (a list of ``Span``) and ``lost`` (how many were dropped),
-        ``note`` with ``text`` (a line for people, from one worker only), ``helper`` with ``text`` (a helper has gone)."""
+    def on_trace(self, spans: Sequence[Span], lost: int) -> None:
+        """Report the spans of the trace since the last call, and how many were dropped (any thread)."""
+
+    def on_note(self, text: str, *, detail: bool = False) -> None:
+        """Report a line for people, from one worker only (any thread). ``detail``: for experts only."""
+
+    def on_helper_gone(self, text: str) -> None:
+        """Report on this machine that a helper has gone (any thread)."""

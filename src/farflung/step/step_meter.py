@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from farflung.clock import precise_time
 
 __all__ = ["StepMeter"]
 
@@ -11,7 +11,7 @@ class StepMeter:
     """Wall-clock seconds of one step, split into compute (by stage) and waiting."""
 
     def __init__(self) -> None:
-        self.begin = time.perf_counter()
+        self.begin = precise_time()
         self.busy: dict[int, float] = {}
         self.wait = 0.0
         self._mark = 0.0
@@ -28,10 +28,10 @@ class StepMeter:
         return self
 
     def __enter__(self) -> None:
-        self._mark = time.perf_counter()
+        self._mark = precise_time()
 
     def __exit__(self, *error: object) -> None:
-        spent = time.perf_counter() - self._mark
+        spent = precise_time() - self._mark
         if self._stage is None:
             self.wait += spent
         else:

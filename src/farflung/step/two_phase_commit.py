@@ -1,8 +1,8 @@
 """The two-phase commit of a step: a worker *prepares* a step when its gradients are complete, and applies it when all have.
 
-So no worker is more than one step ahead of another, and a worker that is behind can follow by itself (``protocol.holdings``).
+So no worker is more than one step ahead of another, and a worker that is behind can follow (``protocol.retained_states``).
 The workers of the first stage end a step's backwards last, and begin the next step. So every worker reports to each of them, and
-one of them tells each other worker that all are prepared. That message arrives before the first values of the next step, which
+one of them notifies each other worker that all are prepared. That message arrives before the first values of the next step, which
 the worker waits for anyway.
 
 Cost per step, with N workers, F of them with the first stage: (N - F) (F + 1) + F (F - 1) messages of some ten bytes, instead of
@@ -19,7 +19,7 @@ from dataclasses import replace
 from farflung.engines.base import Array
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import StepReady
-from farflung.protocol.holdings import Decision, Holding
+from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.step.context import StepContext
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.retained_stages import RetainedStages
@@ -93,7 +93,7 @@ class TwoPhaseCommit:
         self._context.inbox.put(("prepared", message.step, peer), True)
 
     def _herald(self, device: str) -> str:
-        """Return the worker of the first stage that tells ``device``, which has another stage, that all are prepared."""
+        """Return the worker of the first stage that notifies ``device``, which has another stage, that all are prepared."""
         plan = self._context.setup.plan
         first = plan.stages[0].devices
         return first[sorted(plan.devices).index(device) % len(first)]
@@ -135,11 +135,11 @@ class TwoPhaseCommit:
         """Return the states of this worker, whose attempt has ended (None: training cannot continue from them)."""
         if not (self.survives and self._stages.consistent):
             return None
-        holding = Holding(
+        retained_state = RetainedState(
             step=self._step,
             committed=self._stages.committed,
             states=self._stages.names,
             ready=self._ready,
             decision=self._decision,
         )
-        return RetainedStages(self._stages, holding, self._before)
+        return RetainedStages(self._stages, retained_state, self._before)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from farflung.engines.base import Array, EngineSettings, StageRunner
 from farflung.errors import WireError
 from farflung.graph.cut import SubGraph
-from farflung.messages.fields import whole
+from farflung.messages.data import Slope
 from farflung.schedules.base import Action, ActionKind
 from farflung.step.actions import ActionResult
 from farflung.step.context import StepContext
@@ -24,13 +24,12 @@ from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import Synchronizer
 from farflung.step.sync.seeded_directions import direction
-from farflung.step.transfer.outbox import OutgoingFrame
+from farflung.step.transfer.outbox import OutgoingMessage
 from farflung.step.transfer.value_transfer import StepRoutes
 from farflung.sync.base import ZerothOrder
 from farflung.sync.commands import Probe
 from farflung.sync.strategies.seed_and_scalar import narrow, widened
 from farflung.transports.base import Urgency
-from farflung.wire.frames import Frame
 
 __all__ = ["ZerothOrderMode"]
 
@@ -67,16 +66,16 @@ class ZerothOrderMode:
     def close(self) -> None:
         """There are no threads."""
 
-    def receive(self, peer: str, frame: Frame) -> None:
+    def receive(self, peer: str, slope: Slope) -> None:
         """Store the slope of ``peer`` (transport thread).
 
         Raises:
             WireError: it has another size than the strategy says.
         """
-        data, bits = b"".join(bytes(memoryview(section)[:9]) for section in frame.sections[:2]), self._settings.bits
-        if len(data) != bits // 8:
-            raise WireError(f"a slope of {bits} bits came in {len(frame.sections)} sections of {len(data)} bytes or more")
-        self._context.inbox.put(("slope", whole(frame.header, "step"), peer), widened(data, bits))
+        data, bits = memoryview(slope.sections[0]), self._settings.bits
+        if data.nbytes != bits // 8:
+            raise WireError(f"a slope of {bits} bits came as {data.nbytes} bytes")
+        self._context.inbox.put(("slope", slope.step, peer), widened(bytes(data), bits))
 
     def _measure(self, step: int, meter: StepMeter) -> dict[int, float]:
         """Compute both probes and send the slope; the parameters are as before."""
@@ -117,10 +116,10 @@ class ZerothOrderMode:
         setup = self._context.setup
         data = narrow(slope, self._settings.bits).tobytes()
         self._context.inbox.put(("slope", step, setup.device), widened(data, self._settings.bits))
-        frame = Frame("slope", {"run": setup.run, "step": step}, (data,))
+        message = Slope(run=setup.run, step=step, sections=(data,))
         pair = (setup.loss_stage, setup.loss_stage)
         for peer in setup.peers:
-            outgoing = OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, pair=pair, dense=len(data))
+            outgoing = OutgoingMessage(make=lambda: message, urgency=Urgency.CONTROL, step=step, pair=pair, dense=len(data))
             self._context.outbox.post(peer, outgoing)
 
 

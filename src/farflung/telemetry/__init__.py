@@ -1,5 +1,6 @@
 """What a run tells about itself: events and spans, step records, the run folder, and named fault points."""
 
+from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import FAULT_POINTS, Injector, fault_point, injecting
 from farflung.telemetry.folder import RunFolder
@@ -20,6 +21,7 @@ from farflung.telemetry.trace import ClockOffset, ProcessTrace, Span, SpanRing, 
 
 __all__ = [
     "FAULT_POINTS",
+    "AttemptRecord",
     "ClockOffset",
     "CodecUse",
     "EvaluationRecord",

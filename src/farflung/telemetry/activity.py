@@ -16,6 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from rich.text import Text
 
 from farflung.telemetry.records import StepRecord
+from farflung.telemetry.terminal import terminal
 from farflung.units import Seconds
 
 __all__ = ["Activity", "TrainingProgress", "pace"]
@@ -36,7 +37,7 @@ class Activity:
 
         ``write`` prints a whole line (default: on ``console``).
         """
-        self._console = console or Console(stderr=True)
+        self._console = console or terminal(stderr=True)
         self._write = write or self._print
         self._live: Progress | None = None
         self._task: TaskID | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from farflung.errors import DataError, DiskFull
 from farflung.telemetry.faults import fault_point
+from farflung.telemetry.shortage import remedy_of
 
 __all__ = ["append_lines"]
 
@@ -18,7 +18,7 @@ def append_lines(path: Path, text: str) -> None:
 
     Raises:
         DataError: the file can't be written.
-        DiskFull: there is no space; the file is as it was.
+        DiskFull: there is no space, or no descriptor is free; the file is as it was.
     """
     before = -1
     try:
@@ -30,5 +30,6 @@ def append_lines(path: Path, text: str) -> None:
         with suppress(OSError):
             if before >= 0:
                 os.truncate(path, before)  # half a line would spoil the next one
-        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DataError
-        raise kind(f"cannot write {path}: {error.strerror}; free space or choose another folder") from None
+        remedy = remedy_of(error)
+        kind = DiskFull if remedy else DataError
+        raise kind(f"cannot write {path}: {error.strerror}; {remedy or 'choose another folder'}") from None

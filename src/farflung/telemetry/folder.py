@@ -5,8 +5,9 @@
 | job.json        | the job (``JobSpec``)                                       | before the first step   |
 | graph.json      | the operator graph (``Graph.to_json``)                      | before the first step   |
 | topology.json   | devices and links (``Topology.to_json``)                    | before the first step   |
-| plan.json       | the plan (``plan_to_json``)                                 | before the first step   |
+| plan.json       | the newest plan (``plan_to_json``)                          | before the first step   |
 | metrics.jsonl   | a line per step, evaluation, recovery (``read_record``)       | as the run goes         |
+| attempts.jsonl  | plan and topology of each attempt (``AttemptRecord``)         | when an attempt begins  |
 | relayed.jsonl   | what each relay carried (``RelayedRecord``), if there was one | when a relay ends       |
 | result.json     | how it ended (``RunResult``)                                | at the end              |
 | run.log         | the log for people (``telemetry.log_file``)                 | as the run goes         |
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from farflung.errors import DataError
 from farflung.telemetry.appending import append_lines
+from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.records import Record, RelayedRecord, RunResult, committed, read_record
 
 __all__ = ["RunFolder"]
@@ -75,14 +77,20 @@ class RunFolder:
         """``relayed.jsonl``."""
         return self.root / "relayed.jsonl"
 
-    def append(self, record: Record | RelayedRecord) -> None:
-        """Add a line to ``metrics.jsonl`` (of a relay: to ``relayed.jsonl``).
+    @property
+    def attempts(self) -> Path:
+        """``attempts.jsonl``."""
+        return self.root / "attempts.jsonl"
+
+    def append(self, record: Record | RelayedRecord | AttemptRecord) -> None:
+        """Add a line to ``metrics.jsonl`` (of a relay: to ``relayed.jsonl``, of an attempt: to ``attempts.jsonl``).
 
         Raises:
             DataError: the file can't be written.
             DiskFull: there is no space; the file is as it was.
         """
-        append_lines(self.relayed if isinstance(record, RelayedRecord) else self.metrics, record.to_line())
+        paths = {RelayedRecord: self.relayed, AttemptRecord: self.attempts}
+        append_lines(paths.get(type(record), self.metrics), record.to_line())
 
     def read_relayed(self) -> list[RelayedRecord]:
         """What relays carried (nothing: there was none).
@@ -90,13 +98,15 @@ class RunFolder:
         Raises:
             DataError: the file is damaged.
         """
-        try:
-            lines = self.relayed.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            return []
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot read {self.relayed}: {error}") from None
-        return [RelayedRecord.from_line(line) for line in lines]
+        return [RelayedRecord.from_line(line) for line in _lines(self.relayed)]
+
+    def read_attempts(self) -> list[AttemptRecord]:
+        """The attempts that have trained (nothing: an older version wrote the folder, or training has not begun).
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        return [AttemptRecord.from_line(line) for line in _lines(self.attempts)]
 
     def records(self) -> Iterator[Record]:
         """The records of ``metrics.jsonl`` in order. A last line without its end was cut off and is left out.
@@ -145,3 +155,14 @@ class RunFolder:
             return RunResult.from_json(text)
         except DataError as error:
             raise DataError(f"{self.result}: {error}") from None
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the whole lines of a file (none: there is no file). A last line without its end was cut off and is left out."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    return text.split("\n")[:-1]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from farflung.clock import date_text, wall_time
 
 __all__ = ["LogPart", "LogWriter", "read_last", "read_more"]
 
@@ -24,7 +25,7 @@ class LogWriter:
     A line that can't be written (a full disk, a missing folder) is left out: a log must never stop what it is about.
     """
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, now: Callable[[], float] = wall_time) -> None:
         """``now``: seconds since 1970."""
         self._now = now
         self._lines: queue.SimpleQueue[tuple[Path, float, str] | None] = queue.SimpleQueue()
@@ -43,7 +44,7 @@ class LogWriter:
     def _write_all(self) -> None:
         while (line := self._lines.get()) is not None:
             path, when, text = line
-            stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+            stamp = date_text(at=when)
             with suppress(OSError):
                 _append(path, f"{stamp} {text.rstrip().replace(chr(10), chr(10) + '  ')}\n")
 

@@ -59,7 +59,8 @@ class StepRecord:
     without a codec. ``busy_seconds``: computing time of each stage. ``predicted_seconds``: the plan's estimate of ``seconds``.
     ``learning_rate``: of the default group. ``skipped``: the loss was not a number and nothing was applied. ``divergence``: under
     a sync strategy, the largest relative distance of a replica's parameters from the mean, in a step that averaged some.
-    ``codecs``: what they took on each link that has one.
+    ``codecs``: what they took on each link that has one. ``grad_norm``: the norm of all gradients before clipping (None: the job
+    does not need it, so nobody computed it).
     """
 
     step: int
@@ -76,6 +77,7 @@ class StepRecord:
     skipped: bool = False
     divergence: float | None = None
     codecs: Mapping[Link, CodecUse] = field(default_factory=dict)
+    grad_norm: float | None = None
 
     @property
     def samples_per_second(self) -> float:
@@ -110,6 +112,7 @@ class StepRecord:
             "skipped": self.skipped,
             **({} if self.divergence is None else {"divergence": self.divergence}),
             **({"codecs": _codec_table(self.codecs)} if self.codecs else {}),
+            **({} if self.grad_norm is None else {"grad_norm": self.grad_norm}),
         }
 
     def to_line(self) -> str:
@@ -304,6 +307,7 @@ def read_record(line: str) -> Record | None:
         skipped=body.get("skipped") is True,
         divergence=_optional(body, "divergence"),
         codecs=_codecs(body) if "codecs" in body else {},
+        grad_norm=_optional(body, "grad_norm"),
     )
 
 

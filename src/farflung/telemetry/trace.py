@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import math
 import struct
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from farflung.clock import monotonic
 from farflung.errors import DataError, WireError
 from farflung.telemetry.appending import append_lines
 from farflung.telemetry.events import SpanKind, Value, encode_line
@@ -28,9 +28,9 @@ __all__ = [
     "Span",
     "SpanRing",
     "estimate_offset",
-    "frame_name",
     "pack_spans",
     "read_traces",
+    "span_from_fields",
     "unpack_spans",
     "write_spans",
 ]
@@ -89,7 +89,7 @@ class ProcessTrace:
 class SpanRing:
     """Spans that wait to be sent; the newest ``capacity`` stay. Noting one costs about a microsecond. Thread-safe."""
 
-    def __init__(self, capacity: int = _CAPACITY, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, capacity: int = _CAPACITY, clock: Callable[[], float] = monotonic) -> None:
         self.now = clock
         # appending and popping are atomic: no lock on the way of the compute thread
         self._spans: deque[Span] = deque(maxlen=capacity)
@@ -132,11 +132,6 @@ def estimate_offset(ping: Callable[[], float], now: Callable[[], float], rounds:
         if best is None or found.error < best.error:
             best = found
     return best or ClockOffset()
-
-
-def frame_name(verb: str, kind: str) -> str:
-    """The name of the span in which a frame was sent or decoded: its kind without a number (``token-17``), so names stay few."""
-    return f"{verb} {kind.rstrip('0123456789').rstrip('-')}"
 
 
 def pack_spans(spans: Sequence[Span]) -> tuple[list[str], bytes]:
@@ -244,7 +239,7 @@ def _read_trace(path: Path) -> ProcessTrace:
                 try:
                     body = json.loads(line)
                     if body["kind"] == "span":
-                        spans.append(_from_fields(body))
+                        spans.append(span_from_fields(body))
                     elif body["kind"] == "clock":
                         lost += int(body["lost"])
                         if "offset" in body:
@@ -256,7 +251,14 @@ def _read_trace(path: Path) -> ProcessTrace:
     return ProcessTrace(process=path.stem, spans=tuple(spans), offset=offset, lost=lost)
 
 
-def _from_fields(body: Mapping[str, object]) -> Span:
+def span_from_fields(body: Mapping[str, object]) -> Span:
+    """Return the span in an event of kind ``span``.
+
+    Raises:
+        KeyError: a field is missing.
+        ValueError: a field is malformed.
+    """
+
     def whole(key: str, default: int) -> int:
         return int(body.get(key, default))  # type: ignore[call-overload, no-any-return]
 

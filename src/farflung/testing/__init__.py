@@ -1,5 +1,6 @@
 """Public conformance kits and fakes for members of the interchangeable rooms: ``from farflung.testing import check_codec``."""
 
 from farflung.testing.codecs import check_codec
+from farflung.testing.messages import check_message
 
-__all__ = ["check_codec"]
+__all__ = ["check_codec", "check_message"]

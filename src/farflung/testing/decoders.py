@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from farflung.codecs.samples import Ids, SampleCoder, SampleTable
 from farflung.codecs.sparse.indices import CodedIndices, decode_indices, encode_indices
 from farflung.errors import CodecError, VersionError, WireError
 from farflung.messages.arrays import PackedArray, decode_array, encode_array, pack_arrays, packed_arrays
-from farflung.messages.data import UseKey, Value
+from farflung.messages.data import LayerExchange, UseKey, Value
 from farflung.messages.schema import Channel
-from farflung.messages.wire_form import decode_as, encode
+from farflung.messages.wire_form import decode, decode_as, encode, types_on
 from farflung.testing.damage import INTEGERS, bent, damaged, hurt, resealed, some_array, some_payload
+from farflung.testing.messages import damaged_frame, some_frame
 from farflung.wire.arrays import DTYPES, ArrayMeta, pack, unpack
 from farflung.wire.frames import Frame, FrameDecoder, FrameLimits, decode_frame, encode_frame
 from farflung.wire.packed import pack_value, unpack_value
@@ -205,8 +207,9 @@ def _value_case(generator: np.random.Generator) -> Case:
         key = UseKey(step=0, stage=0, state="w", op="op")
         frame = encode(Value(run="r", key=key, array=packed.array, payload=packed.payload, sections=packed.sections))
     else:
-        frame = pack_arrays("values", {}, [*arrays, None], codec)
-    frame = _hurt_frame(frame, generator)
+        frame = encode(pack_arrays(partial(LayerExchange, run="r", stage=0, tag="t"), [*arrays, None], codec))
+    if generator.random() < 0.7:
+        frame = damaged_frame(frame, generator)
     data = b"".join(encode_frame(frame))
     if generator.random() < 0.2:
         data = bent(data, generator)
@@ -224,7 +227,7 @@ def _run_value(case: Case, data: bytes, *, single: bool) -> str:
         value = decode_as(frame, Channel.DATA, Value)
         parts = [PackedArray(value.array, value.payload, value.sections)]
     else:
-        parts = [part for part in packed_arrays(frame, 4) if part is not None]
+        parts = [part for part in packed_arrays(decode_as(frame, Channel.DATA, LayerExchange), 4) if part is not None]
     for part in parts:
         meta = part.array.meta
         case.declared += meta.memory_nbytes if meta.memory_nbytes <= LIMIT else 0
@@ -246,18 +249,20 @@ def _laid(array: np.ndarray[Any, Any], generator: np.random.Generator) -> np.nda
     return array
 
 
-def _hurt_frame(frame: Frame, generator: np.random.Generator) -> Frame:
-    header: Mapping[str, Any] = frame.header
-    for _ in range(int(generator.integers(0, 3))):
-        changed = hurt(dict(header), generator)
-        header = changed if isinstance(changed, dict) else header
-    sections = list(frame.sections)
-    if sections and generator.random() < 0.5:
-        place = int(generator.integers(len(sections)))
-        sections[place] = bent(bytes(sections[place]), generator)
-    if sections and generator.random() < 0.1:
-        sections.pop()
-    return replace(frame, header=header, sections=tuple(sections))
+def _message_case(generator: np.random.Generator) -> Case:
+    """A frame of any message, on one of its channels."""
+    channel = list(Channel)[int(generator.integers(len(Channel)))]
+    known = sorted(types_on(channel).items())
+    frame = damaged_frame(some_frame(known[int(generator.integers(len(known)))][1], generator), generator)
+    data = b"".join(encode_frame(frame))
+    if generator.random() < 0.2:
+        data = resealed(data, generator)
+
+    def run(case: Case) -> str:
+        again = encode(decode(decode_frame(data, _STREAM), channel))
+        return "" if again.kind == frame.kind else f"a {frame.kind!r} became a {again.kind!r}"
+
+    return Case(decoder="message", nbytes=len(data), refuses=(WireError, VersionError), run=run)
 
 
 def _array_case(generator: np.random.Generator) -> Case:
@@ -356,6 +361,7 @@ DECODERS: Mapping[str, Maker] = {
     "memory": _memory_case,
     "samples": _samples_case,
     "value": _value_case,
+    "message": _message_case,
     "array": _array_case,
     "frame": _frame_case,
     "header": _header_case,

@@ -13,7 +13,6 @@ hangs. The same seed gives the same inputs.
 from __future__ import annotations
 
 import threading
-import time
 import tracemalloc
 import warnings
 from collections import Counter
@@ -24,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from farflung.clock import Clock, MonotonicClock
+from farflung.clock import Clock, MonotonicClock, ThreadClock
 from farflung.testing.decoders import Case, some_case
 from farflung.thread_group import ThreadGroup
-from farflung.units import Seconds
 
 __all__ = ["MAX_SECONDS", "MAX_WALL_SECONDS", "MEMORY_FACTOR", "Findings", "Fuzzing", "fuzz_decoders", "summary"]
 
@@ -37,16 +35,6 @@ MAX_WALL_SECONDS = 900.0
 MEMORY_FACTOR = 40
 _MEMORY_FLOOR = 1 << 20
 _MOST_FAULTS = 20
-
-
-class ThreadClock:
-    """The processor time of the thread that asks."""
-
-    __slots__ = ()
-
-    def now(self) -> Seconds:
-        """Seconds of ``time.thread_time``."""
-        return Seconds(time.thread_time())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

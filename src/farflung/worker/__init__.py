@@ -10,6 +10,7 @@
 - ``broker_queries``: ``BrokerQueries``: answers the broker's questions about device and links.
 - ``links``: ``PeerLinks``, bandwidth probes, emulated links.
 - ``run_part``: ``RunPart``: what training and helping have in common; ``CurrentPart``: the part that runs now.
+- ``peer_frames``: ``PeerFrames``: decodes each frame of a peer, and gives its message to the part that it is for.
 - ``training_run``: ``TrainingRun``: a thread with an executor, and the messages of peers for it.
 - ``helper``: ``Helper``: computes slices of a stage in a hybrid plan.
 - ``run_hooks``: ``WorkerHooks``: what the executor asks of the worker; ``CheckpointUpload``.

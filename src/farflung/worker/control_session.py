@@ -1,4 +1,4 @@
-"""The session with the broker: messages both ways, heartbeats, and the lease that says when the broker is lost."""
+"""The session with the broker: messages both ways, heartbeats, and the lease after which the broker counts as lost."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class ControlSession:
             self._limits = dict(limits)
             rpc = self._rpc
         if rpc is not None:
-            with suppress(ConnectionLost):  # the next session's hello says it
+            with suppress(ConnectionLost):  # the next session's hello reports it
                 rpc.send(encode(Wants(**self._limits)))
 
     def leave(self) -> None:

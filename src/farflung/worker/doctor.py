@@ -6,7 +6,6 @@ import ipaddress
 import platform
 import shutil
 import socket
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +14,7 @@ from typing import Literal
 
 import psutil
 
-from farflung.clock import monotonic, wall_time
+from farflung.clock import date_text, monotonic, wall_time
 from farflung.engines import ComputeDevice, get_engine
 from farflung.errors import InputError
 from farflung.security import split_address
@@ -165,7 +164,7 @@ def _words(path: Path) -> list[str]:
 
 def _clock() -> Finding:
     now = wall_time()
-    text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    text = date_text("%Y-%m-%d %H:%M:%S UTC", now, utc=True)
     if now < _YEAR_2025:
         return Finding(what="clock", found=text, level="bad", remedy="certificates are not yet valid: set the clock (NTP)")
     return Finding(what="clock", found=text)

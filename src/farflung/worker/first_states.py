@@ -97,7 +97,7 @@ class StateFetch:
 
 
 class FirstStates:
-    """First states of a run's stages, from wherever the broker says. The compute thread calls ``read`` and ``optimizer``."""
+    """First states of a run's stages, from the source that the broker names. The compute thread reads them."""
 
     def __init__(
         self,

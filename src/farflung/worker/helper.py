@@ -15,9 +15,11 @@ from farflung.clock import monotonic
 from farflung.engines.base import Array, Engine, StageRunner
 from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.messages.commands import Help
-from farflung.messages.data import PeerHello
+from farflung.messages.data import PeerHello, RunMessage
+from farflung.messages.hybrid import HelperStates, SliceTask, When
 from farflung.messages.reports import Helping
-from farflung.messages.schema import UNSET, Flag
+from farflung.messages.router import PeerRouter
+from farflung.messages.schema import UNSET, Flag, kind_of
 from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import encode
 from farflung.protocol.pool.pool_events import TaskKind
@@ -27,8 +29,7 @@ from farflung.step.stages.stage_runners import open_stage
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.transports.base import Urgency
-from farflung.wire.frames import Frame
-from farflung.worker.run_part import RunPart, RunServices
+from farflung.worker.run_part import RunPart, RunServices, Sender
 
 __all__ = ["Helper"]
 
@@ -71,7 +72,7 @@ class _Inbox:
         self._tasks: deque[_Compute] = deque()
         self._error: BaseException | None = None
 
-    def put_states(self, states: StepStates, when: object) -> None:
+    def put_states(self, states: StepStates, when: When) -> None:
         """States have come: of the step that begins now, or of the next one (``AHEAD``); ``HELD``: the step of these begins."""
         with self._changed:
             if when == AHEAD:
@@ -137,9 +138,14 @@ class Helper(RunPart):
         self._server = command.server
         self._servers = frozenset({command.server, *command.addresses})
         self._stage, self._device = command.stage, command.device
+<<<<<<< HEAD
         #: While there are none, frames are dropped: the helper is not ready yet, or over.
         self._slices: StageSlices | None = None
         self._engine: Engine | None = None
+=======
+        #: While there is none, messages are dropped: the helper is not ready yet, or over.
+        self._open: PeerRouter | None = None
+>>>>>>> main
         self._inbox = _Inbox()
         #: When the broker asked for help, until the first slice is computed.
         self._asked_at: float | None = monotonic()
@@ -163,29 +169,40 @@ class Helper(RunPart):
             self._servers -= {peer}
             self._inbox.drop_tasks(peer)
 
-    def on_frame(self, peer: str, frame: Frame) -> None:
+    def on_message(self, sender: Sender, message: RunMessage) -> None:
         """See ``RunPart``."""
-        slices = self._slices
-        if slices is None:
+        open_help = self._open
+        if open_help is None:
             return
-        if peer not in self._servers or (frame.kind == "states" and peer != self._server):
-            raise WireError(f"{peer} takes no part in stage {self._stage} here; its {frame.kind!r:.40} is refused")
-        if frame.kind == "states":
-            self._inbox.put_states(slices.read_states(frame), frame.header.get("when"))
-        elif frame.kind == "task":
-            self._inbox.put_task(peer, slices.read_task(frame))
-        else:
-            raise WireError(f"a helper is sent states and tasks, not {frame.kind!r:.40}")
+        states_of_other = isinstance(message, HelperStates) and sender.peer != self._server
+        if sender.peer not in self._servers or states_of_other:
+            refused = f"its {kind_of(message)!r} is refused"
+            raise WireError(f"{sender.peer} takes no part in stage {self._stage} here; {refused}")
+        open_help.dispatch(sender.peer, message)
+
+    def _router(self, slices: StageSlices) -> PeerRouter:
+        """The handlers of what servers send."""
+        router = PeerRouter()
+        router.register(
+            HelperStates, lambda _, message: self._inbox.put_states((message.step, slices.read_states(message)), message.when)
+        )
+        router.register(SliceTask, lambda server, message: self._inbox.put_task(server, slices.read_task(message)))
+        return router
 
     # -- the helper's thread ------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         services, setup = self._services, self._setup()
         slices = StageSlices(setup, self._stage)
+<<<<<<< HEAD
         engine = self._engine = services.engine.attempt(services.device, services.memory)
         engine.set_threads(setup.job.threads)
         runners = open_stage(engine, services.device, setup, self._stage, slices.pieces)
         self._slices = slices
+=======
+        runners = open_stage(services.engine, services.device, setup, self._stage, slices.pieces)
+        self._open = self._router(slices)
+>>>>>>> main
         services.log(f"run {self.run}: ready to help {self._server} with stage {self._stage}")
         services.report(Helping(run=self.run, attempt=self.attempt))
         self._serve(slices, runners)
@@ -231,7 +248,7 @@ class Helper(RunPart):
             self._services.log(Detail(f"run {self.run}: {text}"))
         fault_point("helper.before_answer", step=task.step, device=self._device)
         post = self._services.links.endpoint.post
-        post(server, slices.answer_frame(task, answer), Urgency.VALUES).add_done_callback(
+        post(server, encode(slices.answer_message(task, answer)), Urgency.VALUES).add_done_callback(
             lambda done: None if (error := done.exception()) is None else self.on_lost(server, ConnectionLost.of(error))
         )
 
@@ -239,6 +256,10 @@ class Helper(RunPart):
         return f"run {self.run}: helps no more: {cause}", UNSET
 
     def _close(self) -> None:
+<<<<<<< HEAD
         self._slices = None
         if self._engine is not None:
             self._engine.end()
+=======
+        self._open = None
+>>>>>>> main

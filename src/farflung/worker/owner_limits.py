@@ -9,27 +9,26 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farflung.clock import wall_time
+from farflung.clock import local_time, wall_time
 from farflung.errors import DiskFull, InputError
 from farflung.protocol.members import Parting
 from farflung.security.files import make_private_folder, write_private
 from farflung.units import Bytes, BytesPerSecond, Quantity
 
-__all__ = ["Wishes", "WishesFile", "known_workers"]
+__all__ = ["OwnerLimits", "OwnerLimitsFile", "known_workers"]
 
 _HOURS = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]|24):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What is wanted.
+class OwnerLimits:
+    """What the owner of a machine allows its worker.
 
     ``paused``: take no part until further notice. ``parting``: as ``MemberWants``. ``hours``: when the machine may work, by
     its own clock (``22:00-07:00``; empty: always). ``memory``: bytes for training. ``bandwidth``: bytes per second that the
@@ -58,8 +57,8 @@ class Wishes:
         begin, end = _minutes(self.hours)
         return not (begin <= minute < end if begin <= end else minute >= begin or minute < end)
 
-    def told(self, minute: int) -> dict[str, Any]:
-        """What the broker has to know at ``minute`` of the day."""
+    def in_force(self, minute: int) -> dict[str, Any]:
+        """What the broker must know at ``minute`` of the day."""
         found: dict[str, Any] = {"paused": self.rests(minute), "parting": self.parting}
         if self.memory is not None:
             found["memory"] = self.memory
@@ -75,42 +74,42 @@ class Wishes:
         return ", ".join(parts) or "no limits"
 
 
-class WishesFile:
-    """The wishes for the worker ``name``, in ``folder``."""
+class OwnerLimitsFile:
+    """The limits of the worker ``name``, in ``folder``."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self.path = name, folder / f"{name}.json"
 
-    def read(self) -> Wishes:
-        """What is wanted (nothing, where there is no file).
+    def read(self) -> OwnerLimits:
+        """Return the limits (none, where there is no file).
 
         Raises:
             InputError: the file is damaged.
         """
         try:
             body = json.loads(self.path.read_text(encoding="utf-8"))
-            return Wishes(**body)
+            return OwnerLimits(**body)
         except FileNotFoundError:
-            return Wishes()
+            return OwnerLimits()
         except (OSError, ValueError, TypeError, InputError) as error:
             raise InputError(f"{self.path} can't be read: {error}; delete it to begin anew") from None
 
-    def change(self, **changes: Any) -> Wishes:
-        """Keep other wishes; returns all of them."""
-        wishes = replace(self.read(), **changes)
+    def change(self, **changes: Any) -> OwnerLimits:
+        """Store changed limits; return all of them."""
+        limits = replace(self.read(), **changes)
         make_private_folder(self.path.parent)
-        write_private(self.path, json.dumps(asdict(wishes)).encode())
-        return wishes
+        write_private(self.path, json.dumps(asdict(limits)).encode())
+        return limits
 
-    def begin(self, limits: Mapping[str, Any]) -> Wishes:
-        """This process is the worker now; ``limits`` take the place of those that are kept, where they say something.
+    def begin(self, limits: Mapping[str, Any]) -> OwnerLimits:
+        """This process is the worker now; ``limits`` replace the stored ones, as far as they are set.
 
         Raises:
             InputError: another process of this machine is the worker of this name.
         """
-        held = self.read()
-        if held.pid not in (0, os.getpid()) and _runs(held.pid):
-            raise InputError(f"a worker called {self.name!r} runs here already (process {held.pid}); choose another --name")
+        stored = self.read()
+        if stored.pid not in (0, os.getpid()) and _runs(stored.pid):
+            raise InputError(f"a worker called {self.name!r} runs here already (process {stored.pid}); choose another --name")
         given = {key: value for key, value in limits.items() if value is not None}
         return self.change(pid=os.getpid(), parting="", **given)
 
@@ -126,14 +125,14 @@ class WishesFile:
         return pid != 0 and _runs(pid)
 
 
-def known_workers(folder: Path) -> list[WishesFile]:
+def known_workers(folder: Path) -> list[OwnerLimitsFile]:
     """The workers that have ever run here and are kept in ``folder``."""
-    return [WishesFile(folder, path.stem) for path in sorted(folder.glob("*.json"))] if folder.is_dir() else []
+    return [OwnerLimitsFile(folder, path.stem) for path in sorted(folder.glob("*.json"))] if folder.is_dir() else []
 
 
 def minute_of_day() -> int:
     """By this machine's own clock."""
-    now = time.localtime(wall_time())
+    now = local_time(wall_time())
     return now.tm_hour * 60 + now.tm_min
 
 

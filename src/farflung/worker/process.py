@@ -24,7 +24,7 @@ from farflung.messages.commands import (
     Lend,
     Measure,
     Meet,
-    OwnerWishes,
+    OwnerRequest,
     Prepare,
     Probe,
     Reach,
@@ -33,13 +33,11 @@ from farflung.messages.commands import (
     Stop,
     Welcome,
 )
-from farflung.messages.conversions.holdings import holding_items
+from farflung.messages.conversions.retained_states import retained_state_items
 from farflung.messages.conversions.step_reports import message_of
-from farflung.messages.data import StatesWanted
-from farflung.messages.reports import Dropped, Hello, HoldingItem, Holds, OfferItem, Relayed, Stepped
+from farflung.messages.reports import Dropped, Hello, OfferItem, Relayed, RetainedRun, RetainedStateItem, Stepped
 from farflung.messages.router import Router
 from farflung.messages.schema import UNSET, Channel, UnsetType
-from farflung.messages.wire_form import decode_as
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.thread_group import ThreadGroup
@@ -48,7 +46,7 @@ from farflung.transports.addresses import congestion_control
 from farflung.transports.base import Endpoint, EndpointEvents
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Bytes, FlopsPerSecond
-from farflung.wire.frames import Frame, FrameLimits
+from farflung.wire.frames import FrameLimits
 from farflung.worker.broker_queries import BrokerQueries
 from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.control_session import ControlSession
@@ -56,7 +54,9 @@ from farflung.worker.device_measurement import MeasuredDevice, open_device
 from farflung.worker.helper import Helper
 from farflung.worker.links.peer_links import PeerLinks, RelayService
 from farflung.worker.membership import Membership
+from farflung.worker.observer import NoObserver, WorkObserver
 from farflung.worker.options import WorkerOptions
+from farflung.worker.peer_frames import PeerFrames
 from farflung.worker.retained_states import Continuation, RetainedStates
 from farflung.worker.run_part import CurrentPart, EndedAttempt, RunPart, RunServices
 from farflung.worker.training_run import TrainingRun
@@ -81,18 +81,23 @@ class CarriedOver:
     ended: EndedAttempt | None = None
 
 
+<<<<<<< HEAD
 def _ignore_phase(text: str) -> None:
     del text
 
 
 def _ignore(wishes: OwnerWishes) -> None:
     del wishes
+=======
+def _ignore(request: OwnerRequest) -> None:
+    del request
+>>>>>>> main
 
 
 class Worker:
     """Serves one broker in one session, until ``stop``.
 
-    The session's thread calls ``serve``. Transport threads call the handlers of frames. Any thread may call ``stop``.
+    The session's thread calls ``serve``. Transport threads call ``PeerFrames``. Any thread may call ``stop``.
     """
 
     def __init__(
@@ -102,11 +107,13 @@ class Worker:
         log: Callable[[str], None],
         *,
         carried: CarriedOver | None = None,
-        on_owner: Callable[[OwnerWishes], None] = _ignore,
+        on_owner: Callable[[OwnerRequest], None] = _ignore,
+        observer: WorkObserver | None = None,
     ) -> None:
         """Measure the device (unless ``carried`` has it) and begin to listen for peers.
 
         ``log`` takes lines for the person at this machine. ``on_owner`` gets what the owner has changed through the broker.
+        ``observer`` gets the steps and spans of runs.
 
         Raises:
             InputError: there is no such device, or the address can't be listened at.
@@ -122,7 +129,7 @@ class Worker:
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
         endpoint = TcpEndpoint(
             membership.credentials,
-            self._on_frame,
+            PeerFrames(self._current, lambda peer, wanted: self._retained.lend(self.endpoint, peer, wanted)).receive,
             listen=options.listen,
             advertise=options.advertise or membership.own_host,
             config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL),
@@ -141,10 +148,11 @@ class Worker:
             storage=BrokerStorage(membership.client),
             report=self.session.report,
             log=log,
+            observer=observer or NoObserver(),
         )
 
     def serve(self) -> None:
-        """Open the session and do what the broker says, until ``stop``.
+        """Open the session and carry out the broker's commands, until ``stop``.
 
         Raises:
             ConnectionLost: the broker is lost.
@@ -209,27 +217,27 @@ class Worker:
         address, options, ended = self.endpoint.address, self._options, self._current.ended
         relay = options.relay and bool(address)
         offer = OfferItem(**self._device.offer, relay=relay, reliable=options.reliable)
-        holds: Holds | UnsetType = UNSET
+        holds: RetainedRun | UnsetType = UNSET
         if ended is not None and ended.run == self._retained.run:
-            held, told = self._leftovers(ended.run, ended.attempt)
-            holds = Holds(run=ended.run, attempt=ended.attempt, held=held, told=told)
+            states, steps = self._leftovers(ended.run, ended.attempt)
+            holds = RetainedRun(run=ended.run, attempt=ended.attempt, states=states, steps=steps)
         return Hello(address=address, offer=offer, holds=holds, **limits)
 
-    def _leftovers(self, run: str, attempt: int) -> tuple[tuple[HoldingItem, ...], tuple[Stepped, ...]]:
+    def _leftovers(self, run: str, attempt: int) -> tuple[tuple[RetainedStateItem, ...], tuple[Stepped, ...]]:
         """What is retained of ``run``, and the last reports of its attempt."""
         ended = self._current.ended
         known = ended is not None and (ended.run, ended.attempt) == (run, attempt)
         reports = [message_of(report, run, attempt) for report in ended.reports] if ended is not None and known else []
-        return holding_items(self._retained.holdings(run)), tuple(reports)
+        return retained_state_items(self._retained.retained_states(run)), tuple(reports)
 
     def _command_router(self) -> Router[str, None]:
-        """The handlers of what the broker says, all on the session's thread."""
+        """The handlers of the broker's commands, all on the session's thread."""
         router = Router[str, None](Channel.COMMANDS)
         router.register(Beat, lambda _, command: None)  # the session has noted that the broker is alive
         router.register(Welcome, lambda _, command: self._welcome(command))
         router.register(Goodbye, lambda _, command: self.session.dismiss(command.cause))
         router.register(Dismissed, lambda _, command: self.stop())
-        router.register(OwnerWishes, lambda _, command: self._on_owner(command))
+        router.register(OwnerRequest, lambda _, command: self._on_owner(command))
         router.register(Fenced, self._fenced)
         router.register(Measure, lambda _, query: self._queries.begin(query))
         router.register(Probe, lambda _, query: self._queries.begin(query))
@@ -310,21 +318,11 @@ class Worker:
         """Wait until the part has ended, and report what is retained (on a thread of its own)."""
         self._current.wait(run)
         with suppress(ConnectionLost):  # the broker is lost, and nobody waits for the report
-            held, told = self._leftovers(run, attempt)
-            self.session.report(Dropped(run=run, attempt=attempt, held=held, told=told))
+            states, steps = self._leftovers(run, attempt)
+            self.session.report(Dropped(run=run, attempt=attempt, states=states, steps=steps))
 
     def _end_part(self, error: FarflungError) -> None:
         part = self._current.end(error)
         if part is not None:
             self._services.storage.break_off()
             part.join(_LEAVE_SECONDS if self.session.leaving else _END_SECONDS)
-
-    # -- transport threads --------------------------------------------------------------------------------------------
-
-    def _on_frame(self, peer: str, frame: Frame) -> None:
-        if frame.kind == "want":
-            self._retained.lend(self.endpoint, peer, decode_as(frame, Channel.DATA, StatesWanted))
-            return
-        part = self._current.named(str(frame.header.get("run")))
-        if part is not None:
-            part.on_frame(peer, frame)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,17 @@ from msgspec.structs import asdict
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, InputError, SecurityError
 from farflung.extras import require_torch
-from farflung.messages.commands import OwnerWishes
+from farflung.messages.commands import OwnerRequest
 from farflung.messages.schema import UNSET
 from farflung.protocol.members import Parting
 from farflung.telemetry.log_line import Detail
+from farflung.transports.base import LinkStatistics
 from farflung.transports.rpc import RpcClient
 from farflung.units import Seconds
 from farflung.worker.membership import Membership
+from farflung.worker.observer import WorkObserver
 from farflung.worker.options import WorkerOptions
-from farflung.worker.owner_limits import WishesFile, minute_of_day
+from farflung.worker.owner_limits import OwnerLimitsFile, minute_of_day
 
 if TYPE_CHECKING:
     from farflung.worker.process import CarriedOver, Worker
@@ -49,15 +51,18 @@ class Service:
         enter: Callable[[], Membership],
         options: WorkerOptions,
         say: Callable[[str], None],
-        wishes: WishesFile | None = None,
+        limits: OwnerLimitsFile | None = None,
         phase: Callable[[str], None] = _ignore,
+        observer: WorkObserver | None = None,
     ) -> None:
-        """``enter`` joins with the ticket; ``say`` takes lines for the person here; ``wishes`` are polled every second.
+        """``enter`` joins with the ticket; ``say`` takes lines for the person here; ``limits`` are polled every second.
 
         ``phase`` is called with each slow part of the start, and with an empty text when the start is over.
+        ``observer`` gets the steps and spans of runs.
         """
+        self._observer = observer
         self._enter, self._options, self._say, self._phase = enter, options, say, phase
-        self._wishes, self._told = wishes, dict[str, Any]()
+        self._limits, self._reported = limits, dict[str, Any]()
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._parting = False
@@ -128,17 +133,23 @@ class Service:
         self._phase("")
         return worker
 
+    def links(self) -> Mapping[str, LinkStatistics] | None:
+        """Return the traffic of this session with each peer (None: there is no session)."""
+        with self._lock:
+            worker = self._worker
+        return worker.endpoint.statistics() if worker is not None and worker.session.welcomed else None
+
     def watch(self) -> None:
         """Poll the owner's limits until the end, on the calling thread."""
-        assert self._wishes is not None
+        assert self._limits is not None
         while not self._leaving.wait(_POLL_SECONDS):
             try:
-                wanted = self._wishes.read().told(minute_of_day())
+                wanted = self._limits.read().in_force(minute_of_day())
             except FarflungError:
                 continue  # the file is being written, or was deleted
             with self._lock:
-                worker, changed = self._worker, wanted != self._told
-                self._told = wanted
+                worker, changed = self._worker, wanted != self._reported
+                self._reported = wanted
             if changed and worker is not None:
                 worker.announce(wanted)
 
@@ -151,18 +162,18 @@ class Service:
             self.stop()
             return
         self._say("leaving as soon as others can go on (Ctrl-C again: at once)")
-        worker.announce({**self._told, "parting": Parting.LEAVE.value})
+        worker.announce({**self._reported, "parting": Parting.LEAVE.value})
 
-    def _owner_said(self, said: OwnerWishes) -> None:
+    def _owner_asked(self, request: OwnerRequest) -> None:
         """The owner has changed the limits through the broker (session's thread)."""
-        changes = {key: value for key, value in asdict(said).items() if value is not UNSET}
-        if self._wishes is not None:
-            self._wishes.change(**changes)
+        changes = {key: value for key, value in asdict(request).items() if value is not UNSET}
+        if self._limits is not None:
+            self._limits.change(**changes)
         with self._lock:
             worker = self._worker
-            self._told |= changes
+            self._reported |= changes
         if worker is not None:
-            worker.announce(self._told)
+            worker.announce(self._reported)
 
     def stop(self) -> None:
         """Leave, from any thread."""
@@ -176,10 +187,10 @@ class Service:
         """Return the worker of a new session (``carried``: the device, and what is left of the last session)."""
         from farflung.worker.process import Worker
 
-        worker = Worker(member, self._options, self._say, carried=carried, on_owner=self._owner_said)
-        if self._wishes is not None:
-            self._told = self._wishes.read().told(minute_of_day())
-            worker.announce(self._told)
+        worker = Worker(member, self._options, self._say, carried=carried, on_owner=self._owner_asked, observer=self._observer)
+        if self._limits is not None:
+            self._reported = self._limits.read().in_force(minute_of_day())
+            worker.announce(self._reported)
         with self._lock:
             self._worker = worker
         if self._leaving.is_set():

@@ -15,10 +15,10 @@ from farflung.engines.base import Array
 from farflung.errors import EngineCrashed, FarflungError
 from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.commands import LiveStart
-from farflung.messages.conversions.holdings import decision_of
+from farflung.messages.conversions.retained_states import decision_of
 from farflung.messages.data import LentEnd, LentPiece, StatesWanted
 from farflung.messages.wire_form import encode
-from farflung.protocol.holdings import Decision, Holding
+from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint, Urgency
 
@@ -32,11 +32,11 @@ class Held(Protocol):
     """States of one step in this worker's memory. The lock of ``RetainedStates`` guards the calls."""
 
     @property
-    def holding(self) -> Holding:
+    def retained_state(self) -> RetainedState:
         """Which states they are."""
 
     def advance(self, decision: Decision) -> None:
-        """Apply the prepared step; ``holding`` is of the next step then."""
+        """Apply the prepared step; ``retained_state`` is of the next step then."""
 
     def release(self) -> None:
         """These states are not needed any more: whatever holds them may end."""
@@ -76,10 +76,10 @@ class RetainedStates:
         with self._lock:
             return self._run if self._held else ""
 
-    def holdings(self, run: str) -> list[Holding]:
+    def retained_states(self, run: str) -> list[RetainedState]:
         """What is retained of ``run``."""
         with self._lock:
-            return [held.holding for held in self._held] if self._run == run else []
+            return [held.retained_state for held in self._held] if self._run == run else []
 
     def store(self, run: str, *held: Held) -> None:
         """Retain ``held`` of ``run``, unless ``run`` was forgotten; drop the states of another run.
@@ -91,11 +91,18 @@ class RetainedStates:
             if run == self._forgotten:
                 return
             if self._run != run:
+<<<<<<< HEAD
                 self._drop()
                 self._run = run
             fresh = [one.holding for one in held]
             covered = [one for one in self._held if any(_covers(new, one.holding) for new in fresh)]
             self._held = [one for one in self._held if one not in covered]
+=======
+                self._run, self._held = run, []
+                self._parked.clear()
+            fresh = [one.retained_state for one in held]
+            self._held = [one for one in self._held if not any(_covers(new, one.retained_state) for new in fresh)]
+>>>>>>> main
             self._held += held
             for one in covered:
                 one.release()
@@ -133,10 +140,17 @@ class RetainedStates:
         with self._lock:
             if self._run != run:
                 return
+<<<<<<< HEAD
             for held in list(self._held):
                 holding = held.holding
                 if holding.ready and holding.step == continuation.step - 1 and continuation.decision is not None:
                     self._alive(held, partial(held.advance, continuation.decision))
+=======
+            for held in self._held:
+                retained_state = held.retained_state
+                if retained_state.ready and retained_state.step == continuation.step - 1 and continuation.decision is not None:
+                    held.advance(continuation.decision)
+>>>>>>> main
             self._open = (attempt, frozenset(peers), continuation.step)
             parked, self._parked = self._parked, {}
         for peer, (endpoint, _, wanted) in parked.items():
@@ -146,10 +160,16 @@ class RetainedStates:
         """Those of ``states`` after ``step`` steps that are retained here, packed."""
         found: dict[str, Array] = {}
         with self._lock:
+<<<<<<< HEAD
             for held in list(self._held) if self._run == run else ():
                 if held.holding.step == step:
                     wanted = [name for name in states if name in held.holding.states]
                     found = {**(self._alive(held, partial(held.read, wanted)) or {}), **found}
+=======
+            for held in self._held if self._run == run else ():
+                if held.retained_state.step == step:
+                    found = {**held.read([name for name in states if name in held.retained_state.states]), **found}
+>>>>>>> main
         return found
 
     def _alive(self, held: Held, use: Callable[[], Used]) -> Used | None:
@@ -177,7 +197,7 @@ class RetainedStates:
         self._threads.join()
 
 
-def _covers(new: Holding, old: Holding) -> bool:
+def _covers(new: RetainedState, old: RetainedState) -> bool:
     """Whether ``old`` is of no use beside ``new``."""
     return new.step == old.step and old.states <= new.states
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from farflung.checkpoint import pack
 from farflung.clock import monotonic
@@ -21,9 +21,10 @@ from farflung.telemetry.log_line import Detail
 from farflung.telemetry.trace import ClockOffset, Span, pack_spans
 from farflung.transports.base import LinkStatistics
 from farflung.worker.first_states import FirstStates
+from farflung.worker.observer import WorkObserver
 from farflung.worker.run_part import RunRequests
 
-__all__ = ["BatchFeed", "CheckpointUpload", "WorkerHooks"]
+__all__ = ["BatchFeed", "CheckpointUpload", "NoteLine", "WorkerHooks"]
 
 #: How long the last checkpoint waits for space on a full disk, and how often it is tried, in seconds.
 _FULL_SECONDS, _FULL_AGAIN = 600.0, 2.0
@@ -39,6 +40,13 @@ class BatchFeed(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Tokens as text."""
+
+
+class NoteLine(Protocol):
+    """Shows a line to people. ``detail``: for experts only."""
+
+    def __call__(self, text: str, *, detail: bool = False) -> None:
+        """Show ``text``."""
 
 
 class CheckpointUpload:
@@ -109,7 +117,7 @@ class CheckpointUpload:
 
 @dataclass(kw_only=True)
 class WorkerHooks:
-    """See ``RunHooks``. The compute thread calls, and any thread ``event``.
+    """See ``RunHooks``. The compute thread calls, and any thread ``on_trace``, ``on_note`` and ``on_helper_gone``.
 
     ``report`` sends a message to the broker. ``note`` shows a line to people here and to all who watch the run.
     ``offset``: how far the broker's clock is from this machine's, until it is reported.
@@ -119,13 +127,14 @@ class WorkerHooks:
     attempt: int
     report: Callable[[Message], None]
     log: Callable[[str], None]
-    note: Callable[..., None]
+    note: NoteLine
     requests: RunRequests
     feed: BatchFeed
     states: FirstStates
     upload: CheckpointUpload
     links: Callable[[], Mapping[str, LinkStatistics]]
     offset: ClockOffset | None
+    observer: WorkObserver
 
     def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
         """Data from this machine's files, or from the submitting process."""
@@ -144,7 +153,7 @@ class WorkerHooks:
         return self.requests.stopping
 
     def ends_after(self, phase: Phase, step: int) -> bool | None:
-        """Never by itself: ``stop_requested`` says it."""
+        """Never by itself: see ``stop_requested``."""
         return False
 
     def leave_requested(self) -> bool:
@@ -158,6 +167,7 @@ class WorkerHooks:
     def on_step(self, report: StepReport) -> None:
         """Report the step to the broker."""
         self.report(message_of(report, self.run, self.attempt))
+        self.observer.step(self.run, report)
 
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         """Send this worker's share to the broker."""
@@ -173,16 +183,17 @@ class WorkerHooks:
         """Report the generated text to the broker."""
         self.report(Generated(run=self.run, attempt=self.attempt, text=self.feed.decode(tokens)))
 
-    def event(self, kind: str, **fields: Any) -> None:
-        """Send spans to the broker, which stores them in the run's folder; notes go to all who watch the run, too."""
-        if kind == "trace":
-            self._report_trace(fields["spans"], fields["lost"])
-        elif kind == "note":
-            self.note(fields["text"], detail=bool(fields.get("detail")))
-        elif kind == "helper":
-            self.log(Detail(f"run {self.run}: {fields['text']}"))
+    def on_note(self, text: str, *, detail: bool = False) -> None:
+        """Show a line to people here and to all who watch the run."""
+        self.note(text, detail=detail)
 
-    def _report_trace(self, spans: Sequence[Span], lost: int) -> None:
+    def on_helper_gone(self, text: str) -> None:
+        """Show a line to people here."""
+        self.log(Detail(f"run {self.run}: {text}"))
+
+    def on_trace(self, spans: Sequence[Span], lost: int) -> None:
+        """Send spans to the broker, which stores them in the run's folder."""
+        self.observer.spans(self.run, spans)
         names, packed = pack_spans(spans)
         offset, self.offset = self.offset, None  # reported once
         trace = Traced(

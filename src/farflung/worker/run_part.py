@@ -6,27 +6,38 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from farflung.data.base import Place
 from farflung.engines.base import Engine
-from farflung.errors import ConnectionLost, FarflungError
+from farflung.errors import ConnectionLost, FarflungError, GraphError, WireError
 from farflung.messages.commands import Help, Helper, HelperGone, Prepare
+from farflung.messages.conversions.failed_batches import batch_item
 from farflung.messages.conversions.step_reports import StepReport
+from farflung.messages.data import RunMessage
 from farflung.messages.reports import Failed
 from farflung.messages.schema import Flag, Message
 from farflung.step.run_setup import attempt_name
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Arrival
-from farflung.wire.frames import Frame
 from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.links.peer_links import PeerLinks
+from farflung.worker.observer import NoObserver, WorkObserver
 from farflung.worker.retained_states import RetainedStates
 
-__all__ = ["CurrentPart", "EndedAttempt", "RunPart", "RunRequests", "RunServices"]
+__all__ = ["CurrentPart", "EndedAttempt", "RunPart", "RunRequests", "RunServices", "Sender"]
 
 #: How long a part may take to end, in seconds.
 _END_SECONDS = 30.0
+
+
+class Sender(NamedTuple):
+    """Where a message of the data plane comes from. ``nbytes``: of its frame."""
+
+    peer: str
+    nbytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +57,7 @@ class RunServices:
     storage: BrokerStorage
     report: Callable[[Message], None]
     log: Callable[[str], None]
+    observer: WorkObserver = field(default_factory=NoObserver)
 
 
 class RunRequests:
@@ -90,6 +102,11 @@ class RunRequests:
             self.ended_by = self.ended_by or error
         self._wake.set()
 
+    def raise_if_ended(self) -> None:
+        """Raise the error that ended the part, if there is one."""
+        if self.ended_by is not None:
+            raise self.ended_by
+
     def wait(self, seconds: float) -> None:
         """Wait ``seconds``, or until the run stops or ends."""
         self._wake.wait(seconds)
@@ -129,7 +146,7 @@ class RunPart(ABC):
         self._requests.drain()
 
     def on_helper(self, command: Helper | HelperGone) -> None:  # noqa: B027 - a helper has no helpers
-        """The broker says that a helper comes or goes."""
+        """A helper comes or goes, as the broker reports."""
 
     def on_arrival(self, arrival: Arrival) -> None:  # noqa: B027 - a helper has no trace
         """A frame has come (transport thread)."""
@@ -143,12 +160,15 @@ class RunPart(ABC):
         """End with ``error``. ``keep``: other workers may continue from the states that this part leaves."""
 
     @abstractmethod
-    def on_frame(self, peer: str, frame: Frame) -> None:
-        """A frame of this run came from ``peer`` (transport thread).
+    def on_message(self, sender: Sender, message: RunMessage) -> None:
+        """Take a message of this attempt (transport thread).
 
         Raises:
-            WireError: it does not belong here, or is malformed.
+            WireError: it does not belong here, or its arrays are malformed.
         """
+
+    def on_malformed(self, peer: str, error: WireError) -> None:  # noqa: B027 - a helper leaves it to the sender, which gets the error
+        """``peer`` sent a frame that is not a message (transport thread)."""
 
     @abstractmethod
     def on_lost(self, peer: str, error: FarflungError) -> None:
@@ -186,8 +206,9 @@ class RunPart(ABC):
         line, lost_peer = self._describe(error, cause)
         self._services.log(line)
         with suppress(ConnectionLost):  # the broker is lost too
-            failed = Failed(run=self.run, attempt=self.attempt, cause=cause[:3000], kind=kind, lost_peer=lost_peer)
-            self._services.report(failed)
+            batch = batch_item(error.batch if isinstance(error, GraphError) else None)
+            head = partial(Failed, run=self.run, attempt=self.attempt, lost_peer=lost_peer, batch=batch)
+            self._services.report(head(cause=cause[:3000], kind=kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +241,7 @@ class CurrentPart:
         return self._ended
 
     def named(self, run: str) -> RunPart | None:
-        """The part that runs now, if peers call it ``run``; else a frame is of an older attempt."""
+        """The part that runs now, if peers call it ``run``; else a message is of an older attempt."""
         part = self._part
         return part if part is not None and part.name == run else None
 

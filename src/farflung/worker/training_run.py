@@ -11,28 +11,28 @@ from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
 from farflung.messages.commands import Helper, HelperGone, Prepare
 from farflung.messages.conversions.step_reports import StepReport
-from farflung.messages.data import LentEnd, LentPiece, PeerHello
+from farflung.messages.data import Batch, LentEnd, LentPiece, PeerHello, RunMessage
+from farflung.messages.hybrid import SliceAnswer
 from farflung.messages.reports import Ended, Noted, Prepared
-from farflung.messages.schema import Channel, Flag, UnsetType
+from farflung.messages.schema import Flag, UnsetType, kind_of
 from farflung.messages.submission import Bundle, plan_of
-from farflung.messages.wire_form import decode, encode
+from farflung.messages.wire_form import encode
 from farflung.plan.link_memory import check_samples
 from farflung.plan.model import Plan
 from farflung.step.executor import Executor
-from farflung.step.plugin_check import check_brought
+from farflung.step.plugin_check import check_plugins
 from farflung.step.run_setup import RunSetup
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.transports.base import Arrival, Endpoint, LinkStatistics, Urgency
 from farflung.units import Bytes, BytesPerSecond, Seconds, counted
-from farflung.wire.frames import Frame
 from farflung.worker.data_feed import CallerFeed, DataKey, FileFeed
 from farflung.worker.first_states import FirstStates, StateFetch
 from farflung.worker.links.link_shaping import shape_links
 from farflung.worker.links.peer_links import PeerLinks
 from farflung.worker.retained_states import Continuation
 from farflung.worker.run_hooks import CheckpointUpload, WorkerHooks
-from farflung.worker.run_part import RunPart, RunServices
+from farflung.worker.run_part import RunPart, RunServices, Sender
 
 __all__ = ["TrainingRun"]
 
@@ -49,9 +49,9 @@ class TrainingRun(RunPart):
         self._command: Prepare | None = command
         self._submitter = command.submitter
         self._continuation = None if isinstance(command.live, UnsetType) else Continuation(command.live)
-        #: The broker's word that all workers are prepared (False: the part is over).
+        #: Set when the broker reports that all workers are prepared (False: the part is over).
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        #: While there are none, frames are dropped: the part has no executor yet, or is over.
+        #: While there are none, messages are dropped: the part has no executor yet, or is over.
         self._open: _PeerMessages | None = None
         self._upload: CheckpointUpload | None = None
         #: The endpoint of this run: the worker's own, or one with emulated links.
@@ -96,11 +96,17 @@ class TrainingRun(RunPart):
         """See ``RunPart``."""
         return self._reports
 
-    def on_frame(self, peer: str, frame: Frame) -> None:
+    def on_message(self, sender: Sender, message: RunMessage) -> None:
         """See ``RunPart`` and ``_PeerMessages``."""
         open_run = self._open
         if open_run is not None:  # else no thread waits for it
-            open_run.receive(peer, frame)
+            open_run.receive(sender, message)
+
+    def on_malformed(self, peer: str, error: WireError) -> None:
+        """See ``RunPart`` and ``_PeerMessages``."""
+        open_run = self._open
+        if open_run is not None:
+            open_run.malformed(peer, error)
 
     def on_helper(self, command: Helper | HelperGone) -> None:
         """See ``RunPart``."""
@@ -125,17 +131,13 @@ class TrainingRun(RunPart):
     def _work(self) -> None:
         executor = self._prepare()
         if not self._go.get():
-            self._raise_if_ended()
+            self._requests.raise_if_ended()
             return
         executor.run()
         services = self._services
         _log_links(executor.setup.peers, services.links.endpoint.statistics(), services.log)
         services.log(f"run {self.run}: finished on this worker")
         services.report(Ended(run=self.run, attempt=self.attempt, whole=executor.step >= executor.setup.job.steps))
-
-    def _raise_if_ended(self) -> None:
-        if self._requests.ended_by is not None:
-            raise self._requests.ended_by
 
     def _prepare(self) -> Executor:
         """Open the stages with their first states, and report that this worker is ready."""
@@ -154,7 +156,7 @@ class TrainingRun(RunPart):
         states = self._first_states(command, bundle)
         executor = Executor(setup, self._endpoint, self._hooks(bundle, feed, states), engine, services.device)
         self._open = _PeerMessages(self.run, executor, states, self._submitter, self.abort)
-        self._raise_if_ended()  # an earlier ``abort`` did not reach the executor
+        self._requests.raise_if_ended()  # an earlier ``abort`` did not reach the executor
         if states.fetch is not None:
             states.fetch.fetch(setup, self._endpoint, executor.inbox)
         fault_point("worker.begins", step=setup.first_step, device=setup.device)
@@ -180,6 +182,7 @@ class TrainingRun(RunPart):
             upload=upload,
             links=services.links.endpoint.statistics,
             offset=services.storage.clock_offset(),
+            observer=services.observer,
         )
 
     def _feed(self, bundle: Bundle, setup: RunSetup) -> tuple[FileFeed | CallerFeed, dict[str, str]]:
@@ -248,7 +251,7 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
     device = command.device
     if device not in plan.devices:
         raise WireError(f"the plan has {', '.join(plan.devices)}, not {device!r}: this worker has no part in it")
-    check_brought(bundle.job, f"worker {device}", plans=False)
+    check_plugins(bundle.job, f"worker {device}", plans=False)
     return RunSetup(
         run=run,
         device=device,
@@ -262,8 +265,8 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
         recovered=command.recovered,
         survives=True,
         rounds=command.rounds,
-        kept_step=command.kept_step,
-        kept_committed=command.kept_committed,
+        checkpoint_step=command.checkpoint_step,
+        checkpoint_committed=command.checkpoint_committed,
     )
 
 
@@ -285,56 +288,71 @@ class _PeerMessages:
         self.executor = executor
         self._run, self._states, self._submitter, self._abort = run, states, submitter, abort
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """Take a frame. A bad one of a participant ends the run, one of anybody else is only refused: the sender gets the error.
+    def receive(self, sender: Sender, message: RunMessage) -> None:
+        """Take a message. A bad one of a participant ends the run. A bad one of anybody else is only refused.
 
         Raises:
-            WireError: the frame does not belong here, or its header is malformed.
-            FarflungError: it can't be decoded, or the run is over.
+            WireError: the message does not belong here.
+            FarflungError: its arrays can't be decoded, or the run is over.
         """
-        if frame.kind == "answer" and peer not in self.executor.setup.peers:
-            self._take_answer(peer, frame)
-            return
-        if not (peer == self._submitter or self._needs(peer)):
-            raise self._refusal(peer, frame)
+        peer, server = sender.peer, self.executor.server
+        helps = isinstance(message, SliceAnswer) and server is not None and server.knows(peer)
+        if not (helps or self._participates(peer)):
+            raise self._refusal(peer, message)
         try:
-            self._route(peer, frame)
-        except (WireError, CodecError, VersionError) as error:
-            self._abort(type(error)(f"a bad {frame.kind!r:.40} came from {peer}: {error}"))
-            raise
-        except _MALFORMED as error:
-            wrong = WireError(f"a bad {frame.kind!r:.40} came from {peer}: {type(error).__name__}: {error}")
+            if not (helps or self._takes(peer, message)):
+                raise self._refusal(peer, message)
+            if isinstance(message, LentPiece | LentEnd):
+                self._lent(peer, message)
+            else:
+                self.executor.receive(peer, message, sender.nbytes)
+        except Exception as error:
+            if server is not None and not self._participates(peer):
+                raise server.refuse(peer, error) from error
+            if isinstance(error, (WireError, CodecError, VersionError)):
+                self._abort(type(error)(f"a bad {kind_of(message)!r} came from {peer}: {error}"))
+                raise
+            if not isinstance(error, _MALFORMED):
+                raise
+            wrong = WireError(f"a bad {kind_of(message)!r} came from {peer}: {type(error).__name__}: {error}")
             self._abort(wrong)
             raise wrong from error
+
+    def _refusal(self, peer: str, message: RunMessage) -> WireError:
+        return WireError(f"{peer} takes no part in run {self._run}; its {kind_of(message)!r} is refused")
+
+    def malformed(self, peer: str, error: WireError) -> None:
+        """``peer`` sent a frame that is not a message."""
+        server = self.executor.server
+        if self._participates(peer):
+            self._abort(WireError(f"{peer} sent a frame that cannot be read: {error}"))
+        elif server is not None and server.knows(peer):
+            server.refuse(peer, error)
 
     def _needs(self, peer: str) -> bool:
         """Whether the run can't continue without ``peer``."""
         fetch = self._states.fetch
         return peer in self.executor.setup.peers or (fetch is not None and peer in fetch.sources)
 
-    def _route(self, peer: str, frame: Frame) -> None:
-        """Pass the frame of a participant to where it belongs."""
-        executor = self.executor
-        if frame.kind in ("lent", "lent-end"):
-            fetch, lent = self._states.fetch, decode(frame, Channel.DATA)
-            if fetch is not None and isinstance(lent, LentPiece | LentEnd):
-                fetch.receive(peer, lent, executor.inbox)
-            return
-        if not (peer == self._submitter if frame.kind == "data" else peer in executor.setup.peers):
-            raise self._refusal(peer, frame)
-        executor.on_frame(peer, frame)
+    def _participates(self, peer: str) -> bool:
+        return peer == self._submitter or self._needs(peer)
 
-    def _refusal(self, peer: str, frame: Frame) -> WireError:
-        return WireError(f"{peer} takes no part in run {self._run}; its {frame.kind!r:.40} is refused")
+    def _takes(self, peer: str, message: RunMessage) -> bool:
+        """Whether ``peer`` may send ``message`` to this run."""
+        match message:
+            case Batch():
+                return peer == self._submitter
+            case LentPiece() | LentEnd():
+                return self._needs(peer)
+        return peer in self.executor.setup.peers
 
-    def _take_answer(self, peer: str, frame: Frame) -> None:
-        """Take a helper's answer; a bad one ends its help, not the run."""
-        server = self.executor.server
-        if server is None or not server.receive_answer(peer, frame):
-            raise WireError(f"{peer} does not help in run {self._run}; its answer is refused")
+    def _lent(self, peer: str, message: LentPiece | LentEnd) -> None:
+        fetch = self._states.fetch
+        if fetch is not None:  # else the first states are complete: this is a rest
+            fetch.receive(peer, message, self.executor.inbox)
 
     def helper(self, command: Helper | HelperGone, links: PeerLinks) -> None:
-        """The broker says that a helper comes or goes."""
+        """A helper comes or goes, as the broker reports."""
         server = self.executor.server
         if server is None:
             return

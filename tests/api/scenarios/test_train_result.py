@@ -160,3 +160,18 @@ def test_a_result_can_be_pickled() -> None:
     found = pickle.loads(pickle.dumps(trained(module=net(), steps=1)))
     assert functional.mse_loss(found.tensors()["up.weight"], found.model().up.weight) == 0
     assert batch(0, 0)[0].shape == (4, 6)
+
+
+@pytest.mark.parametrize("frozen", ["module", "norm"])
+def test_layers_train_in_the_mode_that_they_have(frozen: str) -> None:
+    """As docs/python.md says: in evaluation mode dropout passes all values, and the running statistics stay."""
+    module = net()
+    (module if frozen == "module" else module.norm).eval()
+    before = module.norm.running_mean.clone()
+    found = train(module, batch, steps=2, workers=2)
+    assert torch.equal(found.tensors()["norm.running_mean"], before)
+    assert not np.array_equal(found.state_dict()["up.weight"], module.up.weight.detach().numpy()), "and it is trained"
+    assert found.model().training == (frozen == "norm")
+    other = train(module, batch, steps=2, workers=2, seed=1)
+    assert (other.losses == found.losses) == (frozen == "module"), "dropout depends on the seed"
+    assert type(found.losses) is type(found.records) is type(found.evaluations) is tuple

@@ -285,3 +285,19 @@ def test_who_joins_a_host_that_computes_is_as_fast_as_who_is_there(home: Path) -
     assert stage.asked == [()]
     (better,) = stage.better
     assert "with b" in better.cause
+
+
+def test_a_worker_that_the_plan_leaves_out_is_reported_once_with_the_plan(home: Path) -> None:
+    """The search after its joining finds the same, which is no news."""
+    stage = Stage(home, names="abc", workers=2)
+    (unused,) = stage.live.planned.unused
+    assert "unused: " + unused in stage.live.planned.summary
+    stage.replanner.begins(stage.live)
+    assert unused in stage.replanner.findings("r"), "status knows the reason at once"
+    stage.replanner.close()
+    stage.replanner.search("joined")
+    assert stage.notes == []
+    stage.join("d")
+    stage.replanner.search("joined")
+    (note,) = stage.notes
+    assert note.startswith("d joined and is not used: ")

@@ -12,8 +12,6 @@ from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.relays import Relays
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.cluster import Topology
-from farflung.dashboard.run import load_run
-from farflung.dashboard.tables import links, relays
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import ConnectionLost
@@ -26,6 +24,8 @@ from farflung.protocol.members import Member
 from farflung.telemetry import RunFolder
 from farflung.telemetry.records import RelayedRecord
 from farflung.units import BytesPerSecond, Seconds
+from farflung.web.reports.run import load_run
+from farflung.web.reports.tables import links, relays
 from farflung.worker.links import link_probe
 from tests.support.loopback import Loopback, plainly, same, states_of, text_folder, text_job
 

@@ -158,9 +158,9 @@ def test_a_log_says_now_and_then_how_far_the_run_is(tmp_path: Path) -> None:
     log = BrokerLog(tmp_path, lambda line: None)
     for step in range(30):
         record = StepRecord(step=step, loss=2.5, seconds=1.0, elapsed=step + 1.0, samples=4)
-        log.message("run-1", RecordLine(line=record.to_line()))
+        log.message("run-1", RecordLine(line=record.to_line()), 1)
     log.say("run run-1: it is slow")
-    log.message("run-1", Note(text="it is slow"))
+    log.message("run-1", Note(text="it is slow"), 1)
     log.close()
     lines = [line[20:] for line in (tmp_path / "runs" / "run-1" / "run.log").read_text().splitlines()]
     assert lines == [f"step {step}: loss 2.5000, 1.00 s" for step in (1, 11, 21)] + ["it is slow"]
@@ -184,7 +184,7 @@ def test_a_text_that_comes_twice_is_logged_twice(tmp_path: Path) -> None:
     (tmp_path / "runs" / "run-1").mkdir(parents=True)
     log = BrokerLog(tmp_path, lambda line: None)
     for _ in range(2):
-        log.message("run-1", Note(text="lost: worker b is gone"))
+        log.message("run-1", Note(text="lost: worker b is gone"), 1)
         log.say("run run-1: lost: worker b is gone")
     log.close()
     lines = (tmp_path / "runs" / "run-1" / "run.log").read_text().splitlines()

@@ -13,7 +13,7 @@ from farflung.cli.cluster import owner as members
 from farflung.cli.cluster.systemd_units import unit_text
 from farflung.cli.main import main
 from farflung.security import Ticket
-from farflung.worker.owner_limits import WishesFile
+from farflung.worker.owner_limits import OwnerLimitsFile
 
 TICKET = Ticket(scope="join", addresses=("192.0.2.1:7070",), fingerprint=bytes(32), ticket_id="t1", secret=bytes(16), expires=4e9)
 
@@ -78,7 +78,7 @@ def test_a_brokers_service_survives_a_reboot(home: Path, capsys: pytest.CaptureF
     ]
     text = unit.read_text()
     options = f'--home {folder} --listen 0.0.0.0:7071 --advertise broker.example.org --valid "7 d" --mirror s3://bucket/100%%'
-    assert f'-m farflung broker {options} --run-limit "256 GB" --ticket-limit "1 TB"\n' in text
+    assert f'-m farflung broker {options} --run-limit "256 GB" --ticket-limit "1 TB" --queue-limit 100\n' in text
     for line in ("Restart=always", "KillSignal=SIGKILL", f"WorkingDirectory={folder}", "WantedBy=default.target"):
         assert line in text.splitlines()
     assert folder.stat().st_mode & 0o077 == 0
@@ -130,7 +130,7 @@ def test_a_unit_that_cannot_be_written(home: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wishes = WishesFile(home / "home" / "members", "attic")
+    wishes = OwnerLimitsFile(home / "home" / "members", "attic")
     code, _, err = run(capsys, "pause")
     assert (code, err) == (
         2,
@@ -181,6 +181,6 @@ def test_a_worker_elsewhere_is_told_through_the_broker(
 
 def test_several_workers_are_listed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("attic", "cellar"):
-        WishesFile(home / "home" / "members", name).begin({})
+        OwnerLimitsFile(home / "home" / "members", name).begin({})
     code, _, err = run(capsys, "leave")
     assert (code, err) == (2, "farflung: 2 workers run on this machine (attic, cellar): name one, e.g. farflung leave attic\n")

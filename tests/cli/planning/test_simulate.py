@@ -7,25 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.cli.main import main
-
-JOB = """
-micro_batch_sizes = [2, 2, 2]
-[model]
-recipe = "gpt"
-args = { vocab = 256, sequence = 8, layers = 2, width = 8, heads = 2 }
-[data]
-kind = "text"
-path = "x"
-sequence = 8
-"""
-
-
-def run(arguments: list[str | Path], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as over:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return int(over.value.code or 0), out, err
+from tests.support.planned_jobs import JOB, run
 
 
 @pytest.fixture
@@ -87,7 +69,9 @@ def test_the_folder_of_a_run_is_enough(planned: tuple[Path, Path], tmp_path: Pat
     plan, job = planned
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "plan.json").write_text(json.dumps(json.loads(plan.read_text())["plan"]))
+    parts = json.loads(plan.read_text())
+    (folder / "plan.json").write_text(json.dumps(parts["plan"]))
+    (folder / "job.json").write_text(json.dumps(parts["job"]))
     (folder / "graph.json").write_text(run(["graph", job, "--format", "json"], capsys)[1])
     code, out, err = run(["simulate", folder], capsys)
     assert code == 2
@@ -107,7 +91,6 @@ def test_the_folder_of_a_run_is_enough(planned: tuple[Path, Path], tmp_path: Pat
 def test_what_is_refused(planned: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, job = planned
     base: list[str | Path] = ["simulate", plan, "--topology", "homogeneous-2"]
-    assert "no graph.json beside the plan" in run(base, capsys)[2]
     assert "can't be read: No such file" in run(["simulate", tmp_path / "gone.json"], capsys)[2]
     other = tmp_path / "other.toml"
     other.write_text(JOB.replace("layers = 2", "layers = 3"))
@@ -125,6 +108,8 @@ def test_what_is_refused(planned: tuple[Path, Path], tmp_path: Path, capsys: pyt
         ("[device]\nmatch = 'a'\n", "device must be a list of tables, got {'match': 'a'}; write each as [[device]]"),
         ("device = [3]\n", "device[0]: must be a table, got 3; known are busy_watts, hour, idle_watts, match"),
         ("a = ", "cannot read the price file"),
+        ("[[traffic]]\nfrom = 'eu'\n", "traffic[0].from: topology 'homogeneous-2' has no region 'eu'; known are site, *"),
+        ("[[traffic]]\n[[traffic]]\nto = 'eu'\n", "traffic[1].to: topology 'homogeneous-2' has no region 'eu'"),
     ):
         prices.write_text(text)
         assert message in run([*base, "--job", job, "--prices", prices], capsys)[2]
@@ -143,7 +128,6 @@ def test_options_are_read_before_the_model(
         (("--jitter", "-1"), "jitter of compute must be from 0 (none) to 5, got -1"),
         (("--mtbf", "abc"), "--mtbf: cannot read 'abc' as a duration"),
         (("--prices", "gone.toml"), "cannot read the price file gone.toml"),
-        (("--deaths", "5"), "no machine of this plan has a failure rate: --deaths needs --mtbf"),
     ):
         code, _, err = run(["simulate", plan, "--job", job, "--topology", "homogeneous-2", *options], capsys)
         assert code == 2
@@ -169,3 +153,60 @@ def test_plan_compares_what_could_be(tmp_path: Path, capsys: pytest.CaptureFixtu
     code, _, err = run(["plan", job, "--topology", "homogeneous-2", "--planner", "equal_number", "--seconds", "1"], capsys)
     assert code == 2
     assert "--seconds is for the planner auto: add --planner auto" in err
+
+
+def test_a_plan_file_has_the_settings_of_its_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, plan = tmp_path / "job.toml", tmp_path / "plan.json"
+    job.write_text(JOB + '[optimizer]\nname = "adamw"\n')
+    plan.write_text(run(["plan", job, "--topology", "homogeneous-2", "--planner", "equal_compute", "--json"], capsys)[1])
+    named = run(["simulate", plan, "--job", job, "--topology", "homogeneous-2", "--json"], capsys)
+    assert named[0] == 0
+    assert run(["simulate", plan, "--json"], capsys)[:2] == named[:2], "job and topology are those of the plan file"
+    job.write_text(JOB.replace('"gpt"', '"gpt.py:make"'))
+    parts = json.loads(plan.read_text())
+    parts["job"]["model"]["recipe"] = "model.py:make"
+    plan.write_text(json.dumps(parts))
+    code, _, err = run(["simulate", plan], capsys)
+    assert code == 2
+    assert "no graph.json beside the plan" in err, "a plan file does not run code"
+    plan.write_text(json.dumps(parts["plan"]))
+    code, _, err = run(["simulate", plan, "--topology", "homogeneous-2"], capsys)
+    assert code == 2
+    assert f"the plan in {tmp_path} names no job: add --job JOB.toml" in err
+
+
+@pytest.mark.parametrize("text", ["no plan", "[]", '{"plan": {}}', '{"plan": 3}'])
+@pytest.mark.parametrize("command", ["simulate", "graph", "plan"])
+def test_a_file_that_is_no_plan(
+    command: str, text: str, planned: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, (_, job) = tmp_path / "other.json", planned
+    other.write_text(text)
+    arguments: dict[str, list[str | Path]] = {
+        "simulate": ["simulate", other, "--topology", "homogeneous-2"],
+        "graph": ["graph", job, "--plan", other],
+        "plan": ["plan", job, "--topology", "homogeneous-2", "--running", other],
+    }
+    code, _, err = run(arguments[command], capsys)
+    assert code == 2
+    assert f"{other} is not a plan file: " in err
+    assert err.count("\n") <= 2
+
+
+def test_an_unknown_planner_is_an_error_of_the_option(planned: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    _, job = planned
+    code, _, err = run(["plan", job, "--topology", "homogeneous-2", "--planner", "foo"], capsys)
+    assert code == 2
+    assert err.startswith("farflung: --planner: unknown planner 'foo'")
+    assert str(job) not in err
+
+
+def test_deaths_use_the_rate_of_the_job(planned: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    plan, job = planned
+    job.write_text(JOB.replace('name = "tiny"', 'name = "tiny"\nmtbf_hours = 0.5'))
+    base: list[str | Path] = ["simulate", plan, "--job", job, "--topology", "homogeneous-2"]
+    code, out, _ = run([*base, "--deaths", "5"], capsys)
+    assert code == 0
+    assert "a death every 15 min" in out
+    assert "simulated deaths: 5 deaths" in out
+    assert "a death every 1 min" in run([*base, "--mtbf", "2 min"], capsys)[1], "the option wins"

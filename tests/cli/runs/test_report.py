@@ -8,9 +8,11 @@ import pytest
 
 from farflung.cli.main import main
 from farflung.cli.runs.report import report_here
+from farflung.errors import TrainingError
 from farflung.job import JobSpec, to_json
 from farflung.plan import Plan, Stage
 from farflung.telemetry import RunFolder, RunResult, StepRecord
+from farflung.tracking import TRACKERS
 
 
 def run_folder(root: Path, name: str, losses: tuple[float, ...] = (3.0, 2.0)) -> Path:
@@ -77,3 +79,39 @@ def test_after_submit(tmp_path: Path) -> None:
     assert report_here(elsewhere) == f"report: run on the broker's machine: farflung report {elsewhere}"
     started = run_folder(tmp_path / "run-2", "second", losses=())
     assert report_here(started) == "", "a run that ended before its first step has its cause, and no report"
+
+
+def test_a_run_is_sent_to_a_tracker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_folder(tmp_path / "run-1", "first")
+    for text in ("csv has steps 1 to 2; the run is not over", "csv has no new step; the run is not over"):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", str(folder), "--to", "csv"])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.strip() == f"run-1: {text} ({folder}/trackers/csv)"
+    RunFolder(folder).result.write_text(RunResult(status="finished", steps=2, seconds=1.0).to_json())
+    with pytest.raises(SystemExit):
+        main(["report", str(folder), "--to", "csv", "--follow"])
+    assert capsys.readouterr().out.strip() == f"run-1: csv has no new step ({folder}/trackers/csv)"
+    assert not (folder / "report.html").exists()
+
+
+def test_a_tracker_that_fails_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder(tmp_path / "run-1", "first")
+
+    def fail(spec: object) -> None:
+        raise OSError("no answer of http://me:secret1@host")
+
+    monkeypatch.setattr(TRACKERS, "get", lambda name: fail)
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(folder), "--to", "mlflow"])
+    assert ended.value.code == TrainingError.exit_code
+    assert "the tracker 'mlflow' failed: no answer of http://***@host; check its server" in capsys.readouterr().err
+
+
+def test_an_unknown_tracker_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(run_folder(tmp_path / "run-1", "first")), "--to", "neptun"])
+    assert ended.value.code == 2
+    assert "--to: unknown tracker 'neptun': known are csv, mlflow" in capsys.readouterr().err

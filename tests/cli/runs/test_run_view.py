@@ -11,7 +11,9 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from farflung.cli.runs.run_view import RunView, printable, say, show_run
+from farflung.cli.runs.live_run import say, show_run
+from farflung.cli.runs.run_screen import RunScreen
+from farflung.cli.runs.run_view import RunView
 from farflung.client.connection import Client
 from farflung.errors import TrainingError
 from farflung.messages.schema import Message
@@ -31,6 +33,7 @@ from farflung.plan import LinkPlan, Plan, Replica, Stage
 from farflung.plan.document import plan_to_json
 from farflung.plan.model import SyncPlan
 from farflung.telemetry import CodecUse, EvaluationRecord, RunResult, StepRecord
+from farflung.telemetry.foreign_text import printable
 
 WIDE = "stage  device  " + "modules of a long name  " * 6
 LINE = "plan: 2 stages on laptop, office; predicted step 1.50 s (2 samples/s); bottleneck: computing on office"
@@ -120,8 +123,8 @@ def test_the_picture_shows_what_codecs_cost_and_lose() -> None:
         uses = {(0, 1): CodecUse(encode_seconds=0.003, decode_seconds=0.001, error=error)}
         record = StepRecord(step=step, loss=1.0, seconds=1.0, elapsed=1.0, samples=1, link_bytes={(0, 1): 10}, codecs=uses)
         view.take(RecordLine(line=record.to_line()))
-    console = Console(file=io.StringIO(), width=100)
-    console.print(view.render())
+    console = Console(file=io.StringIO(), width=100, height=40)
+    console.print(RunScreen(view))
     assert isinstance(console.file, io.StringIO)
     assert ["0", "1", "10", "B", "4", "ms", "12.5%"] in [line.split() for line in console.file.getvalue().splitlines()]
 
@@ -141,8 +144,8 @@ def test_it_says_when_a_slower_replica_rests() -> None:
         record = replace(step(samples), samples=samples, link_bytes={(0, 0): 10})
         view.take(RecordLine(line=record.to_line()))
         assert ("a replica rests in this step (by_speed)" in view.line()) == rests
-    console = Console(file=io.StringIO(), width=100)
-    console.print(view.render())
+    console = Console(file=io.StringIO(), width=100, height=40)
+    console.print(RunScreen(view))
     assert isinstance(console.file, io.StringIO)
     assert "0, replicas  each other  " in console.file.getvalue()
 
@@ -162,12 +165,15 @@ def test_the_picture_shows_each_link_and_what_its_codec_spares() -> None:
     view = RunView()
     for frame in frames():
         view.take(frame)
-    console = Console(file=io.StringIO(), width=100)
-    console.print(view.render())
+    console = Console(file=io.StringIO(), width=100, height=40)
+    console.print(RunScreen(view))
     assert isinstance(console.file, io.StringIO)
     rows = [line.split() for line in console.file.getvalue().splitlines()]
-    assert rows[0][:2] == ["step", "4/4"]
+    assert rows[0] == ["j", "2", "machines"]
+    assert rows[1][:2] == ["step", "4/4"]
     assert set(console.file.getvalue().splitlines()[2].strip()) == {"━"}, "the bar has a line of its own"
+    assert rows[3] == ["loss", "3.2500", "▁▁▁▁"]
+    assert ["office", "1", "750", "ms", "38%", "━━━━━━━━"] in rows
     assert ["0", "laptop", "1", "office", "1", "kB", "4", "kB", "(4.0", "x)"] in rows
     assert ["1", "office", "0", "laptop", "500", "B"] in rows
 
@@ -244,18 +250,18 @@ def test_each_phase_before_the_first_step_is_shown_while_it_lasts() -> None:
 
     def shown_after(frame: Message) -> str:
         view.take(frame)
-        console = Console(file=io.StringIO(), width=100)
-        console.print(view.render())
+        console = Console(file=io.StringIO(), width=100, height=40)
+        console.print(RunScreen(view))
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 
-    assert "planning for a, b  0 s" in shown_after(Planning(members=("a", "b")))
+    assert "planning for a, b, 0 s" in shown_after(Planning(members=("a", "b")))
     assert "preparing the workers: weights and data" in shown_after(planned)
     assert "preparing the workers: 1 of 2 are ready" in shown_after(MemberReady(name="laptop"))
     assert "waiting for the first step" in shown_after(started)
     view.steps = 2
     assert "waiting" not in shown_after(RecordLine(line=step(0).to_line()))
-    assert "planning for a  0 s" in shown_after(Planning(members=("a",))), "after a loss, below the last step"
+    assert "planning for a, 0 s" in shown_after(Planning(members=("a",))), "after a loss, below the last step"
     assert "finishing: last checkpoint and evaluation" in shown_after(RecordLine(line=step(1).to_line()))
 
 
@@ -274,4 +280,5 @@ def test_ctrl_c_leaves_no_live_line() -> None:
     console = Console(file=out, force_terminal=True, width=80)
     with pytest.raises(KeyboardInterrupt):
         show_run(cast(Client, Watched(interrupted())), "run-1", console=console)
-    assert out.getvalue().endswith("\x1b[2K")
+    _, left = out.getvalue().split("\x1b[?1049l")
+    assert left.splitlines()[1:] == [LINE, "the workers are ready after 634 ms; training starts"], "the events stay"

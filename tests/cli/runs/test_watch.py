@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,17 +26,33 @@ class Broker:
         pass
 
 
-@pytest.mark.parametrize("command", [["watch"], ["logs", "--ticket", "farflung-x"]])
+@pytest.mark.parametrize("command", [["watch"], ["logs", "--ticket", "farflung-x"], ["logs"]])
 @pytest.mark.parametrize(
     ("run", "line"),
     [("run-1", "run-1: waiting; needs 2 idle workers"), ("run-2", "run-2: waiting; waits for attic, cellar to return")],
 )
 def test_the_reason_comes_first(
-    command: list[str], run: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], run: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path))
+    (tmp_path / "broker" / "runs" / run).mkdir(parents=True)
+    (tmp_path / "broker" / "runs" / run / "run.log").touch()
+    (tmp_path / "broker" / "submit-ticket").touch()
     for module in (watch, logs):
         monkeypatch.setattr(module, "open_client", lambda ticket, home, **options: Broker())
     monkeypatch.setattr(watch, "follow_run", lambda client, run, **options: None)
     with pytest.raises(SystemExit):
         main([*command, run])
     assert capsys.readouterr().out.splitlines() == [line]
+
+
+def test_a_log_needs_no_broker(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The broker was killed: its ticket is still there."""
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path))
+    folder = tmp_path / "broker" / "runs" / "run-1"
+    folder.mkdir(parents=True)
+    (folder / "run.log").write_text("2026-11-23 04:00:00 submitted\n")
+    (tmp_path / "broker" / "submit-ticket").write_text("farflung-x")
+    with pytest.raises(SystemExit):
+        main(["logs", "run-1"])
+    assert capsys.readouterr().out.splitlines() == ["2026-11-23 04:00:00 submitted"]

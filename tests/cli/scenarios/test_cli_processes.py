@@ -49,7 +49,7 @@ class Cluster:
         self.place = place
         self.programs: list[Program] = []
         mirror = ("--mirror", (place / "mirror").as_uri()) if find_spec("obstore") else ()
-        self.broker = self.start("broker", "broker", "--listen", "127.0.0.1:0", *mirror)
+        self.broker = self.start("broker", "broker", "--no-web", "--listen", "127.0.0.1:0", *mirror)
         self.ticket = self.broker.until(r"farflung join (\S+)\n")[1]
         self.workers: dict[str, Program] = {}
 

@@ -45,7 +45,7 @@ def farflung(disk: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(300)
 def test_reading_commands_need_no_space(disk: Path) -> None:
-    command = [sys.executable, "-m", "farflung", "broker", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "farflung", "broker", "--no-web", "--listen", "127.0.0.1:0"]
     environment = {**os.environ, "FARFLUNG_HOME": str(disk), "PYTHONUNBUFFERED": "1"}
     broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert broker.stdout is not None
@@ -67,7 +67,7 @@ def test_reading_commands_need_no_space(disk: Path) -> None:
         broker.kill()  # a broker that can't begin says so, and nothing is lost
         broker.wait()
         filler = fill(disk)
-        again = farflung(disk, "broker", "--listen", "127.0.0.1:0")
+        again = farflung(disk, "broker", "--no-web", "--listen", "127.0.0.1:0")
         assert again.returncode == 15
         assert "free space on the disk" in again.stderr
         filler.unlink()

@@ -17,7 +17,7 @@ import pytest
 
 from farflung.checkpoint import CheckpointReader
 from farflung.cli.main import main
-from farflung.dashboard import load_run
+from farflung.web.reports import load_run
 
 
 @contextmanager

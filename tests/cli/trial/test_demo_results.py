@@ -13,10 +13,10 @@ from farflung.cli.trial.demo_results import best_of, compare, explanation, resul
 from farflung.cli.trial.demo_runs import PRESET, VICTIM, demo_job, demo_runs, share_of_time
 from farflung.cli.trial.demo_summary import last_lines, recovery_lines
 from farflung.cluster import Topology
-from farflung.dashboard import Run
 from farflung.job import JobSpec, check_job
 from farflung.plan import LinkPlan, Plan, Stage
 from farflung.telemetry import RecoveryRecord, StepRecord
+from farflung.web.reports import Run
 
 PLAN = Plan(
     graph_hash="0" * 64,

@@ -19,7 +19,7 @@ from farflung.graph.ir import TensorSpec
 from farflung.job.spec import CodecSpec, JobSpec, SyncSpec
 from farflung.plan.model import CodecChoice
 from farflung.plan.traffic import wire_bytes
-from farflung.step.plugin_check import check_brought
+from farflung.step.plugin_check import check_plugins
 
 Install = Callable[..., None]
 
@@ -122,7 +122,7 @@ def test_our_own_errors_stay_as_they_are(install: Install) -> None:
 )
 def test_a_process_that_lacks_a_plug_in_says_so(job: JobSpec, kind: str, name: str) -> None:
     with pytest.raises(InputError) as caught:
-        check_brought(job, "worker attic-pc", plans=False)
+        check_plugins(job, "worker attic-pc", plans=False)
     text = str(caught.value)
     assert text.startswith(f"worker attic-pc can't take part: unknown {kind} {name!r}: ")
     assert text.endswith(
@@ -133,7 +133,7 @@ def test_a_process_that_lacks_a_plug_in_says_so(job: JobSpec, kind: str, name: s
 
 def test_only_a_broker_needs_the_planner() -> None:
     job = JobSpec.model_validate({"plan": {"planner": "mine"}})
-    check_brought(job, "worker attic-pc", plans=False)
+    check_plugins(job, "worker attic-pc", plans=False)
     with pytest.raises(InputError, match=r"^the broker can't take part: unknown planner 'mine'"):
-        check_brought(job, "the broker", plans=True)
-    check_brought(JobSpec(codec=CodecSpec(name="auto")), "the broker", plans=True)
+        check_plugins(job, "the broker", plans=True)
+    check_plugins(JobSpec(codec=CodecSpec(name="auto")), "the broker", plans=True)

@@ -30,7 +30,7 @@ from farflung.errors import (
     WireError,
 )
 from farflung.ids import new_id
-from farflung.messages.data import Value, ValueKey
+from farflung.messages.data import RunMessage, Value, ValueKey
 from farflung.messages.submission import Bundle
 from farflung.messages.wire_form import encode
 from farflung.step.transfer.sample_cache import packed_value
@@ -42,7 +42,7 @@ from farflung.worker import membership
 from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
-from farflung.worker.run_part import RunPart
+from farflung.worker.run_part import RunPart, Sender
 from farflung.worker.training_run import TrainingRun
 from tests.support.loopback import Loopback, text_folder, text_job
 from tests.support.played_runs import PATIENCE, play, renamed
@@ -96,6 +96,11 @@ def test_a_run_from_submit_to_result(cluster: Loopback, captured: Bundle) -> Non
 VERDICT = {"step": 0, "finite": True, "bad": [], "losses": [], "stop": True, "save": False, "copy": False}
 
 
+BATCH = {"key": ["data", 0, 0, "x"], "step": 0, "array": ["float32", [1], None]}
+LENT = {"name": "w", "array": ["float32", [1], None], "last": True}
+VALUE = {"key": ["value", "train", 0, 0, "x", 0, 1, False], "array": ["float32", [1], None]}
+
+
 def test_a_value_larger_than_the_plan_ends_the_run_only(cluster: Loopback, captured: Bundle) -> None:
     def act(run: str) -> None:
         work = cluster.workers["b"]._current.part
@@ -130,8 +135,8 @@ def report(cluster: Loopback, name: str, frame: Frame) -> None:
 @pytest.mark.parametrize(
     ("sender", "frame", "says"),
     [
-        ("b", Frame("value", {"key": 3}), "a bad 'value' came from b: bad message 'value'"),
-        ("b", Frame("data", {"key": ["x"], "step": 0}), "b takes no part in run"),
+        ("b", Frame("value", {"key": 3}), "b sent a frame that cannot be read: bad message 'value'"),
+        ("b", Frame("data", BATCH, (bytes(4),)), "b takes no part in run"),
         ("b", Frame("verdict", VERDICT), "only c decides"),
         ("b", Frame("norms", {"step": 0, "norms": {"w": None}}), "bad message 'norms'"),
     ],
@@ -147,8 +152,10 @@ def test_malformed_frames_end_the_run_only(cluster: Loopback, captured: Bundle, 
     works(cluster, captured)
 
 
-@pytest.mark.parametrize("kind", ["value", "lent"])
-def test_a_stranger_is_refused_by_name_and_the_run_goes_on(cluster: Loopback, captured: Bundle, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "header"), [("value", VALUE), ("lent", LENT), ("data", BATCH)])
+def test_a_stranger_is_refused_by_name_and_the_run_goes_on(
+    cluster: Loopback, captured: Bundle, kind: str, header: dict[str, object]
+) -> None:
     stranger = Client(join(cluster.ticket("submit"), name=f"stranger-{kind}", role="client"))
     endpoint = stranger.endpoint()
     refused: list[BaseException | None] = []
@@ -157,7 +164,8 @@ def test_a_stranger_is_refused_by_name_and_the_run_goes_on(cluster: Loopback, ca
         work = cluster.workers["a"]._current.part
         assert work is not None
         endpoint.connect("a", cluster.workers["a"].endpoint.address)
-        refused.append(endpoint.post("a", Frame(kind, {"run": work.name, "key": ["x"], "step": 0})).exception(PATIENCE))
+        refused.append(endpoint.post("a", Frame(kind, header | {"run": work.name}, (bytes(4),))).exception(PATIENCE))
+        refused.append(endpoint.post("a", Frame(kind, {"run": work.name})).exception(PATIENCE))
         cluster.client.stop(run)
 
     try:
@@ -165,7 +173,8 @@ def test_a_stranger_is_refused_by_name_and_the_run_goes_on(cluster: Loopback, ca
     finally:
         endpoint.close()
         stranger.close()
-    assert f"client-stranger-{kind} takes no part in run" in str(refused)
+    assert f"client-stranger-{kind} takes no part in run" in str(refused[0])
+    assert f"bad message '{kind}'" in str(refused[1])
     assert (end.result.status, end.result.cause) == ("stopped", "")
 
 
@@ -286,15 +295,15 @@ def test_a_first_stage_without_gradient_is_at_most_a_step_ahead(
     frozen = [{"match": f"^{name}$", "frozen": True} for name in names[: len(names) // 2]]
     job = text_job(steps=6, optimizer={"groups": frozen, "lr": 1e-2})
     ahead: list[int] = []
-    taken = TrainingRun.on_frame
+    taken = TrainingRun.on_message
 
-    def look(self: TrainingRun, peer: str, frame: Frame) -> None:
+    def look(self: TrainingRun, sender: Sender, message: RunMessage) -> None:
         executor = self.executor
-        if frame.kind == "value" and executor is not None and frame.header["key"][0] == "value":
-            ahead.append(frame.header["key"][2] - executor.step)
-        taken(self, peer, frame)
+        if executor is not None and isinstance(message, Value) and isinstance(message.key, ValueKey):
+            ahead.append(message.key.step - executor.step)
+        taken(self, sender, message)
 
-    monkeypatch.setattr(TrainingRun, "on_frame", look)
+    monkeypatch.setattr(TrainingRun, "on_message", look)
     graphs = {rows: freeze(graph, job) for rows, graph in captured.graphs.items()}
     end = play(cluster, replace(captured, graphs=graphs, eval_graph=None, job=job))
     assert end.result.status == "finished", end.result.cause

@@ -18,7 +18,7 @@ from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import InputError, SecurityError
 from farflung.job import JobSpec
-from farflung.messages.commands import OwnerWishes
+from farflung.messages.commands import OwnerRequest
 from farflung.protocol.leases import Leases
 from farflung.security import new_key
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
@@ -27,7 +27,7 @@ from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.worker.membership import Membership, join
 from farflung.worker.options import WorkerOptions
-from farflung.worker.owner_limits import Wishes, WishesFile, known_workers
+from farflung.worker.owner_limits import OwnerLimits, OwnerLimitsFile, known_workers
 from farflung.worker.reconnect import Service
 from tests.support.loopback import Finished, Loopback, same, text_folder, text_job, until
 
@@ -175,17 +175,17 @@ def test_a_worker_notices_that_its_broker_is_silent(place: Path, tmp_path: Path,
 
 def test_owners_speak_through_the_broker(place: Path, tmp_path: Path) -> None:
     with Loopback(place, 0, folder=str(tmp_path)) as cluster:
-        told: list[OwnerWishes] = []
+        told: list[OwnerRequest] = []
         done = threading.Event()
 
-        def hear(wishes: OwnerWishes) -> None:
-            told.append(wishes)
+        def hear(limits: OwnerRequest) -> None:
+            told.append(limits)
             done.set()
 
         cluster.add("a", on_owner=hear)
         cluster.client.wish("a", paused=True)  # the same key
         assert done.wait(60)
-        assert told == [OwnerWishes(paused=True)]
+        assert told == [OwnerRequest(paused=True)]
         stranger = Client(join(cluster.ticket("submit"), name="s", role="client", key=new_key()))
         owner = Client(join(cluster.ticket("owner"), name="o", role="client", key=new_key()))
         with pytest.raises(SecurityError, match="worker 'a' belongs to somebody else: only its owner, or the broker's owner"):
@@ -198,17 +198,17 @@ def test_owners_speak_through_the_broker(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def service(place: Path, tmp_path: Path) -> Iterator[tuple[Loopback, Service, WishesFile, threading.Thread]]:
+def service(place: Path, tmp_path: Path) -> Iterator[tuple[Loopback, Service, OwnerLimitsFile, threading.Thread]]:
     with Loopback(place, 0, folder=str(tmp_path / "broker")) as cluster:
-        wishes = WishesFile(tmp_path / "members", "w")
-        wishes.begin({"bandwidth": 5e6})
+        limits = OwnerLimitsFile(tmp_path / "members", "w")
+        limits.begin({"bandwidth": 5e6})
         options = WorkerOptions(listen="127.0.0.1:0", memory=1e9)
         enter = lambda: join(cluster.ticket("join"), name="w", role="worker")  # noqa: E731
-        made = Service(enter, options, lambda line: None, wishes)
+        made = Service(enter, options, lambda line: None, limits)
         thread = threading.Thread(target=made.run, args=(Seconds(5.0),), daemon=True)
         thread.start()
         until(lambda: "w" in states(cluster))
-        yield cluster, made, wishes, thread
+        yield cluster, made, limits, thread
         made.stop()
         thread.join(30)
 
@@ -257,8 +257,8 @@ def test_a_worker_that_is_stopped_before_its_session_is_not_joining(place: Path,
         assert joining(cluster) == []
 
 
-def test_a_file_says_what_the_owner_wants(service: tuple[Loopback, Service, WishesFile, threading.Thread]) -> None:
-    cluster, made, wishes, thread = service
+def test_a_file_says_what_the_owner_wants(service: tuple[Loopback, Service, OwnerLimitsFile, threading.Thread]) -> None:
+    cluster, made, limits, thread = service
     looking = threading.Thread(target=made.watch, daemon=True)
     looking.start()
 
@@ -269,17 +269,17 @@ def test_a_file_says_what_the_owner_wants(service: tuple[Loopback, Service, Wish
 
     assert (member()["paused"], member()["bandwidth"]) == (False, 5e6)
     assert cluster.broker.network.table.uplink("w") == 5e6
-    wishes.change(paused=True, memory=5e8)
+    limits.change(paused=True, memory=5e8)
     until(lambda: member()["paused"])
     assert member()["memory"] == 5e8
     cluster.client.close()
-    wishes.change(parting="leave")
+    limits.change(parting="leave")
     thread.join(60)
     assert not thread.is_alive()
 
 
 def test_the_first_interrupt_hands_over_and_the_second_ends(
-    service: tuple[Loopback, Service, WishesFile, threading.Thread],
+    service: tuple[Loopback, Service, OwnerLimitsFile, threading.Thread],
 ) -> None:
     _, made, _, thread = service
     made.part()
@@ -288,27 +288,27 @@ def test_the_first_interrupt_hands_over_and_the_second_ends(
     made.part()
 
 
-def test_wishes(tmp_path: Path) -> None:
-    night = Wishes(hours="22:00-7:30")
+def test_owner_limits(tmp_path: Path) -> None:
+    night = OwnerLimits(hours="22:00-7:30")
     assert [night.rests(hour * 60) for hour in (21, 22, 23, 0, 7, 8)] == [True, False, False, False, False, True]
     assert night.rests(7 * 60 + 30)
-    day = Wishes(hours="08:00-24:00", paused=True)
+    day = OwnerLimits(hours="08:00-24:00", paused=True)
     assert day.rests(10 * 60)
-    assert day.told(0) == {"paused": True, "parting": "", "bandwidth": None}
-    assert str(Wishes(paused=True, hours="8:00-9:00", memory=4e9, bandwidth=2.5e6, parting="drain")) == (
+    assert day.in_force(0) == {"paused": True, "parting": "", "bandwidth": None}
+    assert str(OwnerLimits(paused=True, hours="8:00-9:00", memory=4e9, bandwidth=2.5e6, parting="drain")) == (
         "paused, parting: drain, works from 8:00 to 9:00, memory 4 GB, sends at most 20 Mbit/s"
     )
-    assert str(Wishes()) == "no limits"
+    assert str(OwnerLimits()) == "no limits"
     with pytest.raises(InputError, match="hours must be like 22:00-07:00, got 'always'"):
-        Wishes(hours="always")
+        OwnerLimits(hours="always")
     with pytest.raises(InputError, match="unknown way to go 'fly': known are drain, leave"):
-        Wishes(parting="fly")
+        OwnerLimits(parting="fly")
     with pytest.raises(InputError, match=r"a limit of bandwidth must be at least 8 bit/s, got 0 B/s: farflung pause lets"):
-        Wishes(bandwidth=0.0)
+        OwnerLimits(bandwidth=0.0)
     with pytest.raises(InputError, match=r"a limit of memory must be at least 1 B, got 0\.5 B: farflung pause lets"):
-        Wishes(memory=0.5)
-    kept = WishesFile(tmp_path, "attic")
-    assert kept.read() == Wishes()
+        OwnerLimits(memory=0.5)
+    kept = OwnerLimitsFile(tmp_path, "attic")
+    assert kept.read() == OwnerLimits()
     kept.change(paused=True, parting="drain", pid=1)
     assert kept.begin({"hours": None, "memory": 1e9}).paused, "a reboot does not wake a machine that was paused"
     assert (kept.read().parting, kept.read().memory, kept.runs) == ("", 1e9, True)

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import ConnectionLost
+from farflung.messages.data import RunMessage
+from farflung.messages.hybrid import HelperStates, ServerFree, SliceAnswer, SliceTask
+from farflung.messages.schema import Message
 from farflung.protocol.pool.task_pool import Patience, TaskPool
+from farflung.step.executor import Executor
 from farflung.step.hybrid import stage_server
-from farflung.step.hybrid.stage_server import StageServer
 from farflung.telemetry import injecting
-from farflung.wire.frames import Frame
 from farflung.worker import helper as helping
+from farflung.worker.run_part import Sender
 from tests.support.helped_runs import JOB, Scene, check, helped
 from tests.support.loopback import Finished, Loopback, same, states_of, text_job
 from tests.support.watched_runs import watched
@@ -122,14 +125,14 @@ def alone(home: Path) -> Finished:
 
 def test_servers_of_a_stage_share_helpers(home: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TaskPool, "power", lambda self, name: 1.0)  # each has slices in each step, however slow it is
-    given: set[tuple[str, str]] = set()
-    real = helping.Helper.on_frame
+    given: set[tuple[type[RunMessage], str]] = set()
+    real = helping.Helper.on_message
 
-    def noted(self: helping.Helper, peer: str, frame: Frame) -> None:
-        given.add((frame.kind, peer))
-        real(self, peer, frame)
+    def noted(self: helping.Helper, sender: Sender, message: RunMessage) -> None:
+        given.add((type(message), sender.peer))
+        real(self, sender, message)
 
-    monkeypatch.setattr(helping.Helper, "on_frame", noted)
+    monkeypatch.setattr(helping.Helper, "on_message", noted)
     for event in scene.here.values():
         event.set()
     truth = alone(home)
@@ -139,20 +142,20 @@ def test_servers_of_a_stage_share_helpers(home: Path, scene: Scene, monkeypatch:
     assert found.result.status == "finished", found.result.cause
     assert found.losses == truth.losses
     assert same(states_of(found), states_of(truth)) == []
-    assert {("task", "a"), ("task", "b")} <= given, "one helper helps both"
-    assert sum(kind == "states" for kind, _ in given) == 1, "one server sends the states"
+    assert {(SliceTask, "a"), (SliceTask, "b")} <= given, "one helper helps both"
+    assert sum(found is HelperStates for found, _ in given) == 1, "one server sends the states"
 
 
 def test_a_server_that_is_done_helps_its_fellow(home: Path, patience: list[Patience], monkeypatch: pytest.MonkeyPatch) -> None:
     """``a`` begins step 1 when ``b`` has said that it is free."""
     free, computed = threading.Event(), list[str]()
-    receive = StageServer.receive
+    receive = Executor.receive
 
-    def received(self: StageServer, peer: str, frame: Frame) -> None:
-        receive(self, peer, frame)
-        if frame.kind == "free" and peer == "b" and frame.header["step"] == 1:
+    def received(self: Executor, peer: str, message: Message, nbytes: int = 0) -> None:
+        receive(self, peer, message, nbytes)
+        if isinstance(message, ServerFree) and peer == "b" and message.step == 1:
             free.set()
-        if frame.kind == "answer":
+        if isinstance(message, SliceAnswer):
             computed.append(peer)
 
     def wait(name: str, facts: Mapping[str, int | str]) -> None:
@@ -160,7 +163,7 @@ def test_a_server_that_is_done_helps_its_fellow(home: Path, patience: list[Patie
             free.wait()
 
     truth = alone(home)
-    monkeypatch.setattr(StageServer, "receive", received)
+    monkeypatch.setattr(Executor, "receive", received)
     with injecting(wait):
         found, _ = helped(home, REPLICATED, helpers="")
     assert found.result.status == "finished", found.result.cause

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -17,8 +19,12 @@ from farflung.broker.live_run import LiveRun
 from farflung.broker.planning import Planned, plan_run
 from farflung.broker.records.bundle_file import store_bundle
 from farflung.broker.records.journal import JournaledRun
+from farflung.broker.records.run_log import LogPosition
 from farflung.broker.restored_runs import RestoredRuns
 from farflung.broker.run_recorder import RunRecorder
+from farflung.clock import monotonic
+from farflung.messages.watching import Note
+from farflung.messages.watching import Planned as PlannedMessage
 from farflung.plan import Plan
 from farflung.protocol.events import RunRestored
 from farflung.telemetry import RunFolder, injecting
@@ -87,7 +93,7 @@ def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tm
     folder = RunFolder(found.folder)
     plan = Plan.from_json(folder.plan.read_text(encoding="utf-8"))
     (found.folder / "result.json").unlink()  # as if it had been killed before the end
-    store_bundle(found.folder, replace(captured(text_job(), place), run=found.run))
+    store_bundle(found.folder, replace(captured(text_job(), place), run=found.run).to_bytes())
     lives: list[tuple[LiveRun, RunRestored]] = []
 
     def restored(attempts: int) -> tuple[LiveRun, RunRestored]:
@@ -104,8 +110,18 @@ def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tm
         runs.close()
         return lives[0]
 
+    hour_ago = time.time() - 3600
     for attempts, known in ((0, None), (1, plan)):
+        os.utime(folder.metrics, (hour_ago, hour_ago))
         live, event = restored(attempts)
+        assert monotonic() - live.times.lost_at >= 3600, "the pause began with the last step, not with the restart"
+        told, position = [], LogPosition()
+        while live.records.log.has_more(position):
+            fresh, position = live.records.log.read(position)
+            told += fresh
+        assert any(isinstance(one, PlannedMessage) for one in told), "watchers get what they would have got before"
+        assert isinstance(told[-1], Note)
+        assert told[-1].text.startswith("the broker was killed and was started again; waiting for ")
         assert live.planned is None, "it has made none of its own"
         assert live.running == known
         assert event.names == (plan.devices if known else ())

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from farflung.cluster import Topology
-from farflung.dashboard import load_run
-from farflung.dashboard.tables import comparison, links
 from farflung.graph.ir import Graph
 from farflung.job import JobSpec
 from farflung.plan import Estimate, Plan, estimate
+from farflung.web.reports import load_run
+from farflung.web.reports.tables import comparison, links
 from tests.support.loopback import Loopback, captured, text_job
 from tests.support.played_runs import End, play
 

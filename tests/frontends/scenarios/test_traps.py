@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from farflung.errors import CaptureError
 from farflung.frontends.torch.capture import capture
+from farflung.frontends.torch.recorder import record
 from farflung.graph.ir import StateKind
 from farflung.graph.validate import validate
 from tests.support.replay import run
@@ -94,7 +95,7 @@ def cond(net, x):
         (
             lambda net, x: Peek.apply(net.linear(x)).sum(),
             (
-                r"^in the backward of tests\.frontends\.scenarios\.test_traps\.Peek, test_traps\.py:40: "
+                r"^in the backward of tests\.frontends\.scenarios\.test_traps\.Peek, test_traps\.py:41: "
                 r"return gradient \* 2 if .* depends .*: use torch\.where"
             ),
         ),
@@ -160,6 +161,31 @@ def test_hooks_of_modules_and_parameters_are_refused():
     net.linear.weight.register_hook(lambda gradient: gradient)
     with pytest.raises(CaptureError, match=r"parameter linear\.weight has a gradient hook"):
         capture(net, (torch.ones(4, 4),))
+
+
+class Lazy(nn.Module):
+    """Its layer learns its sizes from the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.LazyLinear(4)
+
+    def forward(self, x):
+        return self.linear(x).sum()
+
+
+def test_lazy_layers_need_a_first_forward():
+    with pytest.raises(CaptureError) as caught:
+        capture(Lazy(), (torch.ones(4, 4),))
+    assert str(caught.value) == (
+        "linear.weight of LazyLinear has no shape before the first forward: call the module once on a batch and pass that "
+        "module, or use a layer that has its sizes as arguments"
+    )
+    with pytest.raises(CaptureError, match="the factory makes a lazy layer, which has no shape before the first forward: give"):
+        record(Lazy)
+    module = Lazy()
+    module(torch.ones(4, 4))
+    assert capture(module, (torch.ones(4, 4),)).parameters
 
 
 def test_inputs_must_be_tensors():

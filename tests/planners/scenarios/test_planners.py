@@ -201,7 +201,7 @@ def test_devices_that_are_too_small_are_named(name):
 
 def test_memory_makes_stages_recompute():
     graph = chain((64,) * 9, rows=1024)
-    job = JobSpec(micro_batch_sizes=(1,) * 8, plan=PlanSpec(recompute="never"))
+    job = JobSpec(micro_batch_sizes=(1,) * 8, plan=PlanSpec(schedule="1f1b", recompute="never"))
     topology = Topology.preset("homogeneous-2")
     need = max(
         device.memory_bytes
@@ -210,7 +210,7 @@ def test_memory_makes_stages_recompute():
     small = network(1, 2, memory=0.8 * need)
     with pytest.raises(PlanError, match="lacks"):
         get_planner("equal_number").plan(graph, small, job=job)
-    auto = job.model_copy(update={"plan": PlanSpec(recompute="auto")})
+    auto = job.model_copy(update={"plan": PlanSpec(schedule="1f1b", recompute="auto")})
     plan = get_planner("equal_number").plan(graph, small, job=auto)
     assert any(stage.recompute for stage in plan.stages)
     assert all(

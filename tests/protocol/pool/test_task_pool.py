@@ -12,12 +12,12 @@ from farflung.protocol.pool.pool_events import (
     Answered,
     Discard,
     Do,
-    FellowFree,
     Give,
     GradientCame,
     HelperCame,
     HelperWent,
     InputCame,
+    PeerFree,
     PoolCommand,
     SendStates,
     ServerFree,
@@ -255,13 +255,13 @@ def test_sums_are_made_in_order(order: list[int]):
 
 
 def test_a_fellow_has_no_share_and_is_given_one_task_when_it_is_free():
-    pool = TaskPool("s", room=6, helper_room=6, patience=PATIENCE, fellows={"t": 1.0})
+    pool = TaskPool("s", room=6, helper_room=6, patience=PATIENCE, peers={"t": 1.0})
     told = pool.handle(StepBegan(step=0, slices=tuple(range(4)), now=0.0))
     assert told + pool.handle(InputCame(indices=tuple(range(4)), now=0.0)) == []
     assert pool.helpers == ()
-    assert pool.handle(FellowFree(fellow="t", step=1, now=0.0)) == [], "of another step"
-    assert pool.handle(FellowFree(fellow="u", step=0, now=0.0)) == [], "of another stage"
-    assert pool.handle(FellowFree(fellow="t", step=0, now=0.0)) == [Give(helper="t", task=forward(3))]
+    assert pool.handle(PeerFree(peer="t", step=1, now=0.0)) == [], "of another step"
+    assert pool.handle(PeerFree(peer="u", step=0, now=0.0)) == [], "of another stage"
+    assert pool.handle(PeerFree(peer="t", step=0, now=0.0)) == [Give(helper="t", task=forward(3))]
     assert answer(pool, "t", forward(3)) == [Accept(device="t", task=forward(3))], "it has to say again that it is free"
     assert pool.handle(GradientCame(indices=(3,), now=1.0)) == [Give(helper="t", task=backward(3))], "its own it makes at once"
     assert answer(pool, "t", backward(3)) == [Accept(device="t", task=backward(3))]
@@ -269,10 +269,10 @@ def test_a_fellow_has_no_share_and_is_given_one_task_when_it_is_free():
 
 
 def test_a_silent_fellow_is_not_waited_for():
-    pool = TaskPool("s", room=6, patience=PATIENCE, fellows={"t": 1.0})
+    pool = TaskPool("s", room=6, patience=PATIENCE, peers={"t": 1.0})
     pool.handle(StepBegan(step=0, slices=(0, 1), now=0.0))
     pool.handle(InputCame(indices=(0, 1), now=0.0))
-    assert pool.handle(FellowFree(fellow="t", step=0, now=0.0)) == [Give(helper="t", task=forward(1))]
+    assert pool.handle(PeerFree(peer="t", step=0, now=0.0)) == [Give(helper="t", task=forward(1))]
     assert pool.deadline() == PATIENCE.first
     assert pool.handle(ServerFree(now=0.0)) == [Do(task=forward(0))]
     answer(pool, "s", forward(0))
@@ -282,7 +282,7 @@ def test_a_silent_fellow_is_not_waited_for():
 
 
 def test_a_server_has_room_for_fellows_once_its_own_slices_had_their_forward():
-    pool = TaskPool("s", room=3, patience=PATIENCE, fellows={"t": 1.0})
+    pool = TaskPool("s", room=3, patience=PATIENCE, peers={"t": 1.0})
     pool.handle(StepBegan(step=0, slices=(0, 1), now=0.0))
     pool.handle(InputCame(indices=(0,), now=0.0))
     pool.handle(ServerFree(now=0.0))
@@ -295,7 +295,7 @@ def test_a_server_has_room_for_fellows_once_its_own_slices_had_their_forward():
 
 
 def test_a_helper_that_comes_when_all_is_done_may_be_needed_by_a_fellow():
-    pool = TaskPool("s", patience=PATIENCE, fellows={"t": 1.0})
+    pool = TaskPool("s", patience=PATIENCE, peers={"t": 1.0})
     pool.handle(StepBegan(step=0, slices=(0,), now=0.0))
     pool.handle(InputCame(indices=(0,), now=0.0))
     for task in (forward(0), backward(0)):

@@ -18,12 +18,12 @@ from farflung.protocol.pool.pool_events import (
     Accept,
     Answered,
     Do,
-    FellowFree,
     Give,
     GradientCame,
     HelperCame,
     HelperWent,
     InputCame,
+    PeerFree,
     PoolCommand,
     PoolEvent,
     SendStates,
@@ -87,7 +87,7 @@ class Helper:
 class Server:
     """A reliable device with the pool of its own slices; ``stage`` and its place among the servers of that.
 
-    ``lives``: which life of a helper it deals with, and whether it sends it states. ``lent``: tasks of fellows.
+    ``lives``: which life of a helper it deals with, and whether it sends it states. ``lent``: tasks of peers.
     """
 
     pool: TaskPool
@@ -127,8 +127,8 @@ class World:
             speeds = {f"s{stage}.{place}": float(len(run)) for place, run in enumerate(runs)}
             servers = []
             for (name, speed), run in zip(speeds.items(), runs, strict=True):
-                fellows = {other: one / speed for other, one in speeds.items() if other != name}
-                pool = TaskPool(name, room=room, helper_room=helper_room, patience=patience, fellows=fellows)
+                peers = {other: one / speed for other, one in speeds.items() if other != name}
+                pool = TaskPool(name, room=room, helper_room=helper_room, patience=patience, peers=peers)
                 servers.append(Server(pool, stage, 0.01 * (stage + 1), run, room))
             self.stages.append(servers)
         self.servers = {server.name: server for servers in self.stages for server in servers}
@@ -211,8 +211,8 @@ class World:
             else:
                 self.handle(server, ServerFree(now=self.now))
                 if server.doing is None and server.pool.spare and len(self.stages[server.stage]) > 1:
-                    fellow = self.chance.choice([one for one in self.stages[server.stage] if one is not server])
-                    fellow.inbox.append(("free", server.name, self.step))
+                    peer = self.chance.choice([one for one in self.stages[server.stage] if one is not server])
+                    peer.inbox.append(("free", server.name, self.step))
             return
         (owner, task, value, gradient), server.doing = server.doing, None
         result = self.compute(server.state, server.kept, task, value, gradient)
@@ -263,7 +263,7 @@ class World:
             task, result = content
             self.accept(server, name, task, result, self.chance.uniform(0.1, 5.0))  # type: ignore[arg-type]
         elif kind == "free":
-            self.handle(server, FellowFree(fellow=name, step=content[0], now=self.now))  # type: ignore[arg-type]
+            self.handle(server, PeerFree(peer=name, step=content[0], now=self.now))  # type: ignore[arg-type]
         elif kind == "came":
             server.lives[name] = (content[0], content[1])  # type: ignore[assignment]
             self.handle(server, HelperCame(helper=name, speed=self.chance.uniform(0.2, 3.0), now=self.now))

@@ -9,8 +9,9 @@ from concurrent.futures import Future
 import pytest
 
 from farflung.errors import ConnectionLost
+from farflung.messages.data import LentEnd
 from farflung.step.hybrid.helper_links import HelperLinks
-from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 
@@ -34,7 +35,7 @@ class Endpoint:
             self.open.wait(PATIENCE)
         future: Future[None] = Future()
         with self.changed:
-            self.sent.append((peer, frame.kind, urgency))
+            self.sent.append((peer, frame.header["run"], urgency))
             self.changed.notify_all()
         if peer in self.lost:
             future.set_exception(ConnectionLost(f"{peer} is gone"))
@@ -49,6 +50,11 @@ class Endpoint:
     def await_sent(self, count: int) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.sent) >= count, PATIENCE)
+
+
+def named(name: str) -> LentEnd:
+    """A message that the test knows again by its run."""
+    return LentEnd(run=name)
 
 
 class Scene:
@@ -78,11 +84,11 @@ def test_the_first_states_are_all_and_later_ones_are_not(scene: Scene) -> None:
     scene.endpoint.open.set()
     scene.links.add("h", 0, fed=True)
     for step in range(2):
-        scene.links.begin_step("h", lambda blank, step=step: Frame(f"states-{step}-{blank}"))  # type: ignore[misc]
+        scene.links.begin_step("h", lambda blank, step=step: named(f"states-{step}-{blank}"))  # type: ignore[misc]
         scene.endpoint.await_sent(step + 1)
     assert [kind for _, kind, _ in scene.endpoint.sent] == ["states-0-True", "states-1-False"]
     scene.links.add("h", 1, fed=False)
-    scene.links.post("h", lambda blank: Frame(f"task-{blank}"))
+    scene.links.post("h", lambda blank: named(f"task-{blank}"))
     scene.endpoint.await_sent(3)
     assert scene.endpoint.sent[-1][1] == "task-True", "who comes again has nothing"
     assert (scene.links.stage("h"), scene.links.is_fed("h")) == (1, False)
@@ -91,14 +97,14 @@ def test_the_first_states_are_all_and_later_ones_are_not(scene: Scene) -> None:
 def test_a_step_that_begins_drops_tasks_and_brings_states_that_were_sent_ahead_forward(scene: Scene) -> None:
     """The first frame of each urgency is stuck in the endpoint, which is closed; the others wait."""
     scene.links.add("h", 0, fed=True)
-    scene.links.post("h", lambda _: Frame("stuck"))
-    scene.links.post_ahead("h", 4, lambda: Frame("stuck ahead"))
+    scene.links.post("h", lambda _: named("stuck"))
+    scene.links.post_ahead("h", 4, lambda: named("stuck ahead"))
     scene.endpoint.await_entered(2)
-    scene.links.post("h", lambda _: Frame("old task"))
-    scene.links.post_ahead("h", 5, lambda: Frame("ahead"))
+    scene.links.post("h", lambda _: named("old task"))
+    scene.links.post_ahead("h", 5, lambda: named("ahead"))
     assert scene.links.has_ahead("h", 5)
-    scene.links.begin_step("h", lambda _: Frame("states"))
-    scene.links.post("h", lambda _: Frame("task"))
+    scene.links.begin_step("h", lambda _: named("states"))
+    scene.links.post("h", lambda _: named("task"))
     scene.endpoint.open.set()
     scene.endpoint.await_sent(5)
     values = [kind for _, kind, urgency in scene.endpoint.sent if urgency is Urgency.VALUES]
@@ -109,9 +115,9 @@ def test_a_step_that_begins_drops_tasks_and_brings_states_that_were_sent_ahead_f
 def test_a_frozen_helper_holds_up_nobody(scene: Scene) -> None:
     scene.links.add("h", 0, fed=True)
     for _ in range(20):
-        scene.links.post("h", lambda _: Frame("task"))
+        scene.links.post("h", lambda _: named("task"))
     scene.endpoint.await_entered(1)
-    scene.outbox.post("b", OutgoingFrame(make=lambda: Frame("value")))
+    scene.outbox.post("b", OutgoingMessage(make=lambda: named("value")))
     scene.outbox.flush()
     assert [peer for peer, _, _ in scene.endpoint.sent] == ["b"]
 
@@ -120,14 +126,14 @@ def test_a_lost_helper_is_reported_and_the_outbox_goes_on(scene: Scene) -> None:
     scene.endpoint.lost.add("h")
     scene.endpoint.open.set()
     scene.links.add("h", 3, fed=True)
-    scene.links.post("h", lambda _: Frame("task"))
+    scene.links.post("h", lambda _: named("task"))
     assert scene.gone.wait(PATIENCE)
     assert scene.lost == [("h", "h is gone")]
     assert scene.links.stage("h") is None
     assert scene.links.known == {"h"}
-    scene.links.post("h", lambda _: Frame("too late"))  # dropped
+    scene.links.post("h", lambda _: named("too late"))  # dropped
     with pytest.raises(KeyError):
-        scene.outbox.post("h", OutgoingFrame(make=lambda: Frame("task")))
-    scene.outbox.post("b", OutgoingFrame(make=lambda: Frame("value")))
+        scene.outbox.post("h", OutgoingMessage(make=lambda: named("task")))
+    scene.outbox.post("b", OutgoingMessage(make=lambda: named("value")))
     scene.outbox.flush()
     assert scene.errors == []

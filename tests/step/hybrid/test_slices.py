@@ -1,29 +1,23 @@
-"""Frames between a server and a helper: what is written is read, and what is malformed is refused before memory is taken."""
+"""Messages between a server and a helper: what is written is read, and what is malformed is refused before memory is taken."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from farflung.engines import get_engine
 from farflung.engines.base import EngineSettings
 from farflung.errors import WireError
+from farflung.messages.hybrid import HelperStates, SliceAnswer
 from farflung.protocol.pool.pool_events import Task, TaskKind
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.hybrid.slices import StageSlices, compute
-from farflung.wire.frames import Frame, decode_frame, encode_frame
+from tests.support.sent_messages import sent
 from tests.support.small_runs import ROWS, small_setup
 
 FORWARD = Task(step=2, kind=TaskKind.FORWARD, index=1)
 BACKWARD = Task(step=2, kind=TaskKind.BACKWARD, index=1)
-
-
-def sent(frame: Frame) -> Frame:
-    return decode_frame(b"".join(bytes(piece) for piece in encode_frame(frame)))
-
-
-def changed(frame: Frame, **fields: object) -> Frame:
-    return Frame(frame.kind, {**frame.header, **fields}, frame.sections)
 
 
 def chain() -> tuple[StageSlices, StageSlices]:
@@ -47,14 +41,12 @@ def test_a_helper_makes_what_the_server_would() -> None:
         runners.append(runner)
     for slices, server, helper in ((first, runners[0], runners[2]), (last, runners[1], runners[3])):
         states = server.states(slices.names(every=True))
-        step, read = slices.read_states(sent(slices.states_frame(2, slices.names(every=True), states)))
-        assert step == 2
-        helper.load(read)
+        helper.load(slices.read_states(sent(slices.states_message(2, slices.names(every=True), states))))
 
     def both(slices: StageSlices, task: Task, work: ActionInputs, near: int) -> ActionResult:
-        order = slices.read_task(sent(slices.task_frame(task, work)))
+        order = slices.read_task(sent(slices.task_message(task, work)))
         assert order.task == task
-        there = slices.read_answer(sent(slices.answer_frame(task, compute(runners[near + 2], order.task, order.work))))
+        there = slices.read_answer(sent(slices.answer_message(task, compute(runners[near + 2], order.task, order.work))))
         here = compute(runners[near], task, work)
         assert there[0] == task
         assert there[1].loss == here.loss
@@ -76,28 +68,28 @@ def test_a_helper_makes_what_the_server_would() -> None:
 
 def test_what_is_malformed_is_refused() -> None:
     first, last = chain()
-    task = first.task_frame(FORWARD, ActionInputs(values={}, data=data()["first"]))
-    with pytest.raises(WireError, match="a 'task' is a forward \\(F\\) or backward \\(B\\) of stage 1"):
+    task = first.task_message(FORWARD, ActionInputs(values={}, data=data()["first"]))
+    with pytest.raises(WireError, match="'task' messages here are of the 2 slices of stage 1, got slice 1 of stage 0"):
         last.read_task(task)
-    with pytest.raises(WireError, match="'index' must be a whole number from 0 to 1, got 2"):
-        first.read_task(changed(task, index=2))
-    with pytest.raises(WireError, match="a 'task' of stage 0 has 1 arrays, 0 came"):
-        first.read_task(changed(task, arrays=[]))
-    with pytest.raises(WireError, match="an array of a 'task' of stage 0 is missing"):
-        first.read_task(changed(task, arrays=[None]))
-    large = first.task_frame(FORWARD, ActionInputs(values={}, data={"x": np.zeros((ROWS, 9), np.float32)}))
+    with pytest.raises(WireError, match="'task' messages here are of the 2 slices of stage 0, got slice 2 of stage 0"):
+        first.read_task(replace(task, index=2))
+    with pytest.raises(WireError, match="a 'task' message has 1 arrays here, 0 came"):
+        first.read_task(replace(task, arrays=()))
+    with pytest.raises(WireError, match="an array of a slice of stage 0 is missing"):
+        first.read_task(replace(task, arrays=(None,)))
+    large = first.task_message(FORWARD, ActionInputs(values={}, data={"x": np.zeros((ROWS, 9), np.float32)}))
     with pytest.raises(WireError, match=r"oversized: float32 \[4, 9\] has more than the 128 bytes of the plan"):
         first.read_task(large)
     with pytest.raises(WireError, match=r"stage 0 has no state 'third\.weight'"):
-        first.read_states(Frame("states", {"run": "r", "step": 0, "names": ["third.weight"], "arrays": [None]}))
+        first.read_states(HelperStates(run="r", step=0, names=("third.weight",), when="now", arrays=(None,)))
     name = first.names(every=False)[0]
-    wrong = first.states_frame(0, [name], {name: np.zeros((2, 2), np.float32)})
-    with pytest.raises(WireError, match=r"was expected, float32\[2, 2\] came"):
+    wrong = first.states_message(0, [name], {name: np.zeros((2, 2), np.float32)})
+    with pytest.raises(WireError, match=r"'first.weight' is float32\[16, 8\], float32\[2, 2\] came"):
         first.read_states(wrong)
-    answer = Frame("answer", {"step": 2, "stage": 0, "kind": "B", "index": 1, "seconds": 0.0, "arrays": [None]})
-    with pytest.raises(WireError, match="arrays was expected, 1 came"):
+    answer = SliceAnswer(run="r", step=2, stage=0, kind="B", index=1, seconds=0.0, outputs={}, arrays=(None,))
+    with pytest.raises(WireError, match="'answer' message has 2 arrays here, 1 came"):
         first.read_answer(answer)
     value = first.pieces[ROWS].sends_activations[0]
-    lying = first.answer_frame(FORWARD, ActionResult(values={value.value: np.zeros(value.spec.shape, np.float32)}, loss=1.0))
+    lying = first.answer_message(FORWARD, ActionResult(values={value.value: np.zeros(value.spec.shape, np.float32)}, loss=1.0))
     with pytest.raises(WireError, match="a forward of stage 0 makes no loss"):
         first.read_answer(lying)

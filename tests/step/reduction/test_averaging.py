@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from farflung.clock import VirtualClock
 from farflung.engines.base import Array
 from farflung.errors import WireError
+from farflung.messages.data import MeanPieces, PieceItem
 from farflung.step.inbox import Inbox
 from farflung.step.reduction.averaging import Averager, Averaging, Outcome
 from farflung.step.reduction.piece_sender import PieceSender
 from farflung.step.reduction.pieces import first_servers, pieces_of
-from farflung.step.transfer.outbox import OutgoingFrame
-from farflung.wire.frames import Frame
+from farflung.step.transfer.outbox import OutgoingMessage
 
 NAMES = "abcd"
 
@@ -28,7 +28,7 @@ class Net:
     """Averagers with lanes that deliver when they are told to; stands for the links of all members."""
 
     def __init__(self, members: int) -> None:
-        self.lanes: dict[tuple[int, int], list[OutgoingFrame]] = {}
+        self.lanes: dict[tuple[int, int], list[OutgoingMessage]] = {}
         self.boxes = [Inbox() for _ in range(members)]
         self.clock = VirtualClock()
         self.members: list[Averager] = []
@@ -36,7 +36,7 @@ class Net:
         for rank in range(members):
             sender = PieceSender("run", _Links(self, rank))  # type: ignore[arg-type]
             self.members.append(Averager(groups, 0, self.boxes[rank], sender, self.clock))
-        self.delivered: list[tuple[int, int, Frame]] = []
+        self.delivered: list[tuple[int, int, MeanPieces]] = []
 
     def begin(self, rank: int, arrays: Sequence[Array], tag: str = "t", **changes: Any) -> None:
         count = len(self.members)
@@ -49,10 +49,11 @@ class Net:
         """All frames, in the order that ``choose`` gives to lanes; those of one lane stay in order."""
         while lanes := [lane for lane, parcels in self.lanes.items() if parcels]:
             lane = choose(sorted(lanes))
-            frame = self.lanes[lane].pop(0).make()
-            if frame is not None:
-                self.delivered.append((*lane, frame))
-                self.members[lane[1]].receive(NAMES[lane[0]], frame)
+            message = self.lanes[lane].pop(0).make()
+            if message is not None:
+                assert isinstance(message, MeanPieces)
+                self.delivered.append((*lane, message))
+                self.members[lane[1]].receive(NAMES[lane[0]], message)
 
     def outcome(self, rank: int, tag: str = "t") -> Outcome:
         assert self.boxes[rank].holds([("averaged", 0, tag)])
@@ -63,7 +64,7 @@ class _Links:
     def __init__(self, net: Net, rank: int) -> None:
         self._net, self._rank = net, rank
 
-    def post(self, device: str, parcel: OutgoingFrame) -> None:
+    def post(self, device: str, parcel: OutgoingMessage) -> None:
         assert not parcel.waits
         self._net.lanes.setdefault((self._rank, NAMES.index(device)), []).append(parcel)
 
@@ -151,7 +152,7 @@ def test_what_waits_for_a_link_shares_a_frame() -> None:
         net.begin(0, values([500], number), f"t{number}", first=number % 2)
     net.deliver()
     assert len(net.delivered) == 1
-    assert len(net.delivered[0][2].header["pieces"]) == 4, "every second one is served here"
+    assert len(net.delivered[0][2].pieces) == 4, "every second one is served here"
 
 
 def test_a_round_ends_without_who_does_not_come_and_says_so() -> None:
@@ -193,25 +194,22 @@ def test_divergence_is_how_far_the_own_values_were_from_the_mean() -> None:
     assert (outcome.gap, outcome.norm) == (pytest.approx(10.0), pytest.approx(40.0))
 
 
-def frame(**changes: Any) -> Frame:
-    header = {"tag": "t", "piece": 0, "sections": 1} | changes
-    return Frame("pieces", {"run": "run", "stage": 0, "pieces": [header]}, (bytes(40),))
+def one_piece(size: int = 40, **changes: Any) -> MeanPieces:
+    item = PieceItem(**{"tag": "t", "piece": 0, "sections": 1} | changes)
+    return MeanPieces(run="run", stage=0, pieces=(item,), sections=(bytes(size),))
 
 
 REFUSED = {
-    "list": (Frame("pieces", {"stage": 0}, ()), "without a list"),
-    "header": (Frame("pieces", {"stage": 0, "pieces": [3]}, ()), "without a header"),
-    "number": (frame(piece=7), "has 1 pieces, number 7 came"),
-    "server": (frame(), "is added up by another member"),
-    "mean": (frame(mean=True), "is added up by member 1, not by 2"),
-    "size": (Frame("pieces", frame().header, (bytes(44),)), "a run of 40 bytes came with 44"),
-    "runs": (frame(sections=0), "a piece of 1 runs came as 0 sections"),
-    "missing": (frame(missing="all"), "must be a list of ranks"),
+    "number": (one_piece(piece=7), "has 1 pieces, number 7 came"),
+    "server": (one_piece(), "is added up by another member"),
+    "mean": (one_piece(mean=True), "is added up by member 1, not by 2"),
+    "size": (one_piece(44), "a run of 40 bytes came with 44"),
+    "runs": (one_piece(sections=0), "a piece of 1 runs came as 0 sections"),
 }
 
 
 @pytest.mark.parametrize(("bad", "text"), REFUSED.values(), ids=REFUSED)
-def test_pieces_that_do_not_belong_here_are_refused(bad: Frame, text: str) -> None:
+def test_pieces_that_do_not_belong_here_are_refused(bad: MeanPieces, text: str) -> None:
     net = Net(3)
     net.begin(0, [np.zeros(10, np.float32)], first=1)
     with pytest.raises(WireError, match=text):
@@ -220,4 +218,4 @@ def test_pieces_that_do_not_belong_here_are_refused(bad: Frame, text: str) -> No
 
 def test_who_is_no_member_is_refused() -> None:
     with pytest.raises(WireError, match="d is no replica of stage 0, of which one is here"):
-        Net(3).members[0].receive("d", frame())
+        Net(3).members[0].receive("d", one_piece())

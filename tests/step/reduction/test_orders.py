@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from farflung.graph.cut import cut
 from farflung.graph.ir import TensorSpec, Use
 from farflung.job.load import make_job
 from farflung.messages.arrays import pack_arrays
+from farflung.messages.data import PartialSum, Total
+from farflung.messages.router import PeerRouter
 from farflung.plan.check import check_plan, check_replicas
 from farflung.plan.model import Plan
 from farflung.step.inbox import Inbox
@@ -23,9 +26,8 @@ from farflung.step.reduction.gradient_exchange import GradientExchange
 from farflung.step.reduction.gradient_sums import GradientSums
 from farflung.step.reduction.orders import JobOrder, Role, RouteOrder, StageUses
 from farflung.step.reduction.pieces import GradientPiece
-from farflung.step.transfer.outbox import OutgoingFrame
+from farflung.step.transfer.outbox import OutgoingMessage
 from farflung.sync.reductions import Reduction, runs_of
-from farflung.wire.frames import Frame
 from tests.support.executor_threads import Case, Ran, differing, other, run_threads
 from tests.support.replica_cases import SIZES, case_of, small_plan
 
@@ -50,6 +52,7 @@ class Group:
         cuts = runs_of(sizes, reduction.cuts(members))
         self.members: list[GradientExchange] = []
         self.boxes = [Inbox() for _ in names]
+        self.routers = [PeerRouter() for _ in names]
         for rank, (name, box) in enumerate(zip(names, self.boxes, strict=True)):
             order = RouteOrder(
                 device=name,
@@ -60,6 +63,7 @@ class Group:
                 last_ends={0: rank + 1},
             )
             self.members.append(GradientExchange(order, GradientSums("run", order, box, self._links(name))))
+            self.members[-1].register(self.routers[rank])
         self.held, self.found = held, [dict[Use, Array]() for _ in names]
 
     def _piece(self, runs: tuple[tuple[int, int, int], ...]) -> GradientPiece:
@@ -70,11 +74,11 @@ class Group:
         )
 
     def _links(self, name: str) -> Any:
-        def post(device: str, parcel: OutgoingFrame) -> None:
+        def post(device: str, parcel: OutgoingMessage) -> None:
             assert not parcel.waits
-            frame = parcel.make()
-            assert frame is not None
-            self.members[int(device[1:])].receivers[frame.kind](name, frame)
+            message = parcel.make()
+            assert message is not None
+            self.routers[int(device[1:])].dispatch(name, message)
 
         return SimpleNamespace(post=post)
 
@@ -123,20 +127,23 @@ def test_all_members_end_with_the_same_sum(kind: str, members: int) -> None:
 def test_what_belongs_to_nobody_is_refused() -> None:
     group = Group(by("tree", 3), [{}, {}, {}], [4])
 
-    def frame(kind: str, size: int = 2, **head: int) -> Any:
-        return pack_arrays(kind, {"step": 0, "stage": 0, "piece": 0} | head, [np.zeros(size, np.float32)], None)
+    def part(**head: int) -> PartialSum:
+        full = {"step": 0, "stage": 0, "bucket": 0, "part": 0} | head
+        return pack_arrays(partial(PartialSum, run="run", **full), [np.zeros(2, np.float32)], None)
 
-    root, leaf = group.members[1], group.members[0]
+    leaf, root, _ = group.routers
     with pytest.raises(WireError, match="stage 0 has 3 pieces to sum here, number 9 of w0 is none of them"):
-        root.receivers["part"]("w0", frame("part", piece=9))
+        root.dispatch("w0", part(bucket=9))
     with pytest.raises(WireError, match="number 0 of w7 is none of them"):
-        root.receivers["part"]("w7", frame("part"))
-    with pytest.raises(WireError, match="w2 has no part of piece 0 of stage 0 to send here"):
-        leaf.receivers["part"]("w2", frame("part"))
+        root.dispatch("w7", part())
+    with pytest.raises(WireError, match="w2 has no part 2 of piece 0 of stage 0 to send here"):
+        leaf.dispatch("w2", part(part=2))
+    with pytest.raises(WireError, match="w0 has no part 1 of piece 0 of stage 0 to send here"):
+        root.dispatch("w0", part(part=1))
     with pytest.raises(WireError, match="w0 has no total of piece 0 of stage 0 to send here"):
-        root.receivers["total"]("w0", frame("total"))
-    with pytest.raises(WireError, match=r"the gradient of 'p0' is float32\[1\], float32\[2\] came"):
-        root.receivers["part"]("w0", frame("part"))
+        root.dispatch("w0", Total(run="run", step=0, stage=0, bucket=0, part=0, arrays=()))
+    with pytest.raises(WireError, match=r"'p0' is float32\[1\], float32\[2\] came"):
+        root.dispatch("w0", part())
 
 
 def any_order(case: Case, kind: str) -> Case:
@@ -244,23 +251,26 @@ def in_order() -> JobOrder:
 
 
 @pytest.mark.parametrize(
-    ("kind", "peer", "bucket", "part", "text"),
+    ("message", "peer", "bucket", "part", "text"),
     [
-        ("part", "b", 2, 3, "stage 0 has 2 buckets to exchange here, not number 2"),
-        ("part", "b", 1, 3, "b has no part 3 of bucket 1 of stage 0 to send here"),
-        ("part", "b", 0, 2, "b has no part 2 of bucket 0 of stage 0 to send here"),
-        ("total", "b", 0, 0, "b has no total 0 of bucket 0 of stage 0 to send here"),
+        (PartialSum, "b", 2, 3, "stage 0 has 2 buckets to exchange here, not number 2"),
+        (PartialSum, "b", 1, 3, "b has no part 3 of bucket 1 of stage 0 to send here"),
+        (PartialSum, "b", 0, 2, "b has no part 2 of bucket 0 of stage 0 to send here"),
+        (Total, "b", 0, 0, "b has no total of bucket 0 of stage 0 to send here"),
     ],
 )
-def test_sums_that_belong_to_no_bucket_here_are_refused(kind: str, peer: str, bucket: int, part: int, text: str) -> None:
-    order, frame = in_order(), Frame(kind, {"step": 0, "stage": 0, "bucket": bucket, "part": part})
+def test_sums_that_belong_to_no_bucket_here_are_refused(
+    message: type[PartialSum | Total], peer: str, bucket: int, part: int, text: str
+) -> None:
+    router, order = PeerRouter(), in_order()
+    GradientSums("run", order, Inbox(), None).register(router)  # type: ignore[arg-type]
     with pytest.raises(WireError, match=text):
-        order.part_of(peer, frame) if kind == "part" else order.total_of(peer, frame)
+        router.dispatch(peer, message(run="run", step=0, stage=0, bucket=bucket, part=part, arrays=()))
 
 
 def test_the_server_adds_the_parts_in_the_order_of_the_job() -> None:
     order = in_order()
     assert order.role(0, 0).adds == (2, 3, 4)
     assert order.role(0, 1) == Role(collector="b", adds=(), up=None, total_from="b", down=())
-    assert order.part_of("b", Frame("part", {"stage": 0, "bucket": 0, "part": 4})) == (0, 4)
-    assert order.total_of("b", Frame("total", {"stage": 0, "bucket": 1, "part": 0})) == 1
+    order.check_part("b", PartialSum(run="run", step=0, stage=0, bucket=0, part=4, arrays=()))
+    order.check_total("b", Total(run="run", step=0, stage=0, bucket=1, part=0, arrays=()))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.messages.commands import CopyRounds
+from farflung.messages.data import CopyPiece
+from farflung.messages.schema import UNSET
 from farflung.step.stages.copy_coding import Coder, Incoming, Version
-from farflung.wire.frames import Frame
 
 SLOW, FAST = 1e6, 1e18
 
@@ -29,20 +30,20 @@ def state(seed: int, *, near: Mapping[str, Array] | None = None) -> dict[str, Ar
     return {**found, "seen": np.arange(5), "turned": np.asfortranarray(found["weight"][:40])}
 
 
-def frames(arrays: Mapping[str, Array], base: Version | None = None, link: float = SLOW) -> list[Frame]:
-    return [make(link) for make in Coder(lambda: 0.0).pieces(arrays, base)]
+def pieces(arrays: Mapping[str, Array], base: Version | None = None, link: float = SLOW) -> list[CopyPiece]:
+    return [make(link) for make in Coder(lambda: 0.0).pieces("run", arrays, base)]
 
 
-def received(sent: list[Frame], *held: Version, limit: int = 1 << 24) -> Incoming:
+def received(sent: list[CopyPiece], *held: Version, limit: int = 1 << 24) -> Incoming:
     versions = dict(held)
     incoming = Incoming(limit, versions.get)
-    for frame in sent:
-        incoming.add(frame)
+    for piece in sent:
+        incoming.add(piece)
     return incoming
 
 
-def nbytes(sent: list[Frame]) -> int:
-    return sum(memoryview(frame.sections[0]).nbytes for frame in sent)
+def nbytes(sent: list[CopyPiece]) -> int:
+    return sum(memoryview(piece.sections[0]).nbytes for piece in sent)
 
 
 def same(one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
@@ -54,7 +55,7 @@ def same(one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
 def test_a_copy_is_what_was_sent_and_smaller_by_what_both_hold() -> None:
     old = state(0)
     new = state(1, near=old)
-    alone, against, plain = frames(new), frames(new, (7, old)), frames(new, (7, old), FAST)
+    alone, against, plain = pieces(new), pieces(new, (7, old)), pieces(new, (7, old), FAST)
     for sent in (alone, against, plain):
         same(received(sent, (7, old)).arrays(), new)
     assert nbytes(against) < 0.8 * nbytes(alone) < 0.8 * nbytes(plain)
@@ -64,11 +65,11 @@ def test_a_copy_is_what_was_sent_and_smaller_by_what_both_hold() -> None:
 
 def test_who_lacks_the_older_version_says_so_and_holds_nothing() -> None:
     old = state(0)
-    incoming = received(frames(state(1, near=old), (7, old)), (6, old))
+    incoming = received(pieces(state(1, near=old), (7, old)), (6, old))
     assert incoming.lacks
     other = {**old, "weight": old["weight"][:3]}
-    assert received(frames(state(1, near=old), (7, old)), (7, other)).lacks
-    assert not received(frames(state(1, near=old), (7, old), FAST)).lacks, "plain pieces need nothing"
+    assert received(pieces(state(1, near=old), (7, old)), (7, other)).lacks
+    assert not received(pieces(state(1, near=old), (7, old), FAST)).lacks, "plain pieces need nothing"
 
 
 @settings(deadline=None, max_examples=30)
@@ -80,7 +81,7 @@ def test_any_state_passes(seed: int, dtypes: list[str]) -> None:
     for index, dtype in enumerate(dtypes):
         new[f"t{index}"] = (random.integers(0, 5, random.integers(0, 50, 2)) - 2).astype(dtype)
         old[f"t{index}"] = (new[f"t{index}"] * random.integers(0, 2)).astype(dtype)
-    same(received(frames(new, (3, old)), (3, old)).arrays(), new)
+    same(received(pieces(new, (3, old)), (3, old)).arrays(), new)
 
 
 def test_the_coder_is_left_out_where_the_link_is_faster_than_it() -> None:
@@ -88,34 +89,32 @@ def test_the_coder_is_left_out_where_the_link_is_faster_than_it() -> None:
     coder = Coder(lambda: float(next(ticks)))  # a second for each piece: a megabyte per second at most
     arrays = {"weight": state(0)["weight"]}
     for _ in range(60):
-        list(make(1.0) for make in coder.pieces(arrays, None))  # noqa: C400
+        list(make(1.0) for make in coder.pieces("run", arrays, None))  # noqa: C400
     assert coder.rate < 4e6
-    assert all("coded" not in make(5e6).header for make in coder.pieces(arrays, None))
-    assert all("coded" in make(1e5).header for make in coder.pieces(arrays, None))
+    assert all(make(5e6).coded is UNSET for make in coder.pieces("run", arrays, None))
+    assert all(make(1e5).coded is not UNSET for make in coder.pieces("run", arrays, None))
     assert coder.sent < coder.raw
 
 
-def broken(change: Mapping[str, object], at: int = 0) -> list[Frame]:
-    sent = frames({"weight": np.zeros((700, 500), np.float32)})
-    return [replace(frame, header={**frame.header, **change}) if i == at else frame for i, frame in enumerate(sent)]
+def broken(at: int = 0, **change: object) -> list[CopyPiece]:
+    sent = pieces({"weight": np.zeros((700, 500), np.float32)})
+    return [replace(piece, **change) if i == at else piece for i, piece in enumerate(sent)]
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(WireError, match="larger than the states of its sender's stages"):
-        received(frames(state(0)), limit=1 << 10)
+        received(pieces(state(0)), limit=1 << 10)
     with pytest.raises(WireError, match="is larger than it says"):
-        received(broken({"coded": 1 << 30}))
+        received(broken(coded=1 << 30))
     with pytest.raises(WireError, match="bad planes"):
-        received(broken({"coded": 4}))
+        received(broken(coded=4))
     with pytest.raises(WireError, match="begins before the one before it has ended"):
-        received(broken({"name": "other"}, 1))
+        received(broken(1, name="other"))
     with pytest.raises(WireError, match="bytes of"):
-        received(broken({"last": True}))
+        received(broken(last=True))
     with pytest.raises(WireError, match="was cut in transfer"):
-        received(broken({})[:1]).arrays()
-    with pytest.raises(WireError, match="one section"):
-        received([Frame("copy", {"name": "a"})])
-    whole = frames({"weight": np.zeros(4, np.float32)})
+        received(broken()[:1]).arrays()
+    whole = pieces({"weight": np.zeros(4, np.float32)})
     with pytest.raises(WireError, match="larger than the states"):
         received([*whole, *whole])
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from farflung.protocol.holdings import Decision, Holding
+from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.retained_stages import RetainedStages
 
@@ -36,8 +36,8 @@ class Stages:
 
 def retained(*, ready: bool) -> tuple[RetainedStages, Stages]:
     stages = Stages()
-    holding = Holding(step=5, committed=4, states=frozenset({"w", "mean"}), ready=ready)
-    return RetainedStages(cast(LocalStages, stages), holding, BEFORE), stages
+    retained_state = RetainedState(step=5, committed=4, states=frozenset({"w", "mean"}), ready=ready)
+    return RetainedStages(cast(LocalStages, stages), retained_state, BEFORE), stages
 
 
 def test_gradients_are_dropped_unless_the_next_step_was_prepared() -> None:
@@ -58,11 +58,11 @@ def test_a_prepared_step_is_applied_as_the_others_did(scale: float | None) -> No
         None if scale is None else (0.5, np.float32),
     )
     assert (before, after) == (BEFORE, {}), "statistics are read as before the step, until it is applied"
-    assert (states.holding.step, states.holding.committed, states.holding.ready) == (6, 5, False)
+    assert (states.retained_state.step, states.retained_state.committed, states.retained_state.ready) == (6, 5, False)
 
 
 def test_a_step_that_the_others_left_out_is_left_out() -> None:
     states, stages = retained(ready=True)
     states.advance(Decision(applied=False))
     assert stages.calls == [("restore", BEFORE)]
-    assert (states.holding.step, states.holding.committed) == (6, 4)
+    assert (states.retained_state.step, states.retained_state.committed) == (6, 4)

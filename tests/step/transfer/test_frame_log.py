@@ -4,48 +4,55 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.step.transfer.frame_log import FrameFacts, FrameLog, frame_facts
+from farflung.messages.array_headers import ArrayHeader
+from farflung.messages.data import LentEnd, Losses, Token, UseKey, Value, ValueKey
+from farflung.messages.schema import Message
+from farflung.messages.wire_form import encode
+from farflung.step.transfer.frame_log import FrameLog, MessageFacts, message_facts
 from farflung.telemetry import SpanKind, SpanRing
 from farflung.transports.base import Arrival
 from farflung.transports.meter import frame_bytes
-from farflung.wire.frames import Frame
+
+ARRAY = ArrayHeader(dtype="float32", shape=(2,), strides=None)
 
 
-def value(micro_batch: object, *, gradient: bool = False, step: object = 7) -> Frame:
-    key = ["value", "train", step, micro_batch, "block.out", 1, 2, gradient]
-    return Frame("value", {"run": "r", "key": key}, (b"12345678",))
+def value(micro_batch: int, *, gradient: bool = False, step: int = 7) -> Value:
+    key = ValueKey(phase="train", step=step, micro_batch=micro_batch, value="block.out", source=1, target=2, gradient=gradient)
+    return Value(run="r", key=key, array=ARRAY, sections=(b"12345678",))
+
+
+def size(message: Message) -> int:
+    return frame_bytes(encode(message))
+
+
+USE = Value(run="r", key=UseKey(step=7, stage=1, state="w", op="op"), array=ARRAY, sections=(b"1",))
 
 
 @pytest.mark.parametrize(
-    ("frame", "facts"),
+    ("message", "facts"),
     [
-        (value(3), FrameFacts(what="activation", step=7, micro_batch=3, source=1, target=2)),
-        (value(3, gradient=True), FrameFacts(what="gradient", step=7, micro_batch=3, source=2, target=1)),
-        (Frame("value", {"key": ["use", 7, 1, "w", "op"]}), FrameFacts(what="gradient of a tied parameter", step=7)),
-        (Frame("token", {"step": 2, "index": 17}), FrameFacts(what="token", step=2)),
-        (Frame("losses", {"step": 2}), FrameFacts(what="losses", step=2)),
-        (Frame("lent", {}), FrameFacts(what="lent")),
+        (value(3), MessageFacts(what="activation", step=7, micro_batch=3, source=1, target=2, nbytes=8)),
+        (value(3, gradient=True), MessageFacts(what="gradient", step=7, micro_batch=3, source=2, target=1, nbytes=8)),
+        (value(3, step=2**40), MessageFacts(what="activation", micro_batch=3, source=1, target=2, nbytes=8)),
+        (USE, MessageFacts(what="gradient of a tied parameter", step=7, nbytes=1)),
+        (Token(run="r", step=2, index=17, token=1, stop=False), MessageFacts(what="token", step=2)),
+        (Losses(run="r", step=2, losses={}), MessageFacts(what="losses", step=2)),
+        (LentEnd(run="r"), MessageFacts(what="lent-end")),
     ],
 )
-def test_facts_of_frames(frame: Frame, facts: FrameFacts) -> None:
-    assert frame_facts(frame) == facts
-
-
-@pytest.mark.parametrize("wrong", ["3", None, 2**40, -9, [1]])
-def test_a_malformed_header_counts_as_unknown(wrong: object) -> None:
-    assert frame_facts(value(wrong, step=wrong)) == FrameFacts(what="activation", source=1, target=2)
+def test_facts_of_messages(message: Message, facts: MessageFacts) -> None:
+    assert message_facts(message) == facts
 
 
 def test_frames_get_the_times_at_which_they_arrived() -> None:
     ring = SpanRing(clock=lambda: 9.0)
     log = FrameLog(ring)
-    frames = [value(0), value(1), value(0, gradient=True)]
-    for number, (frame, peer) in enumerate(zip(frames, ("a", "a", "b"), strict=True)):
-        log.arrived(Arrival(peer=peer, nbytes=frame_bytes(frame), start=float(number), end=number + 0.5))
-    log.decoded("b", frames[2], 8.0)
-    log.decoded("a", frames[0], 8.0)
-    log.decoded("a", frames[1], 8.0)
-    log.decoded("a", value(2), 8.5)  # its arrival was not told
+    messages = [value(0), value(1), value(0, gradient=True)]
+    for number, (message, peer) in enumerate(zip(messages, ("a", "a", "b"), strict=True)):
+        log.arrived(Arrival(peer=peer, nbytes=size(message), start=float(number), end=number + 0.5))
+    for peer, number in (("b", 2), ("a", 0), ("a", 1)):
+        log.decoded(peer, messages[number], size(messages[number]), 8.0)
+    log.decoded("a", value(2), size(value(2)), 8.5)  # nothing reported its arrival
     spans, _ = ring.drain()
     received = [(span.name, span.peer, span.micro_batch, span.stage, span.start, span.seconds) for span in spans[::2][:3]]
     assert received == [

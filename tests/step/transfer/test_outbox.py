@@ -1,4 +1,4 @@
-"""Inbox, sender threads, run log, message fields, addresses: the parts that everything runs through."""
+"""The outbox: order, urgency, what is reported of a step, and how it ends."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from farflung.errors import ConnectionLost, TrainingError, WireError
-from farflung.messages import fields
-from farflung.step.inbox import Inbox
+from farflung.errors import ConnectionLost
+from farflung.messages.data import Slope
 from farflung.step.transfer import outbox as runtime_links
-from farflung.step.transfer.outbox import LinkUse, Outbox, OutgoingFrame
-from farflung.transports.addresses import congestion_control, host_and_port, reachable_host
+from farflung.step.transfer.outbox import LinkUse, Outbox, OutgoingMessage
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 
@@ -35,69 +32,6 @@ def later(action: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
-
-
-# -- mailbox --------------------------------------------------------------------------------------------------------------
-
-
-def test_take_waits_for_its_own_key() -> None:
-    box = Inbox()
-    taken = later(lambda: box.take(("value", 1)))
-    box.put(("value", 2), "other")
-    assert not taken.done()
-    box.put(("value", 1), "mine")
-    assert taken.result(PATIENCE) == "mine"
-    assert len(box) == 1
-    assert box.holds([("value", 2)])
-    assert not box.holds([("value", 2), ("value", 1)])
-
-
-def test_a_mailbox_takes_no_more_keys_than_the_run_can_have() -> None:
-    box = Inbox(limit=2)
-    box.put("a", 1)
-    box.put("b", 2)
-    box.put("a", 3)
-    with pytest.raises(WireError, match="2 values wait already, more than this run can have: 'c' is refused"):
-        box.put("c", 4)
-    assert box.take("a") == 3
-    box.put("c", 4)
-
-
-def test_a_repeated_item_replaces_the_first() -> None:
-    box = Inbox()
-    box.put("k", 1)
-    box.put("k", 2)
-    assert (box.take("k"), len(box)) == (2, 0)
-
-
-def test_abort_wakes_everybody_with_the_first_error() -> None:
-    box = Inbox()
-    waiting = [later(lambda: box.take("never")), later(lambda: box.wait_until(lambda: box.holds(["never"])))]
-    box.abort(TrainingError("first"))
-    box.abort(TrainingError("second"))
-    for one in waiting:
-        with pytest.raises(TrainingError, match="first"):
-            one.result(PATIENCE)
-    with pytest.raises(TrainingError, match="first"):
-        box.take("k")
-    assert str(box.error) == "first"
-
-
-def test_poke_makes_waiters_look_again() -> None:
-    box, seen, looked = Inbox(), [False], threading.Event()
-
-    def ready() -> bool:
-        looked.set()
-        return seen[0]
-
-    waiting = later(lambda: box.wait_until(ready))
-    assert looked.wait(PATIENCE)
-    seen[0] = True
-    box.poke()
-    assert waiting.result(PATIENCE) is None
-
-
-# -- links ----------------------------------------------------------------------------------------------------------------
 
 
 class Wire:
@@ -146,8 +80,13 @@ def links(wire: Wire, *peers: str) -> Iterator[tuple[Outbox, list[BaseException]
         made.close()
 
 
-def parcel(number: int, step: int = 0, dense: int = 8) -> OutgoingFrame:
-    return OutgoingFrame(make=lambda: Frame("value", {"n": number}, (bytes(4),)), step=step, pair=(0, 1), dense=dense)
+def numbered(number: int, section: bytes = b"") -> Slope:
+    """A small message with a number."""
+    return Slope(run="r", step=number, sections=(section,))
+
+
+def parcel(number: int, step: int = 0, dense: int = 8) -> OutgoingMessage:
+    return OutgoingMessage(make=lambda: numbered(number, bytes(4)), step=step, pair=(0, 1), dense=dense)
 
 
 def test_frames_of_a_peer_go_in_order() -> None:
@@ -156,7 +95,7 @@ def test_frames_of_a_peer_go_in_order() -> None:
         for number in range(20):
             made.post("b", parcel(number))
         posted = wire.wait(20)
-        assert [frame.header["n"] for _, frame, _ in posted] == list(range(20))
+        assert [frame.header["step"] for _, frame, _ in posted] == list(range(20))
         for _, _, future in posted:
             future.set_result(None)
         made.flush()
@@ -174,12 +113,12 @@ def test_values_and_verdicts_do_not_wait_behind_a_bulk_transfer_that_the_link_do
     wire, gate = Slow(), threading.Event()
     with links(wire, "b") as (made, errors):
         for number in range(4):
-            made.post("b", OutgoingFrame(make=lambda number=number: Frame("part", {"n": number}), urgency=Urgency.BULK))
+            made.post("b", OutgoingMessage(make=lambda number=number: numbered(number), urgency=Urgency.BULK))
         wire.wait(1)  # the link has no room for more of these
         for number in range(3):
             made.post("b", parcel(number))
-            made.post("b", OutgoingFrame(make=lambda number=number: Frame("verdict", {"n": number}), urgency=Urgency.CONTROL))
-        seen = [(frame.kind, frame.header["n"]) for _, frame, _ in wire.wait(7)]
+            made.post("b", OutgoingMessage(make=lambda number=number: numbered(number), urgency=Urgency.CONTROL))
+        seen = [(frame.kind, frame.header["step"]) for _, frame, _ in wire.wait(7)]
         assert seen[0] == ("BULK", 0)
         assert [entry for entry in seen if entry[0] == "VALUES"] == [("VALUES", number) for number in range(3)]
         assert [entry for entry in seen if entry[0] == "CONTROL"] == [("CONTROL", number) for number in range(3)]
@@ -240,16 +179,16 @@ def test_an_abort_wakes_a_post_that_waits_for_a_slow_link() -> None:
     wire, ended = Wire(), list[str]()
     gate = threading.Event()
 
-    def slow() -> Frame:
+    def slow() -> Slope:
         gate.wait(PATIENCE)
-        return Frame("value")
+        return numbered(0)
 
     with links(wire, "b") as (made, errors):
 
         def post_all() -> None:
             try:
                 for _ in range(50):
-                    made.post("b", OutgoingFrame(make=slow))
+                    made.post("b", OutgoingMessage(make=slow))
             except ConnectionLost as error:
                 ended.append(str(error))
 
@@ -266,13 +205,13 @@ def test_closing_waits_for_no_link_that_stands_still(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(runtime_links, "_CLOSE_SECONDS", 0.0)
     wire, gate = Wire(), threading.Event()
 
-    def stuck() -> Frame:
+    def stuck() -> Slope:
         gate.wait()
-        return Frame("value")
+        return numbered(0)
 
     with links(wire, "b", "c") as (made, _):
-        made.post("b", OutgoingFrame(make=stuck))
-        made.post("c", OutgoingFrame(make=stuck))
+        made.post("b", OutgoingMessage(make=stuck))
+        made.post("c", OutgoingMessage(make=stuck))
         closing = later(made.close)
         closing.result(PATIENCE)
         gate.set()
@@ -281,60 +220,12 @@ def test_closing_waits_for_no_link_that_stands_still(monkeypatch: pytest.MonkeyP
 def test_a_codec_that_fails_ends_the_run_not_the_thread_alone() -> None:
     wire, seen = Wire(), threading.Event()
 
-    def broken() -> Frame:
+    def broken() -> Slope:
         seen.set()
         raise ValueError("defect")
 
     with links(wire, "b") as (made, errors):
-        made.post("b", OutgoingFrame(make=broken))
+        made.post("b", OutgoingMessage(make=broken))
         assert seen.wait(PATIENCE)
         made.threads.join(PATIENCE)
         assert [repr(error) for error in errors] == ["ValueError('defect')"]
-
-
-# -- fields and addresses -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("read", "value"),
-    [
-        (lambda h: fields.text(h, "k"), 3),
-        (lambda h: fields.text(h, "k", limit=2), "abc"),
-        (lambda h: fields.whole(h, "k"), True),
-        (lambda h: fields.whole(h, "k"), -1),
-        (lambda h: fields.whole(h, "k", high=4), 5),
-        (lambda h: fields.number(h, "k"), "1"),
-        (lambda h: fields.number(h, "k"), False),
-        (lambda h: fields.number(h, "k", low=1.0), float("inf")),
-        (lambda h: fields.number(h, "k", low=1.0), float("nan")),
-        (lambda h: fields.texts(h, "k"), ["a", 1]),
-        (lambda h: fields.table(h, "k"), []),
-    ],
-)
-def test_wrong_fields_are_named(read: Callable[[dict[str, Any]], Any], value: object) -> None:
-    with pytest.raises(WireError, match="bad message: 'k' must be a"):
-        read({"k": value})
-
-
-def test_right_fields_pass() -> None:
-    header = {"t": "a", "n": 3, "f": float("nan"), "l": ["a"], "m": {"x": 1}}
-    assert fields.text(header, "t") == "a"
-    assert fields.whole(header, "n") == fields.number(header, "n") == 3
-    assert fields.number(header, "f") != fields.number(header, "f")
-    assert (fields.texts(header, "l"), fields.table(header, "m"), fields.table(header, "none")) == (["a"], {"x": 1}, {})
-
-
-def test_congestion_control_is_told_with_a_hint(tmp_path: Path) -> None:
-    file = tmp_path / "tcp"
-    assert congestion_control(file) == ""
-    file.write_text("bbr\n")
-    assert congestion_control(file) == "TCP congestion control: bbr"
-    file.write_text("cubic\n")
-    assert congestion_control(file).startswith("TCP congestion control: cubic (on lossy long-distance links bbr is much faster")
-
-
-def test_addresses() -> None:
-    assert host_and_port("192.0.2.1", 7) == "192.0.2.1:7"
-    assert host_and_port("::1", 7) == host_and_port("[::1]", 7) == "[::1]:7"
-    assert reachable_host("example.org") == "example.org"
-    assert reachable_host("0.0.0.0") not in ("", "0.0.0.0")

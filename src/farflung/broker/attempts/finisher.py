@@ -14,6 +14,7 @@ from farflung.broker.records.journal import MOST_OVER
 from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
 from farflung.errors import FarflungError
+from farflung.messages.conversions.failed_batches import batch_item
 from farflung.messages.watching import Result
 from farflung.protocol.events import FinishRun
 from farflung.telemetry.records import RunResult
@@ -58,7 +59,7 @@ class RunFinisher:
             self.helpers_over(live.run)
         # the result is written before the journal says so: see ``restore``
         self.journal(live.run, "over", outcome=command.outcome, kind=command.kind)
-        self.notices.watchers(live, Result(result=result.to_json(), kind=command.kind))
+        self.notices.watchers(live, Result(result=result.to_json(), kind=command.kind, batch=batch_item(command.batch)))
         with self.runs.changed:
             live.result, live.submission.bundle = result, None
             live.attempt = replace(live.attempt, preparation=None)

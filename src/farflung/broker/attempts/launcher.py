@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from msgspec.structs import asdict
 
 from farflung.broker.attempts.retained_states import RetainedStates
 from farflung.broker.links.routes import Routes
-from farflung.broker.live_run import LiveRun
+from farflung.broker.live_run import Attempt, LiveRun
 from farflung.broker.notices import Notices
 from farflung.broker.planning.attempt_start import Start
 from farflung.broker.planning.planned import Planned
@@ -21,6 +22,7 @@ from farflung.messages import commands
 from farflung.messages.schema import UNSET, Message
 from farflung.messages.watching import Note, Started
 from farflung.protocol.events import Event, RecoverRun, RunFailed
+from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.records import RecoveryRecord
 
@@ -93,16 +95,18 @@ class AttemptLauncher:
         self.notices.watchers(live, Started(run=live.run, attempt=attempt, seconds=seconds))
         self.trains(live)
         recovery = self._recovery(live, now) if times.lost else None
+        begun, elapsed = live.attempt, now - times.started
         times.lost = ""
 
         def begin() -> None:
             fault_point("broker.before_start", run=live.run)
-            if recovery is not None:
-                try:
+            try:
+                live.records.unwritten.put(_attempted(begun, elapsed))
+                if recovery is not None:
                     self.recorder.record(live, recovery)
-                except FarflungError as error:
-                    self.handle(RunFailed(run=live.run, cause=str(error), kind=type(error).__name__))
-                    return
+            except FarflungError as error:
+                self.handle(RunFailed(run=live.run, cause=str(error), kind=type(error).__name__))
+                return
             self.notices.operator_of(live.run, str(recovery or "training begins"))
             self.send(name, command)
 
@@ -133,3 +137,16 @@ class AttemptLauncher:
             source=start.came_from,
             moved=start.moved,
         )
+
+
+def _attempted(attempt: Attempt, elapsed: float) -> AttemptRecord:
+    """Return the record of an attempt that begins now, ``elapsed`` seconds after the run."""
+    planned = attempt.planned
+    assert planned is not None
+    return AttemptRecord(
+        number=attempt.number,
+        step=attempt.first_step,
+        elapsed=elapsed,
+        plan=json.loads(planned.plan_json),
+        topology=json.loads(planned.topology.to_json()),
+    )

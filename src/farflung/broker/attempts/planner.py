@@ -25,7 +25,7 @@ from farflung.plan.check import check_runnable
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import Event, PlanMade
 from farflung.protocol.members import Member
-from farflung.step.plugin_check import check_brought
+from farflung.step.plugin_check import check_plugins
 from farflung.telemetry.faults import fault_point
 from farflung.thread_group import ThreadGroup
 
@@ -95,7 +95,7 @@ class AttemptPlanner:
         """Return the attempt (None: a newer one has begun meanwhile)."""
         self.measure([member for member in members if member.name not in live.workers.measured], live.job.threads)
         cluster = cluster_of(bundle, members, self.network.table, self.network.reachability)
-        check_brought(live.job, "the broker", plans=True)
+        check_plugins(live.job, "the broker", plans=True)
         planned = plan_run(bundle, cluster, self.judge, running=live.running)
         planned = replace(planned, strangers=tuple(strangers_of(bundle, members)))
         check_runnable(planned.plan)
@@ -108,7 +108,9 @@ class AttemptPlanner:
         protection = planned.protection(live.job)
         if protection.guards:
             self.notices.operator_of(live.run, str(protection), detail=True)
-        progress = self.recorder.progress(live, len(planned.plan.devices), planned.estimate.step_seconds, start.step)
+        elif text := planned.exposed(live.job):
+            self.notices.everybody(live.run, text)
+        progress = self.recorder.progress(live, planned.plan.devices, planned.estimate.step_seconds, start.step)
         preparation = preparation_of(bundle, live, planned, start)
         return Attempt(
             number=attempt,

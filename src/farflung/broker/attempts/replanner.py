@@ -113,6 +113,8 @@ class Replanner:
             if live.job.plan.again is False:
                 return
             self._runs[live.run] = live
+            if live.planned is not None:  # these reasons were reported with the plan
+                self._findings[live.run] = live.planned.unused
             if self._threads is None and not self._closed.is_set():
                 self._threads = ThreadGroup()
                 self._threads.spawn("replanning", self._main)

@@ -11,7 +11,7 @@ from farflung.messages.commands import Forget
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.schema import Message
 from farflung.protocol.broker import RunState
-from farflung.protocol.holdings import Holding
+from farflung.protocol.retained_states import RetainedState
 
 __all__ = ["RetainedReport", "RetainedStates"]
 
@@ -22,7 +22,7 @@ class RetainedReport:
 
     run: str
     attempt: int
-    states: list[Holding]
+    states: list[RetainedState]
     steps: list[StepReport]
 
 
@@ -49,7 +49,7 @@ class RetainedStates:
             self.report(name, report)
         return True
 
-    def of_members(self, live: LiveRun) -> dict[str, list[Holding]]:
+    def of_members(self, live: LiveRun) -> dict[str, list[RetainedState]]:
         """Return what the present members retain of ``live``."""
         with self._runs.changed:
             members = self._runs.machine.members

@@ -10,9 +10,9 @@ from farflung.checkpoint import Manifest
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
 from farflung.messages.commands import LiveStart
-from farflung.messages.conversions.holdings import decision_item
+from farflung.messages.conversions.retained_states import decision_item
 from farflung.plan.model import Plan
-from farflung.protocol.holdings import Holding, Resume, choose, moves
+from farflung.protocol.retained_states import Resume, RetainedState, choose, moves
 
 __all__ = ["Start"]
 
@@ -43,7 +43,7 @@ class Start:
         committed = newest.ledger.get("steps", newest.step)
         return cls(attempt=attempt, step=newest.step, committed=committed, source="checkpoint", kept=(newest.step, committed))
 
-    def or_live(self, held: Mapping[str, Sequence[Holding]], graph: Graph, plan: Plan) -> Start:
+    def or_live(self, held: Mapping[str, Sequence[RetainedState]], graph: Graph, plan: Plan) -> Start:
         """The same, or one from what the workers in ``held`` hold, where that is no older."""
         pieces = cut(graph, plan.bounds)
         states = {device: {n for stage in plan.stages_of(device) for n in pieces[stage.index].states} for device in plan.devices}

@@ -76,6 +76,19 @@ class Planned:
         """Which devices store copies of the states of other devices."""
         return protect(self.plan, self.topology, job, self.estimate)
 
+    def exposed(self, job: JobSpec) -> str:
+        """Return what the death of a device costs, where idle devices could store copies and do not (empty: elsewhere)."""
+        protection = self.protection(job)
+        wanted = job.on_loss == "recover" and job.copies != 0 and self.plan.sync is None
+        alone = any(len(stage.devices) == 1 for stage in self.plan.stages)
+        if protection.guards or not (wanted and alone and self.unused):
+            return ""
+        every = f"one each {Seconds(job.checkpoint.recover_every)}" if job.checkpoint.recover_every else "as the job sets them"
+        return (
+            f"{protection}: after a death the run repeats the steps since the newest checkpoint ({every}); "
+            "plan.replicas = 2 avoids that"
+        )
+
     @property
     def summary(self) -> str:
         """Stages, devices, predicted step and bottleneck in one line; unused devices are named, with a short reason."""
@@ -99,6 +112,11 @@ class Planned:
             *self._shared_hosts(),
         ]
         return (*lines, *(f"unused: {listed(names)} ({why})" for names, why in self._unused()))
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """The devices without a stage, and the reasons."""
+        return {name: why for names, why in self._unused() for name in names}
 
     def _unused(self) -> list[tuple[Sequence[str], str]]:
         """Return the devices without a stage, and the reasons."""

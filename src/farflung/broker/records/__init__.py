@@ -8,5 +8,6 @@
 - ``latest_records``: the newest step and evaluation of a run.
 - ``broker_log``: log files of the broker and of runs.
 - ``backlog``: ``Backlog``: lines that wait for space on a full disk.
+- ``watch_history``: what watchers received, for a broker that is started again.
 - ``mirror``: ``Mirror``: copies of checkpoints in an object store.
 """

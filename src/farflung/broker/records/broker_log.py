@@ -3,6 +3,7 @@
 | file | content |
 | --- | --- |
 | ``broker.log`` in the broker's folder | every line that the broker prints |
+| ``watch.log`` in the run's folder | what the watchers of the run received (``watch_history``) |
 | ``run.log`` in the run's folder | the lines about the run, notes of its workers, checkpoints, evaluations, now and then a step |
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from farflung.broker.records.watch_history import write_history
 from farflung.errors import InputError
 from farflung.messages.schema import Message
 from farflung.messages.watching import CheckpointWritten, GeneratedText, Note, Planned, RecordLine
@@ -51,8 +53,9 @@ class BrokerLog:
         if match := _OF_RUN.fullmatch(line):
             self._write_once(match[1], match[2], self._said, self._noted)
 
-    def message(self, run: str, message: Message) -> None:
-        """Log what watchers of ``run`` receive."""
+    def message(self, run: str, message: Message, records: int) -> None:
+        """Log what watchers of ``run`` receive after ``records`` records."""
+        write_history(self._writer, self._home / "runs" / run, message, records)
         match message:
             case Note(text=text):
                 self._write_once(run, text, self._noted, self._said)

@@ -54,13 +54,15 @@ class RunLog:
             self._tail.append(line)
             self._records += 1
 
-    def mark(self, message: Message) -> None:
-        """Add anything else."""
+    def mark(self, message: Message, after: int | None = None) -> int:
+        """Add anything else, after ``after`` records (default: all). Return this number."""
         with self._lock:
             self._numbers += 1
-            self._marks.append(_Mark(self._numbers, self._records, message))
+            before = self._records if after is None else after
+            self._marks.append(_Mark(self._numbers, before, message))
             if len(self._marks) > _KEEP_MARKS:
                 del self._marks[_KEEP_MARKS // 2]
+            return before
 
     @property
     def records(self) -> int:

@@ -10,7 +10,7 @@ from farflung.broker.requests.permission import caller_of, client_of
 from farflung.broker.run_table import RunTable
 from farflung.errors import InputError, SecurityError
 from farflung.messages.calls import ControlMember, StopAnswer, StopRequest, Told
-from farflung.messages.commands import OwnerWishes
+from farflung.messages.commands import OwnerRequest
 from farflung.messages.remote_calls import serve
 from farflung.messages.schema import Message
 from farflung.protocol.events import Event, StopRequested
@@ -60,5 +60,5 @@ class RunControl:
             raise InputError(f"no worker called {name!r} is connected; there are {known}")
         if caller.role != "owner" and (not caller.key or caller.key != self.owner_key(name)):
             raise SecurityError(f"worker {name!r} belongs to somebody else: only its owner, or the broker's owner, may do that")
-        self.send(name, OwnerWishes(paused=request.paused, parting=request.parting))
+        self.send(name, OwnerRequest(paused=request.paused, parting=request.parting))
         return Told()

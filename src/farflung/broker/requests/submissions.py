@@ -7,12 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from farflung.broker.live_run import LiveRun, new_run
-from farflung.broker.records.bundle_file import store_bundle
+from farflung.broker.quotas import TicketQuotas
+from farflung.broker.records.bundle_file import store_bundle, stored_bytes
 from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.requests.continuations import Continuations
+from farflung.broker.requests.document_check import check_documents
 from farflung.broker.requests.permission import client_of
 from farflung.broker.run_table import RunTable
 from farflung.errors import FarflungError, InputError
+from farflung.job import JobSpec
 from farflung.messages.calls import Checking, Resumable, ResumableAnswer, Resume, Submit, Submitted
 from farflung.messages.remote_calls import serve, serve_all
 from farflung.messages.schema import Message
@@ -20,16 +23,24 @@ from farflung.messages.submission import Bundle
 from farflung.security import Caller
 from farflung.transports.rpc import Call, RpcServer
 
-__all__ = ["Submissions"]
+__all__ = ["JobCheck", "Submissions"]
+
+#: Raises ``InputError`` where a job may not be submitted by a caller.
+JobCheck = Callable[[JobSpec, Caller], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submissions:
-    """``begin`` adds a run: it takes the run and a function that writes its files, and returns the run's state."""
+    """``begin`` adds a run: it takes the run and a function that writes its files, and returns the run's state.
+
+    ``check`` is called with each job before the run exists.
+    """
 
     runs: RunTable
     folders: RunFolders
     begin: Callable[[LiveRun, Callable[[], None]], str]
+    quotas: TicketQuotas
+    check: JobCheck
 
     def register(self, server: RpcServer) -> None:
         """Serve the calls. They are streams where a large checkpoint is checked before the answer."""
@@ -39,22 +50,38 @@ class Submissions:
 
     def submit(self, call: Call, request: Submit) -> Iterator[Message]:
         """Add a run."""
-        yield from self._add(client_of(call, "submit jobs"), Bundle.of(request))
+        caller = client_of(call, "submit jobs")
+        self._check_quotas(caller)
+        check_documents(request)
+        yield from self._add(caller, Bundle.of(request))
 
     def resume(self, call: Call, request: Resume) -> Iterator[Message]:
         """Add a run that continues an earlier one; the answers are those of ``submit``."""
         caller, steps = client_of(call, "resume runs"), request.steps or None
+        self._check_quotas(caller)
         yield from self._add(caller, self._continuations.bundle(request.source, caller, request.run, steps))
 
     def resumable(self, call: Call, request: Resumable) -> ResumableAnswer:
         """Return where a run that continues an earlier one would begin."""
         return self._continuations.describe(request.source, client_of(call, "resume runs"))
 
+    def _check_quotas(self, caller: Caller) -> None:
+        """See that ``caller`` may submit one more run.
+
+        Raises:
+            InputError: the members of its ticket have too many runs in the queue, or submit too often.
+        """
+        ticket = self.folders.ticket_of(caller.name)
+        with self.runs.changed:
+            waiting = [run.run for run in self.runs.machine.waiting()]
+        self.quotas.submit(ticket, sum(self.folders.ticket(run) == ticket for run in waiting))
+
     @property
     def _continuations(self) -> Continuations:
         return Continuations(self.runs, self.folders)
 
     def _add(self, caller: Caller, bundle: Bundle) -> Iterator[Message]:
+        self.check(bundle.job, caller)
         root = self.folders.path(bundle.run)
         if (root / "job.json").exists():
             raise InputError(f"run {bundle.run!r} exists already; submit again for a new name")
@@ -62,9 +89,11 @@ class Submissions:
         live = new_run(bundle, root, caller.name)
 
         def write() -> None:
+            packed = bundle.to_bytes()
+            self.folders.check_documents(bundle.run, stored_bytes(bundle, packed))
             self._adopt_checkpoint(live, bundle, caller)
             live.store.write_bundle(bundle)
-            store_bundle(root, bundle)
+            store_bundle(root, packed)
 
         if self._exists(live.job.checkpoint.resume, caller):  # else ``write`` raises the error
             yield Checking(source=live.job.checkpoint.resume)

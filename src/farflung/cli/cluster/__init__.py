@@ -2,6 +2,7 @@
 
 - ``broker``: start a broker; ``broker_service``: ``--service`` writes a systemd unit instead.
 - ``join``: make this machine a worker.
+- ``web``: the dashboard; ``broker_dashboard``: the one that a broker starts.
 - ``tickets``: issue, list and revoke tickets.
 - ``status``: workers and runs.
 - ``owner``: what the owner of a machine wants of the worker on it: pause, resume, drain, leave, limit.

@@ -16,7 +16,9 @@ __all__ = ["broker_service"]
 
 
 def broker_service(given: Mapping[str, str | None], folder: Path, *, user: bool) -> list[str]:
-    """Write the unit of a broker with the options ``given`` and its ``folder``; returns what to print, line by line.
+    """Write the unit of a broker with its ``folder`` and the options ``given`` (an empty value: a flag without a value).
+
+    Returns what to print, line by line.
 
     Raises:
         InputError: the port is not fixed, an option is wrong, the unit can't be written, or there is no systemd.
@@ -28,7 +30,7 @@ def broker_service(given: Mapping[str, str | None], folder: Path, *, user: bool)
     place = folder.absolute()
     words = ["--home", str(place)]
     for option, value in given.items():
-        words += [] if value is None else [option, value]
+        words += [] if value is None else [option, *([value] if value else [])]
     make_private_folder(place)
     lines = write_unit("broker", broker_unit_text(words, place, user=user), user=user)
     address = f"{advertise or reachable_host(listen.rpartition(':')[0])}:{port}"

@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from farflung.cli.cluster.observation import WorkerObservation
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import default_name, members_folder, own_key, worker_log
+<<<<<<< HEAD
 from farflung.cli.options import VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError, InputError
+=======
+from farflung.cli.options import MetricsOption, VerboseOption, host, quantity, readable_folder
+from farflung.errors import FarflungError
+>>>>>>> main
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
+from farflung.telemetry.terminal import terminal
 from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
@@ -62,18 +68,24 @@ def join(
         ),
     ] = False,
     no_relay: Annotated[bool, typer.Option("--no-relay", help="Do not relay traffic between other workers.")] = False,
+<<<<<<< HEAD
     isolation: Annotated[
         str,
         typer.Option(help="Compute each job in a locked process: auto (as far as this system can), required, or off."),
     ] = "auto",
+=======
+    metrics: MetricsOption = None,
+>>>>>>> main
     verbose: VerboseOption = False,
 ) -> None:
     """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
     from farflung.cli.ticket_argument import parse_ticket
+    from farflung.transports.descriptors import raise_descriptor_limit
     from farflung.worker import membership
-    from farflung.worker.owner_limits import WishesFile
+    from farflung.worker.owner_limits import OwnerLimitsFile
     from farflung.worker.reconnect import Service
 
+    raise_descriptor_limit()
     invitation = parse_ticket(ticket)
     options = WorkerOptions(
         device=device,
@@ -90,14 +102,21 @@ def join(
     own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
-        given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
+        given = {
+            "--metrics": metrics,
+            "--peak": peak,
+            "--hours": hours,
+            "--bandwidth": bandwidth,
+            "--memory": memory,
+            "--retry": retry,
+        }
         _write_service(own, str(invitation), options, given, user=user)
         return
-    wishes = WishesFile(members_folder(), own)
+    limits = OwnerLimitsFile(members_folder(), own)
     rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
-    held = wishes.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
-    if str(held) != "no limits":
-        typer.echo(f"{own}: {held} (farflung limit, farflung resume)")
+    stored = limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
+    if str(stored) != "no limits":
+        typer.echo(f"{own}: {stored} (farflung limit, farflung resume)")
     certificate = members_folder() / f"{own}.certificate"
     writer, shown = LogWriter(), timed_log(verbose=verbose)
 
@@ -105,15 +124,17 @@ def join(
         writer.write(worker_log(own), line)
         shown(line)
 
-    activity = Activity(Console(), say)
+    activity = Activity(terminal(), say)
+    observation = WorkerObservation(own, metrics, say)
     serving = Service(
         lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
         options,
         say,
-        wishes,
+        limits,
         activity.phase,
+        observation,
     )
-
+    observation.serve(serving)
     threads = ThreadGroup()
 
     def leave(*_: object) -> None:
@@ -131,9 +152,10 @@ def join(
         raise
     finally:
         serving.stop()
+        observation.close()
         threads.join(_END_SECONDS)
         writer.close()
-        wishes.end()
+        limits.end()
     typer.echo(f"{own}: left")
 
 

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.options import about, read_text, to_write, write_text
-from farflung.cli.planning.inputs import plan_text
+from farflung.cli.options import about, to_write, write_text
+from farflung.cli.planning.inputs import read_plan
 from farflung.errors import InputError
 from farflung.graph.modules import Level
 from farflung.graph.render import Bounds, to_dot, to_svg, to_text
 from farflung.job import load_job
-from farflung.plan.model import Plan
 from farflung.telemetry.activity import Activity
 
 __all__ = ["register"]
@@ -42,6 +41,7 @@ def graph(
         Path | None, typer.Option(help="Mark the stages of this plan (from `farflung plan --json`, or plan.json of a run).")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output file (default: standard output).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as --format json does.")] = False,
 ) -> None:
     """Draw the model of a job: operators by module, with parameters, shapes and bytes between them."""
     from farflung.api.submission import bundle_job
@@ -55,7 +55,7 @@ def graph(
         activity.phase("loading the model", silent=True)
         found = bundle_job(spec, base=job.parent, say=activity.phase).graph
     stages = None if plan is None else _stages(plan, found.hash)
-    if form is Form.JSON:
+    if form is Form.JSON or as_json:
         text = found.to_json()
     else:
         draw = {Form.TEXT: to_text, Form.DOT: to_dot, Form.SVG: to_svg}[form]
@@ -77,7 +77,7 @@ def _level(text: str) -> Level:
 
 
 def _stages(path: Path, graph_hash: str) -> Bounds:
-    plan = Plan.from_json(plan_text(read_text(path, "plan")))
+    plan = read_plan(path).plan
     if plan.graph_hash != graph_hash:
         raise InputError(f"the plan {path} is for another graph: make it from this job (farflung plan, or a run's plan.json)")
     return plan.bounds

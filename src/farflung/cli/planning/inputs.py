@@ -1,21 +1,21 @@
-"""What the planning commands read: a topology, a plan document, a time span; and the check of a job's files."""
+"""What the planning commands read: a topology, a plan file, a time span; and the check of a job's files."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
 
+from farflung.api.plan_file import PlanFile, read_plan_file
 from farflung.checkpoint import Weights
-from farflung.cli.options import quantity
+from farflung.cli.options import quantity, read_text
 from farflung.cluster import Topology
 from farflung.data import absent_data
 from farflung.errors import InputError
 from farflung.job.spec import JobSpec
 from farflung.units import Seconds
 
-__all__ = ["check_files", "plan_text", "read_time", "read_topology"]
+__all__ = ["check_files", "read_plan", "read_time", "read_topology"]
 
 
 def check_files(spec: JobSpec, job: Path) -> None:
@@ -56,11 +56,10 @@ def read_time(text: str | None, option: str, example: str = "6 h") -> float | No
     return float(seconds)
 
 
-def plan_text(text: str) -> str:
-    """Return the plan document in ``text``, which may be one under the key ``plan`` (``farflung plan --json``)."""
-    try:
-        body = json.loads(text)
-    except ValueError:
-        return text
-    inner = body.get("plan") if isinstance(body, dict) else None
-    return json.dumps(inner) if isinstance(inner, dict) else text
+def read_plan(path: Path) -> PlanFile:
+    """Return the plan in a file, with the job and the topology that it was made for, where the file holds them.
+
+    Raises:
+        InputError: the file can't be read, or it is not a plan file.
+    """
+    return read_plan_file(read_text(path, "plan"), str(path))

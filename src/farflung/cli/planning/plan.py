@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.api.what_if import WHAT_IF, changed_topology
+from farflung.api.plan_file import PlanFile
+from farflung.api.what_if.changes import WHAT_IF, changed_topology
 from farflung.broker.planning import Planned, plan_run
 from farflung.cli.completion import complete_run
-from farflung.cli.options import HomeOption, VerboseOption, about, read_text, to_write
-from farflung.cli.planning.inputs import check_files, plan_text, read_time, read_topology
+from farflung.cli.options import HomeOption, VerboseOption, about, to_write
+from farflung.cli.planning.inputs import check_files, read_plan, read_time, read_topology
 from farflung.cli.planning.run_plan import FixedPlan, find_run, read_run
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
@@ -24,6 +25,7 @@ from farflung.messages.submission import Bundle
 from farflung.plan import Plan, plan_answer, stage_table
 from farflung.plan.report.decision_report import chosen_lines
 from farflung.plan.synchronization import sync_lines
+from farflung.planners import get_planner
 from farflung.telemetry.activity import Activity
 from farflung.units import Seconds, counted
 
@@ -87,7 +89,7 @@ def plan(
     if between is not None and not explain:
         raise InputError("--mtbf needs --explain, which estimates the cost of machine deaths: add --explain")
     if draw is not None:
-        from farflung.dashboard.drawing import check_drawing
+        from farflung.web.reports.drawing import check_drawing
 
         check_drawing(draw)
         to_write(draw)
@@ -116,7 +118,7 @@ def plan(
     if draw is not None:
         typer.echo(f"drawn: {planning.draw(planned, (why, faults), draw)}", err=True)
     if as_json:
-        typer.echo(json.dumps(_body(planned, others, (why, faults)), indent=1))
+        typer.echo(json.dumps(_body(planned.decided or bundle.job, planned, others, (why, faults)), indent=1))
     else:
         typer.echo(_answer(planned, topology=chosen, remedy=remedy, verbose=verbose))
         if explain:
@@ -175,6 +177,7 @@ def _read_case(
         return _Case(job=bundle.job, source=bundle, topology=place, planned_before=plan)
     spec = load_job(text)
     if planner is not None:
+        _check_planner(planner)
         spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"planner": planner})})
     if topology is None:
         raise InputError("a job file needs a topology to plan for: add --topology FILE or --topology PRESET")
@@ -182,8 +185,15 @@ def _read_case(
     spec = with_limits(spec, limits)
     check_limits(chosen, spec.limits)
     check_files(spec, Path(text))
-    now = None if running is None else Plan.from_json(plan_text(read_text(running, "plan")))
+    now = None if running is None else read_plan(running).plan
     return _Case(job=spec, source=Path(text), topology=chosen, running=now)
+
+
+def _check_planner(name: str) -> None:
+    try:
+        get_planner(name)
+    except InputError as error:
+        raise InputError(f"--planner: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +210,7 @@ class _Planning:
     def plan(self, topology: Topology, start: tuple[Plan, ...] = ()) -> Planned:
         """The plan for ``topology``; ``start``: plans that the planner auto begins with."""
         from farflung.api.planning import judge
-        from farflung.planners import Constrained, get_planner
+        from farflung.planners import Constrained
         from farflung.planners.auto import Auto
 
         if self.fixed is not None and topology is self.topology:
@@ -249,8 +259,8 @@ class _Planning:
 
     def draw(self, planned: Planned, words: tuple[Reasons | None, Tolerance | None], target: Path) -> Path:
         """Write the drawing of the plan."""
-        from farflung.dashboard.drawing import PlanDrawing, write_drawing
         from farflung.simulator import SimulationSettings, Simulator
+        from farflung.web.reports.drawing import PlanDrawing, write_drawing
 
         bundle = self.bundle
         simulator = Simulator(bundle.graph, self.topology, bundle.job, SimulationSettings(spans=True))
@@ -278,8 +288,11 @@ def _told(*words: Reasons | Tolerance | None) -> str:
     return "".join("\n" + found.text for found in words if found)
 
 
-def _body(planned: Planned, others: Mapping[str, Planned], words: tuple[Reasons | None, Tolerance | None]) -> dict[str, object]:
-    body: dict[str, object] = {"plan": json.loads(planned.plan_json), "estimate": planned.estimate.to_dict()}
+def _body(
+    job: JobSpec, planned: Planned, others: Mapping[str, Planned], words: tuple[Reasons | None, Tolerance | None]
+) -> dict[str, object]:
+    body = PlanFile(plan=planned.plan, job=job, topology=planned.topology).to_dict()
+    body["estimate"] = planned.estimate.to_dict()
     if planned.relays:
         body["relays"] = [asdict(use) for use in planned.relays]
     if others:

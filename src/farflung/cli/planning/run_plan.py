@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from farflung.api.what_if.sources import run_documents
 from farflung.cli.home import broker_folder, newest_runs, run_folder
-from farflung.cli.options import read_text
-from farflung.cli.planning.inputs import plan_text
 from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
-from farflung.job.load import from_json
 from farflung.job.spec import JobSpec
 from farflung.messages.submission import Bundle
 from farflung.plan import Plan
@@ -57,13 +55,9 @@ def read_run(folder: RunFolder) -> tuple[Bundle, Topology, Plan]:
     Raises:
         InputError: the folder lacks one of these documents, because the run still waits for workers.
     """
-    for path in (folder.graph, folder.topology, folder.plan):
-        if not path.is_file():
-            raise InputError(
-                f"the run in {folder.root} has no plan yet ({path.name} is missing): wait until the run starts (farflung status)"
-            )
-    job = from_json(read_text(folder.job, "job"))
-    plan = Plan.from_json(plan_text(read_text(folder.plan, "plan")))
-    graph = Graph.from_json(read_text(folder.graph, "graph"))
-    topology = Topology.from_json(read_text(folder.topology, "topology"))
-    return Bundle(run=folder.root.name, job=job, graphs={max(plan.micro_batch_sizes): graph}), topology, plan
+    found = run_documents(folder)
+    assert found.job is not None
+    assert found.graph is not None
+    assert found.topology is not None
+    graphs = {max(found.plan.micro_batch_sizes): found.graph}
+    return Bundle(run=folder.root.name, job=found.job, graphs=graphs), found.topology, found.plan

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from farflung.api.plan_file import PlanFile
 from farflung.api.tolerance import FaultSettings, Tolerance, tolerance
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
 from farflung.cli.options import about, read_text, to_write, write_text
-from farflung.cli.planning.inputs import plan_text, read_time, read_topology
+from farflung.cli.planning.inputs import read_plan, read_time, read_topology
 from farflung.cluster import Topology, with_relays
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
-from farflung.job import load_job
+from farflung.job import from_json, load_job
 from farflung.job.spec import JobSpec
-from farflung.plan.fault_tolerance.faults import failure_rates
 from farflung.plan.model import Plan
 from farflung.simulator import Jitter, PriceTable, Simulation, SimulationSettings, Simulator
 from farflung.telemetry import RunFolder, perfetto
@@ -40,15 +41,16 @@ def simulate(
             help="A run (its name or folder), or a plan file (from `farflung plan --json`).", autocompletion=complete_run
         ),
     ],
-    topology: Annotated[str | None, typer.Option(help="Topology file (TOML) or preset (default: the run's).")] = None,
-    job: Annotated[Path | None, typer.Option(help="Job file of the plan (default: graph.json beside the plan).")] = None,
+    topology: Annotated[str | None, typer.Option(help="Topology file (TOML) or preset (default: that of the plan).")] = None,
+    job: Annotated[Path | None, typer.Option(help="Job file of the plan (default: the job of the plan file or run).")] = None,
     steps: Annotated[int, typer.Option(help="Number of optimizer steps.")] = 1,
     jitter: Annotated[float, typer.Option(help="Spread of computing and transfer times, e.g. 0.1 for about 10 %.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
     prices: Annotated[Path | None, typer.Option(help="Price table (TOML) with watts, rent and price per GB.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace file for Perfetto or chrome://tracing.")] = None,
     mtbf: Annotated[
-        str | None, typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: as in the topology).')
+        str | None,
+        typer.Option(help='Mean time between failures of a device, e.g. "6 h" (default: topology, then job).'),
     ] = None,
     recovery: Annotated[str | None, typer.Option(help="Pause after a machine dies (default: estimated).")] = None,
     away: Annotated[str | None, typer.Option(help="How long a dead machine is missing (default: replaced at once).")] = None,
@@ -59,12 +61,13 @@ def simulate(
     """Run a plan in virtual time. Prints step time, load of devices and links, memory and cost."""
     path = _place(plan, home)
     folder = RunFolder(path if path.is_dir() else path.parent)
-    chosen = _plan(folder.plan if path.is_dir() else path)
-    network = with_relays(read_topology(topology) if topology else _topology(folder))
+    file = _with_documents(read_plan(folder.plan if path.is_dir() else path), folder)
+    chosen = file.plan
+    network = with_relays(read_topology(topology) if topology else _topology(file))
     if trace is not None:
         to_write(trace)
     settings = SimulationSettings(steps=steps, spans=trace is not None, seed=seed, jitter=Jitter(compute=jitter, link=jitter))
-    table = None if prices is None else PriceTable.from_toml(prices)
+    table = None if prices is None else _prices(prices, network)
     faults = FaultSettings(
         mtbf=read_time(mtbf, "--mtbf"),
         recovery=read_time(recovery, "--recovery"),
@@ -72,12 +75,8 @@ def simulate(
         deaths=deaths,
         seed=seed,
     )
-    if deaths and not failure_rates(chosen, network, faults.mtbf):
-        raise InputError(
-            'no machine of this plan has a failure rate: --deaths needs --mtbf, e.g. --mtbf "6 h", or mtbf in the topology'
-        )
     with Activity() as activity:
-        graph, spec = _graph(folder, job, chosen, activity)
+        graph, spec = _graph(file, folder, job, activity)
         simulator = Simulator(graph, network, spec, settings)
         activity.phase(f"simulating {counted(steps, 'step')}", silent=True)
         found = simulator.run(chosen, prices=table)
@@ -134,33 +133,60 @@ def _place(plan: str, home: Path | None) -> Path:
     return path if path.is_file() or path.suffix == ".json" else run_folder(plan, home)
 
 
-def _plan(path: Path) -> Plan:
-    """Read a plan document."""
-    return Plan.from_json(plan_text(read_text(path, "plan")))
+def _with_documents(file: PlanFile, folder: RunFolder) -> PlanFile:
+    """Return ``file`` with the job and the topology of a run's folder where ``file`` has none."""
+    job, topology = file.job, file.topology
+    if job is None and folder.job.exists():
+        job = from_json(read_text(folder.job, "job"))
+    if topology is None and folder.topology.exists():
+        topology = Topology.from_json(read_text(folder.topology, "topology"))
+    return replace(file, job=job, topology=topology)
 
 
-def _topology(folder: RunFolder) -> Topology:
-    if not folder.topology.exists():
+def _topology(file: PlanFile) -> Topology:
+    if file.topology is None:
         raise InputError("no topology: name a TOML file or a preset with --topology, or give the folder of a run")
-    return Topology.from_json(read_text(folder.topology, "topology"))
+    return file.topology
 
 
-def _graph(folder: RunFolder, job: Path | None, plan: Plan, activity: Activity) -> tuple[Graph, JobSpec]:
-    """Return the graph beside the plan, or capture it from the job."""
-    if job is not None:
-        from farflung.api.submission import bundle_job
+def _prices(path: Path, topology: Topology) -> PriceTable:
+    """Read the price file ``path``.
 
-        spec = load_job(job)
-        spec = spec.model_copy(update={"evaluate": type(spec.evaluate)(), "generate": type(spec.generate)()})
-        with about(job):
-            graph = bundle_job(spec, base=job.parent, say=activity.phase).graph
-    elif folder.graph.exists():
-        spec = JobSpec(micro_batch_sizes=plan.micro_batch_sizes)
-        if folder.job.exists():
-            spec = JobSpec.model_validate_json(read_text(folder.job, "job"))
+    Raises:
+        InputError: it can't be read, or it names a region that ``topology`` lacks.
+    """
+    table = PriceTable.from_toml(path)
+    with about(path):
+        table.check_regions(topology)
+    return table
+
+
+def _graph(file: PlanFile, folder: RunFolder, job: Path | None, activity: Activity) -> tuple[Graph, JobSpec]:
+    """Return the graph beside the plan, or capture it from the job; and the job.
+
+    Raises:
+        InputError: no job is known, or the plan is for another graph.
+    """
+    plan = file.plan
+    spec = file.job if job is None else load_job(job)
+    if spec is None:
+        raise InputError(f"the plan in {folder.root} names no job: add --job JOB.toml, which has optimizer, precision and codec")
+    spec = spec.model_copy(update={"evaluate": type(spec.evaluate)(), "generate": type(spec.generate)()})
+    if job is None and file.graph is not None:
+        graph = file.graph
+    elif job is None and folder.graph.exists():
         graph = Graph.from_json(read_text(folder.graph, "graph"))
-    else:
+    elif job is None and (spec.model is None or ".py:" in spec.model.recipe):
         raise InputError(f"no graph.json beside the plan in {folder.root}: say which job it is for with --job JOB.toml")
+    else:
+        graph = _captured(spec, job or folder.root / "plan", activity)
     if plan.graph_hash != graph.hash:
         raise InputError("the plan is for another graph: make it from this job (farflung plan --json), or name its job")
     return graph, spec
+
+
+def _captured(spec: JobSpec, source: Path, activity: Activity) -> Graph:
+    from farflung.api.submission import bundle_job
+
+    with about(source):
+        return bundle_job(spec, base=source.parent, say=activity.phase).graph

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -12,13 +15,13 @@ import typer
 from farflung.broker.records.broker_log import Log, find_log, run_log
 from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_run_or_worker
-from farflung.cli.home import broker_folder, members_folder, worker_log
+from farflung.cli.home import broker_folder, members_folder, ticket_file, worker_log
 from farflung.cli.options import HomeOption
-from farflung.cli.runs.run_view import printable
 from farflung.cli.waiting_reason import waiting_line
 from farflung.client.control import ControlClient
-from farflung.errors import InputError
+from farflung.errors import FarflungError, InputError
 from farflung.telemetry import RunFolder
+from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.log_file import LogPart
 
 __all__ = ["register"]
@@ -63,18 +66,36 @@ def logs(
         str | None, typer.Option("--ticket", help="Ask a broker elsewhere: submit or owner ticket, or @FILE.")
     ] = None,
     home: HomeOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Show the log of a run, a worker or the broker."""
+    write = _write_json if as_json else _write_text
     if ticket is None:
-        _show(_here(name or "", broker_folder(home), broker=broker), lines, follow=follow, pause=_HERE)
+        found = _here(name or "", broker_folder(home), broker=broker)
+        if found.run is not None and not found.over:
+            _tell_waiting(found.run.name, home, write)
+        _show(found, lines, write=write, follow=follow, pause=_HERE)
         return
     client = open_client(ticket, home, reads=True)
     try:
         if line := waiting_line(client, name or ""):
-            typer.echo(line)
-        _show(_Asked(client, name or ""), lines, follow=follow, pause=_THERE)
+            write(line)
+        _show(_Asked(client, name or ""), lines, write=write, follow=follow, pause=_THERE)
     finally:
         client.close()
+
+
+def _tell_waiting(run: str, home: Path | None, write: Callable[[str], None]) -> None:
+    """Print what ``run`` waits for, if it waits and the broker of this machine answers."""
+    if not ticket_file(broker_folder(home)).is_file():
+        return
+    with suppress(FarflungError):  # the log is on this machine; the broker only adds a line to it
+        client = open_client(None, home, reads=True)
+        try:
+            if line := waiting_line(client, run):
+                write(line)
+        finally:
+            client.close()
 
 
 def _here(name: str, home: Path, *, broker: bool) -> Log:
@@ -127,14 +148,14 @@ class _Asked:
         return part
 
 
-def _show(source: _Source, count: int, *, follow: bool, pause: float) -> None:
+def _show(source: _Source, count: int, *, write: Callable[[str], None], follow: bool, pause: float) -> None:
     part = source.last(count)
-    _print(part)
+    _print(part, write)
     ended = False
     try:
         while follow:
             part = source.more(part.position)
-            _print(part)
+            _print(part, write)
             if part.lines:
                 continue
             if ended:
@@ -145,6 +166,14 @@ def _show(source: _Source, count: int, *, follow: bool, pause: float) -> None:
         return  # Ctrl-C is how a log is left
 
 
-def _print(part: LogPart) -> None:
+def _print(part: LogPart, write: Callable[[str], None]) -> None:
     for line in part.lines:
-        typer.echo(printable(line))
+        write(line)
+
+
+def _write_text(line: str) -> None:
+    typer.echo(printable(line))
+
+
+def _write_json(line: str) -> None:
+    typer.echo(json.dumps({"line": line}))

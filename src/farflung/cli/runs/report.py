@@ -11,9 +11,10 @@ import typer
 
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
-from farflung.cli.options import HomeOption, to_write
+from farflung.cli.options import HomeOption, JsonOption, answer, to_write
 from farflung.errors import FarflungError
 from farflung.telemetry import RunFolder
+from farflung.telemetry.activity import Activity
 from farflung.units import counted
 
 __all__ = ["register", "report_here"]
@@ -32,23 +33,37 @@ def report(
     target: Annotated[
         Path | None, typer.Option("--out", help="Output file, .html or .md (default: report.html in the run folder).")
     ] = None,
+    to: Annotated[
+        list[str] | None, typer.Option(help="Send the runs to this experiment tracker instead: tensorboard, wandb, mlflow, ...")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="With --to: continue until the run ends.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="With --to wandb: write to disk only.")] = False,
     home: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Write a report of one run. With several runs: compare them with the first."""
-    from farflung.dashboard import compare_report, write_report
+    """Write a report of one run. With several runs: compare them with the first. With --to: send runs to a tracker."""
+    from farflung.web.reports import compare_report, write_report
 
     folders = [run_folder(run, home) for run in runs]
+    if to:
+        from farflung.cli.runs.tracking import send_runs
+
+        send_runs(folders, to, follow=follow, offline=offline)
+        return
     if target is not None:
         to_write(target)
-    if len(folders) == 1:
-        typer.echo(_written(write_report(folders[0], target)))
-        return
-    typer.echo(_written(compare_report(folders, _labels(folders), target or folders[0] / "comparison.html")))
+    with Activity() as activity:
+        activity.phase("writing the report", silent=True)
+        if len(folders) == 1:
+            written = write_report(folders[0], target)
+        else:
+            written = compare_report(folders, _labels(folders), target or folders[0] / "comparison.html")
+    answer(_written(written), {"report": str(written)}, as_json=as_json)
 
 
 def _written(path: Path) -> str:
     """Return the path of a report; for Markdown also the number of pictures beside it."""
-    from farflung.dashboard.markdown import picture_names
+    from farflung.web.reports.markdown import picture_names
 
     names = picture_names(path.read_text(encoding="utf-8"), quote(path.stem)) if path.suffix == ".md" else []
     return f"{path}, with {counted(len(names), 'picture')} beside it: {path.stem}-*.svg" if names else str(path)
@@ -56,7 +71,7 @@ def _written(path: Path) -> str:
 
 def _labels(folders: Sequence[Path]) -> list[str]:
     """Return the names of the jobs, or of the folders if two jobs have the same name."""
-    from farflung.dashboard import load_run
+    from farflung.web.reports import load_run
 
     names = [load_run(folder).job.name for folder in folders]
     return names if len(set(names)) == len(names) else [folder.name for folder in folders]
@@ -65,7 +80,7 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 def report_here(folder: Path) -> str:
     """Write the report of a run whose folder may be on this machine; a line that says where it is, or how to get it (empty: there
     is nothing to report)."""
-    from farflung.dashboard import write_report
+    from farflung.web.reports import write_report
 
     if not RunFolder(folder).job.is_file():
         return f"report: run on the broker's machine: farflung report {folder}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,17 @@ from rich.console import Console
 
 from farflung.cli.broker_connection import join_broker
 from farflung.cli.completion import complete_run
-from farflung.cli.options import EMULATED, HomeOption, RetryOption, TicketOption, VerboseOption, about, quantity
+from farflung.cli.options import (
+    EMULATED,
+    HomeOption,
+    JsonOption,
+    PlainOption,
+    RetryOption,
+    TicketOption,
+    VerboseOption,
+    about,
+    quantity,
+)
 from farflung.cli.planning.inputs import check_files, read_topology
 from farflung.cli.runs.continuation import adapted, start_line
 from farflung.cli.runs.report import report_here
@@ -23,6 +34,7 @@ from farflung.errors import ConnectionLost, FarflungError, InputError, Stopped
 from farflung.job import JobSpec, load_job
 from farflung.job.check import check_decided
 from farflung.telemetry.activity import Activity
+from farflung.telemetry.terminal import terminal
 from farflung.units import Seconds, counted
 
 __all__ = ["register"]
@@ -46,6 +58,8 @@ def submit(
     follow: Annotated[bool, typer.Option("--watch/--no-watch", help="Follow the run until it ends.")] = True,
     retry: RetryOption = "10 min",
     home: HomeOption = None,
+    plain: PlainOption = False,
+    as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
     """Submit a job. It starts when enough workers have joined. With --resume: continue a run that is over."""
@@ -63,7 +77,8 @@ def submit(
     if chosen is None and (emulated := os.environ.get(EMULATED)):
         typer.echo(f"this plan uses measured links; add --topology {emulated} to plan with the emulated links", err=True)
     patience = quantity(Seconds, retry, "--retry")
-    activity = Activity(Console())
+    console = terminal(plain=plain or as_json, stderr=as_json)
+    activity = Activity(console)
     client = Client(join_broker(ticket, home, activity=activity))
     try:
         with activity:
@@ -74,18 +89,28 @@ def submit(
             else:
                 answer = _submit_job(client, spec, job, (chosen, emulate), activity)
         client.patience = patience
-        typer.echo(f"{answer['run']}: {_state(answer)}; folder on the broker: {answer['folder']}")
+        if as_json:
+            typer.echo(json.dumps({"kind": "submitted", **{key: answer[key] for key in ("run", "state", "folder")}}))
+        else:
+            typer.echo(f"{answer['run']}: {_state(answer)}; folder on the broker: {answer['folder']}")
         if follow:
-            try:
-                follow_run(client, answer["run"], verbose=verbose)
-            except (Stopped, ConnectionLost):
-                raise  # it goes on, or nobody knows: there is nothing to report yet
-            except FarflungError:
-                _tell_report(answer["folder"])
-                raise
-            _tell_report(answer["folder"])
+            _follow(client, answer, None if as_json else console, verbose=verbose)
     finally:
         client.close()
+
+
+def _follow(client: Client, answer: Mapping[str, str], console: Console | None, *, verbose: bool) -> None:
+    """Show the run until it is over, then write its report. ``console``: see ``follow_run``."""
+    try:
+        follow_run(client, answer["run"], console=console, verbose=verbose)
+    except (Stopped, ConnectionLost):
+        raise  # it goes on, or nobody knows: there is nothing to report yet
+    except FarflungError:
+        if console is not None:
+            _tell_report(answer["folder"])
+        raise
+    if console is not None:
+        _tell_report(answer["folder"])
 
 
 def _submit_job(

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from farflung.child_processes import end_all
+from farflung.clock import monotonic, sleep
 from farflung.errors import TrainingError
 
 __all__ = ["Children"]
@@ -71,13 +71,13 @@ class Children:
         Raises:
             TrainingError: a child ended meanwhile, or nothing matched in time.
         """
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        deadline = monotonic() + seconds
+        while monotonic() < deadline:
             found = re.search(pattern, self._read(name))
             if found:
                 return found
             self.check()
-            time.sleep(_POLL_SECONDS)
+            sleep(_POLL_SECONDS)
         raise TrainingError(f"{name} was not ready within {seconds:g} s. {self._tail(name)}")
 
     def check(self) -> None:

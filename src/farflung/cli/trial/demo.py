@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,15 +14,19 @@ import typer
 from rich.console import Console
 
 from farflung.cli.home import own_key
-from farflung.cli.runs.run_view import RunView, printable, say, show_run
+from farflung.cli.runs.live_run import say, show_run
+from farflung.cli.runs.run_view import RunView
 from farflung.cli.trial.child_commands import Children
 from farflung.cli.trial.demo_runs import PRESET, VICTIM, DemoRun, demo_job, demo_runs, share_of_time
 from farflung.client.connection import Client
+from farflung.clock import date_text, monotonic, sleep
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, InputError, Stopped, TrainingError
 from farflung.ids import new_id
 from farflung.messages.submission import Bundle
+from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.records import RunResult, StepRecord
+from farflung.telemetry.terminal import terminal
 from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds
 
@@ -50,8 +53,8 @@ def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of every run at most.")] = None,
 ) -> None:
     """Train a small language model across two emulated regions, dense and compressed, and kill a worker on the way."""
-    console = Console()
-    place = (folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
+    console = terminal()
+    place = (folder or Path("runs") / date_text("demo-%Y%m%d-%H%M%S")).absolute()
     try:
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):
@@ -105,7 +108,7 @@ class _Demo:
         self._console = console
         self._place = place
         self._quick = quick
-        self._begin = time.monotonic()
+        self._begin = monotonic()
         self._topology = Topology.preset(PRESET)
         self._captured: Bundle | None = None
         self._step_seconds: list[float] = []
@@ -137,7 +140,7 @@ class _Demo:
         children, names = self._children, self._topology.names
         say(self._console, f"starting a broker and {len(names)} workers ({', '.join(names)}) as processes of this machine")
         say(self._console, "each loads PyTorch and measures its speed: half a minute or so on two cores")
-        children.start("broker", ["broker", "--listen", "127.0.0.1:0", "--home", str(self._place / "broker")])
+        children.start("broker", ["broker", "--listen", "127.0.0.1:0", "--no-web", "--home", str(self._place / "broker")])
         invitation = children.await_line("broker", r"farflung join (\S+)\n", _START_SECONDS)[1]
         ticket = children.await_line("broker", r"--ticket (\S+)\n", _START_SECONDS)[1]
         for name in names:
@@ -149,7 +152,7 @@ class _Demo:
         return client
 
     def _await_workers(self, client: Client) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = monotonic() + _START_SECONDS
         missing = set(self._topology.names)
         while missing:
             self._children.check()
@@ -159,16 +162,16 @@ class _Demo:
             missing -= joined
             for name in sorted(joined):
                 say(self._console, f"{name} joined after {self._clock()}")
-            if missing and time.monotonic() > deadline:
+            if missing and monotonic() > deadline:
                 raise TrainingError(
                     f"{', '.join(sorted(missing))} did not join within {_START_SECONDS:g} s; "
                     f"see {self._children.log(min(missing))}"
                 )
-            time.sleep(0.1)
+            sleep(0.1)
         say(self._console, f"all workers are there after {self._clock()}")
 
     def _clock(self) -> Seconds:
-        return Seconds(time.monotonic() - self._begin)
+        return Seconds(monotonic() - self._begin)
 
     def _capture(self) -> None:
         """Once for all runs: the codec does not change the graph."""
@@ -189,7 +192,7 @@ class _Demo:
 
     def _train(self, client: Client, index: int, runs: Sequence[DemoRun]) -> _Done:
         assert self._captured is not None
-        limit = share_of_time(runs[index:], WHOLE_SECONDS - RESERVED_SECONDS - (time.monotonic() - self._begin))
+        limit = share_of_time(runs[index:], WHOLE_SECONDS - RESERVED_SECONDS - (monotonic() - self._begin))
         run = runs[index].within(limit, self._step_seconds)
         job = demo_job(run, quick=self._quick)
         generated = self._captured.generate_graph if run.text else None
@@ -206,7 +209,7 @@ class _Demo:
             def on_step(record: StepRecord) -> None:
                 bound.on_step(record)
                 if run.victim in self._children.pids and record.step + 1 >= run.death:
-                    self._kill(run.victim)
+                    self._kill(run.victim, view)
 
             result = show_run(client, bundle.run, console=self._console, view=view, on_step=on_step)
         self._children.check()  # a run that waits for a worker that is dead was ended for that
@@ -215,14 +218,14 @@ class _Demo:
         self._step_seconds.append(view.usual)
         return _Done(run.label, folder, result)
 
-    def _kill(self, victim: str) -> None:
-        say(self._console, f"the demo kills worker {victim} now (SIGKILL), in the middle of the run: watch what happens", "bold")
+    def _kill(self, victim: str, view: RunView) -> None:
+        view.report(f"the demo kills worker {victim} now (SIGKILL), in the middle of the run: watch what happens")
         self._children.kill(victim)
 
     def _conclude(self, done: Sequence[_Done]) -> None:
         from farflung.cli.trial.demo_results import compare, explanation, results_table  # brings matplotlib, which takes seconds
         from farflung.cli.trial.demo_summary import last_lines, recovery_lines
-        from farflung.dashboard import compare_report, load_run, write_report
+        from farflung.web.reports import compare_report, load_run, write_report
 
         runs = [load_run(one.folder, one.label) for one in done]
         comparison = compare(runs)

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farflung.dashboard import Run
-from farflung.dashboard.tables import common_loss
 from farflung.units import Bytes, Seconds
+from farflung.web.reports import Run
+from farflung.web.reports.tables import common_loss
 
 __all__ = ["Comparison", "Outcome", "best_of", "compare", "explanation", "results_table"]
 

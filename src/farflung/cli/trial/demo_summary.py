@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farflung.cli.trial.demo_results import Comparison, best_of
-from farflung.dashboard import Run
 from farflung.telemetry import RecoveryRecord, StepRecord
 from farflung.units import Seconds, counted
+from farflung.web.reports import Run
 
 __all__ = ["last_lines", "recovery_lines"]
 

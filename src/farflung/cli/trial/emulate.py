@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +17,7 @@ import typer
 
 from farflung.cli.options import EMULATED
 from farflung.cli.planning.inputs import read_time
+from farflung.clock import monotonic
 from farflung.errors import InputError
 from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, Seconds, counted
@@ -160,19 +160,19 @@ def _beside(emulation: Emulation, text: str, variables: Mapping[str, str]) -> No
 def _watch(emulation: Emulation, beat: float, over: threading.Event) -> None:
     from farflung.errors import EmulationError
 
-    begin = time.monotonic()
+    begin = monotonic()
     while not over.wait(beat):
         try:
-            typer.echo(f"after {Seconds(time.monotonic() - begin)}:\n{_table(emulation)}", err=True)
+            typer.echo(f"after {Seconds(monotonic() - begin)}:\n{_table(emulation)}", err=True)
         except EmulationError:
             return  # the end says it
 
 
 def _announce(network: Network, over: threading.Event) -> None:
     """Print a line for each change of the timeline when it takes effect."""
-    begin = time.monotonic()
+    begin = monotonic()
     for change in network.timeline:
-        if over.wait(max(begin + change.at - time.monotonic(), 0.0)):
+        if over.wait(max(begin + change.at - monotonic(), 0.0)):
             return
         typer.echo(f"emulation: after {change.at}: {network.told(change)}", err=True)
 

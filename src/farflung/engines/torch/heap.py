@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-import time
 from collections.abc import Callable
+
+from farflung.clock import monotonic
 
 __all__ = ["HEAP", "Heap"]
 
@@ -28,7 +29,7 @@ class Heap:
         self,
         resident: Callable[[], int] | None = None,
         trim: Callable[[], None] | None = None,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         own = _of_glibc()
         self._resident, self._trim = resident or own[0], trim or own[1]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 
 import numpy as np
 import torch
 
+from farflung.clock import precise_time
 from farflung.cost import fit_speed_factor, op_costs
 from farflung.engines.base import Array, DeviceReport, EngineSettings, MicroBatch
 from farflung.engines.torch.accelerators import TorchProbe, cpu_model, device_memory, synchronize
@@ -83,14 +83,14 @@ def measure_share(device: str, reference_seconds: float) -> float:
     The same small models are trained in turn. The average counts here, not the best: what is measured is how often others come
     in between. Processes that begin within 0.1 s of each other all compute while each of them counts. Cost: 0.9 s.
     """
-    begin = time.perf_counter()
+    begin = precise_time()
     place = torch.device(device)
     models = _models(place)
     ends: list[float] = []
     while not ends or ends[-1] < begin + _BEGIN + _COUNTED + _END:
         for model in models:
             model.step()
-        ends.append(time.perf_counter())
+        ends.append(precise_time())
     counted = [end for end in ends if begin + _BEGIN <= end <= begin + _BEGIN + _COUNTED]
     if len(counted) < 2:
         counted = ends[-2:] if len(ends) > 1 else [begin, *ends]
@@ -143,11 +143,11 @@ class _Model:
     def step(self) -> None:
         """One micro-batch."""
         self._count += 1
-        start = time.perf_counter()
+        start = precise_time()
         self._runner.forward(MicroBatch(0, self._count), {}, self._data)
         self._runner.backward(MicroBatch(0, self._count), {}, 1.0)
         synchronize(self._place)
-        self.best = min(self.best, time.perf_counter() - start)
+        self.best = min(self.best, precise_time() - start)
 
 
 def _graph(width: int, rows: int) -> Graph:
@@ -192,8 +192,8 @@ def _product_rate(place: torch.device) -> float:
         a = torch.ones(size, size, device=place)
         b, best = a.clone(), float("inf")
         for _ in range(_REPEATS):
-            start = time.perf_counter()
+            start = precise_time()
             torch.mm(a, b)
             synchronize(place)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, precise_time() - start)
     return 2.0 * size**3 / best

@@ -17,9 +17,8 @@ from typing import Any
 from torch import nn
 
 from farflung.errors import FarflungError, InputError
-from farflung.foreign_code import translated
+from farflung.foreign_code import first_line, translated
 from farflung.frontends.recipes.base import Form, Recipe
-from farflung.frontends.torch.exporting import first_line
 from farflung.registry import Registry
 
 __all__ = ["RECIPES", "load_recipe"]

@@ -21,9 +21,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 
 from farflung.errors import CaptureError
-from farflung.foreign_code import translated
+from farflung.foreign_code import first_line, translated
 from farflung.frontends.torch.data_dependence import data_dependence, no_symbols
 from farflung.frontends.torch.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.functions import Backward, Functions
@@ -32,7 +33,7 @@ from farflung.frontends.torch.opaque import opaque_calls
 from farflung.frontends.torch.results import tensor_results
 from farflung.frontends.torch.twins import as_state, with_twins
 
-__all__ = ["PATCHES", "Example", "Exported", "fake_states", "first_line", "read_example", "run_export"]
+__all__ = ["PATCHES", "Example", "Exported", "fake_states", "read_example", "run_export"]
 
 #: Held while something of torch is replaced for the whole process.
 PATCHES = threading.RLock()
@@ -110,6 +111,16 @@ class _Watch:
             yield
 
 
+def _refuse_lazy(module: nn.Module) -> None:
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(value):
+            owner = module.get_submodule(name.rpartition(".")[0])
+            raise CaptureError(
+                f"{name} of {type(owner).__name__} has no shape before the first forward: call the module once on a batch "
+                "and pass that module, or use a layer that has its sizes as arguments"
+            )
+
+
 def _refuse_hooks(module: nn.Module) -> None:
     for path, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
@@ -147,6 +158,7 @@ def run_export(module: nn.Module, example: Example) -> Exported:
     Raises:
         CaptureError: the module can't be traced; the text says what to change.
     """
+    _refuse_lazy(module)
     _refuse_hooks(module)
     watch = _Watch()
 
@@ -175,9 +187,3 @@ def run_export(module: nn.Module, example: Example) -> Exported:
     ):
         warnings.simplefilter("ignore")
         return refuse_frozen_random(module, export)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

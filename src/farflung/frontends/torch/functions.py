@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farflung.errors import CaptureError
-from farflung.foreign_code import translated
+from farflung.foreign_code import first_line, translated
 from farflung.frontends.torch.data_dependence import data_dependence
 
 __all__ = ["Backward", "Functions"]
@@ -151,7 +151,7 @@ def _trace(
     def describe(error: Exception) -> CaptureError:
         if (text := data_dependence(error)) is not None:
             return CaptureError(f"in the backward of {name}, {text}")
-        return _unsupported(name, f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}")
+        return _unsupported(name, f"{type(error).__name__}: {first_line(error)}")
 
     with translated(describe), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         mode = FakeTensorMode()

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.errors import CaptureError
-from farflung.foreign_code import translated
+from farflung.foreign_code import first_line, translated
 from farflung.frontends.torch.exporting import PATCHES
 from farflung.frontends.torch.twins import as_state, with_twins
 
@@ -185,9 +185,13 @@ def record(factory: Callable[[], nn.Module]) -> Recording:
 def _unrecordable(error: Exception) -> Exception:
     if isinstance(error, CaptureError):
         return error
-    first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    if "UninitializedParameter" in str(error):
+        return CaptureError(
+            "the factory makes a lazy layer, which has no shape before the first forward: give the layer its sizes, or call the "
+            "module once on a batch and pass the module itself"
+        )
     return CaptureError(
-        f"the factory can't run without memory: {type(error).__name__}: {first}; initialise with torch.nn.init, "
+        f"the factory can't run without memory: {type(error).__name__}: {first_line(error)}; initialise with torch.nn.init, "
         "without looking at values, or pass a module with real weights"
     )
 

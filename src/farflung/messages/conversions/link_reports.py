@@ -22,7 +22,7 @@ class Told:
 
 
 def link_items(seen: Mapping[str, LinkStatistics]) -> tuple[LinkItem, ...]:
-    """Return the links of which traffic says something, for a message."""
+    """Return the links that traffic measures, for a message."""
     return tuple(
         LinkItem(peer=peer, alpha=float(link.alpha), beta=link.beta, least=link.least, relay=link.relay)
         for peer, link in seen.items()

@@ -14,7 +14,7 @@ __all__ = ["StepReport", "message_of", "report_of", "trace_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one worker says of one step.
+    """What one worker reports of one step.
 
     Seconds are wall-clock. ``sent`` and ``dense`` are bytes by (sending stage, receiving stage), as sent and as they would
     be without a codec. ``loss``, ``losses`` (by micro-batch) come from the leader only. ``samples``: that count

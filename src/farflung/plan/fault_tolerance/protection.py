@@ -77,7 +77,7 @@ def protect(plan: Plan, topology: Topology, job: JobSpec, found: Estimate) -> Pr
     if not alone:
         return Protection(why_not="each stage has a replica")
     if len(plan.devices) < 2:
-        return Protection(why_not="there is no other machine")
+        return Protection(why_not="the plan has one machine, and only machines of the plan store copies")
     spare = {d.device: d.memory_limit - d.memory_bytes - _VERSIONS * states.get(d.device, 0.0) for d in found.devices}
     guards: dict[str, tuple[str, ...]] = {}
     for device in sorted(alone, key=lambda name: (-states[name], name)):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+
+from farflung.clock import precise_time
 
 __all__ = ["Budget"]
 
@@ -11,7 +12,7 @@ __all__ = ["Budget"]
 class Budget:
     """Counts evaluations; ``left`` is false when they or the seconds are spent. The clock is a parameter."""
 
-    def __init__(self, evaluations: int | None, seconds: float | None, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, evaluations: int | None, seconds: float | None, now: Callable[[], float] = precise_time) -> None:
         self.evaluations = evaluations
         self.used = 0
         self._now = now

@@ -10,12 +10,12 @@ __all__ = [
     "Answered",
     "Discard",
     "Do",
-    "FellowFree",
     "Give",
     "GradientCame",
     "HelperCame",
     "HelperWent",
     "InputCame",
+    "PeerFree",
     "PoolCommand",
     "PoolEvent",
     "SendStates",
@@ -113,15 +113,15 @@ class ServerFree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FellowFree:
-    """``fellow``, another server of the stage, has computed all its own slices in ``step``."""
+class PeerFree:
+    """``peer``, another server of the stage, has computed all its own slices in ``step``."""
 
-    fellow: str
+    peer: str
     step: int
     now: float
 
 
-PoolEvent = StepBegan | InputCame | GradientCame | HelperCame | HelperWent | Answered | TimePassed | ServerFree | FellowFree
+PoolEvent = StepBegan | InputCame | GradientCame | HelperCame | HelperWent | Answered | TimePassed | ServerFree | PeerFree
 
 
 # -- commands -------------------------------------------------------------------------------------------------------------

@@ -29,12 +29,12 @@ from farflung.protocol.pool.pool_events import (
     Answered,
     Discard,
     Do,
-    FellowFree,
     Give,
     GradientCame,
     HelperCame,
     HelperWent,
     InputCame,
+    PeerFree,
     PoolCommand,
     PoolEvent,
     SendStates,
@@ -63,14 +63,14 @@ class TaskPool:
         room: int = 1,
         helper_room: int = 2,
         patience: Patience | None = None,
-        fellows: Mapping[str, float] | None = None,
+        peers: Mapping[str, float] | None = None,
     ) -> None:
         """``room``, ``helper_room``: slices that the server and a helper have between forward and backward, at most.
 
-        ``fellows``: the stage's other servers, and how fast they are (this server: 1).
+        ``peers``: the stage's other servers, and how fast they are (this server: 1).
         """
         self.server = server
-        self._state = PoolState(server, fellows or {}, room, helper_room)
+        self._state = PoolState(server, peers or {}, room, helper_room)
         self._times = AnswerTimes(patience or Patience())
         self._choice = TaskChoice(self._state, self._times)
         self._handlers: dict[type, Callable[[Any], list[PoolCommand]]] = {
@@ -82,7 +82,7 @@ class TaskPool:
             Answered: self._answered,
             TimePassed: lambda event: [],
             ServerFree: self._free,
-            FellowFree: self._peer_free,
+            PeerFree: self._peer_free,
         }
 
     def handle(self, event: PoolEvent) -> list[PoolCommand]:
@@ -202,8 +202,8 @@ class TaskPool:
         self._state.take(server, task, event.now)
         return [Do(task=task, recompute=self._state.recomputes(server, task))]
 
-    def _peer_free(self, event: FellowFree) -> list[PoolCommand]:
-        device = self._state.devices.get(event.fellow)
+    def _peer_free(self, event: PeerFree) -> list[PoolCommand]:
+        device = self._state.devices.get(event.peer)
         if device is not None and device.peer and event.step == self.step:
             device.free = True
         return []

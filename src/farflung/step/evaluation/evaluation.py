@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from farflung.errors import FailedBatch
 from farflung.graph.cut import SubGraph
 from farflung.messages.data import EvaluationVote
 from farflung.step.context import StepContext
 from farflung.step.evaluation.forward_pass import ForwardGraph, open_graph, run_forward
-from farflung.step.failed_batch import FailedBatch
+from farflung.step.failed_batch import blaming
 from farflung.step.run_position import EVALUATIONS_AHEAD, RunPosition
 from farflung.step.run_setup import Phase
 from farflung.step.stages.local_stages import LocalStages
@@ -46,7 +47,7 @@ class Evaluation:
         verdicts = _EndVerdicts(context, self._position.step, leads=leads)
         totals: dict[str, float] = {}
         while done < batches and not (done >= EVALUATIONS_AHEAD and verdicts.ends(done - EVALUATIONS_AHEAD)):
-            with FailedBatch(self._position.step, done, evaluates=True).named():
+            with blaming(FailedBatch(self._position.step, done, evaluates=True)):
                 outputs = run_forward(context, work, (self._position.step, done))
             for name, value in outputs.items():
                 if value.size == 1:
@@ -68,7 +69,7 @@ class Evaluation:
 
 
 class _EndVerdicts:
-    """After each micro-batch, the worker that makes the loss tells all others whether the evaluation ends."""
+    """After each micro-batch, the worker that makes the loss reports to all others whether the evaluation ends."""
 
     def __init__(self, context: StepContext, step: int, *, leads: bool) -> None:
         self._context, self._step, self._leads = context, step, leads

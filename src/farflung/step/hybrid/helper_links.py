@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from farflung.errors import ConnectionLost, FarflungError
-from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.messages.schema import Message
+from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.transports.base import Urgency
-from farflung.wire.frames import Frame
 
-__all__ = ["HelperLinks", "MakeFrame"]
+__all__ = ["HelperLinks", "MakeForHelper"]
 
-#: Builds a frame on the sender's thread. The argument: whether the helper has had no states yet.
-MakeFrame = Callable[[bool], Frame]
+#: Builds a message on the sender's thread. The argument: whether the helper has had no states yet.
+MakeForHelper = Callable[[bool], Message]
 
 
 @dataclass(slots=True)
@@ -29,18 +29,18 @@ class _Helper:
 
 
 class HelperLinks:
-    """The helpers of one server. Any thread may call. Frames for a helper that has left are dropped."""
+    """The helpers of one server. Any thread may call. Messages for a helper that has left are dropped."""
 
     def __init__(self, outbox: Outbox, lost: Callable[[str, str], None]) -> None:
         """``lost``: called with name and cause when a helper cannot be reached."""
         self._outbox, self._lost = outbox, lost
         self._lock = threading.Lock()
         self._helpers: dict[str, _Helper] = {}
-        #: All helpers so far: frames that they sent may still arrive.
+        #: All helpers so far: messages that they sent may still arrive.
         self.known: set[str] = set()
 
     def add(self, name: str, stage: int, *, fed: bool) -> None:
-        """``name`` helps ``stage`` from now on; frames for an earlier part of it are dropped."""
+        """``name`` helps ``stage`` from now on; messages for an earlier part of it are dropped."""
         helper = _Helper(stage, fed)
         with self._lock:
             self._helpers[name] = helper
@@ -69,37 +69,37 @@ class HelperLinks:
             helper = self._helpers.get(name)
             return helper is not None and helper.fed
 
-    def post(self, name: str, make: MakeFrame) -> None:
+    def post(self, name: str, make: MakeForHelper) -> None:
         """Send a task."""
         with self._lock:
             helper = self._helpers.get(name)
             if helper is not None:
-                self._outbox.post(name, OutgoingFrame(make=lambda: make(helper.blank), waits=False))
+                self._outbox.post(name, OutgoingMessage(make=lambda: make(helper.blank), waits=False))
 
-    def begin_step(self, name: str, make: MakeFrame) -> None:
+    def begin_step(self, name: str, make: MakeForHelper) -> None:
         """Send the states of a step that begins; tasks of the step before that still wait are dropped."""
         with self._lock:
             helper = self._helpers.get(name)
             if helper is None:
                 return
 
-            def states() -> Frame:
+            def states() -> Message:
                 blank, helper.blank = helper.blank, False  # only this thread reads and writes it
                 return make(blank)
 
             self._outbox.withdraw(name, Urgency.VALUES)
             for ahead in self._outbox.withdraw(name, Urgency.BULK):  # these are the states of the step that begins
                 self._outbox.post(name, replace(ahead, urgency=Urgency.VALUES))
-            self._outbox.post(name, OutgoingFrame(make=states, waits=False))
+            self._outbox.post(name, OutgoingMessage(make=states, waits=False))
 
-    def post_ahead(self, name: str, step: int, make: Callable[[], Frame]) -> None:
+    def post_ahead(self, name: str, step: int, make: Callable[[], Message]) -> None:
         """Send the states of ``step``, the next one, behind everything else."""
         with self._lock:
             helper = self._helpers.get(name)
             if helper is not None:
                 helper.ahead_step = step
                 self._outbox.withdraw(name, Urgency.BULK)
-                self._outbox.post(name, OutgoingFrame(make=make, urgency=Urgency.BULK, waits=False))
+                self._outbox.post(name, OutgoingMessage(make=make, urgency=Urgency.BULK, waits=False))
 
     def has_ahead(self, name: str, step: int) -> bool:
         """Return whether ``name`` was sent the states of ``step`` ahead of it."""

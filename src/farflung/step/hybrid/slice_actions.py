@@ -6,13 +6,14 @@ here until the step is over, for a backward that is taken over from a helper.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
+from farflung.clock import monotonic
 from farflung.engines.base import Array, StageRunner
 from farflung.graph.ir import ValueRef
+from farflung.messages.hybrid import HelperStates
 from farflung.protocol.pool.pool_events import (
     Accept,
     Answered,
@@ -33,7 +34,7 @@ from farflung.protocol.pool.task_pool import TaskPool
 from farflung.schedules.base import Action, ActionKind
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.context import StepContext
-from farflung.step.hybrid.helper_links import HelperLinks, MakeFrame
+from farflung.step.hybrid.helper_links import HelperLinks, MakeForHelper
 from farflung.step.hybrid.peer_servers import PeerServers
 from farflung.step.hybrid.slice_sums import SliceSums
 from farflung.step.hybrid.slices import AHEAD, HELD, NOW, Order, StageSlices
@@ -44,7 +45,6 @@ from farflung.step.stages.local_stages import LocalStages
 from farflung.step.step_vote import StepVote
 from farflung.step.transfer.value_transfer import StepRoutes
 from farflung.units import Seconds, counted
-from farflung.wire.frames import Frame
 
 __all__ = ["SliceActions", "SliceParts", "Waste"]
 
@@ -118,7 +118,7 @@ class SliceActions:
             mine = tuple(index for index, place in enumerate(setup.places[stage]) if place == setup.device)
             sums = SliceSums(setup, (step, stage), mine, parts.stages.base(stage), parts.sums)
             self._steps[stage] = _StageStep(mine, sums)
-            self._handle(stage, StepBegan(step=step, slices=mine, now=time.monotonic()), pool)
+            self._handle(stage, StepBegan(step=step, slices=mine, now=monotonic()), pool)
 
     # -- ActionSource -------------------------------------------------------------------------------------------------
 
@@ -136,14 +136,14 @@ class SliceActions:
     def patience(self) -> float | None:
         """See ``ActionSource``: pools take tasks back from helpers that are late."""
         times = [at for pool in self._parts.pools.values() if (at := pool.deadline()) is not None]
-        return max(min(times) - time.monotonic(), 0.0) if times else None
+        return max(min(times) - monotonic(), 0.0) if times else None
 
     def next(self) -> Action | None:
         """See ``ActionSource``."""
         pools, peers = self._parts.pools, self._parts.peers
         if self._idle:
             for stage, pool in pools.items():
-                self._handle(stage, TimePassed(now=time.monotonic()), pool)
+                self._handle(stage, TimePassed(now=monotonic()), pool)
         events = self._parts.events
         while events:
             stage, event, result = events.popleft()
@@ -170,23 +170,23 @@ class SliceActions:
         else:
             assert current is not None
             found = current[1].work
-        self._began = time.monotonic()
+        self._began = monotonic()
         return found
 
     def finish(self, action: Action, result: ActionResult) -> None:
         """See ``ActionSource``."""
         parts, stage, current = self._parts, action.stage, self._current
         gradients = self.runner(action).take_gradients() if action.kind is ActionKind.BACKWARD else {}
-        result = replace(result, gradients=gradients, seconds=time.monotonic() - self._began)
+        result = replace(result, gradients=gradients, seconds=monotonic() - self._began)
         if isinstance(current, Do):
             device = parts.context.setup.device
-            event = Answered(device=device, task=current.task, seconds=result.seconds, now=time.monotonic())
+            event = Answered(device=device, task=current.task, seconds=result.seconds, now=monotonic())
             self._handle(stage, event, parts.pools[stage], result)
         else:
             assert current is not None
             name, task, slices = current[0], current[1].task, parts.slices[stage]
             parts.peers.done(stage, task)
-            parts.peers.post(name, lambda: slices.answer_frame(task, result))
+            parts.peers.post(name, lambda: slices.answer_message(task, result))
         self._current = None
         self._report_done()
 
@@ -196,7 +196,7 @@ class SliceActions:
         """Tell the peer servers of the stages whose slices are done."""
         for stage, pool in self._parts.pools.items():
             if pool.done:
-                self._parts.peers.tell(stage)
+                self._parts.peers.report_done(stage)
 
     def _ready(self, stage: int, kind: ActionKind) -> list[Action]:
         """Return the forwards (or backwards) whose inputs are here and not yet announced to the pool."""
@@ -222,13 +222,13 @@ class SliceActions:
                 at.inputs[index] = values, context.data(piece, Phase.TRAIN, self.step, index)
                 at.inputs_to_come.remove(index)
             if inputs:
-                self._handle(stage, InputCame(indices=inputs, now=time.monotonic()), pool)
+                self._handle(stage, InputCame(indices=inputs, now=monotonic()), pool)
             gradients = tuple(action.micro_batch for action in self._ready(stage, ActionKind.BACKWARD))
             for index in gradients:
                 at.gradients[index] = take_gradients(context.inbox, self._routes, stages.runner(stage, index).subgraph, index)
                 at.gradients_to_come.remove(index)
             if gradients:
-                self._handle(stage, GradientCame(indices=gradients, now=time.monotonic()), pool)
+                self._handle(stage, GradientCame(indices=gradients, now=monotonic()), pool)
 
     def _choose(self) -> Action | None:
         """Return a task of a peer server, which waits for it, or of the last stage that has one."""
@@ -238,7 +238,7 @@ class SliceActions:
             self._current = name, order
             return _action(stage, order.task)
         for stage in sorted(self._parts.pools, reverse=True):
-            for command in self._handle(stage, ServerFree(now=time.monotonic()), self._parts.pools[stage]):
+            for command in self._handle(stage, ServerFree(now=monotonic()), self._parts.pools[stage]):
                 self._current = command
                 return _action(stage, command.task)
         return None
@@ -264,9 +264,9 @@ class SliceActions:
             parts.waste.taken_over += command.recompute
             work, slices, task = self._work(stage, command.task, recompute=command.recompute), parts.slices[stage], command.task
             if command.helper in parts.peers.speeds[stage]:
-                parts.peers.post(command.helper, lambda: slices.task_frame(task, work))
+                parts.peers.post(command.helper, lambda: slices.task_message(task, work))
             else:
-                parts.helpers.post(command.helper, lambda _: slices.task_frame(task, work))
+                parts.helpers.post(command.helper, lambda _: slices.task_message(task, work))
         elif isinstance(command, SendStates):
             self._send_states(stage, command)
         else:
@@ -285,7 +285,7 @@ class SliceActions:
         if at.states is None:
             at.states = parts.stages.base(stage).states(slices.names(every=True))
         states = at.states
-        make: MakeFrame = lambda every: slices.states_frame(step, slices.names(every=every), states)  # noqa: E731
+        make: MakeForHelper = lambda every: slices.states_message(step, slices.names(every=every), states)  # noqa: E731
         parts.helpers.begin_step(helper, make)
 
     def _send_delayed(self, stage: int, helper: str, step: int) -> None:
@@ -297,12 +297,12 @@ class SliceActions:
         newest, trained = delayed.newest[stage], slices.names(every=False)
         there = parts.helpers.has_ahead(helper, step)
 
-        def begin(every: bool) -> Frame:
+        def begin(every: bool) -> HelperStates:
             held = there and not every
-            return slices.states_frame(step, () if held else slices.names(every=every), used, HELD if held else NOW)
+            return slices.states_message(step, () if held else slices.names(every=every), used, HELD if held else NOW)
 
         parts.helpers.begin_step(helper, begin)
-        parts.helpers.post_ahead(helper, step + 1, lambda: slices.states_frame(step + 1, trained, newest, AHEAD))
+        parts.helpers.post_ahead(helper, step + 1, lambda: slices.states_message(step + 1, trained, newest, AHEAD))
 
     def _work(self, stage: int, task: Task, *, recompute: bool) -> ActionInputs:
         at, setup = self._steps[stage], self._parts.context.setup

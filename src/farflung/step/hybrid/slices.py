@@ -8,28 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-
-import msgspec
+from functools import cached_property, partial
+from typing import TypeVar
 
 from farflung.engines.base import Array, MicroBatch, StageRunner, gradient_parts
 from farflung.errors import WireError
 from farflung.graph.cut import Edge, SubGraph, cut
 from farflung.graph.ir import StateKind, TensorSpec, ValueRef
-from farflung.messages.arrays import decode_array, pack_arrays, packed_arrays
-from farflung.messages.fields import number, table, text, texts, whole
+from farflung.messages.arrays import PackedArray, all_arrays, decode_array, decode_exact, pack_arrays
+from farflung.messages.hybrid import HelperStates, SliceAnswer, SliceTask, When
+from farflung.messages.schema import kind_of
 from farflung.plan.buckets import trained_uses
 from farflung.protocol.pool.pool_events import Task, TaskKind
 from farflung.step import actions
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.run_setup import RunSetup
 from farflung.wire.arrays import DTYPES
-from farflung.wire.frames import Frame
-
-#: Whether states are for the step that begins, for the next one, or there already.
-NOW, AHEAD, HELD = "now", "ahead", "held"
 
 __all__ = ["AHEAD", "HELD", "NOW", "Order", "StageSlices", "compute"]
+
+#: Whether states are for the step that begins, for the next one, or there already.
+NOW: When = "now"
+AHEAD: When = "ahead"
+HELD: When = "held"
+
+SliceT = TypeVar("SliceT", SliceTask, SliceAnswer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ def compute(runner: StageRunner, task: Task, work: ActionInputs) -> ActionResult
 
 
 class StageSlices:
-    """The slices of one stage of a run, and their frames."""
+    """The slices of one stage of a run, and their messages."""
 
     def __init__(self, setup: RunSetup, stage: int) -> None:
         self._setup, self.stage = setup, stage
@@ -77,27 +80,27 @@ class StageSlices:
         values = (spec.nbytes for graph in graphs for op in graph.ops for spec in op.outputs)
         return max(1, *values)
 
-    # -- frames -------------------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
-    def states_frame(self, step: int, names: Sequence[str], states: Mapping[str, Array], when: str = NOW) -> Frame:
+    def states_message(self, step: int, names: Sequence[str], states: Mapping[str, Array], when: When = NOW) -> HelperStates:
         """The states ``names`` as they are in ``step``, which begins (``AHEAD``: will begin next; ``HELD``: they came ahead)."""
-        head = {"run": self._setup.run, "step": step, "names": list(names), "when": when}
-        return pack_arrays("states", head, [states[name] for name in names], None)
+        head = partial(HelperStates, run=self._setup.run, step=step, names=tuple(names), when=when)
+        return pack_arrays(head, [states[name] for name in names], None)
 
-    def read_states(self, frame: Frame) -> tuple[int, dict[str, Array]]:
-        """Step and states of a frame of ``states_frame``.
+    def read_states(self, message: HelperStates) -> dict[str, Array]:
+        """The states in a message of ``states_message``.
 
         Raises:
-            WireError: it is malformed, or not of this stage.
+            WireError: they are not those of this stage.
         """
-        names = texts(frame.header, "names")
+        names = message.names
         unknown = [name for name in names if name not in self._specs]
         if unknown:
             raise WireError(f"stage {self.stage} has no state {unknown[0]!r:.80}")
-        arrays = _exact(frame, [self._specs[name] for name in names])
-        return whole(frame.header, "step"), {n: a for n, a in zip(names, arrays, strict=True) if a is not None}
+        arrays = decode_exact(all_arrays(message, len(names)), [self._specs[name] for name in names], names)
+        return {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
 
-    def task_frame(self, task: Task, work: ActionInputs) -> Frame:
+    def task_message(self, task: Task, work: ActionInputs) -> SliceTask:
         """``task`` with what it needs."""
         piece = self.pieces[self.rows(task.index)]
         arrays: list[Array | None] = []
@@ -108,31 +111,29 @@ class StageSlices:
             for value, count in _returned(piece):
                 assert len(work.gradients[value]) == count
                 arrays += work.gradients[value]
-        head = {**self._head(task), "weight": work.weight, "inputs": work.values is not None}
-        return pack_arrays("task", head, arrays, None)
+        head = self._head(SliceTask, task)
+        return pack_arrays(partial(head, weight=work.weight, inputs=work.values is not None), arrays, None)
 
-    def read_task(self, frame: Frame) -> Order:
-        """What ``task_frame`` wrote.
+    def read_task(self, message: SliceTask) -> Order:
+        """What ``task_message`` wrote.
 
         Raises:
-            WireError: it is malformed, or not of this stage.
+            WireError: it is not of this stage, or its arrays are not those that the task needs.
         """
-        task, header = self._task(frame), frame.header
+        task = self._task(message)
         piece = self.pieces[self.rows(task.index)]
-        with_inputs = header.get("inputs") is True
         edges, back = _inputs(piece), _returned(piece) if task.kind is TaskKind.BACKWARD else []
-        limits = [edge.spec.nbytes for edge in edges] if with_inputs else []
-        limits += [piece.graph.op(name).outputs[0].nbytes for name in piece.placeholders] if with_inputs else []
+        limits = [edge.spec.nbytes for edge in edges] if message.inputs else []
+        limits += [piece.graph.op(name).outputs[0].nbytes for name in piece.placeholders] if message.inputs else []
         parts = {edge.value: edge.spec.nbytes for edge in piece.requires_gradients}
         limits += [parts[value] * _MOST_PARTS for value, count in back for _ in range(count)]
-        arrays = iter(self._bounded(frame, limits))
-        values = {edge.value: next(arrays) for edge in edges} if with_inputs else None
-        data = {name: next(arrays) for name in piece.placeholders} if with_inputs else {}
+        arrays = iter(self._bounded(all_arrays(message, len(limits)), limits))
+        values = {edge.value: next(arrays) for edge in edges} if message.inputs else None
+        data = {name: next(arrays) for name in piece.placeholders} if message.inputs else {}
         gradients = {value: [next(arrays) for _ in range(count)] for value, count in back}
-        weight = number(header, "weight")
-        return Order(task=task, work=ActionInputs(values=values, data=data, gradients=gradients, weight=weight))
+        return Order(task=task, work=ActionInputs(values=values, data=data, gradients=gradients, weight=message.weight))
 
-    def answer_frame(self, task: Task, answer: ActionResult) -> Frame:
+    def answer_message(self, task: Task, answer: ActionResult) -> SliceAnswer:
         """What ``task`` gave."""
         piece = self.pieces[self.rows(task.index)]
         if task.kind is TaskKind.FORWARD:
@@ -141,21 +142,21 @@ class StageSlices:
             arrays = [answer.values[value] for value in _sent_back(piece)]
             arrays += [answer.gradients.get(use) for use in self.uses]
         outputs = {} if answer.loss is None else {"loss": answer.loss}
-        return pack_arrays("answer", {**self._head(task), "seconds": answer.seconds, "outputs": outputs}, arrays, None)
+        head = self._head(SliceAnswer, task)
+        return pack_arrays(partial(head, seconds=answer.seconds, outputs=outputs), arrays, None)
 
-    def read_answer(self, frame: Frame) -> tuple[Task, ActionResult]:
-        """What ``answer_frame`` wrote.
+    def read_answer(self, message: SliceAnswer) -> tuple[Task, ActionResult]:
+        """What ``answer_message`` wrote.
 
         Raises:
-            WireError: it is malformed, or not of this stage.
+            WireError: it is not of this stage, or its arrays are not those that the task gives.
         """
-        task, outputs = self._task(frame), table(frame.header, "outputs")
+        task, seconds = self._task(message), message.seconds
         piece = self.pieces[self.rows(task.index)]
-        seconds = number(frame.header, "seconds", low=0.0)
         if task.kind is TaskKind.FORWARD:
             sent = _outputs(piece)
-            arrays = self._bounded(frame, [edge.spec.nbytes for edge in sent])
-            loss = number(outputs, "loss") if outputs else None
+            arrays = self._bounded(all_arrays(message, len(sent)), [edge.spec.nbytes for edge in sent])
+            loss = message.outputs.get("loss")
             makes_loss = piece.start <= piece.graph.position[piece.graph.loss.op] < piece.stop
             if (loss is not None) != makes_loss:
                 raise WireError(f"a forward of stage {self.stage} {'makes' if makes_loss else 'makes no'} loss")
@@ -164,33 +165,29 @@ class StageSlices:
         spec = {edge.value: edge.spec.nbytes for edge in piece.sends_gradients}
         limits = [spec[value] * gradient_parts(piece, value) for value in back]
         count = len(back)
-        head, tail = _parted(frame, count, count + len(self.uses))
-        arrays = self._bounded(head, limits)
-        state = self._setup.graph.state
-        sums = _exact(tail, [state[use.state].spec for use in self.uses])
+        packed = all_arrays(message, count + len(self.uses))
+        arrays = self._bounded(packed[:count], limits)
+        state, names = self._setup.graph.state, [use.state for use in self.uses]
+        sums = decode_exact(packed[count:], [state[name].spec for name in names], names)
         gradients = {use: array for use, array in zip(self.uses, sums, strict=True) if array is not None}
         return task, ActionResult(values=dict(zip(back, arrays, strict=True)), gradients=gradients, seconds=seconds)
 
-    def _head(self, task: Task) -> dict[str, str | int]:
-        return {"run": self._setup.run, "step": task.step, "stage": self.stage, "kind": task.kind.value, "index": task.index}
+    def _head(self, message: type[SliceT], task: Task) -> partial[SliceT]:
+        return partial(message, run=self._setup.run, step=task.step, stage=self.stage, kind=task.kind.value, index=task.index)
 
-    def _task(self, frame: Frame) -> Task:
-        header = frame.header
-        kind = text(header, "kind", limit=1)
-        if whole(header, "stage") != self.stage or kind not in list(TaskKind):
-            raise WireError(f"a {frame.kind!r:.20} is a forward (F) or backward (B) of stage {self.stage}, got {kind!r:.20}")
-        index = whole(header, "index", high=self._setup.job.micro_batches - 1)
-        return Task(step=whole(header, "step"), kind=TaskKind(kind), index=index)
+    def _task(self, message: SliceTask | SliceAnswer) -> Task:
+        count = self._setup.job.micro_batches
+        if message.stage != self.stage or message.index >= count:
+            place = f"slice {message.index} of stage {message.stage}"
+            raise WireError(f"{kind_of(message)!r} messages here are of the {count} slices of stage {self.stage}, got {place}")
+        return Task(step=message.step, kind=TaskKind(message.kind), index=message.index)
 
-    def _bounded(self, frame: Frame, limits: Sequence[int]) -> list[Array]:
+    def _bounded(self, packed: Sequence[PackedArray | None], limits: Sequence[int]) -> list[Array]:
         """Arrays of which each may have so many bytes (its view into a larger one as many as the graph's largest)."""
-        packed = packed_arrays(frame, len(limits))
-        if len(packed) != len(limits):
-            raise WireError(f"a {frame.kind!r:.20} of stage {self.stage} has {len(limits)} arrays, {len(packed)} came")
         found = []
         for one, limit in zip(packed, limits, strict=True):
             if one is None:
-                raise WireError(f"an array of a {frame.kind!r:.20} of stage {self.stage} is missing")
+                raise WireError(f"an array of a slice of stage {self.stage} is missing")
             meta = one.array.meta
             if meta.numel * DTYPES[meta.dtype].itemsize > limit:
                 raise WireError(f"oversized: {meta.dtype} {list(meta.shape)} has more than the {limit} bytes of the plan")
@@ -223,33 +220,3 @@ def _returned(piece: SubGraph) -> list[tuple[ValueRef, int]]:
 def _sent_back(piece: SubGraph) -> list[ValueRef]:
     """The values whose gradients go back, once."""
     return list(dict.fromkeys(edge.value for edge in piece.sends_gradients))
-
-
-def _parted(frame: Frame, first: int, most: int) -> tuple[Frame, Frame]:
-    """The frame's ``first`` arrays, and the others, as two frames."""
-    packed = packed_arrays(frame, most)
-    if len(packed) != most:
-        raise WireError(f"a {frame.kind!r:.20} with {most} arrays was expected, {len(packed)} came")
-    halves = []
-    for part in (packed[:first], packed[first:]):
-        headers = [None if one is None else msgspec.to_builtins(one.item) for one in part]
-        sections = tuple(section for one in part if one is not None for section in one.sections)
-        halves.append(Frame(frame.kind, {**frame.header, "arrays": headers}, sections))
-    return halves[0], halves[1]
-
-
-def _exact(frame: Frame, specs: Sequence[TensorSpec]) -> list[Array | None]:
-    """Arrays of exactly these shapes and element types, some of them missing."""
-    packed = packed_arrays(frame, len(specs))
-    if len(packed) != len(specs):
-        raise WireError(f"a {frame.kind!r:.20} with {len(specs)} arrays was expected, {len(packed)} came")
-    found: list[Array | None] = []
-    for one, spec in zip(packed, specs, strict=True):
-        if one is None:
-            found.append(None)
-            continue
-        meta = one.array
-        if meta.shape != spec.shape or meta.dtype != spec.dtype:
-            raise WireError(f"{spec.dtype}{list(spec.shape)} was expected, {meta.dtype}{list(meta.shape)} came")
-        found.append(decode_array(one, max(spec.nbytes, 1)))
-    return found

@@ -1,4 +1,4 @@
-"""Hybrid training: the slices of a server's stages are computed here and by helpers, as the task pool says.
+"""Hybrid training: the slices of a server's stages are computed here and by helpers, as the task pool decides.
 
 Helpers get the stage's states in each step and whatever a task needs, and return its results. Nothing that is needed lies only
 with them. Where a stage has several servers, each has its own slices; helpers help all of them, and they help each other
@@ -10,12 +10,13 @@ gradient of the stage for each slice whose backward ended before that of an earl
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
+from farflung.clock import monotonic
 from farflung.errors import FarflungError, WireError
-from farflung.messages.fields import whole
-from farflung.protocol.pool.pool_events import Answered, FellowFree, HelperCame, HelperWent, PoolEvent
+from farflung.messages.hybrid import ServerFree, ServerServed, SliceAnswer, SliceTask
+from farflung.messages.router import PeerRouter
+from farflung.protocol.pool.pool_events import Answered, HelperCame, HelperWent, PeerFree, PoolEvent
 from farflung.protocol.pool.task_pool import Patience, TaskPool
 from farflung.step.actions import ActionResult
 from farflung.step.context import StepContext
@@ -28,7 +29,6 @@ from farflung.step.reduction.gradient_exchange import GradientExchange
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
-from farflung.wire.frames import Frame
 
 __all__ = ["StageServer"]
 
@@ -53,7 +53,7 @@ class StageServer:
             room = job.micro_batches if setup.plan.schedule == "gpipe" else count - stage
             speeds = self.peers.speeds[stage]
             helper_room = max(2, room // (1 + len(speeds)))  # a helper holds slices of all servers
-            self._pools[stage] = TaskPool(setup.device, room=room, helper_room=helper_room, patience=patience, fellows=speeds)
+            self._pools[stage] = TaskPool(setup.device, room=room, helper_room=helper_room, patience=patience, peers=speeds)
         self._slices = {stage: StageSlices(setup, stage) for stage in setup.own_stages}
         self._helpers = HelperLinks(context.outbox, self.went)
         #: What other threads report to the compute thread: (stage, event, the result that came with an answer).
@@ -99,64 +99,58 @@ class StageServer:
         if stage not in self._pools:
             return
         self._helpers.add(name, stage, fed=fed)
-        self._report(stage, HelperCame(helper=name, speed=speed, now=time.monotonic()))
+        self._report(stage, HelperCame(helper=name, speed=speed, now=monotonic()))
 
     def went(self, name: str, why: str) -> None:
         """``name`` helps no more, if it did."""
         stage = self._helpers.remove(name)
         if stage is None:
             return
-        self.context.hooks.event("helper", text=f"{name} helps stage {stage} no more: {why}")
-        self._report(stage, HelperWent(helper=name, now=time.monotonic()))
+        self.context.hooks.on_helper_gone(f"{name} helps stage {stage} no more: {why}")
+        self._report(stage, HelperWent(helper=name, now=monotonic()))
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """Store a frame of another server, or a helper's answer (transport thread).
+    def register(self, router: PeerRouter) -> None:
+        """Register what takes messages of other servers and of helpers (transport threads).
 
-        Raises:
-            WireError: it is malformed, or does not belong here.
+        The handlers raise:
+            WireError: the message does not belong here, or has other arrays than it needs.
         """
+        router.register(ServerServed, self.peers.served)
+        router.register(ServerFree, self._peer_free)
+        router.register(SliceTask, self._peer_task)
+        router.register(SliceAnswer, self._answer)
+
+    def knows(self, helper: str) -> bool:
+        """Return whether ``helper`` ever helped here (any thread)."""
+        return helper in self._helpers.known
+
+    def refuse(self, helper: str, error: Exception) -> FarflungError:
+        """End the help of ``helper``, whose answer is bad; the run continues. Return what the helper gets."""
+        wrong = error if isinstance(error, FarflungError) else WireError(f"a bad answer: {type(error).__name__}: {error}")
+        self.went(helper, f"it sent a bad answer: {wrong}")
+        return wrong
+
+    def _peer_free(self, peer: str, message: ServerFree) -> None:
+        self.peers.check(peer, message)
+        self._report(message.stage, PeerFree(peer=peer, step=message.step, now=monotonic()))
+
+    def _peer_task(self, peer: str, message: SliceTask) -> None:
+        self.peers.check(peer, message)
+        self.peers.lent.append((message.stage, peer, self._slices[message.stage].read_task(message)))
+        self.context.inbox.poke()
+
+    def _answer(self, peer: str, message: SliceAnswer) -> None:
+        """Store the answer of a peer server or of a helper."""
         if peer in self.context.setup.peers:
-            self._receive_from_server(peer, frame)
-            return
-        stage = self._helpers.stage(peer)
-        if stage is None or whole(frame.header, "step") != self._step:
-            return  # the helper was given up, or the step is over
-        self._answered(peer, stage, frame)
-
-    def receive_answer(self, helper: str, frame: Frame) -> bool:
-        """Store a helper's answer (transport thread). A bad one ends its help, not the run.
-
-        Returns:
-            Whether ``helper`` ever helped here; else nothing is done.
-
-        Raises:
-            FarflungError: the answer is malformed, or does not belong here.
-        """
-        if helper not in self._helpers.known:
-            return False
-        try:
-            self.receive(helper, frame)
-        except Exception as error:  # it must end neither the transport's thread nor the run
-            wrong = error if isinstance(error, FarflungError) else WireError(f"a bad answer: {type(error).__name__}: {error}")
-            self.went(helper, f"it sent a bad answer: {wrong}")
-            raise wrong from error
-        return True
-
-    def _receive_from_server(self, peer: str, frame: Frame) -> None:
-        stage, step = self.peers.stage_of(peer, frame), whole(frame.header, "step")
-        if frame.kind == "served":
-            self.peers.served(peer, stage, step)
-        elif frame.kind == "free":
-            self._report(stage, FellowFree(fellow=peer, step=step, now=time.monotonic()))
-        elif frame.kind == "task":
-            self.peers.lent.append((stage, peer, self._slices[stage].read_task(frame)))
-            self.context.inbox.poke()
+            self.peers.check(peer, message)
+            stage = message.stage
         else:
-            self._answered(peer, stage, frame)
-
-    def _answered(self, peer: str, stage: int, frame: Frame) -> None:
-        task, result = self._slices[stage].read_answer(frame)
-        self._report(stage, Answered(device=peer, task=task, seconds=result.seconds, now=time.monotonic()), result)
+            helped = self._helpers.stage(peer)
+            if helped is None or message.step != self._step:
+                return  # the helper was given up, or the step is over
+            stage = helped
+        task, result = self._slices[stage].read_answer(message)
+        self._report(stage, Answered(device=peer, task=task, seconds=result.seconds, now=monotonic()), result)
 
     def _report(self, stage: int, event: PoolEvent, result: ActionResult | None = None) -> None:
         self._events.append((stage, event, result))

@@ -19,21 +19,20 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from farflung.clock import Clock, MonotonicClock
 from farflung.engines.base import Array
 from farflung.errors import WireError
-from farflung.messages.fields import text, whole
+from farflung.messages.data import MeanPieces, PieceItem
+from farflung.messages.router import PeerRouter
+from farflung.messages.schema import UNSET, Sections
 from farflung.step.inbox import Inbox
-from farflung.step.reduction.base import Receive
 from farflung.step.reduction.piece_sender import PieceSender, SentPiece, Window
 from farflung.step.reduction.pieces import Piece, pieces_of
 from farflung.sync import SyncRound
 from farflung.units import Seconds
-from farflung.wire.frames import Frame
 
 __all__ = ["Averager", "Averaging", "Outcome"]
 
@@ -118,6 +117,10 @@ class Averager:
         self._early: dict[Key, list[Callable[[], None]]] = {}
         self._over: dict[Key, None] = {}
 
+    def begin_step(self, step: int) -> None:
+        """Bytes that are sent from here on count for ``step`` (compute thread)."""
+        self._sender.begin_step(step)
+
     def contribute(self, contribution: Averaging) -> None:
         """Begin an exchange; ``wait`` for its end before its arrays are read or written."""
         spec = contribution
@@ -176,35 +179,30 @@ class Averager:
         for key in keys:
             self._inbox.wait_for(key, None)
 
-    # -- frames -------------------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
-    @property
-    def receivers(self) -> Mapping[str, Receive]:
-        """Frames of pieces."""
-        return {"pieces": self.receive}
+    def register(self, router: PeerRouter) -> None:
+        """Pieces, and their means."""
+        router.register(MeanPieces, self.receive)
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """Take pieces, or the means of some, from ``peer`` (transport thread); errors as in ``Reduction.receivers``."""
-        stage = whole(frame.header, "stage")
+    def receive(self, peer: str, message: MeanPieces) -> None:
+        """Take pieces, or the means of some, from ``peer`` (transport thread); errors as in ``Reduction.register``."""
+        stage, at = message.stage, 0
         if peer not in self._groups.get(stage, ()):
             raise WireError(f"{peer} is no replica of stage {stage}, of which one is here")
-        rank, headers, at = self._groups[stage].index(peer), frame.header.get("pieces"), 0
-        if not isinstance(headers, list):
-            raise WireError("a frame of pieces came without a list of them")
-        for header in headers:
-            if not isinstance(header, dict):
-                raise WireError("a piece came without a header")
-            end = at + whole(header, "sections", high=len(frame.sections))
-            self._receive(stage, rank, header, frame.sections[at:end])
+        rank = self._groups[stage].index(peer)
+        for item in message.pieces:
+            end = at + item.sections  # ``_unpack`` notices sections that are missing
+            self._receive(stage, rank, item, message.sections[at:end])
             at = end
 
-    def _receive(self, stage: int, rank: int, header: dict[str, Any], sections: Sequence[memoryview | bytes]) -> None:
-        key = (stage, text(header, "tag", limit=60))
-        number, mean = whole(header, "piece"), header.get("mean") is True
-        absent = _ranks(header.get("missing", []))
+    def _receive(self, stage: int, rank: int, item: PieceItem, sections: Sections) -> None:
+        key = (stage, item.tag)
+        mean = item.mean is True
+        absent = frozenset(() if item.missing is UNSET else item.missing)
 
         def take() -> None:
-            self._take(key, rank, number, absent if mean else None, sections)
+            self._take(key, rank, item.piece, absent if mean else None, sections)
 
         with self._lock:
             if key in self._over:
@@ -218,9 +216,7 @@ class Averager:
                 raise WireError(f"{len(self._early)} exchanges have begun elsewhere and not here: {key[1]!r} is refused")
             self._early.setdefault(key, []).append(take)
 
-    def _take(
-        self, key: Key, rank: int, number: int, absent: frozenset[int] | None, sections: Sequence[memoryview | bytes]
-    ) -> None:
+    def _take(self, key: Key, rank: int, number: int, absent: frozenset[int] | None, sections: Sections) -> None:
         going = self._exchanges[key]
         if number >= len(going.pieces):
             raise WireError(f"exchange {key[1]!r} has {len(going.pieces)} pieces, number {number} came")
@@ -317,16 +313,19 @@ class Averager:
 
     def _post(self, going: _Exchange, number: int, rank: int, arrays: Sequence[Array], missing: frozenset[int] | None) -> None:
         spec = going.spec
-        header: dict[str, Any] = {"tag": spec.tag, "piece": number, "sections": len(arrays)}
-        if missing is not None:
-            header |= {"mean": True, "missing": sorted(missing)}
-        sections = tuple(array.view(np.uint8).data for array in arrays)
-        self._sender.post(
-            spec.devices[rank], spec.stage, SentPiece(header=header, sections=sections, nbytes=going.pieces[number].nbytes)
+        item = PieceItem(
+            tag=spec.tag,
+            piece=number,
+            sections=len(arrays),
+            mean=UNSET if missing is None else True,
+            missing=UNSET if missing is None else tuple(sorted(missing)),
         )
+        sections = tuple(array.view(np.uint8).data for array in arrays)
+        nbytes = going.pieces[number].nbytes
+        self._sender.post(spec.devices[rank], spec.stage, SentPiece(item=item, sections=sections, nbytes=nbytes))
 
 
-def _unpack(going: _Exchange, piece: Piece, sections: Sequence[memoryview | bytes]) -> list[Array]:
+def _unpack(going: _Exchange, piece: Piece, sections: Sections) -> list[Array]:
     """``sections`` as arrays, without a copy; sizes are those of the piece."""
     if len(sections) != len(piece.runs):
         raise WireError(f"a piece of {len(piece.runs)} runs came as {len(sections)} sections")
@@ -342,9 +341,3 @@ def _unpack(going: _Exchange, piece: Piece, sections: Sequence[memoryview | byte
 
 def _square(values: Array) -> float:
     return float(np.square(values, dtype=np.float32).sum(dtype=np.float64))
-
-
-def _ranks(value: object) -> frozenset[int]:
-    if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-        raise WireError("the members that were missing must be a list of ranks")
-    return frozenset(value)

@@ -7,18 +7,15 @@ between engines is policy: the order of additions (``orders``), and how long a m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from farflung.engines.base import Array
 from farflung.graph.ir import Use
-from farflung.wire.frames import Frame
+from farflung.messages.router import PeerRouter
 
-__all__ = ["GradientPart", "Receive", "Reduction"]
-
-#: Takes a frame from a peer (transport thread).
-Receive = Callable[[str, Frame], None]
+__all__ = ["GradientPart", "Reduction"]
 
 ContributionT_contra = TypeVar("ContributionT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -41,11 +38,10 @@ class Reduction(Protocol[ContributionT_contra, ResultT_co]):
             BaseException: what ended the run meanwhile.
         """
 
-    @property
-    def receivers(self) -> Mapping[str, Receive]:
-        """Kind of frame -> what stores such a frame of a peer (transport threads); it may arrive before the own contribution.
+    def register(self, router: PeerRouter) -> None:
+        """Register what stores messages of peers (transport threads). A message may arrive before the own contribution.
 
-        They raise:
+        The handlers raise:
             WireError: the peer has no such part in this sum, or its arrays have other shapes or types.
             CodecError: a payload is malformed.
         """

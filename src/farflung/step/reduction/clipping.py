@@ -17,12 +17,11 @@ import numpy as np
 
 from farflung.engines.base import Array
 from farflung.errors import WireError
-from farflung.messages.fields import number, table, whole
+from farflung.messages.data import PreviousNorms
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
-from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.transports.base import Urgency
-from farflung.wire.frames import Frame
 
 __all__ = ["PreviousNorm"]
 
@@ -78,20 +77,19 @@ class PreviousNorm:
             return
         self._settle()  # of a step without any update
         self._reported, self._norms = (step, self._norms), {}
-        frame = Frame("norm", {"run": self._setup.run, "step": step, "norms": self._reported[1]})
+        message = PreviousNorms(run=self._setup.run, step=step, norms=self._reported[1])
         for peer in self._setup.update_group:
-            self._links.post(peer, OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
+            self._links.post(peer, OutgoingMessage(make=lambda: message, urgency=Urgency.CONTROL, step=step, waits=False))
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """Norms of another stage came from ``peer``.
+    def receive(self, peer: str, message: PreviousNorms) -> None:
+        """Store norms of another stage, which came from ``peer`` (transport thread).
 
         Raises:
-            WireError: it is of another pipeline, or these are no norms.
+            WireError: ``peer`` is of another pipeline, or the job does not clip by previous norms.
         """
         if peer not in self._setup.update_group or not self.wanted:
             raise WireError(f"{peer} does not report norms to this worker in this run")
-        norms = table(frame.header, "norms")
-        self._inbox.put(("norm", whole(frame.header, "step"), peer), {name: number(norms, name) for name in norms})
+        self._inbox.put(("norm", message.step, peer), message.norms)
 
     def _settle(self) -> None:
         if self._reported is None:

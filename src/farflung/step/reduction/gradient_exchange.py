@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from farflung.engines.base import Array, StageRunner
 from farflung.graph.ir import Use
+from farflung.messages.router import PeerRouter
 from farflung.step.inbox import Inbox
-from farflung.step.reduction.base import GradientPart, Receive, Reduction
+from farflung.step.reduction.base import GradientPart, Reduction
 from farflung.step.reduction.gradient_sums import GradientSums
 from farflung.step.reduction.orders import AddOrder, PartEnd, job_order, route_order
 from farflung.step.run_setup import RunSetup
@@ -38,10 +39,9 @@ class GradientExchange:
         for stage in self._order.stages:
             runners[stage].put_gradients(self._reduction.wait(stage, str(step)))
 
-    @property
-    def receivers(self) -> Mapping[str, Receive]:
-        """See ``Reduction.receivers``."""
-        return self._reduction.receivers
+    def register(self, router: PeerRouter) -> None:
+        """See ``Reduction.register``."""
+        self._reduction.register(router)
 
 
 def gradient_exchange(setup: RunSetup, inbox: Inbox, links: Outbox) -> GradientExchange:

@@ -7,27 +7,29 @@ order, each as soon as it is there. Transport threads only store parts in the in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from farflung.engines.base import Array
 from farflung.graph.ir import Use
 from farflung.messages.arrays import pack_arrays
-from farflung.messages.fields import whole
+from farflung.messages.data import PartialSum, Total
+from farflung.messages.router import PeerRouter
 from farflung.step.inbox import Inbox
-from farflung.step.reduction.base import GradientPart, Receive
+from farflung.step.reduction.base import GradientPart
 from farflung.step.reduction.orders import AddOrder, Role
 from farflung.step.reduction.pieces import GradientPiece, Sums, plus, unpack_sums
-from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.transports.base import Urgency
-from farflung.wire.frames import Frame
 
 __all__ = ["GradientSums"]
 
-#: kind, step, stage, piece, part (0 for totals)
-Key = tuple[str, int, int, int, int]
+SumMessage = type[PartialSum] | type[Total]
+#: message, step, stage, piece, part (0 for totals)
+Key = tuple[SumMessage, int, int, int, int]
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class GradientSums:
         slot = order.slot(stage, contribution.end)
         for number, (piece, role) in enumerate(zip(order.pieces[stage], self._roles[stage], strict=True)):
             if piece.runs:
-                self._send("part", role.collector, (step, stage, number, slot), piece.cut(arrays))
+                self._send(PartialSum, role.collector, (step, stage, number, slot), piece.cut(arrays))
         # Only pieces that wait for nobody: other additions would hold up the next forward or backward.
         self._advance([item for item in self._open if item.stage == stage and self._inbox.seen(item.needs) is not None])
 
@@ -76,22 +78,24 @@ class GradientSums:
         arrays = self._arrays.pop(stage)
         return {use: array for use, array in zip(self._order.stages[stage].uses, arrays, strict=True) if array is not None}
 
-    @property
-    def receivers(self) -> Mapping[str, Receive]:
+    def register(self, router: PeerRouter) -> None:
         """Parts to add, and totals."""
-        return {"part": self.receive_part, "total": self.receive_total}
+        router.register(PartialSum, self.receive_part)
+        router.register(Total, self.receive_total)
 
-    def receive_part(self, peer: str, frame: Frame) -> None:
-        """Store a part that is added here (transport thread); errors as in ``Reduction.receivers``."""
-        self._receive(frame, *self._order.part_of(peer, frame))
+    def receive_part(self, peer: str, part: PartialSum) -> None:
+        """Store a part that is added here (transport thread); errors as in ``Reduction.register``."""
+        self._order.check_part(peer, part)
+        self._receive(part, part.part)
 
-    def receive_total(self, peer: str, frame: Frame) -> None:
-        """Store a total (transport thread); errors as in ``Reduction.receivers``."""
-        self._receive(frame, self._order.total_of(peer, frame), 0)
+    def receive_total(self, peer: str, total: Total) -> None:
+        """Store a total (transport thread); errors as in ``Reduction.register``."""
+        self._order.check_total(peer, total)
+        self._receive(total, 0)
 
-    def _receive(self, frame: Frame, number: int, slot: int) -> None:
-        step, stage = whole(frame.header, "step"), whole(frame.header, "stage")
-        self._inbox.put((frame.kind, step, stage, number, slot), unpack_sums(self._order.pieces[stage][number], frame))
+    def _receive(self, message: PartialSum | Total, slot: int) -> None:
+        sums = unpack_sums(self._order.pieces[message.stage][message.bucket], message)
+        self._inbox.put((type(message), message.step, message.stage, message.bucket, slot), sums)
 
     def _open_stage(self, step: int, stage: int, arrays: list[Array | None]) -> None:
         if stage in self._arrays:
@@ -99,8 +103,8 @@ class GradientSums:
         self._arrays[stage] = arrays if self._order.in_place else [None] * len(arrays)
         for number, (piece, role) in enumerate(zip(self._order.pieces[stage], self._roles[stage], strict=True)):
             if piece.runs:
-                keys: list[Key] = [("part", step, stage, number, slot) for slot in role.adds]
-                needs = deque(keys or [("total", step, stage, number, 0)])
+                keys: list[Key] = [(PartialSum, step, stage, number, slot) for slot in role.adds]
+                needs = deque(keys or [(Total, step, stage, number, 0)])
                 self._open.append(_OpenPiece(step, stage, number, piece, role, needs))
 
     def _advance(self, items: Sequence[_OpenPiece]) -> None:
@@ -113,7 +117,7 @@ class GradientSums:
         """The next part of ``item``, or its total, is here."""
         key = item.needs.popleft()
         came: Sums = self._inbox.take(key)
-        if key[0] == "total":
+        if key[0] is Total:
             self._end(item, came)
             return
         # Bit-exactness: parts are added one after the other in the order of ``role.adds``, never pairwise.
@@ -123,24 +127,25 @@ class GradientSums:
         if item.role.up is None:
             self._end(item, item.sums)
             return
-        self._send("part", item.role.up, (item.step, item.stage, item.number, 0), item.sums)
-        item.needs.append(("total", item.step, item.stage, item.number, 0))
+        slot = self._order.slot(item.stage, 0)
+        self._send(PartialSum, item.role.up, (item.step, item.stage, item.number, slot), item.sums)
+        item.needs.append((Total, item.step, item.stage, item.number, 0))
 
     def _end(self, item: _OpenPiece, total: Sums) -> None:
         for device in item.role.down:
-            self._send("total", device, (item.step, item.stage, item.number, 0), total)
+            self._send(Total, device, (item.step, item.stage, item.number, 0), total)
         item.piece.write(total, self._arrays[item.stage], self._order.stages[item.stage].specs)
         self._open.remove(item)
 
-    def _send(self, kind: str, device: str, place: tuple[int, int, int, int], sums: Sums) -> None:
+    def _send(self, kind: SumMessage, device: str, place: tuple[int, int, int, int], sums: Sums) -> None:
         step, stage, number, slot = place
         if device == self._order.device:
             self._inbox.put((kind, *place), sums)
             return
-        head = {"run": self._run, "step": step, "stage": stage} | dict(self._order.header(number, slot))
+        head = partial(kind, run=self._run, step=step, stage=stage, bucket=number, part=slot)
         dense = sum(array.nbytes for array in sums if array is not None)
-        parcel = OutgoingFrame(
-            make=lambda: pack_arrays(kind, head, sums, None),
+        parcel = OutgoingMessage(
+            make=lambda: pack_arrays(head, sums, None),
             urgency=Urgency.BULK,
             step=step,
             pair=(stage, stage),

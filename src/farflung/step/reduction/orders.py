@@ -17,16 +17,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Protocol
 
 from farflung.errors import WireError
 from farflung.graph.ir import TensorSpec, Use
-from farflung.messages.fields import whole
+from farflung.messages.data import PartialSum, Total
 from farflung.plan.buckets import buckets_of, parts_of, trained_uses
 from farflung.step.reduction.pieces import GradientPiece
 from farflung.step.run_setup import RunSetup
 from farflung.sync.reductions import Way, runs_of
-from farflung.wire.frames import Frame
 
 __all__ = ["AddOrder", "JobOrder", "PartEnd", "Role", "RouteOrder", "StageUses", "job_order", "route_order", "uses_of"]
 
@@ -97,21 +96,18 @@ class AddOrder(Protocol):
     def role(self, stage: int, number: int) -> Role:
         """The own part in piece ``number`` of ``stage``."""
 
-    def header(self, number: int, slot: int) -> dict[str, Any]:
-        """Header fields of the part ``slot`` of piece ``number``, beside run, step and stage."""
-
-    def part_of(self, peer: str, frame: Frame) -> tuple[int, int]:
-        """The piece and the slot of a part that ``peer`` sent.
+    def check_part(self, peer: str, part: PartialSum) -> None:
+        """Check that ``peer`` sends ``part`` here.
 
         Raises:
-            WireError: ``peer`` does not send that here.
+            WireError: it does not.
         """
 
-    def total_of(self, peer: str, frame: Frame) -> int:
-        """The piece of a total that ``peer`` sent.
+    def check_total(self, peer: str, total: Total) -> None:
+        """Check that ``peer`` sends ``total`` here.
 
         Raises:
-            WireError: ``peer`` does not send that here.
+            WireError: it does not.
         """
 
 
@@ -135,9 +131,10 @@ class JobOrder:
     def ends(self, stage: int, micro_batch: int) -> PartEnd:
         """A part ends with each virtual replica; those of the first replica are added here."""
         end = micro_batch + 1
-        if end not in self.virtual_ends:
+        if end not in self.virtual_ends:  # the engine adds micro-batches inside a virtual replica
             return PartEnd.NONE
         plain = len(self.virtual_ends) == self.micro_batches  # adding one micro-batch after the other is the order already
+        # The first replica's virtual replicas come first in the order, so it may add them before it sends anything.
         if self.devices[stage][0] == self.device and end != self.last_ends[stage]:
             return PartEnd.NONE if plain else PartEnd.OWN
         if stage not in self.stages:
@@ -160,31 +157,21 @@ class JobOrder:
             down=tuple(device for device in self.devices[stage] if device != self.device) if serves else (),
         )
 
-    def header(self, number: int, slot: int) -> dict[str, Any]:
-        """Bucket and part."""
-        return {"bucket": number, "part": slot}
-
-    def part_of(self, peer: str, frame: Frame) -> tuple[int, int]:
+    def check_part(self, peer: str, part: PartialSum) -> None:
         """Parts come to the bucket's server."""
-        stage, number, part = self._place(frame)
-        if self.servers[stage][number] != self.device or (peer, part) not in self.parts[stage]:
-            raise WireError(f"{peer} has no part {part} of bucket {number} of stage {stage} to send here")
-        return number, part
+        if self._server(part) != self.device or (peer, part.part) not in self.parts[part.stage]:
+            raise WireError(f"{peer} has no part {part.part} of bucket {part.bucket} of stage {part.stage} to send here")
 
-    def total_of(self, peer: str, frame: Frame) -> int:
+    def check_total(self, peer: str, total: Total) -> None:
         """Totals come from the bucket's server."""
-        stage, number, part = self._place(frame)
-        if self.servers[stage][number] != peer:
-            raise WireError(f"{peer} has no total {part} of bucket {number} of stage {stage} to send here")
-        return number
+        if self._server(total) != peer:
+            raise WireError(f"{peer} has no total of bucket {total.bucket} of stage {total.stage} to send here")
 
-    def _place(self, frame: Frame) -> tuple[int, int, int]:
-        stage, number = whole(frame.header, "stage"), whole(frame.header, "bucket")
-        part = whole(frame.header, "part", high=self.micro_batches)
-        count = len(self.servers.get(stage, ()))
-        if number >= count:
-            raise WireError(f"stage {stage} has {count} buckets to exchange here, not number {number}")
-        return stage, number, part
+    def _server(self, message: PartialSum | Total) -> str:
+        servers = self.servers.get(message.stage, ())
+        if message.bucket >= len(servers):
+            raise WireError(f"stage {message.stage} has {len(servers)} buckets to exchange here, not number {message.bucket}")
+        return servers[message.bucket]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,36 +201,31 @@ class RouteOrder:
         rank = devices.index(self.device)
         return Role(
             collector=self.device,
-            adds=(rank, *way.adds(rank)),
+            adds=(rank, *way.adds(rank)),  # the own sum first, then the children by rank: the same bits for every arrival
             up=None if way.up[rank] < 0 else devices[way.up[rank]],
             total_from=self.device if way.down[rank] < 0 else devices[way.down[rank]],
             down=tuple(devices[child] for child in way.passes_to(rank)),
         )
 
-    def header(self, number: int, slot: int) -> dict[str, Any]:
-        """The piece; the sender's rank is the part."""
-        return {"piece": number}
+    def check_part(self, peer: str, part: PartialSum) -> None:
+        """Partial sums come up the piece's route. The sender's rank is the part."""
+        way, own, other = self._place(peer, part)
+        if way.up[other] != own or part.part != other:
+            raise WireError(f"{peer} has no part {part.part} of piece {part.bucket} of stage {part.stage} to send here")
 
-    def part_of(self, peer: str, frame: Frame) -> tuple[int, int]:
-        """Partial sums come up the piece's route."""
-        stage, number, own, other = self._place(peer, frame)
-        if self.ways[stage][number].up[other] != own:
-            raise WireError(f"{peer} has no part of piece {number} of stage {stage} to send here")
-        return number, other
-
-    def total_of(self, peer: str, frame: Frame) -> int:
+    def check_total(self, peer: str, total: Total) -> None:
         """Totals come down the piece's route."""
-        stage, number, own, other = self._place(peer, frame)
-        if self.ways[stage][number].down[own] != other:
-            raise WireError(f"{peer} has no total of piece {number} of stage {stage} to send here")
-        return number
+        way, own, other = self._place(peer, total)
+        if way.down[own] != other:
+            raise WireError(f"{peer} has no total of piece {total.bucket} of stage {total.stage} to send here")
 
-    def _place(self, peer: str, frame: Frame) -> tuple[int, int, int, int]:
-        stage, number = whole(frame.header, "stage"), whole(frame.header, "piece")
-        count, devices = len(self.ways.get(stage, ())), self.devices.get(stage, ())
-        if number >= count or peer not in devices:
-            raise WireError(f"stage {stage} has {count} pieces to sum here, number {number} of {peer} is none of them")
-        return stage, number, devices.index(self.device), devices.index(peer)
+    def _place(self, peer: str, message: PartialSum | Total) -> tuple[Way, int, int]:
+        """The piece's route, this worker's rank, and the rank of ``peer``."""
+        ways, devices = self.ways.get(message.stage, ()), self.devices.get(message.stage, ())
+        if message.bucket >= len(ways) or peer not in devices:
+            which = f"number {message.bucket} of {peer} is none of them"
+            raise WireError(f"stage {message.stage} has {len(ways)} pieces to sum here, {which}")
+        return ways[message.bucket], devices.index(self.device), devices.index(peer)
 
 
 def job_order(setup: RunSetup) -> JobOrder:
@@ -266,6 +248,7 @@ def job_order(setup: RunSetup) -> JobOrder:
     for stage in stages:
         replicas = setup.plan.replicas_of(stage)
         ends = parts_of(replicas, setup.job.virtual_ends)
+        # Replicas hold consecutive virtual replicas, so this is the job's order of addition.
         parts[stage] = tuple((replica.device, end) for replica, own in zip(replicas, ends, strict=True) for end in own)
     return JobOrder(
         device=setup.device,

@@ -10,11 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.messages.data import MeanPieces, PieceItem
+from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.transports.base import Urgency
-from farflung.wire.frames import Frame
 
 __all__ = ["PieceSender", "SentPiece", "Window"]
 
@@ -41,9 +40,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentPiece:
-    """A piece on its way: header, memory, bytes."""
+    """A piece on its way: description, memory, bytes."""
 
-    header: dict[str, Any]
+    item: PieceItem
     sections: tuple[memoryview, ...]
     nbytes: int
 
@@ -67,8 +66,8 @@ class PieceSender:
         """Send ``piece`` with the next frame for ``device``; never blocks."""
         with self._lock:
             self._waiting.setdefault((device, stage), deque()).append(piece)
-        parcel = OutgoingFrame(
-            make=lambda: self._frame(device, stage),
+        parcel = OutgoingMessage(
+            make=lambda: self._message(device, stage),
             urgency=Urgency.BULK,
             step=self._step,
             pair=(stage, stage),
@@ -77,8 +76,8 @@ class PieceSender:
         )
         self._links.post(device, parcel)
 
-    def _frame(self, device: str, stage: int) -> Frame | None:
-        """What has gathered for ``device`` while earlier frames were under way (sender thread); ``None``: they took it all."""
+    def _message(self, device: str, stage: int) -> MeanPieces | None:
+        """What has gathered for ``device`` while earlier messages were under way (sender thread); ``None``: they took it all."""
         most = self._links.together(device)
         with self._lock:
             waiting, sent = self._waiting[device, stage], list[SentPiece]()
@@ -86,6 +85,6 @@ class PieceSender:
                 sent.append(waiting.popleft())
         return None if not sent else self._packed(stage, sent)
 
-    def _packed(self, stage: int, sent: Sequence[SentPiece]) -> Frame:
-        head = {"run": self._run, "stage": stage, "pieces": [piece.header for piece in sent]}
-        return Frame("pieces", head, tuple(section for piece in sent for section in piece.sections))
+    def _packed(self, stage: int, sent: Sequence[SentPiece]) -> MeanPieces:
+        sections = tuple(section for piece in sent for section in piece.sections)
+        return MeanPieces(run=self._run, stage=stage, pieces=tuple(piece.item for piece in sent), sections=sections)

@@ -14,11 +14,10 @@ from itertools import accumulate
 import numpy as np
 
 from farflung.engines.base import Array
-from farflung.errors import WireError
 from farflung.graph.ir import TensorSpec
-from farflung.messages.arrays import decode_array, packed_arrays
+from farflung.messages.arrays import all_arrays, decode_exact
+from farflung.messages.data import ArraysMessage
 from farflung.sync.reductions import Run, runs_of
-from farflung.wire.frames import Frame
 
 __all__ = ["GradientPiece", "Piece", "Sums", "first_servers", "pieces_of", "plus", "unpack_sums"]
 
@@ -89,26 +88,14 @@ def plus(before: Array | None, array: Array | None) -> Array | None:
     return np.add(before, array, out=before if before.flags.writeable else None)
 
 
-def unpack_sums(piece: GradientPiece, frame: Frame) -> Sums:
-    """Return the sums in ``frame``; shapes and types are checked against ``piece.specs`` before memory is taken.
+def unpack_sums(piece: GradientPiece, message: ArraysMessage) -> Sums:
+    """Return the sums in ``message``; shapes and types are checked against ``piece.specs`` before memory is taken.
 
     Raises:
         WireError: they are others.
         CodecError: a payload is malformed.
     """
-    arrays = packed_arrays(frame, len(piece.specs))
-    if len(arrays) != len(piece.specs):
-        raise WireError(f"a bucket of {len(piece.specs)} gradients came with {len(arrays)}")
-    sums: Sums = []
-    for packed, spec, state in zip(arrays, piece.specs, piece.states, strict=True):
-        if packed is None:
-            sums.append(None)
-            continue
-        meta = packed.array
-        if meta.shape != spec.shape or meta.dtype != spec.dtype:
-            raise WireError(f"the gradient of {state!r} is {spec.dtype}{list(spec.shape)}, {meta.dtype}{list(meta.shape)} came")
-        sums.append(decode_array(packed, max(spec.nbytes, 1)))
-    return sums
+    return decode_exact(all_arrays(message, len(piece.specs)), piece.specs, piece.states)
 
 
 def pieces_of(arrays: Sequence[Array], members: int, first: int = 0) -> tuple[Piece, ...]:

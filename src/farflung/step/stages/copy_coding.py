@@ -6,68 +6,75 @@ copy waits for. Who gets them puts each piece in its place as it comes, so that 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
+from farflung.clock import precise_time
 from farflung.codecs.planes import MAX_PIECE, expand, shrink
 from farflung.engines.base import Array
 from farflung.errors import CodecError, WireError
-from farflung.messages.fields import text, whole
+from farflung.messages.array_headers import ArrayHeader
+from farflung.messages.data import CopyPiece
+from farflung.messages.schema import UNSET
 from farflung.wire.arrays import DTYPES, ArrayMeta, pack, unpack
-from farflung.wire.frames import Frame
 
-__all__ = ["Coder", "Incoming", "Version"]
+__all__ = ["Coder", "Incoming", "MakePiece", "Version"]
 
 #: Bytes of a piece: while one is decoded, nothing else is taken from its link.
 _PIECE = 1 << 20
 #: Bytes per second that the coder is taken to pass before it has been timed, and how much a piece's time weighs among the last.
 _RATE, _WEIGHT = 2e8, 0.2
-#: Below so many bytes a time says nothing.
+#: A piece of fewer bytes is not timed: the time would be mostly overhead.
 _TIMED = 1 << 16
 assert _PIECE <= MAX_PIECE
 
 
 #: The step and the arrays that both ends hold.
 Version = tuple[int, Mapping[str, Array]]
+#: Makes a piece for a link of so many bytes per second (0: not known).
+MakePiece = Callable[[float], CopyPiece]
 
 
 class Coder:
     """Codes what one worker sends. ``raw`` and ``sent``: bytes before and after (several threads at once may miss a piece)."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = precise_time) -> None:
         self._clock = clock
         self.rate, self.raw, self.sent = _RATE, 0, 0
 
-    def pieces(self, arrays: Mapping[str, Array], base: Version | None) -> Iterator[Callable[[float], Frame]]:
-        """What makes a frame for each piece, told the bytes per second of the link (0: not known)."""
+    def pieces(self, run: str, arrays: Mapping[str, Array], base: Version | None) -> Iterator[MakePiece]:
+        """Return what makes each piece of a copy for the attempt ``run``."""
         for name, array in arrays.items():
             meta, buffer = pack(np.ascontiguousarray(array).reshape(array.shape))
             older = _older(name, meta, base)
             for start in range(0, max(1, buffer.nbytes), _PIECE):
                 stop = start + _PIECE
-                header = {"name": name, "array": meta.to_header(), "last": stop >= buffer.nbytes}
+                head = partial(CopyPiece, run=run, name=name, array=ArrayHeader.of(meta), last=stop >= buffer.nbytes)
                 known = None if older is None else older[start:stop]
                 step = None if base is None or older is None else base[0]
-                yield self._maker(header, buffer[start:stop], known, step)
+                yield self._maker(head, (meta, buffer[start:stop], known), step)
 
     def _maker(
-        self, header: Mapping[str, object], piece: memoryview, known: memoryview | None, step: int | None
-    ) -> Callable[[float], Frame]:
-        def make(link: float) -> Frame:
-            coded = None if link > self.rate else self._coded(header, piece, known)
+        self, head: Callable[..., CopyPiece], content: tuple[ArrayMeta, memoryview, memoryview | None], step: int | None
+    ) -> MakePiece:
+        """``content``: the tensor, the bytes of the piece, and the same bytes in the base."""
+        meta, piece, known = content
+
+        def make(link: float) -> CopyPiece:
+            coded = None if link > self.rate else self._coded(meta, piece, known)
             self.raw += piece.nbytes
             self.sent += piece.nbytes if coded is None else len(coded)
             if coded is None:
-                return Frame("copy", dict(header), (piece,))
-            return Frame("copy", {**header, "coded": piece.nbytes, "base": step}, (coded,))
+                return head(sections=(piece,))
+            return head(coded=piece.nbytes, base=step, sections=(coded,))
 
         return make
 
-    def _coded(self, header: Mapping[str, object], piece: memoryview, known: memoryview | None) -> bytes | None:
+    def _coded(self, meta: ArrayMeta, piece: memoryview, known: memoryview | None) -> bytes | None:
         begin = self._clock()
-        coded = shrink(piece, DTYPES[ArrayMeta.from_header(header["array"]).dtype].itemsize, known)
+        coded = shrink(piece, DTYPES[meta.dtype].itemsize, known)
         seconds = self._clock() - begin
         if piece.nbytes >= _TIMED and seconds > 0.0:
             self.rate += _WEIGHT * (piece.nbytes / seconds - self.rate)
@@ -88,41 +95,38 @@ class Incoming:
         self.lacks = False
         self.nbytes = 0
 
-    def add(self, frame: Frame) -> None:
-        """The next piece.
+    def add(self, piece: CopyPiece) -> None:
+        """Put the next piece in its place.
 
         Raises:
             WireError: it does not fit to those before, is damaged, or all together are larger than the limit.
         """
-        header = frame.header
-        if len(frame.sections) != 1:
-            raise WireError(f"a piece of a copy has one section, not {len(frame.sections)}")
-        section = memoryview(frame.sections[0]).cast("B")
+        section = memoryview(piece.sections[0]).cast("B")
         self.nbytes += section.nbytes
         if self.lacks:
             return
-        name, meta = text(header, "name"), ArrayMeta.from_header(header.get("array"))
+        name, meta = piece.name, piece.array.meta
         if self._open is None:
             self._begin(name, meta)
         assert self._open is not None
         if self._open[:2] != (name, meta):
             raise WireError(f"copied tensor {name!r} begins before the one before it has ended")
-        size = whole(header, "coded") if "coded" in header else section.nbytes
+        size = section.nbytes if piece.coded is UNSET else piece.coded
         if self._filled + size > meta.packed_nbytes:
             raise WireError(f"copied tensor {name!r} is larger than it says")
         known = None
-        if header.get("base") is not None:
-            known = self._known(name, meta, whole(header, "base"), size)
+        if isinstance(piece.base, int):
+            known = self._known(name, meta, piece.base, size)
             if known is None:
                 self.lacks, self._open, self._arrays = True, None, {}
                 return
         try:
-            piece = expand(section, size, known) if "coded" in header else section
+            plain = section if piece.coded is UNSET else expand(section, size, known)
         except CodecError as error:
             raise WireError(f"copied tensor {name!r}: {error}") from None
-        self._open[2][self._filled : self._filled + size] = piece
+        self._open[2][self._filled : self._filled + size] = plain
         self._filled += size
-        if header.get("last") is True:
+        if piece.last:
             self._end(name, meta)
 
     def arrays(self) -> dict[str, Array]:

@@ -29,7 +29,7 @@ class LocalStages:
         self.delayed = DelayedUpdate(setup)
         #: Applied steps that the states consist of: now, and in the newest checkpoint (before there is one: at the start).
         self.committed = setup.committed
-        self._saved_committed = setup.committed if setup.kept_committed is None else setup.kept_committed
+        self._saved_committed = setup.committed if setup.checkpoint_committed is None else setup.checkpoint_committed
         #: Whether the states are those of a step's boundary: not while an update writes them.
         self.consistent = False
         #: stage -> samples in the micro-batch -> runner (the runners of a stage share their states)

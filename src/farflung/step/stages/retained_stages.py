@@ -7,37 +7,37 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from farflung.engines.base import Array
-from farflung.protocol.holdings import Decision, Holding, ahead
+from farflung.protocol.retained_states import Decision, RetainedState, ahead
 from farflung.step.stages.local_stages import LocalStages
 
 __all__ = ["RetainedStages"]
 
 
 class RetainedStages:
-    """States after ``holding.step`` steps. If ``holding.ready``, the gradients of the next step are retained too.
+    """States after ``retained_state.step`` steps. If ``retained_state.ready``, the gradients of the next step are retained too.
 
     ``before``: states that the next step's forwards have changed, as they were before.
     """
 
-    def __init__(self, stages: LocalStages, holding: Holding, before: Mapping[int, Mapping[str, Array]]) -> None:
-        self._stages, self._holding, self._before = stages, holding, before
-        if not holding.ready:
+    def __init__(self, stages: LocalStages, retained_state: RetainedState, before: Mapping[int, Mapping[str, Array]]) -> None:
+        self._stages, self._state, self._before = stages, retained_state, before
+        if not retained_state.ready:
             stages.discard()
 
     @property
-    def holding(self) -> Holding:
+    def retained_state(self) -> RetainedState:
         """Which states these are."""
-        return self._holding
+        return self._state
 
     def advance(self, decision: Decision) -> None:
         """Apply the step that was prepared, or leave it out."""
         if decision.applied:
             scale = None if decision.scale is None else np.asarray(decision.scale, np.float32)
-            self._stages.update(self._holding.step, scale)
+            self._stages.update(self._state.step, scale)
         else:
             self._stages.restore(self._before)
         self._before = {}
-        self._holding = ahead(self._holding, decision)
+        self._state = ahead(self._state, decision)
 
     def release(self) -> None:
         """Release the engine that holds the states."""

@@ -9,22 +9,23 @@ everything else on the links, coded against the copy before, which the guard has
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 from farflung.engines.base import Array
 from farflung.errors import FarflungError, WireError
-from farflung.messages.fields import whole
-from farflung.protocol.holdings import Decision, Holding
+from farflung.messages.data import CopyEnd, CopyLacksBase, CopyPiece, CopyWhole
+from farflung.messages.router import PeerRouter
+from farflung.messages.schema import Message
+from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.step.context import StepContext
-from farflung.step.stages.copy_coding import Coder, Incoming, Version
+from farflung.step.stages.copy_coding import Coder, Incoming, MakePiece, Version
 from farflung.step.stages.local_stages import LocalStages
-from farflung.step.transfer.outbox import OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Urgency
 from farflung.units import Bytes, counted
-from farflung.wire.frames import Frame
 
 __all__ = ["StateCopies", "StateCopy"]
 
@@ -35,8 +36,8 @@ _SLOTS, _MORE = 5, 1 << 20
 class StateCopy:
     """A copy of states after some step."""
 
-    def __init__(self, holding: Holding, arrays: Mapping[str, Array]) -> None:
-        self.holding, self._arrays = holding, arrays
+    def __init__(self, retained_state: RetainedState, arrays: Mapping[str, Array]) -> None:
+        self.retained_state, self._arrays = retained_state, arrays
 
     def advance(self, decision: Decision) -> None:
         """A copy is never prepared for another step."""
@@ -108,17 +109,18 @@ class StateCopies:
     def take(self, step: int) -> None:
         """Begin a copy interval after ``step`` (compute thread): copy the own states, and send them behind everything else."""
         stages = self._stages
-        holding = Holding(step=step + 1, committed=stages.committed, states=stages.names, copied=True)
-        copy = StateCopy(holding, stages.packed())
+        retained_state = RetainedState(step=step + 1, committed=stages.committed, states=stages.names, copied=True)
+        copy = StateCopy(retained_state, stages.packed())
         with self._lock:  # all copies of the interval before are complete, or this one would not begin
             before = self._own[-1] if self._own else None
             self._own = [*self._own[-1:], copy]
-            oldest = self._own[0].holding.step
-            self._guarded = {o: [one for one in held if one.holding.step >= oldest] for o, held in self._guarded.items()}
+            oldest = self._own[0].retained_state.step
+            self._guarded = {o: [one for one in held if one.retained_state.step >= oldest] for o, held in self._guarded.items()}
         guards = self._rounds.guards.get(self._context.setup.device, ())
         if guards:
             self._count += 1
-            self._begin(guards, copy, None if before is None else (before.holding.step, before.read(before.holding.states)))
+            base = None if before is None else before.retained_state
+            self._begin(guards, copy, None if base is None or before is None else (base.step, before.read(base.states)))
 
     def _begin(self, guards: Sequence[str], copy: StateCopy, base: Version | None) -> None:
         self._threads.spawn(f"copies-{self._context.setup.device}", self._send, guards, copy, base)
@@ -127,49 +129,49 @@ class StateCopies:
         """Wait for the threads that send copies; the outbox must be closed."""
         self._threads.join()
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """Store a piece of a copy, or the message that one is complete (transport thread).
+    def register(self, router: PeerRouter) -> None:
+        """Register what takes copies, and messages about them (transport threads).
 
-        Raises:
-            WireError: it is not expected here.
+        The handlers raise:
+            WireError: the message is not expected here.
         """
-        header, setup = frame.header, self._context.setup
-        if frame.kind == "copied":
-            if header.get("lacks") is True:
-                self._send_whole(peer)
-            else:
-                self._whole(str(header.get("owner")), peer, whole(header, "step"), whole(header, "nbytes"))
-            return
-        if setup.device not in self._rounds.guards.get(peer, ()):
-            raise WireError(f"{peer} keeps no copies here")
-        incoming = self._coming.get(peer)
+        router.register(CopyPiece, lambda peer, piece: self._incoming(peer).add(piece))
+        router.register(CopyEnd, self._end)
+        router.register(CopyWhole, lambda guard, whole: self._whole(whole.owner, guard, whole.step, whole.nbytes))
+        router.register(CopyLacksBase, lambda guard, _: self._send_whole(guard))
+
+    def _incoming(self, owner: str) -> Incoming:
+        """The copy that ``owner`` sends. Frames of one urgency are handled in order, by one thread for each peer."""
+        if self._context.setup.device not in self._rounds.guards.get(owner, ()):
+            raise WireError(f"{owner} keeps no copies here")
+        incoming = self._coming.get(owner)
         if incoming is None:
-            incoming = self._coming[peer] = Incoming(self._limit(peer), lambda step: self._version(peer, step))
-        if header.get("end") is not True:
-            incoming.add(frame)
-            return
-        step, committed = whole(header, "step"), whole(header, "committed")
+            incoming = self._coming[owner] = Incoming(self._limit(owner), lambda step: self._version(owner, step))
+        return incoming
+
+    def _end(self, peer: str, end: CopyEnd) -> None:
+        """The copy of ``peer`` is complete: store it, and report that to the leader."""
+        setup, incoming, step = self._context.setup, self._incoming(peer), end.step
         del self._coming[peer]
         if incoming.lacks:
-            self._tell(peer, {"lacks": True})
+            self._post(peer, CopyLacksBase(run=setup.run))
             return
         states = frozenset(name for stage in setup.plan.stages_of(peer) for name in setup.subgraphs[stage.index].states)
-        copy = StateCopy(Holding(step=step, committed=committed, states=states, copied=True), incoming.arrays())
+        copy = StateCopy(RetainedState(step=step, committed=end.committed, states=states, copied=True), incoming.arrays())
         with self._lock:
             self._guarded[peer] = [*self._guarded.get(peer, [])[-1:], copy]
         if setup.device == setup.leader:
             self._whole(peer, setup.device, step - 1, incoming.nbytes)
         else:
-            self._tell(setup.leader, {"owner": peer, "step": step - 1, "nbytes": incoming.nbytes})
+            self._post(setup.leader, CopyWhole(run=setup.run, owner=peer, step=step - 1, nbytes=incoming.nbytes))
 
     def retained(self) -> list[StateCopy]:
         """Return all copies on this worker, the oldest first."""
         with self._lock:
             return [*self._own, *(copy for held in self._guarded.values() for copy in held)]
 
-    def _tell(self, peer: str, fields: Mapping[str, Any]) -> None:
-        word = Frame("copied", {"run": self._context.setup.run, **fields})
-        self._context.outbox.post(peer, OutgoingFrame(make=lambda: word, urgency=Urgency.CONTROL))
+    def _post(self, peer: str, message: Message) -> None:
+        self._context.outbox.post(peer, OutgoingMessage(make=lambda: message, urgency=Urgency.CONTROL))
 
     def _whole(self, owner: str, guard: str, step: int, nbytes: int) -> None:
         with self._lock:
@@ -190,8 +192,8 @@ class StateCopies:
     def _version(self, owner: str, step: int) -> Mapping[str, Array] | None:
         """Return the stored states of ``owner`` after ``step`` steps."""
         with self._lock:
-            found = [copy for copy in self._guarded.get(owner, ()) if copy.holding.step == step]
-        return found[0].read(found[0].holding.states) if found else None
+            found = [copy for copy in self._guarded.get(owner, ()) if copy.retained_state.step == step]
+        return found[0].read(found[0].retained_state.states) if found else None
 
     def _limit(self, owner: str) -> int:
         setup = self._context.setup
@@ -199,22 +201,19 @@ class StateCopies:
         return _MORE + _SLOTS * sum(setup.graph.state[name].spec.nbytes for name in names)
 
     def _send(self, guards: Sequence[str], copy: StateCopy, base: Version | None) -> None:
-        outbox, run, holding = self._context.outbox, self._context.setup.run, copy.holding
-        arrays = copy.read(holding.states)
+        outbox, run, retained_state = self._context.outbox, self._context.setup.run, copy.retained_state
+        arrays = copy.read(retained_state.states)
+        end = CopyEnd(run=run, step=retained_state.step, committed=retained_state.committed)
         try:
             for guard in guards:
-                for make in self._coder.pieces(arrays, base):
-                    outbox.post(guard, OutgoingFrame(make=self._piece(guard, make), urgency=Urgency.SPARE))
-                end = Frame("copy", {"run": run, "end": True, "step": holding.step, "committed": holding.committed})
-                outbox.post(guard, OutgoingFrame(make=lambda end=end: end, urgency=Urgency.SPARE))  # type: ignore[misc]
+                for make in self._coder.pieces(run, arrays, base):
+                    # Made on the thread that sends it, which knows the link's rate then.
+                    made = partial(_made, make, outbox, guard)
+                    outbox.post(guard, OutgoingMessage(make=made, urgency=Urgency.SPARE))
+                outbox.post(guard, OutgoingMessage(make=lambda: end, urgency=Urgency.SPARE))
         except (FarflungError, KeyError):
             return  # the run is over; whoever ended it has reported that
 
-    def _piece(self, guard: str, make: Callable[[float], Frame]) -> Callable[[], Frame]:
-        """Return what makes a piece for ``guard``, on the thread that sends it."""
 
-        def made() -> Frame:
-            piece = make(self._context.outbox.rate(guard))
-            return Frame("copy", {**piece.header, "run": self._context.setup.run}, piece.sections)
-
-        return made
+def _made(make: MakePiece, outbox: Outbox, guard: str) -> CopyPiece:
+    return make(outbox.rate(guard))

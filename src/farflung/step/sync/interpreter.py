@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from farflung.engines.base import Array, StageRunner
+from farflung.messages.data import LayerExchange, LocalStepTime, PreviousNorms
+from farflung.messages.router import PeerRouter
 from farflung.plan.model import SyncPlan
 from farflung.plan.synchronization import held_elsewhere, strategy_of, world_of
 from farflung.step.inbox import Inbox
 from farflung.step.reduction.averaging import Averager
-from farflung.step.reduction.base import Receive
 from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.reduction.piece_sender import PieceSender
 from farflung.step.reduction.pieces import first_servers
@@ -41,7 +42,7 @@ __all__ = ["Synchronizer", "synchronized"]
 
 
 class Synchronizer:
-    """The strategy of a plan on one worker. ``receivers`` are called on transport threads, all else by the compute thread."""
+    """The strategy of a plan on one worker. The compute thread calls all methods."""
 
     def __init__(
         self,
@@ -56,14 +57,14 @@ class Synchronizer:
         self._setup, self._notify = setup, notify
         self.strategy = strategy_of(setup.plan)
         traits = self.strategy.traits
-        norm = PreviousNorm(setup, inbox, outbox)
+        norm = self._norm = PreviousNorm(setup, inbox, outbox)
         self._local_steps = LocalStepCounts(setup, traits, inbox, outbox)
-        self._values, self._sender = ValueExchange(setup, inbox, outbox, gauge), PieceSender(setup.run, outbox)
-        averager = Averager(
+        self._values = ValueExchange(setup, inbox, outbox, gauge)
+        averager = self._averager = Averager(
             {index: setup.plan.stages[index].devices for index in setup.own_stages},
             _parameter_bytes(setup, setup.plan.sync),
             inbox,
-            self._sender,
+            PieceSender(setup.run, outbox),
         )
         devices = [stage.devices for stage in setup.plan.stages]
         self._commands = CommandRunner(traits, (self._values, MeanExchange(setup, averager)), norm, devices, (trace, notify))
@@ -73,13 +74,13 @@ class Synchronizer:
         self._replicas: dict[int, StageReplica] = {}
         #: The step from which the strategy counts.
         self._origin = setup.first_step
-        #: Kind of frame -> what takes it on a transport thread; errors are those of these methods.
-        self.receivers: Mapping[str, Receive] = {
-            "sync": self._values.receive,
-            "pace": self._local_steps.receive,
-            "norm": norm.receive,
-            **averager.receivers,
-        }
+
+    def register(self, router: PeerRouter) -> None:
+        """Register what takes messages of other replicas (transport threads)."""
+        router.register(LayerExchange, self._values.receive)
+        router.register(LocalStepTime, self._local_steps.receive)
+        router.register(PreviousNorms, self._norm.receive)
+        self._averager.register(router)
 
     # -- a run --------------------------------------------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ class Synchronizer:
         place = step - self._origin
         self._commands.begin_step(step, rates)
         self._values.begin_step(step)
-        self._sender.begin_step(step)
+        self._averager.begin_step(step)
         changed = self._local_steps.begin_step(place)
         if changed is not None and self._setup.device == self._setup.leader:
             self._notify(f"step {step}: {changed}")
@@ -242,7 +243,7 @@ class Synchronizer:
             self._follower.end_step(replica, facts.step, place)
         self._local_steps.end_step(place, facts.step)
         self._commands.end_step()
-        self._sender.begin_step(facts.step + 1)
+        self._averager.begin_step(facts.step + 1)
 
 
 def synchronized(

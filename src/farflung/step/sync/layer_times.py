@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from farflung.clock import precise_time
 from farflung.sync import World
 
 __all__ = ["LayerTimes"]
@@ -24,7 +24,7 @@ class LayerTimes:
     is the time in which any was under way over the bytes of all.
     """
 
-    def __init__(self, world: World, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, world: World, clock: Callable[[], float] = precise_time) -> None:
         self._clock = clock
         self._nbytes = np.array([float(layer.nbytes) for layer in world.layers])
         self._steps: list[Vector] = []

@@ -7,22 +7,21 @@ median to all workers at a period's end. All follow the reports at the end of th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from statistics import median
 
 import numpy as np
 
+from farflung.clock import precise_time
 from farflung.engines.base import Array
 from farflung.errors import WireError
-from farflung.messages.fields import number, whole
+from farflung.messages.data import LocalStepTime
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
-from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.sync import Traits
 from farflung.sync.local_step_counts import adapted_steps, takes
 from farflung.transports.base import Urgency
-from farflung.wire.frames import Frame
 
 __all__ = ["LocalStepCounts"]
 
@@ -39,7 +38,7 @@ class LocalStepCounts:
         traits: Traits,
         inbox: Inbox,
         links: Outbox,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = precise_time,
     ) -> None:
         assert setup.plan.sync is not None
         self._setup, self._inbox, self._links, self._clock = setup, inbox, links, clock
@@ -94,16 +93,15 @@ class LocalStepCounts:
         if self._setup.device in self._reporters:
             self._report(place, step)
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """What a local step takes a pipeline came from ``peer``.
+    def receive(self, peer: str, message: LocalStepTime) -> None:
+        """Store what a local step takes the pipeline of ``peer`` (transport thread).
 
         Raises:
-            WireError: it has no first stage, or that is no time.
+            WireError: ``peer`` has no first stage, or local steps do not follow their times.
         """
         if peer not in self._reporters or not self._adapt:
             raise WireError(f"{peer} does not report local step times in this run")
-        seconds = number(frame.header, "seconds", low=0.0)
-        self._inbox.put(("pace", whole(frame.header, "place"), peer), seconds)
+        self._inbox.put(("pace", message.place, peer), message.seconds)
 
     def take(self) -> float:
         """The median of the local steps since the last call, seconds (0: there were none)."""
@@ -113,9 +111,9 @@ class LocalStepCounts:
     def _report(self, place: int, step: int) -> None:
         seconds = self.take()
         self._inbox.put(("pace", place, self._setup.device), seconds)
-        frame = Frame("pace", {"run": self._setup.run, "place": place, "seconds": seconds})
+        message = LocalStepTime(run=self._setup.run, place=place, seconds=seconds)
         for peer in self._setup.peers:
-            self._links.post(peer, OutgoingFrame(make=lambda: frame, urgency=Urgency.CONTROL, step=step, waits=False))
+            self._links.post(peer, OutgoingMessage(make=lambda: message, urgency=Urgency.CONTROL, step=step, waits=False))
 
     def _follow(self, place: int) -> str | None:
         seconds = [self._inbox.take(("pace", place, device)) for device in self._reporters]

@@ -1,12 +1,13 @@
 """Exchanges of members' values one by one: each member sends its layers to all others of the group, through a codec or plain.
 
-A value is encoded once, here: every member, this one too, counts what the frame holds, whatever is written afterwards. Cost on a
-link: all of what is exchanged, after the codec.
+A value is encoded once, here: every member, this one too, counts what the message holds, whatever is written afterwards. Cost on
+a link: all of what is exchanged, after the codec.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -15,16 +16,16 @@ from farflung.codecs.exchanged import shaped
 from farflung.engines.base import Array
 from farflung.errors import CodecError, WireError
 from farflung.messages.arrays import decode_array, pack_arrays, pack_payloads, packed_arrays
-from farflung.messages.fields import text, whole
+from farflung.messages.data import LayerExchange
+from farflung.messages.schema import UNSET
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
 from farflung.step.sync.stage_replica import StageReplica, ValuesUnderWay
 from farflung.step.transfer.codec_gauge import CodecGauge
-from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.sync import codec_name
 from farflung.sync.commands import Aggregate, Exchange, Mean
 from farflung.transports.base import Urgency
-from farflung.wire.frames import Frame
 
 __all__ = ["TIMES", "Arrays", "ValueExchange"]
 
@@ -118,31 +119,29 @@ class ValueExchange:
             self._inbox.put(self._key(replica, tag, rank), list(arrays.values()))
         replica.exchanges.values[tag] = ValuesUnderWay(names=list(next(iter(retained.values()))), group=tuple(sorted(retained)))
 
-    def receive(self, peer: str, frame: Frame) -> None:
-        """A member's layers came from ``peer``.
+    def receive(self, peer: str, message: LayerExchange) -> None:
+        """Store the layers of the member ``peer``.
 
         Raises:
             WireError: it is no member, or its arrays are larger than the stage's parameters.
             CodecError: a payload is malformed.
         """
-        header, plan = frame.header, self._setup.plan
-        stage = whole(header, "stage")
+        plan, stage = self._setup.plan, message.stage
         if stage not in self._setup.own_stages or peer not in plan.stages[stage].devices:
             raise WireError(f"{peer} is no replica of stage {stage}, of which one is here")
         assert plan.sync is not None
         names = [name for layer in plan.sync.layers[stage] for name in layer.parameters]
         least = 8 * len(plan.sync.layers[stage])  # times of layers are that large
         limits = [max(self._setup.graph.state[name].spec.nbytes, least) for name in names]
-        key = "sync", stage, text(header, "tag", limit=60), peer
-        if _coded(frame):
-            arrays = self._gauge.decode(self._step, (stage, stage), lambda: _unpack(frame, limits))
+        if any(item is not None and item.payload is not UNSET for item in message.arrays):
+            arrays = self._gauge.decode(self._step, (stage, stage), lambda: _unpack(message, limits))
         else:
-            arrays = _unpack(frame, limits)
-        self._inbox.put(key, arrays)
+            arrays = _unpack(message, limits)
+        self._inbox.put(("sync", stage, message.tag, peer), arrays)
 
     def _send_plain(self, replica: StageReplica, tag: str, group: Sequence[int], arrays: Arrays) -> None:
-        frame = pack_arrays("sync", self._head(replica, tag), arrays, None)
-        self._post(replica, tag, group, frame, arrays, sum(array.nbytes for array in arrays))
+        message = pack_arrays(self._head(replica, tag), arrays, None)
+        self._post(replica, group, message, arrays, sum(array.nbytes for array in arrays))
 
     def _send_coded(self, replica: StageReplica, command: Exchange, arrays: Arrays) -> None:
         dense, pair = sum(array.nbytes for array in arrays), (replica.stage, replica.stage)
@@ -151,24 +150,24 @@ class ValueExchange:
         what = f"can't encode what replica {replica.world.rank} of stage {replica.stage} exchanges ({command.tag})"
         with CODECS.blame(codec_name(command.codec), what, CodecError):
             payloads = self._gauge.encode(self._step, pair, lambda: replica.remembered.encode(command, named, *key))
-        frame = pack_payloads("sync", self._head(replica, command.tag), payloads)
-        own = self._gauge.decode(self._step, pair, lambda: _unpack(frame, [dense] * len(payloads)))
+        message = pack_payloads(self._head(replica, command.tag), payloads)
+        own = self._gauge.decode(self._step, pair, lambda: _unpack(message, [dense] * len(payloads)))
         self._gauge.compare(self._step, pair, arrays, lambda: _arriving(replica, command.tag, named, own))
-        self._post(replica, command.tag, command.group, frame, own, dense)
+        self._post(replica, command.group, message, own, dense)
 
-    def _post(self, replica: StageReplica, tag: str, group: Sequence[int], frame: Frame, own: Arrays, dense: int) -> None:
-        """Send ``frame`` to the others of ``group``; ``own``: what they will read in it, put where theirs will come."""
+    def _post(self, replica: StageReplica, group: Sequence[int], message: LayerExchange, own: Arrays, dense: int) -> None:
+        """Send ``message`` to the others of ``group``; ``own``: what they will read in it, put where theirs will come."""
         devices, pair = self._devices(replica), (replica.stage, replica.stage)
-        self._inbox.put(self._key(replica, tag, replica.world.rank), own)
+        self._inbox.put(self._key(replica, message.tag, replica.world.rank), own)
         for rank in group:
             if rank != replica.world.rank:
-                outgoing = OutgoingFrame(
-                    make=lambda: frame, urgency=Urgency.BULK, step=self._step, pair=pair, dense=dense, waits=False
+                outgoing = OutgoingMessage(
+                    make=lambda: message, urgency=Urgency.BULK, step=self._step, pair=pair, dense=dense, waits=False
                 )
                 self._outbox.post(devices[rank], outgoing)
 
-    def _head(self, replica: StageReplica, tag: str) -> dict[str, object]:
-        return {"run": self._setup.run, "stage": replica.stage, "tag": tag}
+    def _head(self, replica: StageReplica, tag: str) -> partial[LayerExchange]:
+        return partial(LayerExchange, run=self._setup.run, stage=replica.stage, tag=tag)
 
     def _key(self, replica: StageReplica, tag: str, rank: int) -> tuple[str, int, str, str]:
         return "sync", replica.stage, tag, self._devices(replica)[rank]
@@ -184,21 +183,15 @@ class ValueExchange:
         return shaped(arrays, [np.broadcast_to(np.empty(1, np.float32), spec.shape) for spec in specs])
 
 
-def _coded(frame: Frame) -> bool:
-    """Whether any array of it came through a codec."""
-    headers = frame.header.get("arrays")
-    return isinstance(headers, list) and any(isinstance(header, dict) and "payload" in header for header in headers)
-
-
 def _arriving(replica: StageReplica, tag: str, named: Mapping[str, Array], own: Arrays) -> Arrays:
     """What the others will have of ``named``, which ``replica`` encodes and decodes as ``own``."""
     parts = dict(zip(named, shaped(own, named.values()), strict=True))
     return list(replica.remembered.arrives(tag, parts).values())
 
 
-def _unpack(frame: Frame, limits: Sequence[int]) -> Arrays:
+def _unpack(message: LayerExchange, limits: Sequence[int]) -> Arrays:
     """Sizes are checked before memory is taken: not more arrays, and none larger, than the stage has parameters."""
-    arrays = [array for array in packed_arrays(frame, len(limits)) if array is not None]
+    arrays = [array for array in packed_arrays(message, len(limits)) if array is not None]
     if sum(packed.array.meta.memory_nbytes for packed in arrays) > sum(limits):
         raise WireError(f"an exchange has at most {sum(limits)} bytes")
     largest = sum(limits)  # sparse codecs send all as one

@@ -7,13 +7,13 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
+from farflung.messages.data import UseKey, Value, ValueKey
+from farflung.messages.schema import Message, SectionedMessage, kind_of
 from farflung.telemetry.events import SpanKind
-from farflung.telemetry.trace import Span, SpanRing, frame_name
+from farflung.telemetry.trace import Span, SpanRing
 from farflung.transports.base import Arrival
-from farflung.transports.meter import frame_bytes
-from farflung.wire.frames import Frame
 
-__all__ = ["FrameFacts", "FrameLog", "frame_facts"]
+__all__ = ["FrameLog", "MessageFacts", "message_facts"]
 
 #: The largest number that a record of a trace holds.
 _LARGEST = 2**31 - 1
@@ -22,10 +22,10 @@ _MOST_ARRIVALS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrameFacts:
-    """What a frame carried. ``what``: ``activation``, ``gradient`` or the frame's kind; -1: it belongs to no single one.
+class MessageFacts:
+    """What a message carried. ``what``: ``activation``, ``gradient`` or the message's kind; -1: it belongs to no single one.
 
-    ``source`` and ``target``: the stages that sent and that read it.
+    ``source`` and ``target``: the stages that sent and that read it. ``nbytes``: of its sections.
     """
 
     what: str
@@ -33,26 +33,25 @@ class FrameFacts:
     micro_batch: int = -1
     source: int = -1
     target: int = -1
+    nbytes: int = 0
 
 
-def frame_facts(frame: Frame) -> FrameFacts:
-    """Return what a frame carried, from its header; fields of a malformed header count as unknown."""
-    key = frame.header.get("key")
-    if frame.kind == "value" and isinstance(key, list) and len(key) == 8 and key[0] == "value":
-        _, _, step, micro_batch, _, source, target, gradient = key
-        if gradient:
-            source, target = target, source
-        what = "gradient" if gradient else "activation"
-        return FrameFacts(
-            what=what, step=_number(step), micro_batch=_number(micro_batch), source=_number(source), target=_number(target)
-        )
-    if frame.kind == "value" and isinstance(key, list) and len(key) == 5 and key[0] == "use":
-        return FrameFacts(what="gradient of a tied parameter", step=_number(key[1]))
-    return FrameFacts(what=frame_name("", frame.kind).strip(), step=_number(frame.header.get("step")))
+def message_facts(message: Message) -> MessageFacts:
+    """Return what ``message`` carried."""
+    sections = message.sections if isinstance(message, SectionedMessage) else ()
+    nbytes = sum(memoryview(section).nbytes for section in sections)
+    match message:
+        case Value(key=ValueKey() as key):
+            ends = (key.target, key.source) if key.gradient else (key.source, key.target)
+            what, step = "gradient" if key.gradient else "activation", _number(key.step)
+            return MessageFacts(what=what, step=step, micro_batch=key.micro_batch, source=ends[0], target=ends[1], nbytes=nbytes)
+        case Value(key=UseKey() as key):
+            return MessageFacts(what="gradient of a tied parameter", step=_number(key.step), nbytes=nbytes)
+    return MessageFacts(what=kind_of(message), step=_number(getattr(message, "step", -1)), nbytes=nbytes)
 
 
-def _number(value: object) -> int:
-    return value if isinstance(value, int) and -1 <= value <= _LARGEST else -1
+def _number(step: int) -> int:
+    return step if step <= _LARGEST else -1
 
 
 class FrameLog:
@@ -74,17 +73,19 @@ class FrameLog:
             self._arrivals.setdefault((arrival.peer, arrival.nbytes), deque()).append(arrival)
             self._waiting += 1
 
-    def decoded(self, peer: str, frame: Frame, begin: float) -> None:
-        """Record the spans in which ``frame`` was received and decoded; decoding lasted from ``begin`` to now."""
-        facts = frame_facts(frame)
+    def decoded(self, peer: str, message: Message, nbytes: int, begin: float) -> None:
+        """Record the spans in which ``message`` was received and decoded; decoding lasted from ``begin`` to now.
+
+        ``nbytes``: of its frame (0: not known, as inside one process).
+        """
+        facts = message_facts(message)
         place = {"step": facts.step, "micro_batch": facts.micro_batch, "stage": facts.target}
-        arrival = self._take(peer, frame_bytes(frame))
+        arrival = self._take(peer, nbytes)
         if arrival is not None:
-            name, seconds = frame_name("receive", facts.what), max(arrival.end - arrival.start, 0.0)
+            name, seconds = f"receive {facts.what}", max(arrival.end - arrival.start, 0.0)
             span = partial(Span, what=SpanKind.RECEIVE, peer=peer, nbytes=arrival.nbytes, start=arrival.start, seconds=seconds)
             self._trace.add(span(name=name, step=facts.step, micro_batch=facts.micro_batch, stage=facts.target))
-        size = sum(memoryview(section).nbytes for section in frame.sections)
-        self._trace.note(SpanKind.DECODE, frame_name("decode", facts.what), begin, peer=peer, nbytes=size, **place)
+        self._trace.note(SpanKind.DECODE, f"decode {facts.what}", begin, peer=peer, nbytes=facts.nbytes, **place)
 
     def _take(self, peer: str, nbytes: int) -> Arrival | None:
         with self._lock:

@@ -17,18 +17,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from farflung.errors import ConnectionLost
-from farflung.step.transfer.frame_log import frame_facts
+from farflung.messages.schema import Message
+from farflung.messages.wire_form import encode
+from farflung.step.transfer.frame_log import MessageFacts, message_facts
 from farflung.step.transfer.traffic_meter import LinkUse, StagePair, TrafficMeter
 from farflung.telemetry.events import SpanKind
-from farflung.telemetry.trace import SpanRing, frame_name
+from farflung.telemetry.trace import SpanRing
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint, Urgency
-from farflung.wire.frames import Frame
 
-__all__ = ["LinkUse", "Outbox", "OutgoingFrame"]
+__all__ = ["LinkUse", "MakeMessage", "Outbox", "OutgoingMessage"]
 
-#: Builds a frame on the sender's thread (this is where a codec runs). None: an earlier frame already carried the content.
-MakeFrame = Callable[[], Frame | None]
+#: Builds a message on the sender's thread (this is where a codec runs). None: an earlier message already carried the content.
+MakeMessage = Callable[[], Message | None]
 
 _QUEUE_FRAMES = 6
 #: For all sender threads together: no run waits longer for the threads of the last one.
@@ -39,13 +40,13 @@ _TOGETHER_SECONDS, _TOGETHER = 0.04, (16 << 10, 1 << 20, 64 << 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutgoingFrame:
-    """A frame to be encoded and sent. ``pair`` and ``dense`` (bytes) are for the meter of step ``step``.
+class OutgoingMessage:
+    """A message to be made and sent. ``pair`` and ``dense`` (bytes) are for the meter of step ``step``.
 
-    ``waits``: ``post`` blocks while the queue is full. False where the frame refers to memory that exists anyway.
+    ``waits``: ``post`` blocks while the queue is full. False where the message refers to memory that exists anyway.
     """
 
-    make: MakeFrame
+    make: MakeMessage
     urgency: Urgency = Urgency.VALUES
     step: int = -1
     pair: StagePair | None = None
@@ -61,7 +62,7 @@ class _Lane:
     urgency: Urgency
     #: Called when a guest is lost (None: the peer is no guest).
     lost: Callable[[BaseException], None] | None
-    waiting: deque[OutgoingFrame] = field(default_factory=deque)
+    waiting: deque[OutgoingMessage] = field(default_factory=deque)
     closed: bool = False
     #: When the last frame had arrived: a frame that was posted earlier began to move only then.
     arrived: float = 0.0
@@ -90,7 +91,7 @@ class Outbox:
         self._under_way = 0
         self.threads = ThreadGroup()
 
-    def post(self, peer: str, outgoing: OutgoingFrame) -> None:
+    def post(self, peer: str, outgoing: OutgoingMessage) -> None:
         """Queue a frame for ``peer``; block while its queue is full.
 
         Raises:
@@ -126,7 +127,7 @@ class Outbox:
                 lane.waiting.clear()
             self._changed.notify_all()
 
-    def withdraw(self, name: str, urgency: Urgency) -> list[OutgoingFrame]:
+    def withdraw(self, name: str, urgency: Urgency) -> list[OutgoingMessage]:
         """Remove and return the frames that wait for the guest ``name`` in one urgency."""
         with self._changed:
             lane = self._lanes.get((name, urgency))
@@ -205,39 +206,38 @@ class Outbox:
                 self._changed.notify_all()
             self._send_one(lane, outgoing)
 
-    def _send_one(self, lane: _Lane, outgoing: OutgoingFrame) -> None:
+    def _send_one(self, lane: _Lane, outgoing: OutgoingMessage) -> None:
         begin = self._trace.now()
-        frame = outgoing.make()
+        message = outgoing.make()
         seconds = self._trace.now() - begin
-        size = 0 if frame is None else sum(memoryview(section).nbytes for section in frame.sections)
-        if frame is None:
-            self._count(outgoing, size, seconds)
+        if message is None:
+            self._count(outgoing, 0, seconds)
             self._delivered(lane, None)
             return
+        facts = message_facts(message)
         if outgoing.pair is not None:
-            facts = frame_facts(frame)
             place = {"step": outgoing.step, "stage": outgoing.pair[0], "micro_batch": facts.micro_batch}
-            self._trace.note(SpanKind.ENCODE, frame_name("encode", facts.what), begin, peer=lane.peer, **place)
+            self._trace.note(SpanKind.ENCODE, f"encode {facts.what}", begin, peer=lane.peer, **place)
         posted = self._trace.now()
-        future = self._endpoint.post(lane.peer, frame, outgoing.urgency)
-        self._count(outgoing, size, seconds)  # before the frame counts as delivered: after a flush all sums are reported
-        future.add_done_callback(lambda done: self._moved(lane, outgoing, frame, posted, done.exception()))
+        future = self._endpoint.post(lane.peer, encode(message), outgoing.urgency)
+        self._count(outgoing, facts.nbytes, seconds)  # before the frame counts as delivered: after a flush all sums are reported
+        future.add_done_callback(lambda done: self._moved(lane, outgoing, facts, posted, done.exception()))
 
-    def _count(self, outgoing: OutgoingFrame, size: int, seconds: float) -> None:
+    def _count(self, outgoing: OutgoingMessage, size: int, seconds: float) -> None:
         if outgoing.pair is not None:
             self._meter.encoded(outgoing.step, outgoing.pair, (size, outgoing.dense), seconds)
 
-    def _moved(self, lane: _Lane, outgoing: OutgoingFrame, frame: Frame, posted: float, error: BaseException | None) -> None:
+    def _moved(
+        self, lane: _Lane, outgoing: OutgoingMessage, facts: MessageFacts, posted: float, error: BaseException | None
+    ) -> None:
         """A frame has arrived, or its link is broken (transport thread)."""
         if lane.lost is None:
-            size = sum(memoryview(section).nbytes for section in frame.sections)
-            facts = frame_facts(frame)
             stage = facts.source if outgoing.pair is None else outgoing.pair[0]
             step = facts.step if outgoing.step < 0 else outgoing.step
             begin = max(posted, lane.arrived)
             lane.arrived = self._trace.now()
             place = {"step": step, "stage": stage, "micro_batch": facts.micro_batch}
-            self._trace.note(SpanKind.SEND, frame_name("send", facts.what), begin, peer=lane.peer, nbytes=size, **place)
+            self._trace.note(SpanKind.SEND, f"send {facts.what}", begin, peer=lane.peer, nbytes=facts.nbytes, **place)
         self._delivered(lane, error)
 
     def _delivered(self, lane: _Lane, error: BaseException | None) -> None:

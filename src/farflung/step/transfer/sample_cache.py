@@ -55,7 +55,7 @@ class _Table:
 
 
 class SampleCache:
-    """One executor's tables. ``made`` is told on a sender's thread when a value that was announced has been encoded."""
+    """One executor's tables. ``made`` is called on a sender's thread when a value that was announced has been encoded."""
 
     def __init__(self, setup: RunSetup, made: Callable[[], None]) -> None:
         self._setup, self._made = setup, made

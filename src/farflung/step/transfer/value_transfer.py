@@ -21,17 +21,15 @@ from farflung.graph.ir import Use
 from farflung.messages.arrays import FLOATING, PackedArray, decode_array
 from farflung.messages.data import Batch, SideKey, StateKey, UseKey, Value, ValueKey
 from farflung.messages.schema import UNSET, Message
-from farflung.messages.wire_form import encode
 from farflung.plan.link_memory import way_of
 from farflung.plan.model import CodecChoice
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import Phase, RunSetup
 from farflung.step.transfer.codec_gauge import CodecGauge
-from farflung.step.transfer.outbox import Outbox, OutgoingFrame
+from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.step.transfer.sample_cache import SampleCache, packed_value
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import DTYPES
-from farflung.wire.frames import Frame
 
 __all__ = ["StepRoutes", "ValueTransfer"]
 
@@ -87,15 +85,15 @@ class ValueTransfer:
         pack = self.samples.announce(way, head, array, codec, ids) if remembers else partial(packed_value, head, array, codec)
         link = source, target
 
-        def make() -> Frame:
+        def make() -> Value:
             if codec is None or array.dtype.name not in FLOATING or not array.size:
-                return encode(pack())
+                return pack()
             with CODECS.blame(choice.name, f"can't encode value {edge.value} for the link from {ends[0]} to {peer}", CodecError):
                 made = self.gauge.encode(step, link, pack)
             self.gauge.compare(step, link, [array], lambda: [self.samples.arrived(way, ids, made)])
-            return encode(made)
+            return made
 
-        self._outbox.post(peer, OutgoingFrame(make=make, step=step, pair=(source, target), dense=array.nbytes))
+        self._outbox.post(peer, OutgoingMessage(make=make, step=step, pair=(source, target), dense=array.nbytes))
 
     def send_use(self, step: int, pair: tuple[int, int], peer: str, use: Use, array: Array) -> None:
         """Send the gradient of one use of a tied parameter in the first stage of ``pair`` to the replica at ``peer`` of the
@@ -108,22 +106,22 @@ class ValueTransfer:
             self._inbox.put(key, array)
             return
         make = self._plainly(key, array)  # the array stays as it is: the engine adds the uses up in new memory
-        self._outbox.post(peer, OutgoingFrame(make=make, step=step, pair=pair, dense=array.nbytes))
+        self._outbox.post(peer, OutgoingMessage(make=make, step=step, pair=pair, dense=array.nbytes))
 
     def post(self, peer: str, message: Message) -> None:
         """Send a small message, ahead of values."""
-        self._outbox.post(peer, OutgoingFrame(make=lambda: encode(message), urgency=Urgency.CONTROL))
+        self._outbox.post(peer, OutgoingMessage(make=lambda: message, urgency=Urgency.CONTROL))
 
     def send_array(self, peer: str, key: SideKey | StateKey, array: Array) -> None:
         """Send an array under a key of the caller's, uncompressed; to this worker itself without a frame."""
         if peer == self._setup.device:
             self._inbox.put(key, array)
             return
-        self._outbox.post(peer, OutgoingFrame(make=self._plainly(key, array)))
+        self._outbox.post(peer, OutgoingMessage(make=self._plainly(key, array)))
 
-    def _plainly(self, key: UseKey | SideKey | StateKey, array: Array) -> Callable[[], Frame]:
-        """Return what makes the frame of ``array`` without a codec, on the thread that sends it."""
-        return lambda: encode(packed_value(partial(Value, run=self._setup.run, key=key), array, None))
+    def _plainly(self, key: UseKey | SideKey | StateKey, array: Array) -> Callable[[], Value]:
+        """Return what makes the message of ``array`` without a codec, on the thread that sends it."""
+        return lambda: packed_value(partial(Value, run=self._setup.run, key=key), array, None)
 
     def receive(self, peer: str, value: Value) -> None:
         """Store a value in the inbox (transport thread).

@@ -16,9 +16,6 @@ from farflung.transports.config import Insecure, Pinned, TransportConfig
 
 __all__ = ["PEER_KEY", "CallThreads", "add_port", "caller_of", "open_channel"]
 
-#: For a person, who does not know what happens below.
-_TAKEN = "cannot listen at {}: is the port taken, or the address not this machine's? --listen names another"
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -108,26 +105,24 @@ def open_channel(
     return grpc.secure_channel(address, credentials, [*options, ("grpc.ssl_target_name_override", tls_name(peer))])
 
 
-def add_port(server: grpc.Server, address: str, security: Credentials | Insecure, *, anonymous: bool = False) -> str:
-    """Listen at ``address`` (port 0: any free one): the address with its real port.
+def add_port(server: grpc.Server, path: str, security: Credentials | Insecure, *, anonymous: bool = False) -> None:
+    """Let ``server`` listen at the socket ``path`` of this machine.
 
     Callers must show a certificate of the same authority, unless ``anonymous``: then they show none.
 
     Raises:
-        InputError: the address can't be listened at.
+        InputError: the socket can't be made.
     """
+    address = f"unix:{path}"
     try:
         if isinstance(security, Insecure):
-            port = server.add_insecure_port(address)
+            server.add_insecure_port(address)
         else:
             pair = [(security.key, security.certificate)]
             root = None if anonymous else security.authority
-            port = server.add_secure_port(address, grpc.ssl_server_credentials(pair, root, require_client_auth=not anonymous))
+            server.add_secure_port(address, grpc.ssl_server_credentials(pair, root, require_client_auth=not anonymous))
     except RuntimeError as error:
-        raise InputError(_TAKEN.format(address)) from error
-    if port == 0:
-        raise InputError(_TAKEN.format(address))
-    return f"{address.rpartition(':')[0]}:{port}"
+        raise InputError(f"cannot make the socket {path}: {error}; check the rights of the broker's folder") from error
 
 
 def caller_of(context: grpc.ServicerContext, *, insecure: bool) -> Caller | None:

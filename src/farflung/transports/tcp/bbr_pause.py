@@ -31,10 +31,14 @@ class Breather:
 
     #: How old the smallest round trip may be, and how late the kernel's clock may tick.
     AGE, TICK = 10.0, 0.012
-    #: A longer pause is no gain; where the moment of the last change is not known to that, there is none.
-    MOST, UNSURE = 0.2, 0.06
+    #: More idle seconds are no gain. No pause if the moment of the last change is not known to ``UNSURE`` seconds.
+    MOST, UNSURE = 0.15, 0.06
     #: What might be given just before, in seconds of the link.
     CHUNK = 0.05
+    #: BBR reports the highest rate of the last ten round trips. A queue drains up to this factor slower than at that rate.
+    SLACK = 1.3
+    #: The earliest start of a pause, in seconds before the ten seconds are over.
+    EARLIEST = 0.6
 
     def __init__(self) -> None:
         self._value = -1
@@ -54,7 +58,7 @@ class Breather:
 
     def near(self, now: float) -> bool:
         """Whether it is worth asking ``holds``."""
-        return now - self._after > self.AGE - self.MOST - self.TICK
+        return now - self._after > self.AGE - self.EARLIEST
 
     def expired(self, now: float) -> bool:
         """Whether the next round trip after idleness would be taken, if more than a lonely small packet made it."""
@@ -66,10 +70,12 @@ class Breather:
             if now > self._limit or self._before > self._began or (not queued and self.expired(now)):
                 self._began = -1.0
             return self._began >= 0
-        drain = max(queued / max(view.rate, 1), self.CHUNK) + view.round_trip / 1e6
-        early = self._after + self.AGE - drain
+        trip = view.round_trip / 1e6
+        drain = max(queued / max(view.rate, 1), self.CHUNK)
+        early = self._after + self.AGE - self.SLACK * drain - trip
         late = self._before + self.AGE + self.TICK
-        known = self._before - self._after <= self.UNSURE and late - early < self.MOST
+        # The link still carries the queue for `drain` seconds, so only the rest of the pause is idle.
+        known = self._before - self._after <= self.UNSURE + 1e-9 and late - early - drain < self.MOST
         if known and early <= now < late:
             self._began, self._limit = now, late + self.MOST
         return self._began >= 0

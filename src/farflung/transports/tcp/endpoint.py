@@ -22,15 +22,17 @@ from farflung.telemetry.log_line import Detail
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Arrival, EndpointEvents, FrameHandler, LinkStatistics, Urgency, failure_of, lost
 from farflung.transports.config import Insecure, TransportConfig
+from farflung.transports.connection_gate import ConnectionGate
 from farflung.transports.meter import Meter
 from farflung.transports.tcp.adaptation import Cap
 from farflung.transports.tcp.byte_counts import Others
 from farflung.transports.tcp.connection import Connection, MessageKind, NeverBegan, build_message, read_message
 from farflung.transports.tcp.link import TcpLink
-from farflung.transports.tcp.relay_calls import CALL, PROTOCOL, Relaying, RelayRequest
+from farflung.transports.tcp.relay_calls import PROTOCOL, Relaying, RelayRequest
 from farflung.transports.tcp.sockets import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, secure, tune
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value, unpack_value
+from farflung.wire.relay_calls import RelayCall
 
 __all__ = ["TcpEndpoint"]
 
@@ -80,15 +82,18 @@ class TcpEndpoint:
         #: What the last links that are over knew.
         self._past: dict[str, LinkStatistics] = {}
         self._greeting = threading.Semaphore(_MAX_GREETING)
+        self._refused_at = -math.inf
         #: Connections that this side dials, and connections that it accepted and greets.
         self.unfinished, self.greeted = Unfinished(), Unfinished()
         self.relaying = Relaying(self, self._tls, self.unfinished)
-        self._server = open_server(listen) if listen else None
+        server = open_server(listen) if listen else None
         host = listen.rpartition(":")[0]
-        self._address = f"{advertise or host}:{self._server.getsockname()[1]}" if self._server else ""
+        self._address = f"{advertise or host}:{server.getsockname()[1]}" if server else ""
+        tls = isinstance(self._tls, TlsContexts)
+        self._gate = ConnectionGate(server, self._begin_greeting, tls=tls, log=self.log) if server else None
         self.threads.spawn(f"links-{self.name}", self._watch)
-        if self._server is not None:
-            self.threads.spawn(f"accept-{self.name}", self._accept)
+        if self._gate is not None:
+            self.threads.spawn(f"accept-{self.name}", self._gate.run)
 
     @property
     def address(self) -> str:
@@ -119,10 +124,8 @@ class TcpEndpoint:
 
     def close(self) -> None:
         self._closing.set()
-        if self._server is not None:
-            with suppress(OSError):
-                self._server.shutdown(socket.SHUT_RDWR)
-            self._server.close()
+        if self._gate is not None:
+            self._gate.close()
         self.relaying.desk.close()
         self.unfinished.stop()
         self.greeted.stop()
@@ -184,10 +187,11 @@ class TcpEndpoint:
 
     def frame(self, peer: str, frame: Frame) -> None:
         """See ``LinkHost``."""
-        if frame.kind == CALL:
-            self.relaying.called(peer, frame)
-        else:
+        call = RelayCall.of(frame)
+        if call is None:
             self._handler(peer, frame)
+        else:
+            self.relaying.called(peer, call)
 
     def arrival(self, arrival: Arrival) -> None:
         """See ``LinkHost``."""
@@ -330,23 +334,16 @@ class TcpEndpoint:
         """``knows``: the other end that the link had (empty: it is new)."""
         return {"protocol": PROTOCOL, "name": self.name, "link": link.id, "to": link.peer, "knows": link.peer_id or ""}
 
-    def _accept(self) -> None:
-        server = self._server
-        assert server is not None
-        while not self._closing.is_set():
-            try:
-                sock, _ = server.accept()
-            except OSError:
-                if not self._closing.wait(0.05):
-                    continue  # out of file descriptors, or the dialler has gone: the next one may do better
-                return
-            while not self._greeting.acquire(timeout=_TICK):
-                self.greeted.cut_oldest()  # who says nothing must not keep others out
-            try:
-                self.threads.spawn("greet", self._greet, sock)
-            except RuntimeError:  # no more threads can be had now: the dialler may try again
-                self._greeting.release()
-                sock.close()
+    def _begin_greeting(self, sock: socket.socket, place: str) -> None:
+        """Greet a connection from ``place`` that has sent something, on a thread of its own."""
+        del place
+        while not self._greeting.acquire(timeout=_TICK):
+            self.greeted.cut_oldest()  # a slow greeting must not keep others out
+        try:
+            self.threads.spawn("greet", self._greet, sock)
+        except RuntimeError:  # no more threads can be had now: the dialler may try again
+            self._greeting.release()
+            sock.close()
 
     def _greet(self, sock: socket.socket, relay: str = "") -> None:
         try:
@@ -360,10 +357,17 @@ class TcpEndpoint:
                 self._take_in(sock, relay)
         except (OSError, FarflungError) as error:
             if not isinstance(error, NeverBegan):
-                self.log(f"a connection was refused: {explain_break(error) if isinstance(error, OSError) else error}")
+                self._log_refusal(f"a connection was refused: {explain_break(error) if isinstance(error, OSError) else error}")
             sock.close()
         finally:
             self._greeting.release()
+
+    def _log_refusal(self, text: str) -> None:
+        """Log one refusal a second at most: strangers must not fill the log."""
+        now = monotonic()
+        if now - self._refused_at >= 1.0:
+            self._refused_at = now
+            self.log(text)
 
     def _take_in(self, sock: socket.socket, relay: str) -> None:
         value = _read_greeting(sock)

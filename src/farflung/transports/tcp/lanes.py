@@ -8,7 +8,7 @@ from collections.abc import Callable
 from farflung.errors import FarflungError
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Urgency, failure_of
-from farflung.wire.frames import Frame
+from farflung.wire.frames import Frame, run_of
 
 __all__ = ["Lanes"]
 
@@ -43,7 +43,7 @@ class Lanes:
 
     def _serve(self, lane: int, line: queue.SimpleQueue[Frame | None]) -> None:
         while (frame := line.get()) is not None:
-            self.run = str(frame.header.get("run", ""))
+            self.run = run_of(frame)
             error = failure_of("the peer", self._handle, self._peer, frame)
             del frame  # its memory is the handler's now
             self._handled(lane, error)

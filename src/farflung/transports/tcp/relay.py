@@ -9,12 +9,13 @@ A relay serves the pairs that it was told of (``Desk.allow``), which are members
 
 from __future__ import annotations
 
+import math
 import secrets
 import selectors
 import socket
 import ssl
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -99,6 +100,8 @@ class Splice:
     sockets: tuple[socket.socket, socket.socket]
     ways: tuple[Way, Way]
     moved_at: float
+    #: When it is cut, in monotonic seconds.
+    until: float = math.inf
 
     def wants(self, which: int) -> int:
         """Events of socket ``which`` that matter now."""
@@ -110,7 +113,9 @@ class Splice:
 class Forwarder:
     """One thread that moves the bytes of all spliced connections. ``carried``: bytes so far by (from, to)."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_seconds: float = _IDLE_SECONDS, ended: Callable[[Splice], None] = lambda splice: None) -> None:
+        """A connection ends after ``idle_seconds`` without a byte. ``ended`` is called on the thread when one has ended."""
+        self._idle_seconds, self._ended = idle_seconds, ended
         self._lock = threading.Lock()
         self._new: list[Splice] = []
         #: The connections that are forwarded now.
@@ -122,14 +127,15 @@ class Forwarder:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
 
-    def add(self, names: tuple[str, str], sockets: tuple[socket.socket, socket.socket]) -> None:
-        """Join the plain ``sockets`` of the members ``names``, until one side ends it (they are closed here)."""
+    def add(self, names: tuple[str, str], sockets: tuple[socket.socket, socket.socket], seconds: float = math.inf) -> Splice:
+        """Join the plain ``sockets`` of the members ``names`` for ``seconds``, until one side ends it (they are closed here)."""
         near, far = sockets
         for one in sockets:
             one.setblocking(False)
             set_backlog(one, _BACKLOG)
         ways = (Way(near, far, names), Way(far, near, (names[1], names[0])))
-        splice = Splice(pair_of(*names), sockets, ways, monotonic())
+        now = monotonic()
+        splice = Splice(pair_of(*names), sockets, ways, now, now + seconds)
         with self._lock:
             if not self._closed:
                 self._new.append(splice)
@@ -138,9 +144,10 @@ class Forwarder:
                     self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
                     self._thread.start()
                 self._wake()
-                return
+                return splice
         for one in sockets:
             one.close()
+        return splice
 
     def count(self, pair: Pair | None = None) -> int:
         """Connections now, of ``pair`` or in all."""
@@ -158,8 +165,13 @@ class Forwarder:
         with self._lock:
             for splice in self.splices:
                 if splice.pair in chosen:
-                    for one in splice.sockets:
-                        cut(one)
+                    _cut(splice)
+
+    def end(self, splice: Splice) -> None:
+        """End one connection."""
+        with self._lock:
+            if splice in self.splices:  # else its sockets may be closed, and their numbers somebody else's
+                _cut(splice)
 
     def close(self) -> None:
         """End all."""
@@ -191,7 +203,7 @@ class Forwarder:
                 if now - swept > _TICK:  # whose ends are both gone without a word
                     swept = now
                     with self._lock:
-                        touched |= {one for one in self.splices if now - one.moved_at > _IDLE_SECONDS}
+                        touched |= {one for one in self.splices if self._late(one, now)}
                 for splice in touched:
                     self._serve(chosen, splice, now)
             with self._lock:
@@ -207,7 +219,7 @@ class Forwarder:
         except OSError:
             broken = True
         self._count(splice, now)
-        if broken or all(way.over and not way.full for way in splice.ways) or now - splice.moved_at > _IDLE_SECONDS:
+        if broken or all(way.over and not way.full for way in splice.ways) or self._late(splice, now):
             self._end(chosen, splice)
             return
         for which, one in enumerate(splice.sockets):
@@ -218,6 +230,9 @@ class Forwarder:
                 chosen.unregister(one)
             elif known is not None and events != known.events:
                 chosen.modify(one, events, (splice, which))
+
+    def _late(self, splice: Splice, now: float) -> bool:
+        return now - splice.moved_at > self._idle_seconds or now > splice.until
 
     def _count(self, splice: Splice, now: float) -> None:
         for way in splice.ways:
@@ -234,6 +249,12 @@ class Forwarder:
             if chosen.get_map().get(one) is not None:
                 chosen.unregister(one)
             one.close()
+        self._ended(splice)
+
+
+def _cut(splice: Splice) -> None:
+    for one in splice.sockets:
+        cut(one)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,12 @@ from farflung.transports.tcp.relay import Desk, end_tls
 from farflung.transports.tcp.sockets import TlsContexts, Unfinished, dial, explain_break
 from farflung.wire.frames import Frame
 from farflung.wire.packed import pack_value, unpack_value
+from farflung.wire.relay_calls import RelayCall
 
-__all__ = ["CALL", "PROTOCOL", "RelayHost", "RelayRequest", "Relaying"]
+__all__ = ["PROTOCOL", "RelayHost", "RelayRequest", "Relaying"]
 
 #: Of greetings.
 PROTOCOL = 1
-#: The kind of the frames by which a relay calls.
-CALL = "relay-call"
 _TOKEN = 100
 #: A relay that does not answer must leave time for the next one.
 _DIAL_SECONDS = 4.0
@@ -140,12 +139,11 @@ class Relaying:
             if relay in known:
                 self._through[peer] = (*(one for one in known if one != relay), relay)
 
-    def called(self, relay: str, frame: Frame) -> None:
+    def called(self, relay: str, call: RelayCall) -> None:
         """``relay`` says that a peer is there who wants this endpoint."""
-        source, token = frame.header.get("from"), frame.header.get("token")
-        if not isinstance(source, str) or not isinstance(token, str) or relay not in self.relays(source):
+        if relay not in self.relays(call.source):
             return  # nobody told this endpoint to expect that
-        self._host.threads.spawn(f"called-{source}", self._answer, relay, source, token)
+        self._host.threads.spawn(f"called-{call.source}", self._answer, relay, call.source, call.token)
 
     def _answer(self, relay: str, source: str, token: str) -> None:
         try:
@@ -191,7 +189,7 @@ class Relaying:
         self.desk.check(caller, target)
         until = monotonic() + float(self._host.config.connect_timeout)
         token = self.desk.park(sock, caller, target, until)
-        if not self._host.call(target, Frame(CALL, {"from": caller, "token": token})):
+        if not self._host.call(target, RelayCall(caller, token).to_frame()):
             self.desk.claim(token, target)
             raise ConnectionLost(f"the relay {self._host.name} has no connection with {target} now")
 

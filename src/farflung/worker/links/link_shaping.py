@@ -42,7 +42,7 @@ class _Lent:
 
 
 def shape_links(endpoint: Endpoint, bundle: Bundle, setup: RunSetup) -> Endpoint:
-    """``endpoint`` with every link as slow and as far as the submitted topology says; closing it leaves ``endpoint`` open."""
+    """``endpoint`` with every link as slow and as far as in the submitted topology; closing it leaves ``endpoint`` open."""
     if bundle.topology is None:
         return endpoint
     shapes = {}

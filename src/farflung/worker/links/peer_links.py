@@ -21,7 +21,7 @@ Relays = Mapping[str, Sequence[tuple[str, str]]]
 
 
 class PeerLinks:
-    """What the broker has told of this worker's peers, applied to the data plane."""
+    """What the broker has reported of this worker's peers, applied to the data plane."""
 
     def __init__(self, endpoint: TcpEndpoint) -> None:
         self._endpoint = endpoint

@@ -1,0 +1,45 @@
+"""``farflung web``: the dashboard of a broker, or of finished runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from farflung.cli.completion import complete_run
+from farflung.cli.home import broker_folder, run_folder
+from farflung.cli.options import HomeOption
+from farflung.errors import InputError
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(web)
+
+
+def web(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names of runs or run folders (default: the broker of this machine).", autocompletion=complete_run),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Address to listen on (HOST:PORT).")] = "127.0.0.1:7080",
+    folder: HomeOption = None,
+    owner: Annotated[int | None, typer.Option("--socket", hidden=True, help="A socket that listens; for the broker.")] = None,
+) -> None:
+    """Show runs and machines in a browser. If the broker serves a dashboard already, print a new link to it."""
+    from farflung.extras import require_web
+
+    require_web()
+    from farflung.web.serving.start import serve_broker, serve_owned, serve_runs
+
+    if owner is not None:
+        serve_owned(owner, broker_folder(folder))
+    elif runs:
+        serve_runs([run_folder(run, folder) for run in runs], listen, typer.echo)
+    else:
+        place = broker_folder(folder)
+        if not (place / "authority").is_dir():
+            raise InputError(f"{place} is no broker's folder: start a broker, name its --home, or name run folders to show")
+        serve_broker(place, listen, typer.echo)

@@ -1,6 +1,0 @@
-"""Reports: reads a run's folder (telemetry, job, plan, graph, topology) and writes pages for people."""
-
-from farflung.dashboard.report import compare_report, write_report
-from farflung.dashboard.run import Run, load_run
-
-__all__ = ["Run", "compare_report", "load_run", "write_report"]

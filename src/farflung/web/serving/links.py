@@ -1,0 +1,115 @@
+"""The address of a dashboard, the links with which people sign in, and the file through which this machine's users get more.
+
+Without NiceGUI: the broker imports it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from farflung.errors import FarflungError, InputError
+from farflung.security.files import make_private_folder, read_private, write_private
+from farflung.transports.addresses import reachable_host
+from farflung.web.serving.sign_in import Role, make_token
+
+__all__ = ["DEFAULT_ADDRESS", "Dashboard", "listen", "running_dashboard"]
+
+DEFAULT_ADDRESS = "127.0.0.1:7080"
+_FILE = "dashboard.json"
+_BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dashboard:
+    """A dashboard that listens. ``url`` ends without a slash. Whoever knows ``secret`` can make links for every role."""
+
+    url: str
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def at(cls, listening: socket.socket) -> Dashboard:
+        """Return a new dashboard at ``listening``: with TLS unless only this machine can reach it."""
+        own = str(listening.getsockname()[0])
+        host = reachable_host("[::]" if own == "::" else own)
+        name = f"[{host}]" if ":" in host else host
+        scheme = "http" if is_loopback(own) else "https"
+        return cls(url=f"{scheme}://{name}:{listening.getsockname()[1]}", secret=secrets.token_bytes(32))
+
+    def link(self, role: Role = Role.OWNER) -> str:
+        """Return a link that signs one browser in, once. The token is in the fragment, which browsers do not send."""
+        return f"{self.url}/sign-in#{make_token(self.secret, role)}"
+
+    def save(self, folder: Path) -> None:
+        """Let ``running_dashboard`` find it. Only this user can read the file."""
+        make_private_folder(folder)
+        write_private(folder / _FILE, json.dumps({"url": self.url, "secret": self.secret.hex()}).encode())
+
+    def remove(self, folder: Path) -> None:
+        """Undo ``save``, unless another dashboard has been saved since."""
+        if _saved(folder) == self:
+            (folder / _FILE).unlink(missing_ok=True)
+
+
+def running_dashboard(folder: Path) -> Dashboard | None:
+    """Return the dashboard that serves the broker's ``folder``, ``None`` if none answers."""
+    found = _saved(folder)
+    if found is None:
+        return None
+    host, _, port = found.url.partition("://")[2].rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
+    except OSError:
+        return None
+    return found
+
+
+def _saved(folder: Path) -> Dashboard | None:
+    if not (folder / _FILE).is_file():
+        return None
+    try:
+        body = json.loads(read_private(folder / _FILE))
+        return Dashboard(url=str(body["url"]), secret=bytes.fromhex(body["secret"]))
+    except (FarflungError, ValueError, KeyError, TypeError):
+        return None
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens at ``address`` (``HOST:PORT``; port 0: any free port).
+
+    Raises:
+        InputError: it is no address, or the port is in use.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InputError(f"{address!r} is not an address for the dashboard; write HOST:PORT, e.g. {DEFAULT_ADDRESS}")
+    try:
+        family, kind, protocol, _, where = _resolved(host.strip("[]"), int(port))[0]
+        found = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InputError(f"the dashboard can't listen at {address}: {error.strerror or error}") from None
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(where)
+        found.listen(_BACKLOG)
+    except OSError as error:
+        found.close()
+        raise InputError(f"the dashboard can't listen at {address}: {error.strerror}; choose another port") from None
+    return found
+
+
+def _resolved(host: str, port: int) -> Sequence[tuple[int, int, int, str, tuple[object, ...]]]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the IP address ``host`` is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

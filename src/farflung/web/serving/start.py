@@ -1,0 +1,137 @@
+"""Starting a dashboard: for a broker, by the broker, or for folders of runs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from farflung.client.control import ControlClient
+from farflung.clock import wall_time
+from farflung.errors import DiskFull, InputError
+from farflung.security import Ticket, certificate_fingerprint, new_key
+from farflung.security.authority import CertificateAuthority
+from farflung.security.files import read_private, write_private
+from farflung.security.ticket_book import TicketBook
+from farflung.transports.addresses import reachable_host
+from farflung.units import Seconds
+from farflung.web.serving.certificates import host_certificate
+from farflung.web.serving.links import Dashboard, is_loopback, listen, running_dashboard
+from farflung.web.serving.rights import Rights
+from farflung.web.serving.sign_in import SignIn
+from farflung.web.sources.broker_poll import BrokerPoll
+from farflung.web.sources.sources import Sources
+from farflung.worker.membership import join
+
+__all__ = ["serve_broker", "serve_owned", "serve_runs"]
+
+#: Seconds for which the dashboard's own ticket is valid; it makes a new one for each connection.
+_TICKET_SECONDS = Seconds(60.0)
+_STOP = "Press Ctrl-C to stop the dashboard."
+
+
+def serve_owned(descriptor: int, home: Path) -> None:
+    """Serve the broker in ``home`` at an open socket, for the broker, until the broker ends.
+
+    The first line of standard input is the secret of the links.
+    """
+    secret = bytes.fromhex(os.read(sys.stdin.fileno(), 65).decode("ascii"))
+    listening = socket.socket(fileno=descriptor)
+    _serve_home(listening, home, secret, owned=True)
+
+
+def serve_broker(home: Path, address: str, say: Callable[[str], None]) -> None:
+    """Serve the broker in ``home``, which may have ended; if it has a dashboard already, say a new link to that.
+
+    Raises:
+        InputError: the address can't be listened at.
+    """
+    found = running_dashboard(home)
+    if found is not None:
+        say(f"the dashboard of this broker: {found.link()}")
+        return
+    listening = listen(address)
+    dashboard = Dashboard.at(listening)
+    dashboard.save(home)
+    say(f"dashboard: {dashboard.link()}\n{_STOP}")
+    try:
+        _serve_home(listening, home, dashboard.secret, owned=False)
+    finally:
+        dashboard.remove(home)
+
+
+def serve_runs(folders: Sequence[Path], address: str, say: Callable[[str], None]) -> None:
+    """Serve folders of runs, without a broker.
+
+    Raises:
+        InputError: a folder is no run's, or the address can't be listened at, or other machines could reach it.
+    """
+    from farflung.web.serving.server import Serving, serve
+
+    for folder in folders:
+        if not (folder / "job.json").is_file():
+            raise InputError(f"{folder} has no job.json, so it is no run's folder: name a folder below runs/ of a broker")
+    listening = listen(address)
+    if not is_loopback(listening.getsockname()[0]):
+        listening.close()
+        raise InputError(f"--listen {address}: run folders are served to this machine only; use 127.0.0.1 and an ssh tunnel")
+    dashboard = Dashboard.at(listening)
+    say(f"dashboard: {dashboard.link()}\n{_STOP}")
+    rights = Rights(SignIn(dashboard.secret, secrets.token_bytes(32)), lambda: None, None)
+    serve(Serving(listening=listening, sources=Sources(folders=folders), rights=rights))
+
+
+def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: bool) -> None:
+    from farflung.web.serving.server import Serving, serve
+
+    own = listening.getsockname()[0]
+    host, tls = reachable_host("[::]" if own == "::" else own), not is_loopback(own)
+
+    key = new_key()
+
+    def own_client() -> ControlClient:
+        return ControlClient(join(_own_ticket(home), name=f"dashboard-{os.getpid()}", role="client", key=key))
+
+    def ticket_client(text: str) -> ControlClient:
+        name = f"dashboard-{os.getpid()}-{secrets.token_hex(4)}"
+        return ControlClient(join(Ticket.parse(text), name=name, role="client"))
+
+    poll = BrokerPoll(own_client, home / "links.json")
+    rights = Rights(SignIn(secret, _cookie_key(home)), lambda: poll.client, ticket_client)
+    certificate = host_certificate(home, host) if tls else None
+    serving = Serving(
+        listening=listening,
+        sources=Sources(poll=poll, runs=home / "runs"),
+        rights=rights,
+        certificate=certificate,
+        owned=owned,
+    )
+    try:
+        serve(serving)
+    finally:
+        poll.close()
+
+
+def _own_ticket(home: Path) -> Ticket:
+    """Return a new ticket with the owner's rights, as ``farflung ticket issue`` on this machine does."""
+    now = wall_time()
+    credentials = CertificateAuthority.open(home / "authority", now).server_credentials(now)
+    fingerprint = certificate_fingerprint(credentials.certificate)
+    address = (home / "address").read_text(encoding="ascii").strip()
+    book = TicketBook(home / "tickets.sqlite")
+    return book.issue("owner", addresses=[address], fingerprint=fingerprint, now=now, validity=_TICKET_SECONDS)
+
+
+def _cookie_key(home: Path) -> bytes:
+    """Return the key that signs cookies; it stays with the broker's folder."""
+    path = home / "dashboard-key"
+    if path.exists():
+        return read_private(path)
+    key = secrets.token_bytes(32)
+    with suppress(DiskFull):  # then people sign in again after a restart
+        write_private(path, key)
+    return key

@@ -1,0 +1,116 @@
+"""A run as pages see it: the files of its folder, read again when they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from farflung.cluster import Topology
+from farflung.errors import FarflungError
+from farflung.graph import Graph
+from farflung.job import JobSpec
+from farflung.job import from_json as read_job
+from farflung.plan import Plan
+from farflung.telemetry import RunFolder, RunResult
+from farflung.telemetry.log_file import LogPart, read_last
+from farflung.web.sources.run_series import RunSeries
+
+__all__ = ["LiveRun"]
+
+Content = TypeVar("Content")
+
+
+@dataclass(slots=True)
+class _File(Generic[Content]):
+    """A file and what it says, read again when its time or size changes."""
+
+    path: Path
+    parse: Callable[[str], Content]
+    content: Content | None = None
+    problem: str = ""
+    seen: tuple[int, int] | None = None
+
+    def read(self) -> bool:
+        """Returns whether the content is new."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return False
+        seen = (found.st_mtime_ns, found.st_size)
+        if seen == self.seen:
+            return False
+        self.seen = seen
+        try:
+            self.content, self.problem = self.parse(self.path.read_text(encoding="utf-8")), ""
+        except (OSError, UnicodeDecodeError, FarflungError) as error:
+            self.problem = f"{self.path.name}: {error}"
+        return True
+
+
+class LiveRun:
+    """One run. ``refresh`` runs on one thread at a time; pages on the event loop only look."""
+
+    def __init__(self, folder: Path, name: str = "") -> None:
+        """``name``: what pages call it (default: the folder's name)."""
+        self.folder = RunFolder(folder)
+        self.name = name or folder.name
+        self.series = RunSeries(self.folder.metrics)
+        self._job: _File[JobSpec] = _File(self.folder.job, read_job)
+        self._plan: _File[Plan] = _File(self.folder.plan, Plan.from_json)
+        self._topology: _File[Topology] = _File(self.folder.topology, Topology.from_json)
+        self._result: _File[RunResult] = _File(self.folder.result, RunResult.from_json)
+
+    def refresh(self) -> bool:
+        """Read what is new. Returns whether there is more to read at once.
+
+        Raises:
+            DataError: the metrics can't be read.
+        """
+        self.refresh_summary()
+        self._plan.read()
+        self._topology.read()
+        return self.series.read()
+
+    def refresh_summary(self) -> None:
+        """Read job and result if they have changed."""
+        self._job.read()
+        self._result.read()
+
+    @property
+    def job(self) -> JobSpec | None:
+        """The job, ``None`` before the broker has written it."""
+        return self._job.content
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force."""
+        return self._plan.content
+
+    @property
+    def topology(self) -> Topology | None:
+        """Devices and links that the plan was made for."""
+        return self._topology.content
+
+    @property
+    def result(self) -> RunResult | None:
+        """How the run ended, ``None`` while it has not."""
+        return self._result.content
+
+    @property
+    def problems(self) -> list[str]:
+        """What can't be read of this run."""
+        found = [one.problem for one in (self._job, self._plan, self._topology, self._result) if one.problem]
+        return [*found, *([f"metrics.jsonl: {self.series.damaged} damaged lines"] if self.series.damaged else [])]
+
+    def graph(self) -> Graph | None:
+        """Read the graph, which can be large. Takes time; call it on a thread."""
+        try:
+            return Graph.from_json(self.folder.graph.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, FarflungError):
+            return None
+
+    def log(self, lines: int) -> LogPart:
+        """The last ``lines`` of the run's log."""
+        return read_last(self.folder.root / "run.log", lines)

@@ -1,0 +1,42 @@
+"""Jobs of scenarios: presets and texts; runs are in tests/cli/planning/test_run_plan.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farflung.api.submission import bundle_job
+from farflung.api.what_if.sources import MODEL_PRESETS, job_of_text, preset_job
+from farflung.errors import InputError
+from tests.support.planned_jobs import JOB
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("gpt-small", 1.24e6), ("gpt2", 124e6), ("resnet-50", 25.6e6)])
+def test_presets_have_the_size_that_their_title_says(name: str, parameters: float) -> None:
+    graph = bundle_job(preset_job(name), base=Path()).graph
+    found = sum(state.spec.numel for state in graph.states if state.kind == "parameter")
+    assert found == pytest.approx(parameters, rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "parameters"), [("gpt2-large", 774e6), ("gpt2-xl", 1.56e9), ("gpt3-6.7b", 6.7e9)])
+def test_large_presets_too(name: str, parameters: float) -> None:
+    test_presets_have_the_size_that_their_title_says(name, parameters)
+
+
+def test_an_unknown_preset() -> None:
+    assert set(MODEL_PRESETS) >= {"gpt2"}
+    with pytest.raises(InputError, match="no model preset is called 'gpt9'; known are gpt-small, resnet-50, gpt2"):
+        preset_job("gpt9")
+
+
+def test_the_text_of_a_job_file() -> None:
+    assert job_of_text(JOB).name == "tiny"
+    with pytest.raises(InputError, match="not valid TOML: "):
+        job_of_text("a = ")
+    with pytest.raises(InputError, match=r"model is missing: add a \[model\] table"):
+        job_of_text('name = "x"')
+    for text in (JOB.replace('"gpt"', '"model.py:make"'), JOB.replace("heads = 2", 'folder = "/etc"')):
+        with pytest.raises(InputError, match="reads files of the broker's machine, which this page does not do"):
+            job_of_text(text)

@@ -1,0 +1,116 @@
+"""What only one place may do: read frames, and read the time. Each check is first shown to fail on bad code."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "src" / "farflung"
+
+#: ``messages`` turns frames into messages, ``wire`` turns bytes into frames, and the fuzzing kit damages frames.
+READERS_OF_FRAMES = ("messages", "wire", "testing")
+#: ``time.struct_time`` is a type.
+TIME_TYPES = {"struct_time"}
+
+
+def is_frame(annotation: ast.expr | None) -> bool:
+    return annotation is not None and ast.unparse(annotation).split("[")[0].split(" ")[0] in ("Frame", "frames.Frame")
+
+
+def frame_reads(source: str) -> list[str]:
+    """Where code reads the kind or the header of a frame, or matches a frame by its fields."""
+    tree = ast.parse(source)
+    arguments = [argument for node in ast.walk(tree) if isinstance(node, ast.arguments) for argument in ast.walk(node)]
+    frames = {found.arg for found in arguments if isinstance(found, ast.arg) and is_frame(found.annotation)} | {"frame"}
+    frames |= {
+        ast.unparse(node.target) for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and is_frame(node.annotation)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (
+            node.attr == "header" or (node.attr == "kind" and ast.unparse(node.value).rpartition(".")[2] in frames)
+        ):
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")
+        elif isinstance(node, ast.MatchClass) and ast.unparse(node.cls) == "Frame":
+            found.append(f"line {node.lineno}: case Frame")
+    return found
+
+
+def time_reads(source: str) -> list[str]:
+    """Where code reads the time by itself, or sleeps."""
+    tree, found = ast.parse(source), []
+    imported = any(isinstance(node, ast.Import) and any(name.name == "time" for name in node.names) for node in ast.walk(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id == "time" and imported and node.attr not in TIME_TYPES:
+                found.append(f"line {node.lineno}: time.{node.attr}")
+            elif node.value.id in ("datetime", "date") and node.attr in ("now", "utcnow", "today"):
+                found.append(f"line {node.lineno}: {node.value.id}.{node.attr}")
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            found.append(f"line {node.lineno}: from time import")
+    return found
+
+
+def files(*, outside: tuple[str, ...]) -> list[Path]:
+    return [path for path in sorted(SOURCES.rglob("*.py")) if path.relative_to(SOURCES).parts[0] not in outside]
+
+
+def test_frames_are_read_in_one_place() -> None:
+    found = {str(path.relative_to(ROOT)): frame_reads(path.read_text()) for path in files(outside=READERS_OF_FRAMES)}
+    assert {name: reads for name, reads in found.items() if reads} == {}, "decode the frame, and route the message by its type"
+
+
+def test_the_time_comes_from_the_clock() -> None:
+    found = {str(path.relative_to(ROOT)): time_reads(path.read_text()) for path in files(outside=("clock.py",))}
+    assert {name: reads for name, reads in found.items() if reads} == {}, "use farflung.clock"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if frame.kind == 'value': pass",
+        "run = frame.header['run']",
+        "def f(peer: str, came: Frame) -> None:\n    return came.kind",
+        "def f(peer: str, came: Frame | None) -> None:\n    return came.kind",
+        "came: Frame = take()\nprint(came.kind)",
+        "match came:\n    case Frame(kind='value'): pass",
+        "self.frame.kind",
+    ],
+)
+def test_the_check_of_frames_finds(source: str) -> None:
+    assert len(frame_reads(source)) == 1
+
+
+@pytest.mark.parametrize("source", ["fault.kind == 'kill'", "meta.to_header()", "def f(frame: Frame) -> None:\n    send(frame)"])
+def test_the_check_of_frames_passes(source: str) -> None:
+    assert frame_reads(source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\ntime.monotonic()",
+        "import time\nnow = time.perf_counter",
+        "from time import sleep",
+        "datetime.now()",
+        "def f():\n    import time\n    time.strftime('%H')",
+    ],
+)
+def test_the_check_of_time_finds(source: str) -> None:
+    assert len(time_reads(source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from farflung.clock import monotonic",
+        "import time\nx: time.struct_time",
+        "self.time.now()",
+        "time = 1.0 * array\ntime.shape",
+    ],
+)
+def test_the_check_of_time_passes(source: str) -> None:
+    assert time_reads(source) == []

@@ -1,0 +1,239 @@
+"""A person watches a real run of three workers in Chromium, sees one die, and stops the run."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.support.browser import Visitor, axe_script, chromium, launched, visiting
+from tests.support.command_processes import Program
+from tests.support.loopback import text_folder
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+
+JOB = """
+name = "watched <b>run</b>"
+steps = 100000
+micro_batch_sizes = [2, 2]
+[model]
+recipe = "gpt"
+args = { vocab = 256, sequence = 16, layers = 3, width = 16, heads = 2 }
+[data]
+kind = "text"
+path = "corpus"
+tokenizer = "bytes"
+sequence = 16
+eval_fraction = 0.1
+[optimizer]
+name = "sgd"
+lr = 1e-3
+[checkpoint]
+every = 20
+[evaluate]
+every = 20
+batches = 2
+[plan]
+planner = "equal_compute"
+"""
+
+
+class Cluster:
+    """A broker with its dashboard, three workers, and a run."""
+
+    def __init__(self, place: Path, stack: ExitStack) -> None:
+        self._place, self._stack = place, stack
+        text_folder(place)
+        (place / "job.toml").write_text(JOB)
+        self.home = str(place / "broker")
+        self.broker = self.start("broker", "broker", "--listen", "127.0.0.1:0", "--home", self.home, "--web", "127.0.0.1:0")
+        self.link = self.broker.until(r"http://\S+/sign-in#\S+")[0]
+        self.ticket = self.broker.until(r"--ticket (\S+)")[1]
+        join = self.broker.until(r"farflung join (\S+)")[1]
+        self.workers = {
+            name: self.start(name, "join", join, "--name", name, "--listen", "127.0.0.1:0") for name in ("ada", "bob", "eve")
+        }
+        for worker in self.workers.values():
+            worker.until("joined the broker")
+        submitted = self.start("submit", "submit", "job.toml", "--home", self.home)
+        self.run = submitted.until(r"run-[0-9a-f]+")[0]
+        submitted.until("training starts")
+
+    def start(self, name: str, *arguments: str) -> Program:
+        program = Program(self._place, name, *arguments)
+        self._stack.callback(program.process.wait, 30)
+        self._stack.callback(program.process.kill)
+        return program
+
+    def new_link(self) -> str:
+        number = len(list(self._place.glob("link-*.log")))
+        return self.start(f"link-{number}", "web", "--home", self.home).until(r"http://\S+/sign-in#\S+")[0]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched(chromium()) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cluster(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.delenv("PYTEST_CURRENT_TEST", raising=False)  # NiceGUI serves tests in another way
+        yield Cluster(tmp_path_factory.mktemp("watched"), stack)
+
+
+@pytest.fixture(scope="module")
+def state(cluster: Cluster, browser: Any) -> Any:
+    """The cookies of somebody who has opened the link of the broker."""
+    with visiting(browser) as visitor:
+        visitor.page.goto(cluster.link)
+        visitor.sees("ada")
+        assert "#" not in visitor.page.url
+        (cookie,) = visitor.page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        found = visitor.page.context.storage_state()
+    with visiting(browser) as other:
+        other.page.goto(cluster.link)
+        other.sees("this link was used already")
+    return found
+
+
+def base(cluster: Cluster) -> str:
+    return f"http://{urlsplit(cluster.link).netloc}"
+
+
+def assert_clean(visitor: Visitor, cluster: Cluster) -> None:
+    assert visitor.problems == []
+    assert visitor.hosts == {urlsplit(cluster.link).netloc}
+
+
+@pytest.mark.parametrize(("dark", "narrow"), [(False, False), (True, False), (False, True), (True, True)])
+def test_every_page_is_clean_and_accessible(cluster: Cluster, state: Any, browser: Any, dark: bool, narrow: bool) -> None:
+    for path in ("/cluster", "/runs", f"/run/{cluster.run}", f"/compare/{cluster.run}"):
+        with visiting(browser, dark=dark, narrow=narrow, state=state) as visitor:
+            page = visitor.page
+            page.goto(base(cluster) + path)
+            page.locator("#main h1").wait_for()
+            page.locator(".ff-chart canvas, .ff-table").first.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is wider than the window"
+            assert page.evaluate("document.body.classList.contains('body--dark')") is dark
+            assert_clean(visitor, cluster)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(cluster: Cluster, state: Any, browser: Any, dark: bool) -> None:
+    script = axe_script()
+    for path in ("/cluster", "/runs", f"/run/{cluster.run}", f"/compare/{cluster.run}"):
+        with visiting(browser, dark=dark, narrow=dark, state=state) as visitor:
+            visitor.page.goto(base(cluster) + path)
+            visitor.page.locator(".ff-chart canvas, .ff-table").first.wait_for()
+            visitor.page.evaluate(script)
+            found = visitor.page.evaluate("axe.run()")
+            serious = [(one["id"], one["nodes"]) for one in found["violations"] if one["impact"] in ("serious", "critical")]
+            assert serious == [], path
+
+
+def test_names_from_outside_are_text(cluster: Cluster, state: Any, browser: Any) -> None:
+    with visiting(browser, state=state) as visitor:
+        visitor.page.goto(f"{base(cluster)}/run/{cluster.run}")
+        visitor.sees("watched <b>run</b>")
+        visitor.page.goto(f"{base(cluster)}/run/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
+        visitor.sees("<img src=x onerror=alert(1)>")
+        assert visitor.page.locator("#main img").count() == 0
+
+
+def test_a_viewer_has_no_buttons(cluster: Cluster, state: Any, browser: Any) -> None:
+    with visiting(browser, state=state) as owner:
+        owner.page.goto(f"{base(cluster)}/cluster")
+        owner.page.get_by_role("button", name="Share read-only link").click()
+        link = owner.page.get_by_text(re.compile("/sign-in#")).inner_text()
+    with visiting(browser) as viewer:
+        viewer.page.goto(link)
+        viewer.sees("ada")
+        assert viewer.page.get_by_role("button", name="Drain").count() == 0
+        viewer.page.goto(f"{base(cluster)}/run/{cluster.run}")
+        viewer.page.locator(".ff-chart canvas").first.wait_for()
+        assert viewer.page.get_by_role("button", name="Stop").count() == 0
+        assert viewer.page.get_by_role("link", name=re.compile("Export")).count() == 0
+        assert viewer.page.request.get(f"{base(cluster)}/export/{cluster.run}/20").status == 404
+        assert_clean(viewer, cluster)
+
+
+def test_a_submit_ticket_sees_only_its_own_runs(cluster: Cluster, browser: Any, state: Any) -> None:
+    del state  # the owner's link is used up before
+    with visiting(browser) as visitor:
+        visitor.page.goto(f"{base(cluster)}/sign-in")
+        visitor.page.get_by_label("Link or ticket").fill(cluster.ticket)
+        visitor.page.keyboard.press("Enter")
+        visitor.sees("ada")
+        visitor.page.goto(f"{base(cluster)}/run/{cluster.run}")
+        visitor.sees("belongs to somebody else")
+
+
+def test_the_run_is_watched_a_worker_dies_and_the_run_is_stopped(cluster: Cluster, browser: Any, state: Any) -> None:
+    with visiting(browser, state=state) as visitor, visiting_also(visitor) as machines:
+        page = visitor.page
+        page.goto(f"{base(cluster)}/run/{cluster.run}")
+        before = shown_step(page)
+        page.wait_for_function(f"parseInt(document.querySelector('.ff-figures dd').textContent) > {before}")
+        machines.page.goto(f"{base(cluster)}/cluster")
+        machines.page.get_by_role("button", name="Pause eve").wait_for()
+        cluster.workers["eve"].kill(signal.SIGKILL)
+        machines.page.locator("tr", has_text="eve").get_by_text("gone").wait_for()
+        visitor.sees("resumed after")
+        after = shown_step(page)
+        page.wait_for_function(f"parseInt(document.querySelector('.ff-figures dd').textContent) > {after}")
+        with page.expect_download() as download:
+            page.get_by_role("link", name=re.compile("Export step")).first.click()
+        assert download.value.suggested_filename.startswith(cluster.run)
+        page.get_by_role("button", name="Stop").focus()
+        page.keyboard.press("Enter")  # by keyboard alone
+        page.get_by_role("alertdialog").get_by_role("button", name="Stop").click()
+        page.locator(".ff-title .ff-badge", has_text="stopped").wait_for()
+        page.get_by_role("button", name="Continue").wait_for()
+        assert_clean(visitor, cluster)
+        assert_clean(machines, cluster)
+
+
+def visiting_also(visitor: Visitor) -> Any:
+    """Another window of the same browser."""
+
+    class Window:
+        def __enter__(self) -> Visitor:
+            self.page = visitor.page.context.new_page()
+            return Visitor(self.page)
+
+        def __exit__(self, *_: object) -> None:
+            self.page.close()
+
+    return Window()
+
+
+def shown_step(page: Any) -> int:
+    page.wait_for_function("parseInt(document.querySelector('.ff-figures dd')?.textContent) > 0")
+    return int(page.evaluate("parseInt(document.querySelector('.ff-figures dd').textContent)"))
+
+
+def test_another_link_is_had_from_the_command_line(cluster: Cluster, browser: Any, state: Any) -> None:
+    del state
+    with visiting(browser) as visitor:
+        visitor.page.goto(cluster.new_link())
+        visitor.sees("ada")
+
+
+def test_a_finished_run_is_shown_without_a_broker(cluster: Cluster, browser: Any) -> None:
+    folder = str(Path(cluster.home) / "runs" / cluster.run)
+    shown = cluster.start("files", "web", folder, "--listen", "127.0.0.1:0")
+    with visiting(browser) as visitor:
+        visitor.page.goto(shown.until(r"http://\S+/sign-in#\S+")[0])
+        visitor.page.get_by_role("link", name=cluster.run).click()
+        visitor.page.locator(".ff-chart canvas").first.wait_for()
+        assert visitor.page.get_by_role("button", name="Stop").count() == 0
+        assert visitor.problems == []
