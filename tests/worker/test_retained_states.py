@@ -25,15 +25,11 @@ class Held:
     """States ``names`` of step ``step``."""
 
     def __init__(self, step: int, names: str) -> None:
-<<<<<<< HEAD
-        self.holding = Holding(step=step, committed=step, states=frozenset(names))
+        self.retained_state = RetainedState(step=step, committed=step, states=frozenset(names))
         self.released = False
 
     def release(self) -> None:
         self.released = True
-=======
-        self.retained_state = RetainedState(step=step, committed=step, states=frozenset(names))
->>>>>>> main
 
     def advance(self, decision: Decision) -> None:
         raise AssertionError("nothing is ready")

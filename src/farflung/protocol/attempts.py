@@ -15,6 +15,7 @@ from farflung.protocol.events import (
     ENGINE_CRASHED,
     INPUT_ERROR,
     PLAN_ERROR,
+    TRAINING_ERROR,
     AbortRun,
     BetterPlan,
     Command,
@@ -123,7 +124,7 @@ class Attempts:
             run.crashed.append(event.name)
             if len(run.crashed) >= _CRASHES:
                 often = f"the job has ended the processes of {len(run.crashed)} attempts and is not tried again"
-                return self._fail(run, f"worker {event.name}: {event.cause}; {often}", ENGINE_CRASHED)
+                return self._fail(run, replace(event, cause=f"worker {event.name}: {event.cause}; {often}"))
         if event.name in run.helpers and not _stale(event, run):
             return self._helpers.fail(run, event.name, event.cause)
         if run.state.over or (event.name and event.name not in run.devices) or event.name in run.ended or _stale(event, run):
@@ -131,20 +132,16 @@ class Attempts:
         if not event.name:
             return self._fail(run, event)
         if event.lost_peer:  # the cause names the lost peer, whose own session may break a moment later
-<<<<<<< HEAD
-            return self.lose(run, f"{event.cause} (told by worker {event.name})")
-        if event.kind == ENGINE_CRASHED:  # the worker is well, and its process's states are elsewhere or in the checkpoint
-            return self.lose(run, f"worker {event.name}: {event.cause}", ENGINE_CRASHED)
-        return self._fail(run, f"worker {event.name}: {event.cause}", event.kind)
-=======
             cause = f"{event.cause} (told by worker {event.name})"
             run.accuser = event.name
             # a broken link looks the same from here, so this alone leads to no quarantine
             offense = Offense(f"it reported a loss of a peer that was there: {event.cause}", 1, LAST)
             self._state.standing.offend(event.name, offense)
             return self.lose(run, cause)
-        return self._fail(run, replace(event, cause=f"worker {event.name}: {event.cause}"))
->>>>>>> main
+        failure = replace(event, cause=f"worker {event.name}: {event.cause}")
+        if event.kind == ENGINE_CRASHED:  # the worker is well, and its process's states are elsewhere or in the checkpoint
+            return self.lose(run, failure.cause, ENGINE_CRASHED)
+        return self._fail(run, failure)
 
     def better(self, event: BetterPlan) -> list[Command]:
         """End the attempt as after a loss; but all workers retain the last committed step, so nothing is repeated."""
@@ -174,11 +171,7 @@ class Attempts:
             return [*self._abort(run, cause), *self.finish(run, RunState.STOPPED)]
         if run.lost >= run.recoveries:
             often = f" ({run.lost} recoveries without a new step came before)" if run.lost else ""
-<<<<<<< HEAD
-            return self._fail(run, cause + often, kind)
-=======
-            return self._fail(run, RunFailed(run=run.run, cause=cause + often))
->>>>>>> main
+            return self._fail(run, RunFailed(run=run.run, cause=cause + often, kind=kind))
         run.lost += 1
         return self._drop(run, RecoverRun(run=run.run, cause=cause))
 

@@ -138,14 +138,9 @@ class Helper(RunPart):
         self._server = command.server
         self._servers = frozenset({command.server, *command.addresses})
         self._stage, self._device = command.stage, command.device
-<<<<<<< HEAD
-        #: While there are none, frames are dropped: the helper is not ready yet, or over.
-        self._slices: StageSlices | None = None
-        self._engine: Engine | None = None
-=======
         #: While there is none, messages are dropped: the helper is not ready yet, or over.
         self._open: PeerRouter | None = None
->>>>>>> main
+        self._engine: Engine | None = None
         self._inbox = _Inbox()
         #: When the broker asked for help, until the first slice is computed.
         self._asked_at: float | None = monotonic()
@@ -194,15 +189,10 @@ class Helper(RunPart):
     def _work(self) -> None:
         services, setup = self._services, self._setup()
         slices = StageSlices(setup, self._stage)
-<<<<<<< HEAD
         engine = self._engine = services.engine.attempt(services.device, services.memory)
         engine.set_threads(setup.job.threads)
         runners = open_stage(engine, services.device, setup, self._stage, slices.pieces)
-        self._slices = slices
-=======
-        runners = open_stage(services.engine, services.device, setup, self._stage, slices.pieces)
         self._open = self._router(slices)
->>>>>>> main
         services.log(f"run {self.run}: ready to help {self._server} with stage {self._stage}")
         services.report(Helping(run=self.run, attempt=self.attempt))
         self._serve(slices, runners)
@@ -256,10 +246,6 @@ class Helper(RunPart):
         return f"run {self.run}: helps no more: {cause}", UNSET
 
     def _close(self) -> None:
-<<<<<<< HEAD
-        self._slices = None
+        self._open = None
         if self._engine is not None:
             self._engine.end()
-=======
-        self._open = None
->>>>>>> main

@@ -81,17 +81,12 @@ class CarriedOver:
     ended: EndedAttempt | None = None
 
 
-<<<<<<< HEAD
 def _ignore_phase(text: str) -> None:
     del text
 
 
-def _ignore(wishes: OwnerWishes) -> None:
-    del wishes
-=======
 def _ignore(request: OwnerRequest) -> None:
     del request
->>>>>>> main
 
 
 class Worker:

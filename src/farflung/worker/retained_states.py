@@ -91,18 +91,11 @@ class RetainedStates:
             if run == self._forgotten:
                 return
             if self._run != run:
-<<<<<<< HEAD
                 self._drop()
                 self._run = run
-            fresh = [one.holding for one in held]
-            covered = [one for one in self._held if any(_covers(new, one.holding) for new in fresh)]
-            self._held = [one for one in self._held if one not in covered]
-=======
-                self._run, self._held = run, []
-                self._parked.clear()
             fresh = [one.retained_state for one in held]
-            self._held = [one for one in self._held if not any(_covers(new, one.retained_state) for new in fresh)]
->>>>>>> main
+            covered = [one for one in self._held if any(_covers(new, one.retained_state) for new in fresh)]
+            self._held = [one for one in self._held if one not in covered]
             self._held += held
             for one in covered:
                 one.release()
@@ -140,17 +133,10 @@ class RetainedStates:
         with self._lock:
             if self._run != run:
                 return
-<<<<<<< HEAD
             for held in list(self._held):
-                holding = held.holding
-                if holding.ready and holding.step == continuation.step - 1 and continuation.decision is not None:
-                    self._alive(held, partial(held.advance, continuation.decision))
-=======
-            for held in self._held:
                 retained_state = held.retained_state
                 if retained_state.ready and retained_state.step == continuation.step - 1 and continuation.decision is not None:
-                    held.advance(continuation.decision)
->>>>>>> main
+                    self._alive(held, partial(held.advance, continuation.decision))
             self._open = (attempt, frozenset(peers), continuation.step)
             parked, self._parked = self._parked, {}
         for peer, (endpoint, _, wanted) in parked.items():
@@ -160,16 +146,10 @@ class RetainedStates:
         """Those of ``states`` after ``step`` steps that are retained here, packed."""
         found: dict[str, Array] = {}
         with self._lock:
-<<<<<<< HEAD
             for held in list(self._held) if self._run == run else ():
-                if held.holding.step == step:
-                    wanted = [name for name in states if name in held.holding.states]
-                    found = {**(self._alive(held, partial(held.read, wanted)) or {}), **found}
-=======
-            for held in self._held if self._run == run else ():
                 if held.retained_state.step == step:
-                    found = {**held.read([name for name in states if name in held.retained_state.states]), **found}
->>>>>>> main
+                    wanted = [name for name in states if name in held.retained_state.states]
+                    found = {**(self._alive(held, partial(held.read, wanted)) or {}), **found}
         return found
 
     def _alive(self, held: Held, use: Callable[[], Used]) -> Used | None:

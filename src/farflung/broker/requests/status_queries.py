@@ -185,12 +185,8 @@ class StatusQueries:
             "kind": member.offer.kind,
             "description": member.offer.description,
             "versions": dict(member.offer.versions),
-<<<<<<< HEAD
             "isolation": member.offer.isolation,
-            "idle": idle_reason(member, one.facts),
-=======
             "idle": one.standing or idle_reason(member, one.facts),
->>>>>>> main
             "shares_with": [other for other in host if other != name],
         }
 

@@ -15,13 +15,8 @@ import typer
 from farflung.cli.cluster.observation import WorkerObservation
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import default_name, members_folder, own_key, worker_log
-<<<<<<< HEAD
-from farflung.cli.options import VerboseOption, host, quantity, readable_folder
-from farflung.errors import FarflungError, InputError
-=======
 from farflung.cli.options import MetricsOption, VerboseOption, host, quantity, readable_folder
-from farflung.errors import FarflungError
->>>>>>> main
+from farflung.errors import FarflungError, InputError
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
 from farflung.telemetry.terminal import terminal
@@ -68,14 +63,11 @@ def join(
         ),
     ] = False,
     no_relay: Annotated[bool, typer.Option("--no-relay", help="Do not relay traffic between other workers.")] = False,
-<<<<<<< HEAD
     isolation: Annotated[
         str,
         typer.Option(help="Compute each job in a locked process: auto (as far as this system can), required, or off."),
     ] = "auto",
-=======
     metrics: MetricsOption = None,
->>>>>>> main
     verbose: VerboseOption = False,
 ) -> None:
     """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
