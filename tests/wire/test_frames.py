@@ -16,7 +16,7 @@ from farflung.errors import VersionError, WireError
 from farflung.wire.frames import Frame, FrameDecoder, FrameLimits, decode_frame, encode_frame
 from farflung.wire.packed import pack_value, unpack_value
 
-SMALL = FrameLimits(max_header=4096, max_sections=8, max_bytes=1 << 16, max_depth=4)
+SMALL = FrameLimits(max_header=4096, max_sections=8, max_bytes=1 << 16, max_depth=4, max_items=100)
 HEADER = {"step": 7, "names": ["a", "b"], "loss": 0.5, "raw": b"\0\1", "none": None, "yes": True}
 FRAME = Frame("grad", HEADER, (b"abc", b"", b"defgh"))
 #: The bytes of Frame("hi", {"n": 1}, (b"abc",)): other languages can check themselves against them.
@@ -156,6 +156,7 @@ def test_plain_values_survive(value: object) -> None:
         (sealed(b"", b"\x92\xa1a\xdb\xff\xff\xff\xff"), "truncated header"),
         (sealed(b"", b"\x92\xa1a"), "truncated header: it ends after 3 bytes inside a value"),
         (sealed(b"", b"\x91" * 20 + b"\x01"), "nested deeper than 4 levels"),
+        (sealed(b"", b"\xdc\x00\x70" + b"\x90" * 112), "it has more than 100 items"),
         (sealed(b"", b"\x92\xa1a\x80\x01"), "bad header: 1 bytes follow its end"),
     ],
 )

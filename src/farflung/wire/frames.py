@@ -56,12 +56,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLimits:
-    """The most that a receiver takes: bytes of the header, number of sections, bytes of all sections, nesting of the header."""
+    """The most that a receiver takes: bytes of the header, number of sections, bytes of all sections, nesting and items of the
+    header."""
 
     max_header: int = 4 << 20
     max_sections: int = 4096
     max_bytes: int = 4 << 30
     max_depth: int = 16
+    max_items: int = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +299,7 @@ def _read_head(data: memoryview, head: _Head, limits: FrameLimits) -> tuple[_Hea
     entries: Sequence[tuple[int, int]] = list(_ENTRY.iter_unpack(data[_PRELUDE.size : table_end]))
     lengths = tuple(length for length, _ in entries)
     _check_sizes(head.header_bytes, head.count, sum(lengths), limits)
-    value = unpack_value(data[table_end:], limits.max_depth)
+    value = unpack_value(data[table_end:], limits.max_depth, limits.max_items)
     if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], dict)):
         raise WireError("bad header: it must be a kind (text) and a map")
     full = _Head(
