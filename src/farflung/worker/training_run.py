@@ -196,7 +196,7 @@ class TrainingRun(RunPart):
         feed = FileFeed(bundle, setup, self._services.place.base, confined=self._services.place.confined)
         feed.check()
         if feed.samples is not None:
-            check_samples(setup.job, setup.ways, feed.samples)
+            check_samples(setup.job, setup.routes, feed.samples)
         return feed, feed.fingerprint()
 
     def _take(self, key: DataKey) -> Array:
