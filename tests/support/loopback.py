@@ -34,6 +34,7 @@ from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
+from farflung.worker.observer import WorkObserver
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
 from tests.support.watched_runs import watched
@@ -195,12 +196,13 @@ class Loopback:
         listen: str = "127.0.0.1:0",
         reliable: bool = True,
         on_owner: Callable[[Mapping[str, Any]], None] = lambda header: None,
+        observer: WorkObserver | None = None,
     ) -> Worker:
         """One more worker; ``data``: its own data folder; an empty ``listen``: it can't be dialled."""
         said = self.said[name] = []
         options = WorkerOptions(listen=listen, memory=memory, data=data or self.home, any_path=any_path, reliable=reliable)
         member = join(self.ticket("join"), name=name, role="worker", key=self.key)
-        worker = Worker(member, options, said.append, on_owner=on_owner)
+        worker = Worker(member, options, said.append, on_owner=on_owner, observer=observer)
         thread = threading.Thread(target=_serve, args=(worker,), name=f"worker-{name}", daemon=True)
         thread.start()
         self.threads.append(thread)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 import zlib
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -225,3 +226,15 @@ def test_bombs_take_no_memory() -> None:
 
 def test_the_header_is_ordinary_msgpack() -> None:
     assert msgpack.unpackb(encode_frame(FRAME)[0][16 + 36 :]) == ["grad", dict(FRAME.header)]
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_received_frame_knows_its_bytes(checksum: bool) -> None:
+    sent = Frame("some", {"a": [1, "b"]}, (b"", b"1234", bytes(70_000)))
+    data = b"".join(map(bytes, encode_frame(sent, checksum=checksum)))
+    decoder = FrameDecoder()
+    streamed = [frame for start in range(0, len(data), 1000) for frame in decoder.feed(data[start : start + 1000])]
+    assert [frame.nbytes for frame in (decode_frame(data), *streamed)] == [len(data)] * 2
+    assert sent.nbytes == 0, "it was made here"
+    assert streamed == [sent]
+    assert replace(streamed[0], header={}).nbytes == 0, "another frame"

@@ -22,7 +22,7 @@ from farflung.broker.links.reachability import DIAL_SECONDS, Dial, Reachability
 from farflung.broker.links.relays import Relays
 from farflung.broker.links.routes import Routes
 from farflung.broker.links.table import LinkTable
-from farflung.broker.notices import Notices
+from farflung.broker.notices import MessageTaker, Notices
 from farflung.broker.planning import Judge
 from farflung.broker.quotas import TicketQuotas
 from farflung.broker.records.broker_log import BrokerLog
@@ -145,12 +145,8 @@ class Broker:
 
         trackers = RunTrackers(self.runs, warn, storage.trackers)
         opening.callback(trackers.close)
-
-        def log_message(run: str, message: Message, records: int) -> None:
-            log.message(run, message, records)
-            trackers.message(run, message)
-
-        notices = Notices(say, self.runs, log_message)
+        self._message_takers: list[MessageTaker] = [log.message, trackers.message]
+        notices = Notices(say, self.runs, self._take_message)
         self.network = self._make_network(links, _dialer(credentials, say))
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
@@ -259,6 +255,15 @@ class Broker:
     def ticket(self, scope: str = "join", validity: Seconds = _DAY) -> Ticket:
         """Return a new ticket: ``join`` for workers, ``submit`` for clients, ``owner`` for clients with all rights."""
         return self._admission.ticket(scope, self.address, validity)
+
+    def observe(self, take: MessageTaker) -> Callable[[], None]:
+        """Call ``take`` with what the watchers of each run receive; it must not wait. Return what ends that."""
+        self._message_takers = [*self._message_takers, take]
+        return lambda: setattr(self, "_message_takers", [one for one in self._message_takers if one is not take])
+
+    def _take_message(self, run: str, message: Message, records: int) -> None:
+        for take in self._message_takers:
+            take(run, message, records)
 
     def close(self) -> None:
         """End all runs and sessions, and join all threads; workers see that their broker ends."""

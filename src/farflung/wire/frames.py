@@ -50,6 +50,8 @@ class Frame:
     kind: str
     header: Mapping[str, Any] = field(default_factory=dict)
     sections: tuple[memoryview | bytes, ...] = ()
+    #: Bytes on the wire of a frame that was received (0: it was made here).
+    nbytes: int = field(default=0, init=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ def decode_frame(buffer: Buffer, limits: FrameLimits | None = None) -> Frame:
     for index, length in enumerate(head.lengths):
         sections.append(_checked_section(view[start : start + length], head, index))
         start += length
-    return Frame(kind, header, tuple(sections))
+    return _received(kind, header, sections, len(view))
 
 
 def decode_parts(
@@ -132,6 +134,12 @@ def decode_parts(
     if frame.kind != kind:
         raise WireError(f"the frame is a {frame.kind!r:.40}")
     return frame.header, frame.sections
+
+
+def _received(kind: str, header: dict[str, Any], sections: Sequence[memoryview], nbytes: int) -> Frame:
+    frame = Frame(kind, header, tuple(sections))
+    object.__setattr__(frame, "nbytes", nbytes)  # nobody else has seen the frame yet
+    return frame
 
 
 def run_of(frame: Frame) -> str:
@@ -237,7 +245,7 @@ class FrameDecoder:
             if length:
                 return None
             _checked_section(self._sections[-1], head, len(self._sections) - 1)
-        return Frame(kind, header, tuple(self._sections))
+        return _received(kind, header, self._sections, len(self._pending) + sum(head.lengths))
 
 
 def _as_bytes(section: memoryview | bytes, index: int) -> memoryview | bytes:

@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 import threading
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
+from farflung.cli.cluster.observation import observed_broker
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
-from farflung.cli.options import HomeOption, VerboseOption, host, quantity
+from farflung.cli.options import HomeOption, MetricsOption, VerboseOption, host, quantity
 from farflung.units import Bytes, Seconds
 
 __all__ = ["register"]
@@ -37,6 +39,7 @@ def broker(
     ] = None,
     no_web: Annotated[bool, typer.Option("--no-web", help="Start no dashboard.")] = False,
     mirror: Annotated[str | None, typer.Option(help="Copy checkpoints to an object store, e.g. s3://bucket/folder.")] = None,
+    metrics: MetricsOption = None,
     trackers: Annotated[
         str | None, typer.Option(help="Experiment trackers that submitters may use with your accounts, e.g. wandb,mlflow.")
     ] = None,
@@ -51,6 +54,7 @@ def broker(
     from farflung.broker.records.run_folders import StorageSettings
     from farflung.cli.cluster.broker_dashboard import open_dashboard
     from farflung.cli.cluster.broker_service import broker_service
+    from farflung.tracking import tracker_names
     from farflung.transports.addresses import congestion_control
     from farflung.transports.descriptors import raise_descriptor_limit
 
@@ -58,7 +62,7 @@ def broker(
     if service:
         given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
         given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--queue-limit": str(queue_limit)}
-        given |= {"--web": web, "--no-web": "" if no_web else None}
+        given |= {"--metrics": metrics, "--web": web, "--no-web": "" if no_web else None}
         for line in broker_service(given, broker_folder(folder), user=user):
             typer.echo(line)
         return
@@ -67,8 +71,6 @@ def broker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     place, say = broker_folder(folder), timed_log(verbose=verbose)
-    from farflung.tracking import tracker_names
-
     storage = StorageSettings(
         run=quantity(Bytes, run_limit, "--run-limit"),
         ticket=quantity(Bytes, ticket_limit, "--ticket-limit"),
@@ -78,7 +80,9 @@ def broker(
     )
     served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, storage=storage)
     own = dashboard = None
+    observed = ExitStack()
     try:
+        observed.enter_context(observed_broker(served, metrics, typer.echo))
         own = served.ticket("owner", validity)
         keep_ticket(own, place)
         typer.echo(f"broker at {served.address} (members: port {served.member_port}), tickets valid for {valid}")
@@ -104,6 +108,7 @@ def broker(
             dashboard.close()
         if own is not None:
             drop_ticket(own, place)
+        observed.close()
         served.close()
 
 
