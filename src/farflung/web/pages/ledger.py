@@ -54,9 +54,7 @@ class _LedgerPage:
                 self._choose, [Choice(name="run", label="Show", options=[(_ALL, "all runs"), *((name, name) for name in names)])]
             )
             button("Download CSV", self._download)
-        note("What each machine contributed to runs: samples, work, traffic, hours and energy; and what it cost.").classes(
-            "ff-lead"
-        )
+        lead("What each machine contributed to runs: samples, work, traffic, hours and energy; and what it cost.")
         self._error = markup(tag="p").classes("ff-error").props('role="status"')
         self._figures = Figures(_headline([]))
         with grid():

@@ -79,23 +79,13 @@ class HtmlTable:
             empty = f'<p class="ff-empty">{escape(self._empty)}</p>'
             self._box.set_content(table_html(self._label, self._head, rows, self._text_columns) if rows else empty)
 
-<<<<<<< HEAD
-=======
-    def _html(self, rows: Sequence[Sequence[Cell]]) -> str:
-        head = "".join(f'<th scope="col"{self._class(i)}>{escape(name)}</th>' for i, name in enumerate(self._head))
-        body = "".join(self._row(row) for row in rows)
-        return (
-            f'<div class="ff-scroll" tabindex="0" role="region" aria-label="{escape(self._label)}, table">'
-            f'<table class="ff-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        )
->>>>>>> main
 
 def table_html(label: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], text_columns: int = 1) -> Markup:
     """Return a table that scrolls within its place (see ``HtmlTable``)."""
     names = "".join(f'<th scope="col"{_class(i, text_columns)}>{escape(name)}</th>' for i, name in enumerate(head))
     body = "".join(_row(row, len(head), text_columns) for row in rows)
     return Markup(
-        f'<div class="ff-scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table class="ff-table">'
+        f'<div class="ff-scroll" tabindex="0" role="region" aria-label="{escape(label)}, table"><table class="ff-table">'
         f"<thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
