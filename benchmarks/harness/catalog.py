@@ -58,5 +58,6 @@ for _module, _name in {
     "training.trace_cost": "TraceCost",
     "network.transport": "Transport",
     "training.sync_strategies": "SyncStrategies",
+    "commands.web": "Web",
 }.items():
     BENCHMARKS.add(_module.rpartition(".")[2].replace("_", "-"), partial(_load, _module, _name))
