@@ -19,7 +19,7 @@ from farflung.web.widgets.chart import Chart
 from farflung.web.widgets.figures import Figures
 from farflung.web.widgets.form import Choice, Form
 from farflung.web.widgets.html_table import Cell, HtmlTable, Markup, cell, link, markup
-from farflung.web.widgets.layout import button, card, grid, note, title
+from farflung.web.widgets.layout import button, card, grid, lead, note, title
 
 __all__ = ["build"]
 
