@@ -63,8 +63,7 @@ def broker(
         given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
         given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--queue-limit": str(queue_limit)}
         given |= {"--metrics": metrics, "--web": web, "--no-web": "" if no_web else None}
-        for line in broker_service(given, broker_folder(folder), user=user):
-            typer.echo(line)
+        typer.echo("\n".join(broker_service(given, broker_folder(folder), user=user)))
         return
     raise_descriptor_limit()
     over = threading.Event()
