@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from farflung.errors import InputError
 
-__all__ = ["has_web", "require_torch", "require_web"]
+__all__ = ["has_web", "require_metrics", "require_torch", "require_web"]
 
 
 def require_torch(purpose: str) -> None:
@@ -32,3 +32,13 @@ def require_web() -> None:
     """
     if not has_web():
         raise InputError("the dashboard needs NiceGUI, which is not installed here: pip install 'farflung[web]'")
+
+
+def require_metrics() -> None:
+    """See that the library of Prometheus is installed, without importing it.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    if find_spec("prometheus_client") is None:
+        raise InputError("--metrics needs prometheus_client, which is not installed here: pip install 'farflung[metrics]'")

@@ -34,6 +34,7 @@ from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
+from farflung.worker.observer import WorkObserver
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
 from tests.support.watched_runs import watched
@@ -159,11 +160,11 @@ class Loopback:
         memory: Mapping[str, float] | None = None,
         folder: str = "broker",
         say: Callable[[str], None] = lambda line: None,
-        mirror: str = "",
+        storage: StorageSettings = StorageSettings(),  # noqa: B008 - immutable
     ) -> None:
         self.home = home
         self.said: dict[str, list[str]] = {}
-        self.broker = Broker(home / folder, listen="127.0.0.1:0", say=say, storage=StorageSettings(mirror=mirror))
+        self.broker = Broker(home / folder, listen="127.0.0.1:0", say=say, storage=storage)
         # broker, workers and their training share one interpreter here: on a busy machine its threads wait for long
         self.broker.sessions.leases.length = Seconds(120.0)
         self.workers: dict[str, Worker] = {}
@@ -195,12 +196,13 @@ class Loopback:
         listen: str = "127.0.0.1:0",
         reliable: bool = True,
         on_owner: Callable[[Mapping[str, Any]], None] = lambda header: None,
+        observer: WorkObserver | None = None,
     ) -> Worker:
         """One more worker; ``data``: its own data folder; an empty ``listen``: it can't be dialled."""
         said = self.said[name] = []
         options = WorkerOptions(listen=listen, memory=memory, data=data or self.home, any_path=any_path, reliable=reliable)
         member = join(self.ticket("join"), name=name, role="worker", key=self.key)
-        worker = Worker(member, options, said.append, on_owner=on_owner)
+        worker = Worker(member, options, said.append, on_owner=on_owner, observer=observer)
         thread = threading.Thread(target=_serve, args=(worker,), name=f"worker-{name}", daemon=True)
         thread.start()
         self.threads.append(thread)

@@ -10,7 +10,10 @@ from farflung.messages.schema import Message
 from farflung.messages.watching import Note, RecordLine
 from farflung.telemetry.log_line import Detail
 
-__all__ = ["Notices"]
+__all__ = ["MessageTaker", "Notices"]
+
+#: Takes the name of a run, what its watchers receive, and how many records came before that. It never waits.
+MessageTaker = Callable[[str, Message, int], None]
 
 
 def _no_log(run: str, message: Message, records: int) -> None:
@@ -20,11 +23,8 @@ def _no_log(run: str, message: Message, records: int) -> None:
 class Notices:
     """Any thread may call. Nothing here waits, except for ``RunTable.changed``."""
 
-    def __init__(
-        self, say: Callable[[str], None], runs: RunTable, log_message: Callable[[str, Message, int], None] = _no_log
-    ) -> None:
-        """``say`` shows a line to the operator. ``log_message`` logs what the watchers of a run receive, and after how many
-        records."""
+    def __init__(self, say: Callable[[str], None], runs: RunTable, log_message: MessageTaker = _no_log) -> None:
+        """``say`` shows a line to the operator. ``log_message`` logs what the watchers of a run receive."""
         self._say, self._runs, self._log_message = say, runs, log_message
 
     def operator(self, line: str) -> None:

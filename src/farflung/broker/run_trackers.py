@@ -44,8 +44,9 @@ class RunTrackers:
                 )
             check_installed(name, "on the broker's machine")
 
-    def message(self, run: str, message: Message) -> None:
+    def message(self, run: str, message: Message, records: int) -> None:
         """Watchers of ``run`` receive ``message``: its report begins when it trains."""
+        del records
         if isinstance(message, Started) and (live := self._runs.find(run)) is not None:
             self._begin(live)
 

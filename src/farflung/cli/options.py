@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ __all__ = [
     "TicketOption",
     "VerboseOption",
     "about",
+    "answer",
+    "echo_json",
     "host",
     "quantity",
     "read_text",
@@ -43,6 +46,9 @@ TicketOption = Annotated[
     str | None, typer.Option("--ticket", help="Submit ticket, or @FILE (default: the broker on this machine).")
 ]
 RetryOption = Annotated[str, typer.Option("--retry", help="How long to retry when the broker is unreachable.")]
+MetricsOption = Annotated[
+    str | None, typer.Option("--metrics", help="Serve metrics for Prometheus at HOST:PORT, e.g. 127.0.0.1:9464.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Print plain lines, also on a terminal.")]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Print details for experts.")]
@@ -58,6 +64,19 @@ def quantity(kind: type[Kind], text: str, option: str) -> Kind:
         return kind.parse(text)
     except InputError as error:
         raise InputError(f"{option}: {error}") from None
+
+
+def echo_json(body: object) -> None:
+    """Print ``body`` as JSON."""
+    typer.echo(json.dumps(body, indent=1))
+
+
+def answer(text: str, body: object, *, as_json: bool) -> None:
+    """Print ``text``, or ``body`` as JSON."""
+    if as_json:
+        echo_json(body)
+    else:
+        typer.echo(text)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from farflung.protocol.events import (
 )
 from farflung.protocol.helper_pool import HelperPool
 from farflung.protocol.runs import Run, RunState
+from farflung.protocol.standing import LAST, Offense
 
 __all__ = ["Attempts"]
 
@@ -55,7 +56,8 @@ class Attempts:
             return []  # stopped meanwhile, or a worker that it was planned for was lost
         if event.error and run.stopping:
             return self.finish(run, RunState.STOPPED)
-        if event.error and event.kind in _NEEDS_OTHERS and run.began and run.recoveries:
+        others = bool(run.began and run.recoveries) or self._state.left_out(run)
+        if event.error and event.kind in _NEEDS_OTHERS and others:
             run.refused = frozenset(run.devices)  # wait for a worker that replaces the lost one
             self.wait(run)
             return [RecoverRun(run=run.run, cause=f"no plan for those who are left: {event.error}")]
@@ -79,7 +81,7 @@ class Attempts:
         run.prepared.add(event.name)
         if run.prepared != set(run.devices):
             return []
-        run.state = RunState.RUNNING
+        run.state, run.accuser = RunState.RUNNING, ""
         started: list[Command] = [StartRun(run=run.run, name=name) for name in run.devices]
         return started + (self._stop_after_step(run) if run.stopping else [])
 
@@ -120,7 +122,12 @@ class Attempts:
         if not event.name:
             return self._fail(run, event)
         if event.lost_peer:  # the cause names the lost peer, whose own session may break a moment later
-            return self.lose(run, f"{event.cause} (told by worker {event.name})")
+            cause = f"{event.cause} (told by worker {event.name})"
+            run.accuser = event.name
+            # a broken link looks the same from here, so this alone leads to no quarantine
+            offense = Offense(f"it reported a loss of a peer that was there: {event.cause}", 1, LAST)
+            self._state.standing.offend(event.name, offense)
+            return self.lose(run, cause)
         return self._fail(run, replace(event, cause=f"worker {event.name}: {event.cause}"))
 
     def better(self, event: BetterPlan) -> list[Command]:

@@ -22,8 +22,12 @@ __all__ = [
     "HostMeasured",
     "MakePlan",
     "MemberJoined",
+    "MemberJudged",
+    "MemberLate",
+    "MemberLied",
     "MemberLost",
     "MemberMeasured",
+    "MemberReset",
     "MemberSlowed",
     "MemberWants",
     "MigrateRun",
@@ -32,11 +36,13 @@ __all__ = [
     "PrepareRun",
     "RecoverRun",
     "RunAdvanced",
+    "RunCommand",
     "RunDropped",
     "RunEnded",
     "RunFailed",
     "RunPrepared",
     "RunRestored",
+    "RunStalled",
     "RunSubmitted",
     "StartRun",
     "StopRequested",
@@ -273,6 +279,41 @@ class StopRequested:
     now: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLied:
+    """A member of ``run`` sent what no honest member sends."""
+
+    run: str
+    name: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLate:
+    """A member is late in plan number ``attempt`` of ``run`` (0: the current one); ``what`` says what it did not do in time."""
+
+    run: str
+    name: str
+    what: str
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStalled:
+    """Plan number ``attempt`` of ``run`` has made no step for too long."""
+
+    run: str
+    attempt: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReset:
+    """The broker's owner resets the standing of a member."""
+
+    name: str
+
+
 Event = (
     MemberJoined
     | MemberMeasured
@@ -291,6 +332,10 @@ Event = (
     | RunEnded
     | RunFailed
     | StopRequested
+    | MemberLied
+    | MemberLate
+    | RunStalled
+    | MemberReset
 )
 
 
@@ -398,6 +443,15 @@ class RecoverRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberJudged:
+    """``name`` has lost standing in ``run``; ``text`` says why, and what resets it."""
+
+    name: str
+    run: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRun:
     """The run is over: write its result (``outcome``: done, stopped or failed; ``kind``: the class of what failed it)."""
 
@@ -408,7 +462,7 @@ class FinishRun:
     batch: FailedBatch | None = None
 
 
-Command = (
+RunCommand = (
     MakePlan
     | PrepareRun
     | StartRun
@@ -416,8 +470,9 @@ Command = (
     | HelperGone
     | StopRun
     | MigrateRun
-    | DismissMember
     | AbortRun
     | RecoverRun
+    | MemberJudged
     | FinishRun
 )
+Command = RunCommand | DismissMember

@@ -53,6 +53,8 @@ class Run:
     stopping: bool = False
     #: Why its attempt ends after the current step, and the next one begins without a worker (empty: it does not).
     migrating: str = ""
+    #: Who reported the loss of a peer that ended the last attempt, until the peer is found lost.
+    accuser: str = ""
     #: Whether a worker has ended it before the job's end.
     unfinished: bool = False
     cause: str = ""

@@ -50,16 +50,20 @@ class Frame:
     kind: str
     header: Mapping[str, Any] = field(default_factory=dict)
     sections: tuple[memoryview | bytes, ...] = ()
+    #: Bytes on the wire of a frame that was received (0: it was made here).
+    nbytes: int = field(default=0, init=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLimits:
-    """The most that a receiver takes: bytes of the header, number of sections, bytes of all sections, nesting of the header."""
+    """The most that a receiver takes: bytes of the header, number of sections, bytes of all sections, nesting and items of the
+    header."""
 
     max_header: int = 4 << 20
     max_sections: int = 4096
     max_bytes: int = 4 << 30
     max_depth: int = 16
+    max_items: int = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ def decode_frame(buffer: Buffer, limits: FrameLimits | None = None) -> Frame:
     for index, length in enumerate(head.lengths):
         sections.append(_checked_section(view[start : start + length], head, index))
         start += length
-    return Frame(kind, header, tuple(sections))
+    return _received(kind, header, sections, len(view))
 
 
 def decode_parts(
@@ -130,6 +134,12 @@ def decode_parts(
     if frame.kind != kind:
         raise WireError(f"the frame is a {frame.kind!r:.40}")
     return frame.header, frame.sections
+
+
+def _received(kind: str, header: dict[str, Any], sections: Sequence[memoryview], nbytes: int) -> Frame:
+    frame = Frame(kind, header, tuple(sections))
+    object.__setattr__(frame, "nbytes", nbytes)  # nobody else has seen the frame yet
+    return frame
 
 
 def run_of(frame: Frame) -> str:
@@ -234,7 +244,7 @@ class FrameDecoder:
             if length:
                 return None
             _checked_section(self._sections[-1], head, len(self._sections) - 1)
-        return Frame(kind, header, tuple(self._sections))
+        return _received(kind, header, self._sections, len(self._pending) + sum(head.lengths))
 
 
 def _as_bytes(section: memoryview | bytes, index: int) -> memoryview | bytes:
@@ -289,7 +299,7 @@ def _read_head(data: memoryview, head: _Head, limits: FrameLimits) -> tuple[_Hea
     entries: Sequence[tuple[int, int]] = list(_ENTRY.iter_unpack(data[_PRELUDE.size : table_end]))
     lengths = tuple(length for length, _ in entries)
     _check_sizes(head.header_bytes, head.count, sum(lengths), limits)
-    value = unpack_value(data[table_end:], limits.max_depth)
+    value = unpack_value(data[table_end:], limits.max_depth, limits.max_items)
     if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], dict)):
         raise WireError("bad header: it must be a kind (text) and a map")
     full = _Head(

@@ -54,6 +54,7 @@ from farflung.worker.device_measurement import MeasuredDevice, load_engine
 from farflung.worker.helper import Helper
 from farflung.worker.links.peer_links import PeerLinks, RelayService
 from farflung.worker.membership import Membership
+from farflung.worker.observer import NoObserver, WorkObserver
 from farflung.worker.options import WorkerOptions
 from farflung.worker.peer_frames import PeerFrames
 from farflung.worker.retained_states import Continuation, RetainedStates
@@ -98,10 +99,12 @@ class Worker:
         *,
         carried: CarriedOver | None = None,
         on_owner: Callable[[OwnerRequest], None] = _ignore,
+        observer: WorkObserver | None = None,
     ) -> None:
         """Measure the device (unless ``carried`` has it) and begin to listen for peers.
 
         ``log`` takes lines for the person at this machine. ``on_owner`` gets what the owner has changed through the broker.
+        ``observer`` gets the steps and spans of runs.
 
         Raises:
             InputError: there is no such device, or the address can't be listened at.
@@ -136,6 +139,7 @@ class Worker:
             storage=BrokerStorage(membership.client),
             report=self.session.report,
             log=log,
+            observer=observer or NoObserver(),
         )
 
     def serve(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,11 @@ from farflung.messages.commands import OwnerRequest
 from farflung.messages.schema import UNSET
 from farflung.protocol.members import Parting
 from farflung.telemetry.log_line import Detail
+from farflung.transports.base import LinkStatistics
 from farflung.transports.rpc import RpcClient
 from farflung.units import Seconds
 from farflung.worker.membership import Membership
+from farflung.worker.observer import WorkObserver
 from farflung.worker.options import WorkerOptions
 from farflung.worker.owner_limits import OwnerLimitsFile, minute_of_day
 
@@ -51,11 +53,14 @@ class Service:
         say: Callable[[str], None],
         limits: OwnerLimitsFile | None = None,
         phase: Callable[[str], None] = _ignore,
+        observer: WorkObserver | None = None,
     ) -> None:
         """``enter`` joins with the ticket; ``say`` takes lines for the person here; ``limits`` are polled every second.
 
         ``phase`` is called with each slow part of the start, and with an empty text when the start is over.
+        ``observer`` gets the steps and spans of runs.
         """
+        self._observer = observer
         self._enter, self._options, self._say, self._phase = enter, options, say, phase
         self._limits, self._reported = limits, dict[str, Any]()
         self._lock = threading.Lock()
@@ -120,6 +125,12 @@ class Service:
         self._phase("")
         return worker
 
+    def links(self) -> Mapping[str, LinkStatistics] | None:
+        """Return the traffic of this session with each peer (None: there is no session)."""
+        with self._lock:
+            worker = self._worker
+        return worker.endpoint.statistics() if worker is not None and worker.session.welcomed else None
+
     def watch(self) -> None:
         """Poll the owner's limits until the end, on the calling thread."""
         assert self._limits is not None
@@ -168,7 +179,7 @@ class Service:
         """Return the worker of a new session (``carried``: what is left of the last session)."""
         from farflung.worker.process import Worker
 
-        worker = Worker(member, self._options, self._say, carried=carried, on_owner=self._owner_asked)
+        worker = Worker(member, self._options, self._say, carried=carried, on_owner=self._owner_asked, observer=self._observer)
         if self._limits is not None:
             self._reported = self._limits.read().in_force(minute_of_day())
             worker.announce(self._reported)

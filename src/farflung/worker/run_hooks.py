@@ -21,6 +21,7 @@ from farflung.telemetry.log_line import Detail
 from farflung.telemetry.trace import ClockOffset, Span, pack_spans
 from farflung.transports.base import LinkStatistics
 from farflung.worker.first_states import FirstStates
+from farflung.worker.observer import WorkObserver
 from farflung.worker.run_part import RunRequests
 
 __all__ = ["BatchFeed", "CheckpointUpload", "NoteLine", "WorkerHooks"]
@@ -133,6 +134,7 @@ class WorkerHooks:
     upload: CheckpointUpload
     links: Callable[[], Mapping[str, LinkStatistics]]
     offset: ClockOffset | None
+    observer: WorkObserver
 
     def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
         """Data from this machine's files, or from the submitting process."""
@@ -165,6 +167,7 @@ class WorkerHooks:
     def on_step(self, report: StepReport) -> None:
         """Report the step to the broker."""
         self.report(message_of(report, self.run, self.attempt))
+        self.observer.step(self.run, report)
 
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         """Send this worker's share to the broker."""
@@ -190,6 +193,7 @@ class WorkerHooks:
 
     def on_trace(self, spans: Sequence[Span], lost: int) -> None:
         """Send spans to the broker, which stores them in the run's folder."""
+        self.observer.spans(self.run, spans)
         names, packed = pack_spans(spans)
         offset, self.offset = self.offset, None  # reported once
         trace = Traced(

@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Arrival
 from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.links.peer_links import PeerLinks
+from farflung.worker.observer import NoObserver, WorkObserver
 from farflung.worker.retained_states import RetainedStates
 
 __all__ = ["CurrentPart", "EndedAttempt", "RunPart", "RunRequests", "RunServices", "Sender"]
@@ -54,6 +55,7 @@ class RunServices:
     storage: BrokerStorage
     report: Callable[[Message], None]
     log: Callable[[str], None]
+    observer: WorkObserver = field(default_factory=NoObserver)
 
 
 class RunRequests:

@@ -175,6 +175,7 @@ class TrainingRun(RunPart):
             upload=upload,
             links=services.links.endpoint.statistics,
             offset=services.storage.clock_offset(),
+            observer=services.observer,
         )
 
     def _feed(self, bundle: Bundle, setup: RunSetup) -> tuple[FileFeed | CallerFeed, dict[str, str]]:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, TrainingError
+from farflung.messages.data import ProbeBytes
 from farflung.security import Credentials
 from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.transports import Insecure, TransportConfig, Urgency
@@ -521,7 +522,7 @@ def test_memory_stays_bounded_while_the_way_to_a_peer_crawls(member: Member) -> 
             if number == held:
                 beyond.set()
             posted.release()
-            links.post("b", OutgoingMessage(make=lambda array=array: Frame("value", {}, (memoryview(array),))))  # type: ignore[misc]
+            links.post("b", OutgoingMessage(make=lambda array=array: ProbeBytes(sections=(memoryview(array),))))  # type: ignore[misc]
             del array
 
     with closing(Pair(member("a"), member("b"))) as pair:

@@ -71,6 +71,11 @@ class LinkTable:
             else:
                 self._write()
 
+    def all(self) -> dict[tuple[str, str], LinkFigures]:
+        """Return the measured figures by (from, to)."""
+        with self._lock:
+            return dict(self._links)
+
     def put_uplink(self, name: str, rate: float | None) -> None:
         """Store the bytes per second that ``name`` can send to all peers together (None: no cap was found)."""
         with self._lock:

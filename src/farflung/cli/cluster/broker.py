@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
+from farflung.cli.cluster.observation import observed_broker
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
-from farflung.cli.options import HomeOption, VerboseOption, host, quantity
+from farflung.cli.options import HomeOption, MetricsOption, VerboseOption, host, quantity
 from farflung.units import Bytes, Seconds
 
 __all__ = ["register"]
@@ -28,12 +32,14 @@ def broker(
     valid: Annotated[str, typer.Option(help="Validity of the printed tickets.")] = "24 h",
     run_limit: Annotated[str, typer.Option(help="Limit of the disk space of one run.")] = "256 GB",
     ticket_limit: Annotated[str, typer.Option(help="Limit of the disk space of all runs that share a ticket.")] = "1 TB",
+    queue_limit: Annotated[int, typer.Option(min=1, help="Limit of the runs of one ticket that wait for workers.")] = 100,
     web: Annotated[
         str | None,
         typer.Option(help="Address of the dashboard, HOST:PORT (default: 127.0.0.1:7080 if farflung[web] is installed)."),
     ] = None,
     no_web: Annotated[bool, typer.Option("--no-web", help="Start no dashboard.")] = False,
     mirror: Annotated[str | None, typer.Option(help="Copy checkpoints to an object store, e.g. s3://bucket/folder.")] = None,
+    metrics: MetricsOption = None,
     trackers: Annotated[
         str | None, typer.Option(help="Experiment trackers that submitters may use with your accounts, e.g. wandb,mlflow.")
     ] = None,
@@ -44,16 +50,19 @@ def broker(
     """Start a broker. It prints the tickets for workers and for submitters."""
     from farflung.api.planning import judge
     from farflung.broker.process import Broker
+    from farflung.broker.quotas import Quotas
     from farflung.broker.records.run_folders import StorageSettings
     from farflung.cli.cluster.broker_dashboard import open_dashboard
     from farflung.cli.cluster.broker_service import broker_service
+    from farflung.tracking import tracker_names
     from farflung.transports.addresses import congestion_control
     from farflung.transports.descriptors import raise_descriptor_limit
 
     validity = quantity(Seconds, valid, "--valid")
     if service:
         given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
-        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--web": web, "--no-web": "" if no_web else None}
+        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--queue-limit": str(queue_limit)}
+        given |= {"--metrics": metrics, "--web": web, "--no-web": "" if no_web else None}
         for line in broker_service(given, broker_folder(folder), user=user):
             typer.echo(line)
         return
@@ -62,26 +71,31 @@ def broker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     place, say = broker_folder(folder), timed_log(verbose=verbose)
-    from farflung.tracking import tracker_names
-
     storage = StorageSettings(
         run=quantity(Bytes, run_limit, "--run-limit"),
         ticket=quantity(Bytes, ticket_limit, "--ticket-limit"),
         mirror=mirror or "",
+        quotas=Quotas(queued=queue_limit),
         trackers=tracker_names(trackers),
     )
     served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, storage=storage)
     own = dashboard = None
+    observed = ExitStack()
     try:
-        submit = served.ticket("submit", validity)
+        observed.enter_context(observed_broker(served, metrics, typer.echo))
         own = served.ticket("owner", validity)
         keep_ticket(own, place)
         typer.echo(f"broker at {served.address} (members: port {served.member_port}), tickets valid for {valid}")
         if verbose and (congestion := congestion_control()):
             typer.echo(congestion)
-        typer.echo(f"\nTo add a worker, run on its machine:\n  farflung join {served.ticket('join', validity)}")
-        typer.echo(f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
         here = "" if folder is None else f" --home {folder}"
+        if _writes_to_the_journal():
+            typer.echo("\nThe tickets are not shown, since this is the log of a service. For a ticket, run:")
+            typer.echo(f"  farflung ticket issue{here}\n  farflung ticket issue --scope submit{here}")
+        else:
+            typer.echo(f"\nTo add a worker, run on its machine:\n  farflung join {served.ticket('join', validity)}")
+            submit = served.ticket("submit", validity)
+            typer.echo(f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
         typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}")
         dashboard = None if no_web else open_dashboard(place, web, say)
         if dashboard is not None:
@@ -94,4 +108,15 @@ def broker(
             dashboard.close()
         if own is not None:
             drop_ticket(own, place)
+        observed.close()
         served.close()
+
+
+def _writes_to_the_journal() -> bool:
+    """Return whether the standard output is systemd's journal, which others can read."""
+    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        found = os.fstat(sys.stdout.fileno())
+        return (found.st_dev, found.st_ino) == (int(device), int(inode))
+    except (OSError, ValueError):
+        return False

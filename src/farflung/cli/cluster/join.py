@@ -12,9 +12,10 @@ from typing import Annotated
 
 import typer
 
+from farflung.cli.cluster.observation import WorkerObservation
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import default_name, members_folder, own_key, worker_log
-from farflung.cli.options import VerboseOption, host, quantity, readable_folder
+from farflung.cli.options import MetricsOption, VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
@@ -62,6 +63,7 @@ def join(
         ),
     ] = False,
     no_relay: Annotated[bool, typer.Option("--no-relay", help="Do not relay traffic between other workers.")] = False,
+    metrics: MetricsOption = None,
     verbose: VerboseOption = False,
 ) -> None:
     """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
@@ -87,7 +89,14 @@ def join(
     own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
-        given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
+        given = {
+            "--metrics": metrics,
+            "--peak": peak,
+            "--hours": hours,
+            "--bandwidth": bandwidth,
+            "--memory": memory,
+            "--retry": retry,
+        }
         _write_service(own, str(invitation), options, given, user=user)
         return
     limits = OwnerLimitsFile(members_folder(), own)
@@ -103,14 +112,16 @@ def join(
         shown(line)
 
     activity = Activity(terminal(), say)
+    observation = WorkerObservation(own, metrics, say)
     serving = Service(
         lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
         options,
         say,
         limits,
         activity.phase,
+        observation,
     )
-
+    observation.serve(serving)
     threads = ThreadGroup()
 
     def leave(*_: object) -> None:
@@ -128,6 +139,7 @@ def join(
         raise
     finally:
         serving.stop()
+        observation.close()
         threads.join(_END_SECONDS)
         writer.close()
         limits.end()

@@ -42,7 +42,7 @@ class RunScreen:
                 left -= rows + 1
         yield from self._events(left - 2)
 
-    def _head(self, width: int, *, ascii_only: bool) -> Iterable[Text | ProgressBar]:
+    def _head(self, width: int, *, ascii_only: bool) -> Iterable[Text | Table]:
         """Yield title, progress and loss: ``_HEAD`` lines at most."""
         view, last = self._view, self._view.last
         names = "  ".join(one for one in (view.title, view.job) if one)
@@ -50,7 +50,9 @@ class RunScreen:
         if last is not None:
             share = (last.step + 1) / max(view.steps, 1)
             yield _line("  ".join(view.pace()), f"   {share:.0%}")
-            yield ProgressBar(total=max(view.steps, 1), completed=last.step + 1, width=width)
+            bar = Table.grid()  # a bar alone has no line end
+            bar.add_row(ProgressBar(total=max(view.steps, 1), completed=last.step + 1, width=width))
+            yield bar
             label = f"loss {last.loss:.4f} "
             yield _line(label, (view.curve.bars(max(width - len(label) - 1, 1), ascii_only=ascii_only), "cyan"))
             yield _line(("  ".join(view.detail()), "dim"))

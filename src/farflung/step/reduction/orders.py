@@ -131,9 +131,10 @@ class JobOrder:
     def ends(self, stage: int, micro_batch: int) -> PartEnd:
         """A part ends with each virtual replica; those of the first replica are added here."""
         end = micro_batch + 1
-        if end not in self.virtual_ends:
+        if end not in self.virtual_ends:  # the engine adds micro-batches inside a virtual replica
             return PartEnd.NONE
         plain = len(self.virtual_ends) == self.micro_batches  # adding one micro-batch after the other is the order already
+        # The first replica's virtual replicas come first in the order, so it may add them before it sends anything.
         if self.devices[stage][0] == self.device and end != self.last_ends[stage]:
             return PartEnd.NONE if plain else PartEnd.OWN
         if stage not in self.stages:
@@ -200,7 +201,7 @@ class RouteOrder:
         rank = devices.index(self.device)
         return Role(
             collector=self.device,
-            adds=(rank, *way.adds(rank)),
+            adds=(rank, *way.adds(rank)),  # the own sum first, then the children by rank: the same bits for every arrival
             up=None if way.up[rank] < 0 else devices[way.up[rank]],
             total_from=self.device if way.down[rank] < 0 else devices[way.down[rank]],
             down=tuple(devices[child] for child in way.passes_to(rank)),
@@ -247,6 +248,7 @@ def job_order(setup: RunSetup) -> JobOrder:
     for stage in stages:
         replicas = setup.plan.replicas_of(stage)
         ends = parts_of(replicas, setup.job.virtual_ends)
+        # Replicas hold consecutive virtual replicas, so this is the job's order of addition.
         parts[stage] = tuple((replica.device, end) for replica, own in zip(replicas, ends, strict=True) for end in own)
     return JobOrder(
         device=setup.device,
