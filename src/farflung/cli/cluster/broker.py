@@ -96,8 +96,7 @@ def broker(
             submit = served.ticket("submit", validity)
             typer.echo(f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
         typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}")
-        dashboard = None if no_web else open_dashboard(place, web, say)
-        if dashboard is not None:
+        if not no_web and (dashboard := open_dashboard(place, web, say)) is not None:
             typer.echo(dashboard.invitation)
         typer.echo("\nPress Ctrl-C to stop the broker.")
         over.wait()
