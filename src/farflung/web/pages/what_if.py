@@ -87,6 +87,7 @@ class _WhatIfPage:
     def _make_results(self) -> None:
         with card("Plan", "wide"):
             self._map = markup(Markup('<p class="ff-empty">The first plan takes some seconds.</p>')).classes("ff-svg")
+            self._map.props('tabindex=0 role=region aria-label="Map of the plan"')
             self._plan = note("")
         with card("Memory and load", "wide"):
             self._memory = HtmlTable("Memory and load", MEMORY_HEAD, text_columns=2, empty="No plan yet.")
