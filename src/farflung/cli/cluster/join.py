@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +24,9 @@ from farflung.telemetry.terminal import terminal
 from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from farflung.worker.reconnect import Service
 
 __all__ = ["register"]
 
@@ -89,14 +93,8 @@ def join(
     own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
-        given = {
-            "--metrics": metrics,
-            "--peak": peak,
-            "--hours": hours,
-            "--bandwidth": bandwidth,
-            "--memory": memory,
-            "--retry": retry,
-        }
+        given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
+        given["--metrics"] = metrics
         _write_service(own, str(invitation), options, given, user=user)
         return
     limits = OwnerLimitsFile(members_folder(), own)
@@ -111,17 +109,30 @@ def join(
         writer.write(worker_log(own), line)
         shown(line)
 
-    activity = Activity(terminal(), say)
-    observation = WorkerObservation(own, metrics, say)
-    serving = Service(
-        lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
-        options,
-        say,
-        limits,
-        activity.phase,
-        observation,
-    )
-    observation.serve(serving)
+    with ExitStack() as ending:
+        ending.callback(limits.end)
+        ending.callback(writer.close)
+        observation = ending.enter_context(closing(WorkerObservation(own, metrics, say)))
+        activity = Activity(terminal(), say)
+        serving = Service(
+            lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
+            options,
+            say,
+            limits,
+            activity.phase,
+            observation,
+        )
+        observation.serve(serving)
+        try:
+            _serve(serving, activity, patience)
+        except FarflungError as error:
+            writer.write(worker_log(own), f"ended: {error}")
+            raise
+    typer.echo(f"{own}: left")
+
+
+def _serve(serving: Service, activity: Activity, patience: Seconds) -> None:
+    """Serve until a signal asks to leave, or the broker is lost for longer than ``patience``."""
     threads = ThreadGroup()
 
     def leave(*_: object) -> None:
@@ -134,16 +145,9 @@ def join(
     try:
         with activity:
             serving.run(patience)
-    except FarflungError as error:
-        writer.write(worker_log(own), f"ended: {error}")
-        raise
     finally:
         serving.stop()
-        observation.close()
         threads.join(_END_SECONDS)
-        writer.close()
-        limits.end()
-    typer.echo(f"{own}: left")
 
 
 def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:
