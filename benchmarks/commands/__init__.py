@@ -1,4 +1,5 @@
 """Figures of the command line.
 
 - ``startup``: CPU time of commands before they do their work.
+- ``web``: the dashboard with many machines and steps; ``synthetic_run`` and ``idle_members`` stand for them.
 """

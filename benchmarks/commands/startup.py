@@ -162,7 +162,7 @@ def _await_line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
 def _broker(folder: Path) -> Iterator[tuple[Mapping[str, str], str]]:
     """A broker whose home is ``folder``: the environment of its commands, and a ticket to join."""
     environment = {**os.environ, "FARFLUNG_HOME": str(folder)}
-    process = _start([*_FARFLUNG, "broker", "--listen", "127.0.0.1:0"], environment)
+    process = _start([*_FARFLUNG, "broker", "--no-web", "--listen", "127.0.0.1:0"], environment)
     try:
         ticket = _await_line(process, r"farflung join (\S+)")[1]
         _await_line(process, r"Press Ctrl-C")

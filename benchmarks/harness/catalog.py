@@ -49,6 +49,7 @@ for _module, _name in {
     "network.profile": "Profile",
     "planning.shared_cores": "SharedCores",
     "planning.simulator": "SimulatorBench",
+    "faults.silent_connections": "SilentConnections",
     "training.sync_loss": "SyncLoss",
     "training.sync_memory": "SyncMemory",
     "commands.startup": "Startup",
@@ -58,5 +59,6 @@ for _module, _name in {
     "training.trace_cost": "TraceCost",
     "network.transport": "Transport",
     "training.sync_strategies": "SyncStrategies",
+    "commands.web": "Web",
 }.items():
     BENCHMARKS.add(_module.rpartition(".")[2].replace("_", "-"), partial(_load, _module, _name))

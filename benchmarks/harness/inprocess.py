@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from farflung.broker.progress import Progress, RecordList
 from farflung.client.in_process import LocalHooks, LocalRun
@@ -95,16 +96,17 @@ def run_planned(
         if on_record is not None:
             on_record(record)
 
-    progress = Progress(given.job, len(setups), MonotonicClock(), sink)
+    progress = Progress(given.job, setups, MonotonicClock(), sink)
     micro: list[tuple[float, ...]] = []
 
-    def report(done: StepReport) -> None:
+    def report(device: str, done: StepReport) -> None:
+        progress.report(device, done)
         if done.losses:
             micro.append(done.losses)
         if on_step is not None:
             on_step(done)
 
-    hooks = {device: _Hooks(given, shared, progress, report) for device in setups}
+    hooks = {device: _Hooks(given, shared, progress, partial(report, device)) for device in setups}
     threads = given.job.threads
     run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, threads, keep_gradients=keep_gradients)
     run.run()
@@ -137,7 +139,6 @@ class _Hooks(LocalHooks):
         return {name: self._given.states[name] for name in names if name in self._given.states}
 
     def on_step(self, report: StepReport) -> None:
-        self._progress.report(report)
         self._on_step(report)
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -45,6 +46,35 @@ def test_every_registered_command_is_listed() -> None:
             register(part)
             registered |= dict.fromkeys(typer.main.get_group(part).commands, found.name.removeprefix("farflung.cli."))
     assert {name: entry.module for name, entry in COMMANDS.items()} == registered
+
+
+#: Commands that print no facts: they run until they are ended, and their output is a log or that of other programs.
+LASTING = {"broker", "join", "web", "demo", "emulate"}
+
+
+def every_command() -> dict[str, Any]:
+    """All commands and sub-commands, by the words that call them."""
+    found: dict[str, Any] = {}
+    for name, entry in COMMANDS.items():
+        part = typer.Typer()
+        import_module(f"farflung.cli.{entry.module}").register(part)
+        command = typer.main.get_group(part).commands[name]
+        inside = getattr(command, "commands", None)
+        found |= {name: command} if inside is None else {f"{name} {own}": one for own, one in inside.items()}
+    return found
+
+
+def test_every_command_that_prints_facts_prints_json_too() -> None:
+    commands = every_command()
+    assert {name for name, command in commands.items() if not any("--json" in one.opts for one in command.params)} == LASTING
+
+
+def test_every_command_and_option_has_a_line_of_help() -> None:
+    for name, command in every_command().items():
+        first = (command.help or "").strip().splitlines()[0]
+        assert first[0].isupper(), name
+        assert "." in first, name
+        assert all(one.help for one in command.params), name
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

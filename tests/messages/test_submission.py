@@ -16,6 +16,7 @@ from farflung.cluster import Topology
 from farflung.errors import FarflungError, GraphError, VersionError, WireError
 from farflung.messages import submission as bundle_module
 from farflung.messages.calls import Submit
+from farflung.messages.document_bounds import DocumentBounds
 from farflung.messages.schema import Channel
 from farflung.messages.submission import Bundle, squeeze, unsqueeze
 from farflung.messages.wire_form import decode_as, encode
@@ -99,6 +100,23 @@ def test_a_bomb_is_not_unpacked() -> None:
         unsqueeze(bomb, 1 << 20)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" + "[]," * 20_000_000 + "[]]", "is cut, or larger than 33554432 bytes"),
+        ("[" + "[]," * 5_000_000 + "[]]", r"have \d{8} items: at most 4000000 are read; submit a smaller graph"),
+        ("[" * 65 + "]" * 65, "'topology' of a job is nested deeper than 64 levels"),
+    ],
+)
+def test_documents_that_cost_a_parser_much_are_not_parsed(text: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is 58 kB on the wire and 60 MB of empty lists."""
+    monkeypatch.setattr(json, "loads", None)
+    frame = encode(small_bundle().to_message())
+    names, sections = [*frame.header["documents"], "topology"], (*frame.sections, squeeze(text))
+    with pytest.raises(WireError, match=says):
+        read(Frame("submit", {**frame.header, "documents": names}, sections))
+
+
 @pytest.mark.parametrize("limit", [0, -1])
 def test_no_room_left_is_no_room_without_limit(limit: int) -> None:
     with pytest.raises(WireError, match="the documents of a job are together larger than 268435456 bytes"):
@@ -109,10 +127,10 @@ def test_no_room_left_is_no_room_without_limit(limit: int) -> None:
 def test_the_documents_of_a_job_share_one_limit_in_bytes(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty bytes each: a fourth has no room in 200, and a third none in 120, where nothing at all is left."""
     frame = Frame("submit", _HEAD | {"documents": list("abcd")}, (squeeze(text),) * 4)
-    monkeypatch.setattr(bundle_module, "_MAX_DOCUMENT", 200)
+    monkeypatch.setattr(bundle_module, "BOUNDS", DocumentBounds(bytes=200))
     with pytest.raises(WireError, match="is cut, or larger than 20 bytes"):
         read(travelled(frame))
-    monkeypatch.setattr(bundle_module, "_MAX_DOCUMENT", 120)
+    monkeypatch.setattr(bundle_module, "BOUNDS", DocumentBounds(bytes=120))
     with pytest.raises(WireError, match="the documents of a job are together larger than 120 bytes"):
         read(travelled(frame))
 

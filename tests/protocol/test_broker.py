@@ -134,9 +134,9 @@ def test_jobs_queue_in_their_order() -> None:
     made = machine()
     for run in ("r", "s", "t"):
         made.handle(RunSubmitted(run=run, workers=1))
-    assert [made.ahead(run) for run in ("r", "s", "t")] == [0, 1, 2]
+    assert [one.run for one in made.waiting()] == ["r", "s", "t"]
     assert made.handle(StopRequested(run="s")) == [FinishRun(run="s", outcome="stopped")]
-    assert [made.ahead(run) for run in ("r", "s", "t")] == [0, 0, 1]
+    assert [one.run for one in made.waiting()] == ["r", "t"]
     assert made.handle(MemberJoined(name="a", address="a:1", offer=OFFER)) == [MakePlan(run="r", members=("a",), attempt=1)]
 
 
@@ -455,7 +455,7 @@ def test_trouble_of_the_brokers_own_while_it_plans_again_ends_the_run() -> None:
 
 
 def test_too_many_losses_without_a_step_end_the_run() -> None:
-    made = surviving("a", "b", recoveries=2)
+    made = surviving("a", "b", recoveries=2, workers=2)
     for attempt in (1, 2):
         made.handle(RunFailed(run="r", name="a", cause="lost b", lost_peer=True, attempt=attempt))
         drop(made, "a", "b")
@@ -466,7 +466,7 @@ def test_too_many_losses_without_a_step_end_the_run() -> None:
 
 
 def test_a_new_step_gives_it_all_its_recoveries_again() -> None:
-    made = surviving("a", "b", recoveries=1)
+    made = surviving("a", "b", recoveries=1, workers=2)
     for attempt in range(1, 6):
         made.handle(RunFailed(run="r", name="a", cause="lost b", lost_peer=True, attempt=attempt))
         drop(made, "a", "b")

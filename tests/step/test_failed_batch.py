@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from farflung.errors import FailedBatch, GraphError, TrainingError
-from farflung.messages.conversions.failed_batches import batch_item, failed_batch
 from farflung.step.failed_batch import blaming
 
 BATCHES = [FailedBatch(12, 3), FailedBatch(4, 0, evaluates=True)]
@@ -23,8 +22,3 @@ def test_other_errors_name_no_batch() -> None:
     assert GraphError("the document is corrupt").batch is None
     with pytest.raises(TrainingError, match=r"^out of memory$"), blaming(FailedBatch(1, 1)):
         raise TrainingError("out of memory")
-
-
-@pytest.mark.parametrize("batch", [*BATCHES, None])
-def test_a_batch_crosses_in_a_message(batch: FailedBatch | None) -> None:
-    assert failed_batch(batch_item(batch)) == batch

@@ -160,11 +160,11 @@ class Loopback:
         memory: Mapping[str, float] | None = None,
         folder: str = "broker",
         say: Callable[[str], None] = lambda line: None,
-        mirror: str = "",
+        storage: StorageSettings = StorageSettings(),  # noqa: B008 - immutable
     ) -> None:
         self.home = home
         self.said: dict[str, list[str]] = {}
-        self.broker = Broker(home / folder, listen="127.0.0.1:0", say=say, storage=StorageSettings(mirror=mirror))
+        self.broker = Broker(home / folder, listen="127.0.0.1:0", say=say, storage=storage)
         # broker, workers and their training share one interpreter here: on a busy machine its threads wait for long
         self.broker.sessions.leases.length = Seconds(120.0)
         self.workers: dict[str, Worker] = {}

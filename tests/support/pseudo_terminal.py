@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import re
@@ -25,7 +26,7 @@ class Terminal:
     """One command on a pseudo-terminal of its own, which is also its controlling terminal."""
 
     def __init__(self, place: Path, *arguments: str, rows: int = 40, columns: int = 120, **variables: str) -> None:
-        self.out = ""
+        self.out, self._decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
         self._end, end = os.openpty()
         self.resize(rows, columns)
         environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI", "COLUMNS", "LINES")}
@@ -85,7 +86,7 @@ class Terminal:
             data = os.read(self._end, 1 << 16)
         except OSError:  # nobody has the other end any more
             return False
-        self.out += data.decode("utf-8", "replace")
+        self.out += self._decoder.decode(data)
         return bool(data)
 
     def ends(self, seconds: float = PATIENCE) -> int:
@@ -106,6 +107,7 @@ class Terminal:
 _SESSION = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+sys.argv[0] = "farflung"
 from farflung.__main__ import main
-main(sys.argv[1:])
+main()
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 import zlib
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -15,7 +16,7 @@ from farflung.errors import VersionError, WireError
 from farflung.wire.frames import Frame, FrameDecoder, FrameLimits, decode_frame, encode_frame
 from farflung.wire.packed import pack_value, unpack_value
 
-SMALL = FrameLimits(max_header=4096, max_sections=8, max_bytes=1 << 16, max_depth=4)
+SMALL = FrameLimits(max_header=4096, max_sections=8, max_bytes=1 << 16, max_depth=4, max_items=100)
 HEADER = {"step": 7, "names": ["a", "b"], "loss": 0.5, "raw": b"\0\1", "none": None, "yes": True}
 FRAME = Frame("grad", HEADER, (b"abc", b"", b"defgh"))
 #: The bytes of Frame("hi", {"n": 1}, (b"abc",)): other languages can check themselves against them.
@@ -155,6 +156,7 @@ def test_plain_values_survive(value: object) -> None:
         (sealed(b"", b"\x92\xa1a\xdb\xff\xff\xff\xff"), "truncated header"),
         (sealed(b"", b"\x92\xa1a"), "truncated header: it ends after 3 bytes inside a value"),
         (sealed(b"", b"\x91" * 20 + b"\x01"), "nested deeper than 4 levels"),
+        (sealed(b"", b"\xdc\x00\x70" + b"\x90" * 112), "it has more than 100 items"),
         (sealed(b"", b"\x92\xa1a\x80\x01"), "bad header: 1 bytes follow its end"),
     ],
 )
@@ -224,3 +226,15 @@ def test_bombs_take_no_memory() -> None:
 
 def test_the_header_is_ordinary_msgpack() -> None:
     assert msgpack.unpackb(encode_frame(FRAME)[0][16 + 36 :]) == ["grad", dict(FRAME.header)]
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_received_frame_knows_its_bytes(checksum: bool) -> None:
+    sent = Frame("some", {"a": [1, "b"]}, (b"", b"1234", bytes(70_000)))
+    data = b"".join(map(bytes, encode_frame(sent, checksum=checksum)))
+    decoder = FrameDecoder()
+    streamed = [frame for start in range(0, len(data), 1000) for frame in decoder.feed(data[start : start + 1000])]
+    assert [frame.nbytes for frame in (decode_frame(data), *streamed)] == [len(data)] * 2
+    assert sent.nbytes == 0, "it was made here"
+    assert streamed == [sent]
+    assert replace(streamed[0], header={}).nbytes == 0, "another frame"

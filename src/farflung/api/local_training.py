@@ -78,7 +78,7 @@ def train_here(
         listener.take(record)
         run.wake()
 
-    progress = Progress(job, len(setups), MonotonicClock(), sink, None, folder.first_step)
+    progress = Progress(job, setups, MonotonicClock(), sink, None, folder.first_step)
     sources = _Sources(next(iter(setups.values())), batches, evaluation)
     hooks = {device: _Hooks(device, sources, states, progress, listener) for device in setups}
     run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, job.threads)
@@ -196,7 +196,7 @@ class _Hooks(LocalHooks):
         return self._listener.ends_after(phase, step)
 
     def on_step(self, report: StepReport) -> None:
-        self._progress.report(report)
+        self._progress.report(self._device, report)
 
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         self._listener.folder.write_share(step, self._device, committed, states, optimizer)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from farflung.broker.access_control import AccessControl
+from farflung.broker.quotas import TicketQuotas
 from farflung.broker.session_table import SessionTable
-from farflung.clock import wall_time
+from farflung.clock import monotonic, wall_time
 from farflung.errors import SecurityError
 from farflung.messages.calls import Granted, Join, Renew, Withdraw, Withdrawn
 from farflung.messages.remote_calls import serve
 from farflung.messages.schema import Channel
 from farflung.messages.versions import PROTOCOL_VERSION, check_versions
 from farflung.messages.wire_form import decode_as, encode
+from farflung.protocol.rate_limit import RateLimit
 from farflung.security import Credentials, Ticket, certificate_fingerprint, key_fingerprint
 from farflung.security.authority import CertificateAuthority
 from farflung.security.name_book import NameBook
@@ -30,6 +33,8 @@ _SCOPES = {"worker": ("join",), "client": ("submit", "owner")}
 #: Names of clients begin with this, so that no client can speak as a worker.
 _CLIENT = "client-"
 _MAX_NAME = 63
+#: Refusals a minute that the audit log records.
+_REFUSALS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,11 @@ class Admission:
     tickets: TicketBook
     names: NameBook
     sessions: SessionTable
+    access: AccessControl
+    quotas: TicketQuotas
     member_port: Callable[[], int]
+    #: How often a refusal is recorded.
+    refusals: RateLimit = field(default_factory=lambda: RateLimit(_REFUSALS))
 
     def register(self, door: RpcServer, server: RpcServer) -> None:
         """Serve the calls: at ``door`` for callers with a ticket, at ``server`` for members."""
@@ -60,9 +69,19 @@ class Admission:
         Raises:
             SecurityError: the ticket is not valid, or the name may not be used.
         """
-        del call
         check_versions(frame, PROTOCOL_VERSION)  # first: a member of another version may have other fields
         asked = decode_as(frame, Channel.REQUESTS, Join)
+        facts = {"name": asked.name, "role": asked.role, "ticket": asked.ticket, "address": call.address}
+        try:
+            granted = self._join(asked)
+        except SecurityError as error:
+            if not self.refusals.take("", monotonic()):  # strangers must not fill the disk
+                self.access.audit.write("refused", **facts, cause=str(error))
+            raise
+        self.access.audit.write("joined", **facts)
+        return granted
+
+    def _join(self, asked: Join) -> Frame:
         role = asked.role
         if role not in _SCOPES:
             raise SecurityError(f"unknown role {role!r:.40}: known are client, worker")
@@ -75,15 +94,17 @@ class Admission:
             raise SecurityError(
                 f"the name {name!r} is taken by a worker that is connected; choose another with --name, or end that one first"
             )
+        self.quotas.join(record.ticket_id, self.names.names_of(record.ticket_id) - bool(self.names.key(name)))
         granted = "owner" if scope == "owner" else role
         certificate = self.authority.sign(asked.request, name=name, role=granted, now=now)
+        self.access.welcome(key_fingerprint(certificate), name)
         return self._grant(certificate, name, role, record.ticket_id)
 
     def renew(self, call: Call, frame: Frame) -> Frame:
         """Exchange a certificate for a fresh one with the same name, role and key.
 
         Raises:
-            SecurityError: the name belongs to another key now, or the ticket was revoked.
+            SecurityError: the name belongs to another key now.
         """
         check_versions(frame, PROTOCOL_VERSION)  # first: a member of another version may have other fields
         request = decode_as(frame, Channel.REQUESTS, Renew).request
@@ -92,10 +113,6 @@ class Admission:
         ticket = self.names.ticket(caller.name)
         if not caller.key or self.names.key(caller.name) != caller.key:
             raise SecurityError(f"the name {caller.name!r} is not bound to this key any more; join again with a ticket")
-        if any(record.ticket_id == ticket and record.revoked is not None for record in self.tickets.list()):
-            raise SecurityError(
-                f"the ticket that {caller.name!r} joined with was revoked; ask the broker's owner for a fresh one"
-            )
         certificate = self.authority.sign(request, name=caller.name, role=caller.role, now=now)
         if key_fingerprint(certificate) != caller.key:
             raise SecurityError("a certificate is renewed for its own key only; join again with a ticket")

@@ -13,7 +13,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from farflung.broker.access_control import AccessControl
 from farflung.broker.admission import Admission
+from farflung.broker.attempts.attempt_deadlines import AttemptDeadlines
 from farflung.broker.links.network import Network
 from farflung.broker.links.probes import LinkProbes
 from farflung.broker.links.reachability import DIAL_SECONDS, Dial, Reachability
@@ -22,6 +24,7 @@ from farflung.broker.links.routes import Routes
 from farflung.broker.links.table import LinkTable
 from farflung.broker.notices import MessageTaker, Notices
 from farflung.broker.planning import Judge
+from farflung.broker.quotas import TicketQuotas
 from farflung.broker.records.broker_log import BrokerLog
 from farflung.broker.records.journal import Journal
 from farflung.broker.records.mirror import Mirror
@@ -29,7 +32,7 @@ from farflung.broker.records.run_folders import RunFolders, StorageSettings
 from farflung.broker.requests.link_profile import LinkProfile
 from farflung.broker.requests.run_control import RunControl
 from farflung.broker.requests.status_queries import StatusQueries
-from farflung.broker.requests.submissions import JobCheck, Submissions
+from farflung.broker.requests.submissions import Submissions
 from farflung.broker.requests.transfers import Transfers
 from farflung.broker.requests.watchers import Watchers
 from farflung.broker.restored_runs import RestoredRuns
@@ -44,13 +47,15 @@ from farflung.checkpoint.store import write_file
 from farflung.clock import wall_time
 from farflung.errors import FarflungError, InputError
 from farflung.messages.schema import Message
+from farflung.protocol.events import MemberReset
 from farflung.security import Credentials, Ticket
+from farflung.security.audit_log import AuditLog
 from farflung.security.authority import CertificateAuthority
 from farflung.security.files import make_private_folder
 from farflung.security.name_book import NameBook
 from farflung.security.ticket_book import TicketBook
 from farflung.transports.addresses import reachable_host
-from farflung.transports.rpc import RpcServer
+from farflung.transports.rpc import RpcHost, RpcServer
 from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
 
@@ -125,6 +130,8 @@ class Broker:
         credentials = authority.server_credentials(now)
         self.tickets = TicketBook(self.home / "tickets.sqlite")
         self.names = NameBook(self.home / "names.sqlite", say)
+        access = AccessControl(self.tickets, self.names, AuditLog(self.home, wall_time, say))
+        quotas = TicketQuotas(storage.quotas)
         folders = RunFolders(self.home / "runs", self.names.ticket, storage)
         self.sessions = SessionTable(self.names.advance)
         self.runs = RunTable()
@@ -142,14 +149,19 @@ class Broker:
         notices = Notices(say, self.runs, self._take_message)
         self.network = self._make_network(links, _dialer(credentials, say))
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
-        self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say)
-        server = RpcServer(credentials, folder=self.home, log=say)
-        door = RpcServer(credentials, folder=self.home, log=say, door=True)
+        self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
+        server = RpcServer(credentials, host=RpcHost(log=say, check=access.check))
+        door = RpcServer(credentials, host=RpcHost(log=say), door=True)
+        access.register(server, serving.remove, self._reset_standing)
         opening.callback(serving.join)
         opening.callback(server.close)
         opening.callback(serving.close)
         mirror = Mirror(storage.mirror, say) if storage.mirror else None
-        self._serve_requests(opening, server, folders, notices, mirror, trackers.check)
+        if mirror is not None:
+            opening.callback(mirror.close)
+        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror)
+        submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas, check=trackers.check)
+        self._serve_requests(opening, server, folders, (transfers, submissions))
         restored = RestoredRuns(
             folder=folders.root,
             add=self.manager.restore,
@@ -158,7 +170,9 @@ class Broker:
             say=say,
         )
         opening.callback(restored.close)
+        deadlines = AttemptDeadlines(runs=self.runs, handle=self.manager.handle, warn=say)
         opening.callback(self.manager.close)
+        opening.callback(deadlines.close)
         opening.callback(self.network.reachability.close)
         opening.callback(door.close)
         restored.restore(journal.runs)
@@ -170,11 +184,14 @@ class Broker:
             tickets=self.tickets,
             names=self.names,
             sessions=self.sessions,
+            access=access,
+            quotas=quotas,
             member_port=lambda: self.member_port,
         )
         self._admission.register(door, server)
         self._listen(door, server, *where)
         serving.start()
+        deadlines.start()
 
     def _make_network(self, links: LinkTable, dial_worker: Dial) -> Network:
         send = self.sessions.send
@@ -213,13 +230,11 @@ class Broker:
         )
 
     def _serve_requests(
-        self, opening: ExitStack, server: RpcServer, folders: RunFolders, notices: Notices, mirror: Mirror | None, check: JobCheck
+        self, opening: ExitStack, server: RpcServer, folders: RunFolders, others: tuple[Transfers, Submissions]
     ) -> None:
         runs, manager, sessions = self.runs, self.manager, self.sessions
         watchers = Watchers(runs, folders, manager.handle)
         opening.callback(watchers.close)
-        if mirror is not None:
-            opening.callback(mirror.close)
         status = StatusQueries(
             runs=runs,
             sessions=sessions,
@@ -230,11 +245,12 @@ class Broker:
             stragglers=manager.stragglers,
         )
         control = RunControl(runs=runs, folders=folders, handle=manager.handle, send=sessions.send, owner_key=self.names.key)
-        transfers = Transfers(runs=runs, folders=folders, notices=notices, mirror=mirror)
-        submissions = Submissions(runs=runs, folders=folders, begin=manager.submit, check=check)
         profile = LinkProfile(runs=runs, network=self.network)
-        for part in (submissions, transfers, status, watchers, control, profile):
+        for part in (*others, status, watchers, control, profile):
             part.register(server)
+
+    def _reset_standing(self, name: str) -> None:
+        self.manager.handle(MemberReset(name=name))
 
     def ticket(self, scope: str = "join", validity: Seconds = _DAY) -> Ticket:
         """Return a new ticket: ``join`` for workers, ``submit`` for clients, ``owner`` for clients with all rights."""

@@ -1,12 +1,16 @@
-"""From the workers' reports to the run's records: a step is on record once every worker has reported it."""
+"""From the workers' reports to the run's records: a step is on record once every worker of the plan has reported it.
+
+A worker whose reports are far ahead of the others' waits in ``report``, so that reports take bounded memory: its session is read
+no further, and the transport holds it back. A busy broker reads the sessions at different paces; that is no error.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import exp
 
-from farflung.clock import Clock
+from farflung.clock import Clock, monotonic
 from farflung.errors import WireError
 from farflung.job.spec import JobSpec
 from farflung.messages.conversions.step_reports import StepReport
@@ -15,8 +19,10 @@ from farflung.units import Seconds
 
 __all__ = ["Progress", "RecordList"]
 
-#: Workers are at most two steps apart. More open steps than this are a defect, and would take memory without a bound.
+#: Steps that may be open at once. Whoever is further ahead waits.
 _MAX_OPEN = 64
+#: How long it waits for the reports of others, in seconds.
+_PATIENCE = 120.0
 
 Pair = tuple[int, int]
 
@@ -60,7 +66,7 @@ class _Times:
 
 
 class Progress:
-    """Merges step reports of ``workers`` workers into records. Any thread may call.
+    """Merges the step reports of ``workers`` (their names) into records. Any thread may call.
 
     ``sink`` receives the records in the order of steps, under the lock of this object.
     """
@@ -68,18 +74,18 @@ class Progress:
     def __init__(
         self,
         job: JobSpec,
-        workers: int,
+        workers: Collection[str],
         clock: Clock,
         sink: Callable[[StepRecord | EvaluationRecord], None],
         predicted_seconds: float | None = None,
         first_step: int = 0,
     ) -> None:
-        self._job, self._workers, self._sink = job, workers, sink
+        self._job, self._workers, self._sink = job, frozenset(workers), sink
         self._predicted = predicted_seconds
         #: Reentrant: ``sink`` may end the run, which calls ``close``.
-        self._lock = threading.RLock()
-        #: step -> the reports that came
-        self._open: dict[int, list[StepReport]] = {}
+        self._lock = threading.Condition(threading.RLock())
+        #: step -> the reports that came, by worker
+        self._open: dict[int, dict[str, StepReport]] = {}
         self._first = self._next = first_step
         self._closed = False
         self._times = _Times(clock)
@@ -105,9 +111,9 @@ class Progress:
         ``reports``: the reports of the remaining workers, with all losses.
         """
         with self._lock:
-            for report in reports:
+            for number, report in enumerate(reports):
                 if self._next <= report.step < end:
-                    self._open.setdefault(report.step, []).append(report)
+                    self._open.setdefault(report.step, {})[f"report {number}"] = report
             while not self._closed and self._next < end and self._open.get(self._next):
                 self._complete()
 
@@ -115,21 +121,50 @@ class Progress:
         """Ignore later reports: they belong to a plan that is over."""
         with self._lock:
             self._closed = True
+            self._workers = frozenset()  # whoever waits in ``report`` is let go
+            self._lock.notify_all()
 
-    def report(self, report: StepReport) -> None:
-        """Take one worker's report of one step.
+    def report(self, name: str, report: StepReport, patience: float = _PATIENCE) -> frozenset[str]:
+        """Take the report of one step from the worker ``name``; waits while the step is far ahead of what others reported.
+
+        Return the workers that have not reported the open step within ``patience`` seconds (none: all did, or all goes on).
 
         Raises:
-            WireError: the step is over already, is none of the job's, or is far ahead of the others.
+            WireError: the step is over already, is none of the job's, was reported before, or the worker has no part in the plan.
         """
         with self._lock:
             if self._closed:
-                return
-            if not self._next <= report.step < self._job.steps or report.step >= self._next + _MAX_OPEN:
-                raise WireError(f"a report of step {report.step} came while step {self._next} of {self._job.steps} is open")
-            self._open.setdefault(report.step, []).append(report)
-            while len(self._open.get(self._next, ())) == self._workers:
+                return frozenset()
+            self._check(name, report)
+            until = monotonic() + patience
+            while self._workers and report.step >= self._next + _MAX_OPEN:
+                if (left := until - monotonic()) <= 0:
+                    return self.missing()
+                self._lock.wait(left)
+            if not self._workers:
+                return frozenset()
+            self._open.setdefault(report.step, {})[name] = report
+            while self._workers and self._workers <= self._open.get(self._next, {}).keys():
                 self._complete()
+            return frozenset()
+
+    def missing(self) -> frozenset[str]:
+        """Return the workers that have not reported the open step.
+
+        Without the lock: whoever asks may hold a lock that ``sink`` waits for.
+        """
+        return self._workers - frozenset(self._open.get(self._next, {}))
+
+    def _check(self, name: str, report: StepReport) -> None:
+        if not self._next <= report.step < self._job.steps:
+            raise WireError(f"a report of step {report.step} came while step {self._next} of {self._job.steps} is open")
+        if name not in self._workers:
+            raise WireError(f"a report of step {report.step} came from {name}, which has no part in the plan")
+        if name in self._open.get(report.step, {}):
+            raise WireError(f"{name} reported step {report.step} twice")
+        losses, most = len(report.losses), len(self._job.micro_batch_sizes)
+        if losses > most:
+            raise WireError(f"a report of step {report.step} has {losses} losses, and the job has {most} micro-batches")
 
     def evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Take an evaluation: mean outputs over its micro-batches (``loss``; ``correct``: right answers per micro-batch).
@@ -158,8 +193,9 @@ class Progress:
 
     def _complete(self) -> None:
         """Put the next step on record (under the lock)."""
-        self._last = self._merge(self._open.pop(self._next))
+        self._last = self._merge(list(self._open.pop(self._next).values()))
         self._next += 1
+        self._lock.notify_all()
         self._sink(self._last)
 
     def _merge(self, reports: list[StepReport]) -> StepRecord:

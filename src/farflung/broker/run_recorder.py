@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from farflung.broker.live_run import LiveRun
 from farflung.broker.notices import Notices
@@ -22,7 +22,7 @@ class RunRecorder:
     def __init__(self, runs: RunTable, notices: Notices, handle: Callable[[Event], None]) -> None:
         self._runs, self._notices, self._handle = runs, notices, handle
 
-    def progress(self, live: LiveRun, workers: int, predicted: float | None, first_step: int) -> Progress:
+    def progress(self, live: LiveRun, workers: Collection[str], predicted: float | None, first_step: int) -> Progress:
         """Return a new ``Progress`` whose records are records of ``live``."""
         return Progress(live.job, workers, MonotonicClock(), lambda record: self.record(live, record), predicted, first_step)
 

@@ -42,6 +42,8 @@ from farflung.messages.schema import Channel
 from farflung.messages.watching import GeneratedText, MemberReady, Note
 from farflung.protocol.events import (
     Event,
+    MemberLate,
+    MemberLied,
     RunDropped,
     RunEnded,
     RunFailed,
@@ -101,13 +103,17 @@ class RunReports:
         try:
             self._router.dispatch(_Part(live, name), message)
         except WireError as error:
-            self.fail(run, error, name)
+            self.misbehaved(run, error, name)
         except FarflungError as error:  # an error of the broker (a full disk) or of all workers (different data)
             self.fail(run, error)
 
     def fail(self, run: str, error: FarflungError, name: str = "") -> None:
         """Fail ``run`` because of ``error``, of the worker ``name`` (empty: of the broker or of all workers)."""
         self.handle(RunFailed(run=run, name=name, cause=str(error), kind=type(error).__name__))
+
+    def misbehaved(self, run: str, error: WireError, name: str) -> None:
+        """The worker ``name`` sent a report that no honest worker sends: ``run`` continues without it."""
+        self.handle(MemberLied(run=run, name=name, cause=str(error)))
 
     def _prepared(self, part: _Part, message: Prepared) -> None:
         self._check_data(part.live, part.name, message.fingerprints)
@@ -145,7 +151,8 @@ class RunReports:
     def _stepped(self, part: _Part, message: Stepped) -> None:
         live = part.live
         if live.progress is not None:
-            live.progress.report(report_of(message))
+            for late in live.progress.report(part.name, report_of(message)):
+                self.handle(MemberLate(run=live.run, name=late, attempt=message.attempt, what="reported no step for too long"))
             self.stragglers.step(live.run, live.attempt.number, part.name, message.busy)
 
     def _evaluated(self, part: _Part, message: Evaluated) -> None:

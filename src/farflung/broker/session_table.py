@@ -23,6 +23,7 @@ _JOINING = 60.0
 class Session:
     """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does).
 
+    ``handling``: a report of it is being handled, which may take long.
     ``begun``: when, in monotonic seconds.
     """
 
@@ -31,6 +32,7 @@ class Session:
     #: None ends the session.
     outgoing: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     ended: str = ""
+    handling: bool = False
     begun: float = field(default_factory=monotonic)
 
 
@@ -67,6 +69,11 @@ class SessionTable:
         """Return the session of the worker ``name`` (None: it is not connected)."""
         with self._lock:
             return self._sessions.get(name)
+
+    def connected(self) -> list[str]:
+        """Return the names of the workers that are connected."""
+        with self._lock:
+            return list(self._sessions)
 
     def serves(self, name: str) -> bool:
         """Return whether a worker called ``name`` is connected."""
@@ -141,6 +148,9 @@ class SessionTable:
     def check_leases(self, now: float) -> tuple[list[Session], dict[str, float]]:
         """Return the sessions whose lease has expired, and for how many seconds each worker has been silent."""
         with self._lock:
+            for session in self._sessions.values():
+                if session.handling:  # what it sends waits for this broker, which is not the worker's silence
+                    self.leases.renew(session.name, session.generation, now)
             expired = [self._sessions[name] for name, _ in self.leases.expired(now) if name in self._sessions]
             return expired, {name: float(self.leases.silence(name, now)) for name in self._sessions}
 

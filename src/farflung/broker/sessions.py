@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from farflung.broker.links.advertised_address import check_advertised
 from farflung.broker.session_table import Session, SessionTable
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, WireError
@@ -50,8 +51,15 @@ class SessionEvents(Protocol):
 class Sessions:
     """Serves the sessions of workers. Threads: "leases", and "session-NAME" for the reports of each worker."""
 
-    def __init__(self, table: SessionTable, events: SessionEvents, say: Callable[[str], None]) -> None:
-        self._table, self._events, self._say = table, events, say
+    def __init__(
+        self,
+        table: SessionTable,
+        events: SessionEvents,
+        say: Callable[[str], None],
+        unwelcome: Callable[[Sequence[str]], Mapping[str, str]] = lambda connected: {},
+    ) -> None:
+        """``unwelcome`` returns which of the connected workers must go, and why."""
+        self._table, self._events, self._say, self._unwelcome = table, events, say, unwelcome
         self._threads = ThreadGroup()
         self._ended = threading.Event()
 
@@ -71,8 +79,9 @@ class Sessions:
     def watch(self) -> None:
         """Check the leases until ``close``, on the calling thread."""
         while not self._ended.wait(_TICK):
-            if error := failure_of("the handling of a lost worker", self.check_leases, monotonic()):
-                self._say(f"warning: {error}")  # the leases of other workers still count
+            for what, check in (("the handling of a lost worker", self.check_leases), ("a check of tickets", self.check_tickets)):
+                if error := failure_of(what, check, monotonic()):
+                    self._say(f"warning: {error}")  # the leases of other workers still count
 
     def check_leases(self, now: float) -> None:
         """Remove the workers whose lease has expired; to be called every half second."""
@@ -81,13 +90,27 @@ class Sessions:
         for session in expired:
             self._end(session, f"no message from it for {self._table.lease}: it is frozen, or cut off")
 
+    def check_tickets(self, now: float) -> None:
+        """Remove the workers that are not welcome any more; to be called every half second."""
+        del now
+        for name, cause in self._unwelcome(self._table.connected()).items():
+            self.remove(lambda one, gone=name: one == gone, cause)  # type: ignore[misc]
+
+    def remove(self, chosen: Callable[[str], bool], cause: str) -> list[str]:
+        """End the sessions of the workers whose names are ``chosen``, because of ``cause``; return their names."""
+        sessions = [self._table.session(name) for name in self._table.connected() if chosen(name)]
+        found = [session for session in sessions if session is not None]
+        for session in found:
+            self._end(session, cause)
+        return [session.name for session in found]
+
     def serve(self, call: Call, frames: Iterator[Frame]) -> Iterator[Frame]:
         """Serve a worker's session: take ``frames``, yield commands.
 
         Raises:
             SecurityError: the caller is not a worker.
             WireError: it does not begin with a proper hello.
-            InputError: a worker of this name is connected.
+            InputError: a worker of this name is connected, or other members must not dial its address.
         """
         assert call.caller is not None
         name = call.caller.name
@@ -97,6 +120,7 @@ class Sessions:
         if first is None:
             raise WireError("a worker's session must begin with hello")
         hello = decode_as(first, Channel.REPORTS, Hello)
+        check_advertised(hello.address, call.address)
         session = self._table.enter(name)
         began = False
         try:
@@ -135,7 +159,11 @@ class Sessions:
             for frame in frames:
                 if not self._table.renew(session):
                     return  # its lease has expired: the worker came back too late
-                self._events.report(session.name, frame)
+                session.handling = True
+                try:
+                    self._events.report(session.name, frame)
+                finally:
+                    session.handling = False
         except ConnectionLost as error:
             cause = "this broker was ended" if self._table.closed else f"{error} (check that its machine is up)"
         except FarflungError as error:

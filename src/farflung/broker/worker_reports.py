@@ -105,7 +105,7 @@ class WorkerReports:
             if not run:
                 raise
             if self.runs.serves(name, run):
-                self.of_runs.fail(run, error, name)
+                self.of_runs.misbehaved(run, error, name)
             return
         if isinstance(message, RunReport):
             self.of_runs.report(name, message)
@@ -161,6 +161,7 @@ def _offer(message: Hello) -> Offer:
         versions=item.versions,
         relay=item.relay,
         reliable=item.reliable,
+        isolation=item.isolation or "",
     )
 
 

@@ -21,7 +21,7 @@ from farflung.checkpoint.blob import Blob
 from farflung.errors import CheckpointError
 from farflung.graph.ir import DTYPES, TensorSpec
 
-__all__ = ["Array", "SafetensorsIndex", "TensorEntry", "dtype_of", "encode", "encoded_size", "spec_of"]
+__all__ = ["Array", "SafetensorsIndex", "TensorEntry", "dtype_of", "encode", "spec_of"]
 
 Array = NDArray[Any]
 
@@ -154,11 +154,6 @@ def spec_of(array: Array) -> TensorSpec:
     if array.dtype.name not in _CODES:
         raise CheckpointError(f"element type {array.dtype.name} can't be stored: known are {', '.join(_CODES)}")
     return TensorSpec(dtype=array.dtype.name, shape=array.shape)
-
-
-def encoded_size(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> int:
-    """Bytes of the file that ``encode`` makes."""
-    return len(_header(specs, metadata)) + sum(spec.nbytes for spec in specs.values())
 
 
 def encode(

@@ -41,6 +41,7 @@ COMMANDS: dict[str, CommandEntry] = {
             "status": ("cluster.status", "Show workers and runs."),
             "web": ("cluster.web", "Show machines and runs in a browser."),
             "ticket": ("cluster.tickets", "Issue, list and revoke tickets."),
+            "kick": ("cluster.kick", "Remove a member and bar its key."),
             "doctor": ("cluster.doctor", "Diagnose this machine."),
             "profile": ("cluster.profile", "Measure the links between all workers."),
         },

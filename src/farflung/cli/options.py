@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ __all__ = [
     "TicketOption",
     "VerboseOption",
     "about",
+    "answer",
+    "echo_json",
     "host",
     "quantity",
     "read_text",
@@ -61,6 +64,19 @@ def quantity(kind: type[Kind], text: str, option: str) -> Kind:
         return kind.parse(text)
     except InputError as error:
         raise InputError(f"{option}: {error}") from None
+
+
+def echo_json(body: object) -> None:
+    """Print ``body`` as JSON."""
+    typer.echo(json.dumps(body, indent=1))
+
+
+def answer(text: str, body: object, *, as_json: bool) -> None:
+    """Print ``text``, or ``body`` as JSON."""
+    if as_json:
+        echo_json(body)
+    else:
+        typer.echo(text)
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from farflung.ids import new_id
 from farflung.messages.calls import (
     Checking,
     ControlMember,
+    Kick,
+    Kicked,
     LogAnswer,
     LogRequest,
     Profile,
@@ -84,7 +86,13 @@ class ControlClient:
 
     def status(self) -> Mapping[str, object]:
         """Members and runs."""
-        return asdict(ask(self._rpc, Status(), StatusAnswer))
+        answer = ask(self._rpc, Status(), StatusAnswer)
+        found, runs = asdict(answer), list(answer.runs)
+        while answer.more is True and answer.runs:
+            answer = ask(self._rpc, Status(skip=len(runs)), StatusAnswer)
+            runs += answer.runs
+        del found["more"]
+        return found | {"runs": runs}
 
     def log(self, name: str, *, lines: int | None = None, position: int | None = None) -> tuple[LogPart, bool]:
         """The last ``lines`` of the log of the run or worker ``name``, or those after ``position``; whether it is complete.
@@ -114,6 +122,15 @@ class ControlClient:
             name=name, paused=UNSET if paused is None else paused, parting=UNSET if parting is None else parting
         )
         ask(self._rpc, wanted, Told)
+
+    def kick(self, name: str, *, undo: bool = False) -> Kicked:
+        """Bar the member ``name`` from the broker, or let it in again.
+
+        Raises:
+            InputError: nobody has joined under that name.
+            SecurityError: the caller does not own the broker.
+        """
+        return ask(self._rpc, Kick(name=name, undo=undo), Kicked)
 
     def watch(self, run: str) -> Iterator[Message]:
         """The broker's messages about ``run``, from its beginning to its end.

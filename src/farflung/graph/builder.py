@@ -27,7 +27,7 @@ from farflung.graph.opset import OpClass, check_target, info
 from farflung.graph.shapes import infer
 from farflung.graph.validate import normalize, validate
 
-__all__ = ["GraphBuilder", "LayerBuilder", "Node", "Reference", "register_module", "registered_modules"]
+__all__ = ["GraphBuilder", "LayerBuilder", "Reference", "register_module"]
 
 Reference = ValueRef | str
 #: Composes operators of a builder: ``fn(builder, *values, **arguments) -> value``.
@@ -50,28 +50,10 @@ def register_module(name: str, fn: LayerBuilder | None = None) -> Any:
     return fn
 
 
-def registered_modules() -> tuple[str, ...]:
-    """The layer types that ``GraphBuilder.add`` knows, sorted."""
-    return tuple(sorted(_layers()))
-
-
 def _layers() -> dict[str, LayerBuilder]:
     from farflung.graph.layers import LAYERS
 
     return {**LAYERS, **_REGISTERED}
-
-
-class Node:
-    """A layer that is described before it is added, as in the paper: ``Node("c", "Conv2d", ...).add_args(x)``."""
-
-    def __init__(self, name: str, type: str, **arguments: Any) -> None:  # noqa: A002  # the paper's word
-        self.name, self.type, self.arguments = name, type, arguments
-        self.args: tuple[Reference, ...] = ()
-
-    def add_args(self, *references: Reference | Node) -> Node:
-        """Append what the layer reads: nodes, values, or names of what was added before."""
-        self.args += tuple(ref.name if isinstance(ref, Node) else ref for ref in references)
-        return self
 
 
 class GraphBuilder:
@@ -131,10 +113,6 @@ class GraphBuilder:
             except (TypeError, GraphError) as error:  # TypeError: arguments that the layer does not have
                 raise GraphError(f"layer {full!r} ({type}): {error}") from None
         return self._named(full, result)
-
-    def add_node(self, node: Node) -> ValueRef:
-        """``add`` of a described layer."""
-        return self.add(node.name, node.type, *node.args, **node.arguments)
 
     def value(self, reference: Reference) -> ValueRef:
         """The value that a name or value means.

@@ -33,7 +33,8 @@ __all__ = ["DEFAULT_LIMITS", "Limits", "normalize", "validate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a document may claim at most. ``tensor_bytes``: of one tensor; ``data_bytes``: of all constants together."""
+    """What a document may claim at most. ``tensor_bytes``: of one tensor; ``data_bytes``: of all constants together;
+    ``meta_bytes``: of all texts of ``meta`` together."""
 
     document_bytes: int = 256 << 20
     ops: int = 500_000
@@ -43,6 +44,7 @@ class Limits:
     rank: int = 16
     tensor_bytes: int = 1 << 42
     data_bytes: int = 64 << 20
+    meta_bytes: int = 1 << 20
     init_steps: int = 256
     name_length: int = 512
     text_length: int = 65_536
@@ -72,6 +74,8 @@ def validate(graph: Graph, limits: Limits = DEFAULT_LIMITS) -> None:
     for key, text in graph.meta:
         _check_name(key, "meta key", limits)
         _check_text(text, f"meta {key!r}", limits)
+    if (size := sum(len(text) for _, text in graph.meta)) > limits.meta_bytes:
+        raise GraphError(f"graph {graph.name!r} has {size} characters of meta: at most {limits.meta_bytes} are allowed")
 
 
 def normalize(graph: Graph) -> Graph:

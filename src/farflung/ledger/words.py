@@ -8,7 +8,7 @@ from farflung.ledger.entries import COLUMNS, Column, Entry, RunLedger
 from farflung.ledger.totals import sum_of, totals
 from farflung.units import Bytes, Flops, Seconds
 
-__all__ = ["HEAD", "entry_row", "figure_text", "meanings", "run_line", "total_rows"]
+__all__ = ["HEAD", "entry_row", "figure_text", "meanings", "money", "run_line", "total_row", "total_rows"]
 
 #: Names of the columns of ``entry_row``.
 HEAD: tuple[str, ...] = ("machine", "region", *(column.title for column in COLUMNS), "cost")
@@ -46,13 +46,16 @@ def total_rows(ledgers: Sequence[RunLedger]) -> list[tuple[str, ...]]:
     if not ledgers:
         return []
     currency = ledgers[0].currency
-    entries = totals(ledgers)
-    rows = [entry_row(entry, currency) for entry in entries]
-    every = list(entry_row(sum_of(entries), currency))
+    return [*(entry_row(entry, currency) for entry in totals(ledgers)), total_row(ledgers)]
+
+
+def total_row(ledgers: Sequence[RunLedger]) -> tuple[str, ...]:
+    """Return a row for all machines over all runs (at least one)."""
+    every = list(entry_row(sum_of(totals(ledgers)), ledgers[0].currency))
     for place, column in enumerate(COLUMNS, start=2):
         if column.name in ("samples", "wasted"):  # each sample passes through several machines
             every[place] = f"{sum(getattr(ledger, column.name) for ledger in ledgers):,}"
-    return [*rows, tuple(every)]
+    return tuple(every)
 
 
 def run_line(ledger: RunLedger) -> str:

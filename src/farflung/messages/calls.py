@@ -42,6 +42,8 @@ __all__ = [
     "ControlMember",
     "Granted",
     "Join",
+    "Kick",
+    "Kicked",
     "LinkFound",
     "LogAnswer",
     "LogRequest",
@@ -132,7 +134,12 @@ class Resume(Message, kind="resume", on=Channel.REQUESTS):
 
 
 class Status(Message, kind="status", on=Channel.REQUESTS):
-    """Ask for all members and runs. The broker answers with ``StatusAnswer``."""
+    """Ask for all members and one page of the runs. The broker answers with ``StatusAnswer``.
+
+    ``skip``: how many older runs are left out.
+    """
+
+    skip: Count | UnsetType = UNSET
 
 
 class LogRequest(Message, kind="log", on=Channel.REQUESTS):
@@ -167,6 +174,13 @@ class ControlMember(Message, kind="member", on=Channel.REQUESTS):
     name: Member
     paused: Flag = UNSET
     parting: Parting | UnsetType = UNSET
+
+
+class Kick(Message, kind="kick", on=Channel.REQUESTS):
+    """Bar the member ``name``, or let it in again (``undo``). The broker answers with ``Kicked``."""
+
+    name: Member
+    undo: bool
 
 
 class Watch(Message, kind="watch", on=Channel.REQUESTS):
@@ -267,7 +281,8 @@ class ResumableAnswer(Message, kind="resumable", on=Channel.ANSWERS):
 class StatusAnswer(Message, kind="status", on=Channel.ANSWERS):
     """Answers ``Status``.
 
-    Entries of ``members``, ``gone`` and ``runs`` are JSON objects for people and scripts (docs/machines.md).
+    Entries of ``members``, ``gone`` and ``runs`` are JSON objects for people and scripts (docs/runs.md). ``more``: there are
+    newer runs than these.
     """
 
     version: Label
@@ -276,6 +291,7 @@ class StatusAnswer(Message, kind="status", on=Channel.ANSWERS):
     gone: list[dict[str, Any]]
     states: dict[Member, Label]
     runs: list[dict[str, Any]]
+    more: Flag = UNSET
 
 
 class LogAnswer(SectionedMessage, kind="log", on=Channel.ANSWERS, sections=ONE_SECTION):
@@ -333,6 +349,13 @@ class StopAnswer(Message, kind="stopping", on=Channel.ANSWERS):
 
 class Told(Message, kind="told", on=Channel.ANSWERS):
     """Answers ``ControlMember``."""
+
+
+class Kicked(Message, kind="kicked", on=Channel.ANSWERS):
+    """Answers ``Kick``. ``ticket``: the one that the member joined with. ``connected``: the workers whose sessions were ended."""
+
+    ticket: Label
+    connected: Annotated[tuple[Member, ...], Meta(max_length=10_000)]
 
 
 class Uploaded(Message, kind="kept", on=Channel.ANSWERS):

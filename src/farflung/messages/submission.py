@@ -17,16 +17,16 @@ from farflung.job import from_json as job_from_json
 from farflung.job import to_json as job_to_json
 from farflung.messages.calls import Submit
 from farflung.messages.commands import AttemptMessage, JobMessage
+from farflung.messages.document_bounds import BOUNDS, check_depth, count_items
 from farflung.messages.schema import Channel
 from farflung.messages.wire_form import decode_as, encode
 from farflung.plan.document import plan_from_json
 from farflung.plan.model import Plan
 from farflung.wire.frames import decode_frame, encode_frame
 
-__all__ = ["BUNDLE_VERSION", "Bundle", "plan_of", "squeeze", "unsqueeze", "with_plan"]
+__all__ = ["BUNDLE_VERSION", "Bundle", "parses_quickly", "plan_of", "squeeze", "unsqueeze", "with_plan"]
 
 BUNDLE_VERSION = 1
-_MAX_DOCUMENT = 256 << 20
 #: The names of documents that are files of the model begin with this.
 _FILE = "file-"
 #: The name of the plan among the documents of an attempt.
@@ -38,7 +38,7 @@ def squeeze(text: str) -> bytes:
     return zlib.compress(text.encode("utf-8"), 6)
 
 
-def unsqueeze(data: bytes | memoryview, limit: int = _MAX_DOCUMENT) -> str:
+def unsqueeze(data: bytes | memoryview, limit: int = BOUNDS.bytes) -> str:
     """What ``squeeze`` made.
 
     Raises:
@@ -49,7 +49,7 @@ def unsqueeze(data: bytes | memoryview, limit: int = _MAX_DOCUMENT) -> str:
 
 def _unpack(data: bytes | memoryview, limit: int) -> bytes:
     if limit <= 0:  # zlib takes 0 for no limit at all
-        raise WireError(f"the documents of a job are together larger than {_MAX_DOCUMENT} bytes")
+        raise WireError(f"the documents of a job are together larger than {BOUNDS.bytes} bytes")
     unpacker = zlib.decompressobj()
     try:
         body = unpacker.decompress(bytes(data), limit)
@@ -139,7 +139,9 @@ class Bundle:
         packed = _unpack_all(pairs)
         files = {name.removeprefix(_FILE): body for name, body in packed.items() if name.startswith(_FILE)}
         _check_files(files)
-        texts = {name: _as_text(body) for name, body in packed.items() if not name.startswith(_FILE)}
+        documents = {name: body for name, body in packed.items() if not name.startswith(_FILE)}
+        _check_documents(documents)
+        texts = {name: _as_text(body) for name, body in documents.items()}
         graphs = {_rows(name): Graph.from_json(body) for name, body in texts.items() if name.startswith("graph-")}
         if "job" not in texts or not graphs:
             raise GraphError("a submitted job needs a job document and at least one training graph")
@@ -156,6 +158,16 @@ class Bundle:
             notes=message.notes,
             files=files,
         )
+
+
+def parses_quickly(message: JobMessage) -> bool:
+    """Return whether the documents of ``message`` are so small that reading them costs little.
+
+    Raises:
+        WireError: they are beyond all bounds.
+    """
+    packed = _unpack_all(zip(message.documents, message.sections, strict=False))
+    return count_items(packed.values()) <= BOUNDS.small_items and sum(map(len, packed.values())) <= BOUNDS.small_bytes
 
 
 def with_plan(message: AttemptMessage, plan_json: str) -> AttemptMessage:
@@ -179,13 +191,20 @@ def plan_of(message: AttemptMessage) -> Plan:
 def _unpack_all(packed: Iterable[tuple[str, memoryview | bytes]]) -> dict[str, bytes]:
     """The documents by name; together they have the limit that one alone has."""
     bodies: dict[str, bytes] = {}
-    left = _MAX_DOCUMENT
+    left = BOUNDS.bytes
     for name, section in packed:
         if name in bodies:
             raise WireError(f"a job's document {name!r:.60} stands twice")
-        bodies[name] = _unpack(section, left)
+        bodies[name] = _unpack(section, BOUNDS.unpacked(len(section), left))
         left -= len(bodies[name])
     return bodies
+
+
+def _check_documents(documents: Mapping[str, bytes]) -> None:
+    """Bound what parsing ``documents`` costs."""
+    count_items(documents.values())
+    for name, body in documents.items():
+        check_depth(name, body)
 
 
 def _check_files(names: Iterable[str]) -> None:

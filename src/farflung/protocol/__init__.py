@@ -8,6 +8,7 @@ The broker, in the order in which an event passes through it:
 - ``membership``: members join, leave and are lost.
 - ``run_queue``: which waiting run gets which members.
 - ``attempts``: an attempt from its plan to its end.
+- ``conduct``: members that misbehave; ``standing``: ``Standing``: what that costs them.
 - ``helper_pool``: which unreliable members help which run; ``server_choice``: which server of the run.
 - ``retained_states``: which retained states a run continues from.
 
@@ -17,6 +18,8 @@ What the broker observes:
 - ``hosts``: workers that share processors.
 - ``probe_pairing``: which devices probe each other, in rounds.
 - ``straggler_detector``: ``StragglerDetector``: slow devices and links, silent workers.
+- ``deadlines``: ``Deadlines``: which phase of which run lasts too long.
+- ``rate_limit``: ``RateLimit``: how often something may happen.
 - ``replan_timer``: ``ReplanTimer``: when to search for a better plan.
 
 For a stage server:

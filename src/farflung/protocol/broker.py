@@ -7,23 +7,28 @@ most one run. The parts of the machine share ``ClusterState``:
 - ``run_queue``: which waiting run gets which members.
 - ``attempts``: an attempt from its plan to its end, a loss or a better plan.
 - ``helper_pool``: which unreliable members help which run.
+- ``conduct``: members that misbehave; ``standing``: what that costs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from farflung.protocol.attempts import Attempts
 from farflung.protocol.cluster_state import ClusterState
+from farflung.protocol.conduct import Conduct
 from farflung.protocol.events import (
     BetterPlan,
     Command,
     Event,
     HostMeasured,
     MemberJoined,
+    MemberLate,
+    MemberLied,
     MemberLost,
     MemberMeasured,
+    MemberReset,
     MemberSlowed,
     MemberWants,
     PlanMade,
@@ -33,6 +38,7 @@ from farflung.protocol.events import (
     RunFailed,
     RunPrepared,
     RunRestored,
+    RunStalled,
     RunSubmitted,
     StopRequested,
     WaitedEnough,
@@ -54,6 +60,7 @@ class BrokerMachine:
         self._helpers = helpers = HelperPool(state)
         attempts = Attempts(state, helpers)
         self._queue = queue = RunQueue(state, attempts)
+        conduct = Conduct(state, attempts)
         self._membership = membership = Membership(state, attempts, helpers)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             MemberJoined: membership.joined,
@@ -73,6 +80,10 @@ class BrokerMachine:
             RunEnded: attempts.ended,
             RunFailed: attempts.failed,
             StopRequested: attempts.stop,
+            MemberLied: conduct.lied,
+            MemberLate: conduct.late,
+            RunStalled: conduct.stalled,
+            MemberReset: conduct.reset,
         }
 
     @property
@@ -105,17 +116,25 @@ class BrokerMachine:
         self._state.validate()
         return commands
 
-    def ahead(self, run: str) -> int:
-        """See ``ClusterState.ahead``."""
-        return self._state.ahead(run)
+    def waiting(self) -> list[Run]:
+        """See ``ClusterState.waiting``."""
+        return self._state.waiting()
 
     def absent(self, run: Run) -> list[str]:
         """See ``ClusterState.absent``."""
         return self._state.absent(run)
 
-    def may_take(self, run: str, member: Member) -> bool:
+    def may_take(self, run: str, member: Member, restored: Sequence[Run] | None = None) -> bool:
         """See ``ClusterState.may_take``."""
-        return self._state.may_take(run, member)
+        return self._state.may_take(run, member, restored)
+
+    def restored(self) -> list[Run]:
+        """See ``ClusterState.restored``."""
+        return self._state.restored()
+
+    def standing(self, name: str) -> str:
+        """Return why the member ``name`` is planned last or not at all, for people (empty: it is neither)."""
+        return self._state.standing.text(name)
 
     def forget(self, run: str) -> None:
         """See ``ClusterState.forget``."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from farflung.errors import InputError
 from farflung.protocol.members import Gone, Member
 from farflung.protocol.runs import Run, RunState
+from farflung.protocol.standing import Standing
 
 __all__ = ["ClusterState"]
 
@@ -20,6 +23,7 @@ class ClusterState:
         self.runs: dict[str, Run] = {}
         #: The members that were lost recently, the latest last.
         self.gone: dict[str, Gone] = {}
+        self.standing = Standing()
 
     def run(self, name: str) -> Run:
         """Return the run ``name``.
@@ -52,21 +56,33 @@ class ClusterState:
         for name in self.members:
             self.release(run, name)
 
-    def may_take(self, name: str, member: Member) -> bool:
+    def may_take(self, name: str, member: Member, restored: Sequence[Run] | None = None) -> bool:
         """Return whether ``member`` is free for the run ``name``: it is ready, and no restored run waits for it.
 
         A restored run has the first right to the members that it expects by name, and to all members if it expects none.
+        ``restored``: what ``restored`` returned, for callers that ask often.
         """
         run = self.runs[name]
+        if self.standing.quarantined(member.name):
+            return False
         if not member.ready or member.name in run.expected_names:
             return member.ready
-        restored = (one for one in self.runs.values() if one is not run and one.expected and one.state is RunState.WAITING)
-        return not any(member.name in one.expected_names or not (one.expected_names or run.expected) for one in restored)
+        others = (one for one in (self.restored() if restored is None else restored) if one is not run)
+        return not any(member.name in one.expected_names or not (one.expected_names or run.expected) for one in others)
 
-    def ahead(self, run: str) -> int:
-        """Return how many runs that wait for workers were submitted before ``run``, if it waits itself (else 0)."""
-        waiting = [one.run for one in self.runs.values() if one.state is RunState.WAITING]
-        return waiting.index(run) if run in waiting else 0
+    def restored(self) -> list[Run]:
+        """Return the restored runs that wait for their workers."""
+        return [one for one in self.runs.values() if one.expected and one.state is RunState.WAITING]
+
+    def left_out(self, run: Run) -> bool:
+        """Return whether a free member was left out of the plan of ``run`` because of its standing."""
+        standing = self.standing
+        suspects = [one for name, one in self.members.items() if standing.last(name) and not standing.quarantined(name)]
+        return any(one.ready and one.name not in run.devices for one in suspects)
+
+    def waiting(self) -> list[Run]:
+        """Return the runs that wait for workers, in the order of submission."""
+        return [one for one in self.runs.values() if one.state is RunState.WAITING]
 
     def absent(self, run: Run) -> list[str]:
         """Return the workers that the restored ``run`` waits for by name, and that are not back and ready."""

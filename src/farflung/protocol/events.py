@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from farflung.errors import FailedBatch
 
 __all__ = [
+    "ENGINE_CRASHED",
     "INPUT_ERROR",
     "PLAN_ERROR",
     "TRAINING_ERROR",
@@ -22,8 +23,12 @@ __all__ = [
     "HostMeasured",
     "MakePlan",
     "MemberJoined",
+    "MemberJudged",
+    "MemberLate",
+    "MemberLied",
     "MemberLost",
     "MemberMeasured",
+    "MemberReset",
     "MemberSlowed",
     "MemberWants",
     "MigrateRun",
@@ -32,11 +37,13 @@ __all__ = [
     "PrepareRun",
     "RecoverRun",
     "RunAdvanced",
+    "RunCommand",
     "RunDropped",
     "RunEnded",
     "RunFailed",
     "RunPrepared",
     "RunRestored",
+    "RunStalled",
     "RunSubmitted",
     "StartRun",
     "StopRequested",
@@ -50,6 +57,8 @@ TRAINING_ERROR = "TrainingError"
 PLAN_ERROR = "PlanError"
 #: The class of the error that an input (the job's topology) does not match the workers.
 INPUT_ERROR = "InputError"
+#: The process in which a worker computes for the run has died.
+ENGINE_CRASHED = "EngineCrashed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +69,8 @@ class Offer:
     ``convolution``: how many times as fast as other operators convolutions run.
     ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
     computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
-    otherwise it may leave at any time without notice.
+    otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
+    up (empty: unknown).
     """
 
     memory: float
@@ -75,6 +85,7 @@ class Offer:
     versions: Mapping[str, str] = field(default_factory=dict)
     relay: bool = True
     reliable: bool = True
+    isolation: str = ""
 
 
 # -- events ---------------------------------------------------------------------------------------------------------------
@@ -273,6 +284,41 @@ class StopRequested:
     now: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLied:
+    """A member of ``run`` sent what no honest member sends."""
+
+    run: str
+    name: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLate:
+    """A member is late in plan number ``attempt`` of ``run`` (0: the current one); ``what`` says what it did not do in time."""
+
+    run: str
+    name: str
+    what: str
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStalled:
+    """Plan number ``attempt`` of ``run`` has made no step for too long."""
+
+    run: str
+    attempt: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReset:
+    """The broker's owner resets the standing of a member."""
+
+    name: str
+
+
 Event = (
     MemberJoined
     | MemberMeasured
@@ -291,6 +337,10 @@ Event = (
     | RunEnded
     | RunFailed
     | StopRequested
+    | MemberLied
+    | MemberLate
+    | RunStalled
+    | MemberReset
 )
 
 
@@ -398,6 +448,15 @@ class RecoverRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberJudged:
+    """``name`` has lost standing in ``run``; ``text`` says why, and what resets it."""
+
+    name: str
+    run: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRun:
     """The run is over: write its result (``outcome``: done, stopped or failed; ``kind``: the class of what failed it)."""
 
@@ -408,7 +467,7 @@ class FinishRun:
     batch: FailedBatch | None = None
 
 
-Command = (
+RunCommand = (
     MakePlan
     | PrepareRun
     | StartRun
@@ -416,8 +475,9 @@ Command = (
     | HelperGone
     | StopRun
     | MigrateRun
-    | DismissMember
     | AbortRun
     | RecoverRun
+    | MemberJudged
     | FinishRun
 )
+Command = RunCommand | DismissMember

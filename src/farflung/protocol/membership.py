@@ -100,6 +100,9 @@ class Membership:
         if member is None or member.run is None:
             return []
         run = self._state.runs[member.run]
+        if run.accuser and run.accuser != event.name:  # it was right
+            self._state.standing.pardon(run.accuser, 1)
+            run.accuser = ""
         if event.name in run.helpers:
             return self._helpers.lose(run, event.name, event.cause)
         if run.state is RunState.WAITING:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from farflung.errors import InputError
 from farflung.protocol.attempts import Attempts
 from farflung.protocol.cluster_state import ClusterState
@@ -41,17 +43,26 @@ class RunQueue:
 
     def start(self) -> list[Command]:
         """Plan the runs for which there are enough free members; finish those that were stopped while they waited."""
-        waiting = (run for run in self._state.runs.values() if run.state is RunState.WAITING and not run.awaited)
-        # lazily: each run is assigned before the free members for the next one are counted
-        commands: list[Command] = [self._assign(run, members) for run in waiting if (members := self._members_for(run))]
+        commands: list[Command] = []
+        restored = self._state.restored()  # once: there may be thousands of waiting runs
+        for run in self._state.waiting():
+            # each run is assigned before the free members for the next one are counted
+            if not run.awaited and (members := self._members_for(run, restored)):
+                commands.append(self._assign(run, members))
+                restored = self._state.restored()
         for run in self._state.runs.values():
             if run.stopping and run.state is RunState.WAITING and not (run.awaited or run.expected):
                 commands += self._attempts.finish(run, RunState.STOPPED)  # nobody can resume it
         return commands
 
-    def _members_for(self, run: Run) -> tuple[str, ...]:
+    def _members_for(self, run: Run, restored: Sequence[Run]) -> tuple[str, ...]:
         """Return the free members for which ``run`` may be planned (empty: it waits for more)."""
-        free = [one.name for one in self._state.members.values() if self._state.may_take(run.run, one) and run.plans_for(one)]
+        state = self._state
+        free = [one.name for one in state.members.values() if state.may_take(run.run, one, restored) and run.plans_for(one)]
+        trusted = [name for name in free if not state.standing.last(name)]
+        refused = bool(run.refused) and run.refused >= set(trusted)
+        if len(trusted) >= run.needs and run.expected_names <= set(trusted) and not refused:
+            free = trusted
         enough = len(free) >= run.needs and run.expected_names <= set(free)
         refused = bool(run.refused) and run.refused >= set(free)
         return tuple(free) if enough and not refused else ()

@@ -31,6 +31,18 @@ class Book:
         with self.transaction() as connection:
             connection.execute(schema)
 
+    def stamp(self) -> tuple[int, int, int]:
+        """What changes with each transaction that writes: time of change in nanoseconds, size and number of the file.
+
+        Raises:
+            SecurityError: the file is gone.
+        """
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise SecurityError(f"the book of {self._what} {self._path} can't be used: {error.strerror}; restore it") from error
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Everything done inside is kept, or nothing; rows are ``sqlite3.Row``. Reading needs no free space.

@@ -18,6 +18,7 @@ __all__ = ["NameBook"]
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, key TEXT NOT NULL, ticket TEXT NOT NULL, until REAL NOT NULL)"
 _GENERATIONS = "CREATE TABLE IF NOT EXISTS generations (name TEXT PRIMARY KEY, number INTEGER NOT NULL)"
+_BARRED = "CREATE TABLE IF NOT EXISTS barred (key TEXT PRIMARY KEY, name TEXT NOT NULL)"
 _ADVANCE = (
     "INSERT INTO generations VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET number = max(generations.number, excluded.number)"
 )
@@ -49,8 +50,11 @@ class NameBook:
         self._unwritten: dict[str, _Binding] = {}
         self._numbers: dict[str, int] = {}
         self._full = False
+        #: The barred keys (None: they must be read again). Only this process bars keys.
+        self._barred: frozenset[str] | None = None
         with self._book.transaction() as book:
             book.execute(_GENERATIONS)
+            book.execute(_BARRED)
 
     def bind(self, name: str, key: str, ticket: str, *, now: float, until: float) -> None:
         """``name`` belongs to ``key`` (a fingerprint) from now on; ``ticket`` is the one that it was joined with.
@@ -90,6 +94,33 @@ class NameBook:
         with self._lock:
             bound = self._binding(name)
         return "" if bound is None else bound.ticket
+
+    def names_of(self, ticket: str) -> int:
+        """How many names were taken with ``ticket``."""
+        with self._lock, self._book.transaction() as book:
+            return int(book.execute("SELECT count(*) FROM names WHERE ticket = ?", (ticket,)).fetchone()[0])
+
+    def bar(self, name: str, key: str, *, barred: bool) -> None:
+        """Whoever has ``key``, which joined under ``name``, may join no more; or (``barred`` is False) may join again.
+
+        Raises:
+            DiskFull: there is no space to write that down.
+        """
+        with self._lock, self._book.transaction() as book:
+            if barred:
+                book.execute("INSERT OR REPLACE INTO barred VALUES (?, ?)", (key, name))
+            else:
+                book.execute("DELETE FROM barred WHERE key = ?", (key,))
+        self._barred = None
+
+    def barred(self, key: str) -> bool:
+        """Whether ``key`` was barred."""
+        found = self._barred
+        if found is None:
+            with self._book.transaction() as book:
+                found = frozenset(str(row[0]) for row in book.execute("SELECT key FROM barred"))
+            self._barred = found
+        return key in found
 
     def free(self, name: str) -> None:
         """Whoever joins next under ``name`` may have it (whoever has a certificate keeps it until it ends).

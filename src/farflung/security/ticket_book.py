@@ -45,6 +45,8 @@ class TicketBook:
             SecurityError: it can't be made, is readable by others, or is no book of tickets.
         """
         self._book = Book(path, "tickets", _SCHEMA)
+        #: The state of the file, and the revoked tickets at that time; replaced as a whole.
+        self._revoked: tuple[tuple[int, int, int], frozenset[str]] = ((0, 0, 0), frozenset())
 
     def issue(self, scope: str, *, addresses: Sequence[str], fingerprint: bytes, now: float, validity: Seconds = _DAY) -> Ticket:
         """A new ticket for ``scope``, good from ``now`` (Unix seconds) for ``validity`` seconds.
@@ -95,8 +97,17 @@ class TicketBook:
             )
         return record
 
+    def revoked(self) -> frozenset[str]:
+        """The ids of all revoked tickets. It is asked at every call, so the file is only read when it has changed."""
+        stamp = self._book.stamp()
+        if stamp != self._revoked[0]:
+            with self._book.transaction() as book:
+                rows = book.execute("SELECT ticket_id FROM tickets WHERE revoked IS NOT NULL").fetchall()
+            self._revoked = (stamp, frozenset(str(row[0]) for row in rows))
+        return self._revoked[1]
+
     def revoke(self, ticket_id: str, now: float) -> TicketRecord:
-        """Make a ticket useless from now on (members who joined with it stay); a second call changes nothing.
+        """Make a ticket useless from now on, for members who joined with it, too; a second call changes nothing.
 
         Raises:
             SecurityError: no ticket has that id; the text lists the known ones.

@@ -21,6 +21,7 @@ class Inbox:
     def __init__(self, limit: int | None = None) -> None:
         """``limit``: the most keys that may wait (None: any number)."""
         self._limit = limit
+        #: Guarded by ``_changed``, as ``_error`` is.
         self._items: dict[Hashable, Any] = {}
         self._changed = threading.Condition()
         self._error: BaseException | None = None
@@ -44,6 +45,7 @@ class Inbox:
             BaseException: what ``abort`` was given.
         """
         self.wait_until(lambda: key in self._items)
+        # The lock was free in between. That is safe: one thread takes, and a second ``put`` only replaces the item.
         with self._changed:
             return self._items.pop(key)
 
@@ -56,7 +58,7 @@ class Inbox:
         until = None if seconds is None else monotonic() + seconds
         with self._changed:
             while True:
-                if self._error is not None:
+                if self._error is not None:  # before ``ready``: an aborted run goes no further, even if its input is here
                     raise self._error
                 left = None if until is None else until - monotonic()
                 if ready() or (left is not None and left <= 0):

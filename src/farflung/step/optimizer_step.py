@@ -88,11 +88,14 @@ class OptimizerStep:
         losses = self._rest(step) if rests else parts.mode.run(step, meter)
         begin = trace.now()
         with meter.waiting():
+            # The order matters from here on. The vote comes first: its messages travel while sums are added.
             losses = parts.vote.gather(step, losses)
             if parts.sync is None:
                 parts.sums.finish(step, self._stages.bases)
+            # After the sums: the uses of a tied parameter are added as totals over the replicas.
             if parts.mode.makes_gradients and not rests:
                 exchange_uses(context, self._stages, step)
+            # The norm needs complete gradients. Sending it reports that this worker is prepared.
             verdict: Verdict = context.inbox.take(("verdict", step))
             norm, scale = (None, None) if rests or not self._parts.check.needs_norm else self._norm(step)
         on_nan = self._parts.check.judge(step, verdict, norm)
@@ -126,7 +129,7 @@ class OptimizerStep:
     def _norm(self, step: int) -> tuple[float, Array | None]:
         """Exchange norms, which also report to all workers that this one is prepared."""
         norms = self._parts.check.local_norms()
-        self._parts.commit.prepared()
+        self._parts.commit.prepared()  # before the norms leave: a worker that gets them may commit the step
         fault_point("worker.prepared", step=step, device=self._context.setup.device)
         return self._parts.check.exchange(step, norms)
 
@@ -172,6 +175,7 @@ class OptimizerStep:
             grad_norm=norm,
             divergence=None if sync is None else sync.divergence,
         )
+        # Logged before it is sent: if this worker is lost, another one has the losses of the step.
         self._parts.commit.log(report, everyone, participation.mean(step, everyone))
 
         def send(use: LinkUse) -> None:

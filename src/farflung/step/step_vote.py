@@ -23,6 +23,7 @@ class StepVote:
     def __init__(self, context: StepContext, copy_due: Callable[[int], bool], takes_part: Callable[[int, str], bool]) -> None:
         """``copy_due``: whether a copy interval begins after a step. ``takes_part``: whether a device computes in a step."""
         self._context, self._copy_due, self._takes_part = context, copy_due, takes_part
+        #: Guards ``_announced``: the compute thread and a transport thread may both find the losses complete.
         self._lock = threading.Lock()
         #: The newest step with a verdict, and the own losses of the newest step whose losses are all known here.
         self._announced, self._mine = -1, (-1, dict[int, float]())
@@ -37,7 +38,7 @@ class StepVote:
             return
         setup = self._context.setup
         if setup.device == setup.leader:
-            self._mine = (step, dict(losses))
+            self._mine = (step, dict(losses))  # one assignment: transport threads read it without the lock
             self.received(step)
         else:
             found = {str(micro_batch): loss for micro_batch, loss in losses.items()}

@@ -13,7 +13,6 @@ from farflung.units import Seconds
 
 __all__ = [
     "backward_ends",
-    "fills_bubble",
     "local_sgd_seconds",
     "partial_local_sgd_seconds",
     "period_objective",
@@ -109,10 +108,3 @@ def partial_local_sgd_seconds(steps: int, forward: float, bp: Times, comm: Times
     total, ends = math.fsum(bp), backward_ends(bp)
     terms = [max(total, ends[max(s)] + timeline_comm_seconds(bp, comm, s)) if s else total for s in sets]
     return Seconds(steps * forward + steps / len(sets) * math.fsum(terms))
-
-
-def fills_bubble(bp: Times, comm: Times, chosen: Collection[int], last: int) -> bool:
-    """Equation (12): whether a step's time stays when layers L-1, ..., ``last`` join the set (start times of (7))."""
-    both = {*chosen, *range(last, len(bp))}
-    before = partial_local_sgd_seconds(1, 0.0, bp, comm, [chosen])
-    return partial_local_sgd_seconds(1, 0.0, bp, comm, [both]) <= before * (1 + 1e-12)

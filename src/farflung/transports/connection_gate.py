@@ -45,8 +45,7 @@ class Newcomer(Protocol):
 
     @property
     def group(self) -> str:
-        """Return the address that the limits count by."""
-        ...
+        """Who owns the address that it comes from."""
 
 
 _Any = TypeVar("_Any", bound=Newcomer)

@@ -20,6 +20,8 @@ def frame_bytes(frame: Frame, limits: FrameLimits | None = None) -> int:
     Raises:
         WireError: the frame can't travel, or passes ``limits``.
     """
+    if frame.nbytes and limits is None:
+        return frame.nbytes  # it was received: the header need not be encoded again
     return sum(len(buffer) for buffer in encode_frame(frame, checksum=False, limits=limits))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,16 +50,20 @@ class Frame:
     kind: str
     header: Mapping[str, Any] = field(default_factory=dict)
     sections: tuple[memoryview | bytes, ...] = ()
+    #: Bytes on the wire of a frame that was received (0: it was made here).
+    nbytes: int = field(default=0, init=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLimits:
-    """The most that a receiver takes: bytes of the header, number of sections, bytes of all sections, nesting of the header."""
+    """The most that a receiver takes: bytes of the header, number of sections, bytes of all sections, nesting and items of the
+    header."""
 
     max_header: int = 4 << 20
     max_sections: int = 4096
     max_bytes: int = 4 << 30
     max_depth: int = 16
+    max_items: int = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ def decode_frame(buffer: Buffer, limits: FrameLimits | None = None) -> Frame:
     for index, length in enumerate(head.lengths):
         sections.append(_checked_section(view[start : start + length], head, index))
         start += length
-    return Frame(kind, header, tuple(sections))
+    return _received(kind, header, sections, len(view))
 
 
 def decode_parts(
@@ -132,6 +136,12 @@ def decode_parts(
     return frame.header, frame.sections
 
 
+def _received(kind: str, header: dict[str, Any], sections: Sequence[memoryview], nbytes: int) -> Frame:
+    frame = Frame(kind, header, tuple(sections))
+    object.__setattr__(frame, "nbytes", nbytes)  # nobody else has seen the frame yet
+    return frame
+
+
 def run_of(frame: Frame) -> str:
     """Return the run that ``frame`` says it belongs to (empty: none), whether or not its message is well-formed."""
     run = frame.header.get("run")
@@ -145,8 +155,9 @@ class FrameDecoder:
     decoder stays broken: the stream has lost its place.
     """
 
-    def __init__(self, limits: FrameLimits | None = None) -> None:
-        self._limits = limits or FrameLimits()
+    def __init__(self, limits: FrameLimits | Callable[[], FrameLimits] | None = None) -> None:
+        """``limits`` may be a function, which is asked at each frame."""
+        self._limits = limits if callable(limits) else lambda: limits or FrameLimits()
         self._broken = ""
         self._start_frame()
 
@@ -215,10 +226,10 @@ class FrameDecoder:
 
     def _take_head(self) -> Frame | None:
         if self._prelude is None:
-            self._prelude = _read_prelude(memoryview(self._pending), self._limits)
+            self._prelude = _read_prelude(memoryview(self._pending), self._limits())
             if self.missing:
                 return None
-        self._head = _read_head(memoryview(self._pending), self._prelude, self._limits)
+        self._head = _read_head(memoryview(self._pending), self._prelude, self._limits())
         return self._next_section()
 
     def _next_section(self) -> Frame | None:
@@ -234,7 +245,7 @@ class FrameDecoder:
             if length:
                 return None
             _checked_section(self._sections[-1], head, len(self._sections) - 1)
-        return Frame(kind, header, tuple(self._sections))
+        return _received(kind, header, self._sections, len(self._pending) + sum(head.lengths))
 
 
 def _as_bytes(section: memoryview | bytes, index: int) -> memoryview | bytes:
@@ -289,7 +300,7 @@ def _read_head(data: memoryview, head: _Head, limits: FrameLimits) -> tuple[_Hea
     entries: Sequence[tuple[int, int]] = list(_ENTRY.iter_unpack(data[_PRELUDE.size : table_end]))
     lengths = tuple(length for length, _ in entries)
     _check_sizes(head.header_bytes, head.count, sum(lengths), limits)
-    value = unpack_value(data[table_end:], limits.max_depth)
+    value = unpack_value(data[table_end:], limits.max_depth, limits.max_items)
     if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], dict)):
         raise WireError("bad header: it must be a kind (text) and a map")
     full = _Head(

@@ -44,13 +44,14 @@ def pack_value(value: object) -> bytes:
     return bytes(packed)
 
 
-def unpack_value(data: memoryview | bytes, max_depth: int) -> Any:
+def unpack_value(data: memoryview | bytes, max_depth: int, max_items: int = 1 << 20) -> Any:
     """Read what ``pack_value`` wrote (tuples come back as lists).
 
     Raises:
-        WireError: ``data`` is not exactly one value of the allowed types, or nests deeper than ``max_depth``.
+        WireError: ``data`` is not exactly one value of the allowed types, nests deeper than ``max_depth``, or has more than
+            ``max_items`` items.
     """
-    _walk(data, max_depth)
+    _walk(data, max_depth, max_items)
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=True, object_pairs_hook=_pairs)
     except ValueError as error:
@@ -86,9 +87,10 @@ def _pairs(pairs: Iterable[tuple[object, object]]) -> dict[str, object]:
     return result
 
 
-def _walk(data: memoryview | bytes, max_depth: int) -> None:
+def _walk(data: memoryview | bytes, max_depth: int, max_items: int) -> None:
     """Check nesting, sizes and types of one msgpack value that must fill ``data``; costs time per item, no memory."""
     end, position, declared = len(data), 0, 1
+    most = min(end, max_items)
     open_counts = [1]
     while open_counts:
         if open_counts[-1] == 0:
@@ -110,8 +112,12 @@ def _walk(data: memoryview | bytes, max_depth: int) -> None:
             open_counts.append(size * entries)
         else:
             position += size
-        if position > end or declared > end:
-            raise WireError(f"truncated header: a length at {position} says more than the {end} bytes that are there")
+        if position > end or declared > most:
+            raise WireError(
+                f"bad header: it has more than {max_items} items"
+                if position <= end and declared <= end
+                else f"truncated header: a length at {position} says more than the {end} bytes that are there"
+            )
         if len(open_counts) - 1 > max_depth:
             raise WireError(f"bad header: nested deeper than {max_depth} levels")
     if position != end:

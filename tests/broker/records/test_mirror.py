@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung.broker.records.run_folders import StorageSettings
 from farflung.checkpoint import CheckpointReader, CheckpointStore, ObjectCheckpoints
 from farflung.client.connection import Client
 from farflung.worker.membership import join
@@ -17,7 +18,7 @@ pytest.importorskip("obstore")
 def test_what_is_mirrored_is_resumed_elsewhere(tmp_path: Path) -> None:
     text_folder(tmp_path)
     url, back = (tmp_path / "objects").as_uri(), tmp_path / "back"
-    with Loopback(tmp_path, 1, mirror=url) as cluster:
+    with Loopback(tmp_path, 1, storage=StorageSettings(mirror=url)) as cluster:
         found = cluster.run(text_job(steps=4, checkpoint={"every": 2, "keep": 1}))
         whole = cluster.run(text_job(steps=6))
     there = ObjectCheckpoints(url, found.run)
@@ -35,7 +36,7 @@ def test_a_store_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
     text_folder(tmp_path)
     said: list[str] = []
     (tmp_path / "objects").mkdir()
-    with Loopback(tmp_path, 1, say=said.append, mirror=(tmp_path / "objects").as_uri()) as cluster:
+    with Loopback(tmp_path, 1, say=said.append, storage=StorageSettings(mirror=(tmp_path / "objects").as_uri())) as cluster:
         (tmp_path / "objects").rmdir()
         (tmp_path / "objects").write_text("no folder")
         found = cluster.run(text_job(steps=2))

@@ -80,6 +80,15 @@ def test_a_submit_ticket_is_no_owners_ticket(two: Loopback) -> None:
         join(replace(two.ticket("submit"), scope="owner"), name="thief", role="client")
 
 
+def test_a_submission_larger_than_the_limit_stores_nothing(home: Path) -> None:
+    limit = StorageSettings(run=Bytes(20_000))
+    with Loopback(home, 0, storage=limit) as cluster:
+        with pytest.raises(InputError, match="keeps 20 kB of a run at most, and these documents would pass that"):
+            cluster.submit(text_job(steps=1))
+        (folder,) = (home / "broker" / "runs").iterdir()
+        assert [file.name for file in folder.iterdir()] == ["owner.json"]
+
+
 # -- folders --------------------------------------------------------------------------------------------------------------
 
 
@@ -111,6 +120,35 @@ def test_only_the_owner_resumes_from_elsewhere(tmp_path: Path) -> None:
     assert place.source(str(inner), ANN) == inner
     with pytest.raises(SecurityError, match="may resume from it"):
         place.source(f"{place.root}/../runs/run-1", BEN)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (".", r"'\.' is the folder of all runs: name one of your runs"),
+        ("", r"'' is the folder of all runs: name one of your runs"),
+        ("a\0b", r"'a\\x00b' is neither a run nor a folder \(embedded null byte\): name one of your runs"),
+        ("x" * 5000, r"'x{59} is neither a run nor a folder \(File name too long\): name one of your runs"),
+    ],
+)
+@pytest.mark.parametrize("caller", [ANN, OWNER])
+def test_what_is_no_name_to_resume_from_is_refused(tmp_path: Path, text: str, says: str, caller: Caller) -> None:
+    place = folders(tmp_path)
+    place.claim("run-1", ANN)
+    with pytest.raises(InputError, match=says):
+        place.source(text, caller)
+
+
+def test_documents_count_toward_the_limits(tmp_path: Path) -> None:
+    place = folders(tmp_path, run=1000, ticket=1500)
+    place.claim("run-1", ANN)
+    place.check_documents("run-1", 800)
+    with pytest.raises(InputError, match="the broker keeps 1 kB of a run at most, and these documents would pass that"):
+        place.check_documents("run-1", 1000)
+    place.claim("run-2", ANN)
+    (tmp_path / "runs" / "run-2" / "bundle.frame").write_bytes(bytes(700))
+    with pytest.raises(InputError, match="of all runs of a ticket at most, and these documents would pass that; remove old runs"):
+        place.check_documents("run-1", 800)
 
 
 def test_uploads_have_limits(tmp_path: Path) -> None:

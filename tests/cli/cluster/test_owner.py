@@ -78,7 +78,7 @@ def test_a_brokers_service_survives_a_reboot(home: Path, capsys: pytest.CaptureF
     ]
     text = unit.read_text()
     options = f'--home {folder} --listen 0.0.0.0:7071 --advertise broker.example.org --valid "7 d" --mirror s3://bucket/100%%'
-    assert f'-m farflung broker {options} --run-limit "256 GB" --ticket-limit "1 TB"\n' in text
+    assert f'-m farflung broker {options} --run-limit "256 GB" --ticket-limit "1 TB" --queue-limit 100\n' in text
     for line in ("Restart=always", "KillSignal=SIGKILL", f"WorkingDirectory={folder}", "WantedBy=default.target"):
         assert line in text.splitlines()
     assert folder.stat().st_mode & 0o077 == 0

@@ -93,7 +93,7 @@ def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tm
     folder = RunFolder(found.folder)
     plan = Plan.from_json(folder.plan.read_text(encoding="utf-8"))
     (found.folder / "result.json").unlink()  # as if it had been killed before the end
-    store_bundle(found.folder, replace(captured(text_job(), place), run=found.run))
+    store_bundle(found.folder, replace(captured(text_job(), place), run=found.run).to_bytes())
     lives: list[tuple[LiveRun, RunRestored]] = []
 
     def restored(attempts: int) -> tuple[LiveRun, RunRestored]:

@@ -4,6 +4,7 @@
 - ``planner``: ``AttemptPlanner``: measures, plans, and chooses the step and the states with which the attempt begins.
 - ``preparation``: what workers receive before the attempt begins.
 - ``launcher``: ``AttemptLauncher``: workers prepare and begin; a loss ends the attempt.
+- ``attempt_deadlines``: ``AttemptDeadlines``: whoever is late in an attempt is left out of it.
 - ``helper_assignment``: ``HelperAssignment``: which helper helps which server.
 - ``replanner``: ``Replanner``: searches for a better plan while the run trains.
 - ``retained_states``: ``RetainedStates``: states that workers retain after an attempt.

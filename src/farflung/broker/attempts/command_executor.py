@@ -25,9 +25,11 @@ from farflung.protocol.events import (
     FinishRun,
     HelperGone,
     MakePlan,
+    MemberJudged,
     MigrateRun,
     PrepareRun,
     RecoverRun,
+    RunCommand,
     RunFailed,
     StartRun,
     StopRun,
@@ -58,6 +60,9 @@ class CommandExecutor:
             self.send(command.name, Dismissed())
             return None
         live = self.runs.live(command.run)
+        return self._apply_to(live, command)
+
+    def _apply_to(self, live: LiveRun, command: RunCommand) -> Action | None:
         if isinstance(command, StopRun | MigrateRun | AbortRun):
             self.send(command.name, _order(command, live.attempt.number))
             return None
@@ -77,6 +82,8 @@ class CommandExecutor:
             case RecoverRun():
                 self.helpers.over(live.run)
                 return self.launcher.lost(live, command)
+            case MemberJudged():
+                return lambda: self.notices.everybody(live.run, command.text)
             case FinishRun():
                 return lambda: self.finisher.finish(live, command)
 

@@ -110,7 +110,7 @@ class AttemptPlanner:
             self.notices.operator_of(live.run, str(protection), detail=True)
         elif text := planned.exposed(live.job):
             self.notices.everybody(live.run, text)
-        progress = self.recorder.progress(live, len(planned.plan.devices), planned.estimate.step_seconds, start.step)
+        progress = self.recorder.progress(live, planned.plan.devices, planned.estimate.step_seconds, start.step)
         preparation = preparation_of(bundle, live, planned, start)
         return Attempt(
             number=attempt,

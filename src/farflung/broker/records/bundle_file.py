@@ -8,14 +8,20 @@ from farflung.checkpoint.store import write_file
 from farflung.errors import DataError
 from farflung.messages.submission import Bundle
 
-__all__ = ["read_bundle", "store_bundle"]
+__all__ = ["read_bundle", "store_bundle", "stored_bytes"]
 
 _BUNDLE = "bundle.frame"
 
 
-def store_bundle(root: Path, bundle: Bundle) -> None:
-    """Write ``bundle`` to the run's folder ``root``."""
-    write_file(root / _BUNDLE, [bundle.to_bytes()])
+def stored_bytes(bundle: Bundle, packed: bytes) -> int:
+    """Return how many bytes the files of a submission take, of which ``packed`` is one."""
+    files = sum(map(len, bundle.files.values())) + sum(map(len, bundle.notes.values()))
+    return len(packed) + len(bundle.graph.to_json()) + files
+
+
+def store_bundle(root: Path, packed: bytes) -> None:
+    """Write a bundle, as ``Bundle.to_bytes`` returns it, to the run's folder ``root``."""
+    write_file(root / _BUNDLE, [packed])
 
 
 def read_bundle(root: Path) -> Bundle:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from farflung.broker.quotas import Quotas
 from farflung.checkpoint.store import write_file
 from farflung.errors import InputError, SecurityError
 from farflung.security import Caller
@@ -17,12 +18,14 @@ __all__ = ["RunFolders", "StorageSettings", "safe_name"]
 
 _OWNER = "owner.json"
 _RUN, _TICKET = Bytes(256e9), Bytes(1e12)
+_QUOTAS = Quotas()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:
     """What a broker stores. ``run``: bytes of one run at most; ``ticket``: of all runs that were submitted with one ticket.
 
+    ``quotas``: what else the members of one ticket may do.
     ``mirror``: the URL of an object store to which checkpoints are copied (empty: they are not).
     ``trackers``: experiment trackers that jobs of submitters may use beside those that only write files; the owner's may use all.
     """
@@ -30,6 +33,7 @@ class StorageSettings:
     run: Bytes = _RUN
     ticket: Bytes = _TICKET
     mirror: str = ""
+    quotas: Quotas = _QUOTAS
     trackers: tuple[str, ...] = ()
 
 
@@ -47,7 +51,7 @@ class RunFolders:
 
     def __init__(self, root: Path, ticket_of: Callable[[str], str], settings: StorageSettings) -> None:
         self.root = root
-        self._ticket_of = ticket_of
+        self.ticket_of = ticket_of
         self._settings = settings
         self._lock = threading.Lock()
         #: run -> bytes that are arriving, which its folder may not show yet
@@ -73,9 +77,13 @@ class RunFolders:
                 self.check(run, caller, "send to it")
                 return folder
             folder.mkdir(parents=True, exist_ok=True)
-            owner = {"key": caller.key, "name": caller.name, "ticket": self._ticket_of(caller.name)}
+            owner = {"key": caller.key, "name": caller.name, "ticket": self.ticket_of(caller.name)}
             write_file(folder / _OWNER, [json.dumps(owner).encode()])
         return folder
+
+    def ticket(self, run: str) -> str:
+        """The ticket with which ``run`` was submitted ("": unknown)."""
+        return self._owner(self.path(run)).ticket
 
     def owns(self, run: str, caller: Caller) -> bool:
         """Whether ``run`` is the caller's, or the caller owns the broker."""
@@ -98,19 +106,26 @@ class RunFolders:
         """The folder that a job resumes from: a run's name, or a path on this machine.
 
         Raises:
+            InputError: ``text`` can't be a name or a path.
             SecurityError: the run is not the caller's, or the path leads elsewhere and the caller does not own the broker.
         """
-        named = self.root / text
-        found = (named if named.is_dir() else Path(text)).resolve()
-        inside = found.is_relative_to(self.root.resolve())
-        if found.is_dir() and caller.role != "owner":
-            if not inside:
+        try:
+            named = self.root / text
+            chosen = named if named.is_dir() else Path(text)
+            found, root, exists = chosen.resolve(), self.root.resolve(), chosen.is_dir()
+        except (OSError, ValueError) as error:  # too long, or with a NUL
+            why = getattr(error, "strerror", None) or str(error)
+            raise InputError(f"{text!r:.60} is neither a run nor a folder ({why}): name one of your runs") from None
+        if found == root:
+            raise InputError(f"{text!r:.60} is the folder of all runs: name one of your runs")
+        if exists and caller.role != "owner":
+            if not found.is_relative_to(root):
                 raise SecurityError(
                     f"{text!r} is a folder of the broker's machine outside of its runs, from which only the broker's owner may "
                     "resume: name one of your runs"
                 )
-            self.check(found.relative_to(self.root.resolve()).parts[0], caller, "resume from it")
-        return named if named.is_dir() else Path(text)
+            self.check(found.relative_to(root).parts[0], caller, "resume from it")
+        return chosen
 
     def counted(self, run: str, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         """``pieces`` of an upload for ``run``, as long as the limits allow.
@@ -118,10 +133,8 @@ class RunFolders:
         Raises:
             InputError: what is kept would be more than the broker keeps of a run, or of a ticket's runs.
         """
-        ticket = self._owner(self.path(run)).ticket
-        kept = _size(self.path(run))
-        others = sum(_size(folder) for folder in self._folders() if folder.name != run and self._owner(folder).ticket == ticket)
         arrived = 0
+        kept, others = self._stored(run)
         try:
             for piece in pieces:
                 size = memoryview(piece).nbytes
@@ -129,22 +142,40 @@ class RunFolders:
                 with self._lock:
                     self._arriving[run] = self._arriving.get(run, 0) + size
                     arriving = self._arriving[run]
-                if kept + arriving > self._settings.run:
-                    raise InputError(
-                        f"run {run!r}: the broker keeps {self._settings.run} of a run at most, and this upload would pass that; "
-                        "keep fewer checkpoints (checkpoint.keep), or start the broker with a larger --run-limit"
-                    )
-                if others + kept + arriving > self._settings.ticket:
-                    raise InputError(
-                        f"run {run!r}: the broker keeps {self._settings.ticket} of all runs of a ticket at most, and this upload "
-                        "would pass that; remove old runs there, or start the broker with a larger --ticket-limit"
-                    )
+                self._check_room(run, kept + arriving, others, "this upload")
                 yield piece
         finally:
             with self._lock:
                 self._arriving[run] = self._arriving.get(run, 0) - arrived
                 if self._arriving[run] <= 0:
                     del self._arriving[run]
+
+    def check_documents(self, run: str, size: int) -> None:
+        """See that there is room for the documents of a submission, of ``size`` bytes.
+
+        Raises:
+            InputError: what is kept would be more than the broker keeps of a run, or of a ticket's runs.
+        """
+        kept, others = self._stored(run)
+        self._check_room(run, kept + size, others, "these documents")
+
+    def _stored(self, run: str) -> tuple[int, int]:
+        """Return the bytes that are stored of ``run``, and of the other runs of its ticket."""
+        ticket = self._owner(self.path(run)).ticket
+        others = sum(_size(folder) for folder in self._folders() if folder.name != run and self._owner(folder).ticket == ticket)
+        return _size(self.path(run)), others
+
+    def _check_room(self, run: str, size: int, others: int, what: str) -> None:
+        if size > self._settings.run:
+            raise InputError(
+                f"run {run!r}: the broker keeps {self._settings.run} of a run at most, and {what} would pass that; "
+                "keep fewer checkpoints (checkpoint.keep), or start the broker with a larger --run-limit"
+            )
+        if others + size > self._settings.ticket:
+            raise InputError(
+                f"run {run!r}: the broker keeps {self._settings.ticket} of all runs of a ticket at most, and {what} "
+                "would pass that; remove old runs there, or start the broker with a larger --ticket-limit"
+            )
 
     def _folders(self) -> list[Path]:
         return [folder for folder in self.root.iterdir() if folder.is_dir()] if self.root.is_dir() else []

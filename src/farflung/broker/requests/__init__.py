@@ -2,6 +2,7 @@
 
 - ``permission``: who may call what.
 - ``submissions``: ``Submissions``: submit and resume runs.
+- ``document_check``: large documents are read in a process that may die, before the broker reads them.
 - ``continuations``: ``Continuations``: a run that continues an earlier one.
 - ``transfers``: ``Transfers``: weights and checkpoint shards in, states out.
 - ``status_queries``: ``StatusQueries``: status, logs, the broker's clock.

@@ -32,6 +32,8 @@ from farflung.version import __version__
 
 __all__ = ["StatusQueries"]
 
+#: The most runs in one answer.
+_PAGE = 500
 _clock = MonotonicClock()
 
 
@@ -47,20 +49,25 @@ class _RunCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MemberCopy:
-    """``facts``: the runs that could use the member. ``trains``: it trains now."""
+    """``facts``: the runs that could use the member, if it is idle. ``trains``: it trains now.
+
+    ``standing``: why it is planned last or not at all.
+    """
 
     member: Member
     trains: bool
     facts: list[RunFacts]
+    standing: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """Members and runs at one moment."""
+    """Members and runs at one moment. ``more``: there are newer runs."""
 
     members: list[_MemberCopy]
     runs: list[_RunCopy]
     gone: list[Gone]
+    more: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +94,9 @@ class StatusQueries:
         return ClockAnswer(now=float(_clock.now()))
 
     def status(self, call: Call, request: Status) -> StatusAnswer:
-        """Return members and runs. The folder, losses and errors of a run are for its owner only."""
-        del request
+        """Return members and a page of runs. The folder, losses and errors of a run are for its owner only."""
         caller = caller_of(call)
-        known = self._copy()
+        known = self._copy(request.skip or 0)
         members = [one.member for one in known.members]
         hosts, warnings = host_names(members), version_warnings(members)
         rows = [
@@ -103,43 +109,59 @@ class StatusQueries:
         runs = [self._run_status(one) | ({} if self.folders.owns(one.live.run, caller) else PRIVATE) for one in known.runs]
         states = dict.fromkeys(joining, MemberState.JOINING.value) | {one.name: MemberState.GONE.value for one in known.gone}
         states |= {row["name"]: row["state"] for row in rows}
-        return StatusAnswer(version=__version__, members=rows, joining=joining, gone=gone, states=states, runs=runs)
+        more = True if known.more else UNSET
+        return StatusAnswer(version=__version__, members=rows, joining=joining, gone=gone, states=states, runs=runs, more=more)
 
-    def _copy(self) -> _Known:
+    def _copy(self, skip: int) -> _Known:
+        """Copy the members and a page of runs; the time under the lock is linear in both."""
         with self.runs.changed:
             machine = self.runs.machine
             # a run that is not known to the machine yet is being written
+            listed = [live for live in self.runs.all() if live.run in machine.runs]
+            waiting = machine.waiting()
+            ahead = {run.run: place for place, run in enumerate(waiting)}
             runs = [
                 _RunCopy(
                     live=live,
                     run=replace(machine.runs[live.run]),
-                    ahead=machine.ahead(live.run),
+                    ahead=ahead.get(live.run, 0),
                     absent=machine.absent(machine.runs[live.run]),
                 )
-                for live in self.runs.all()
-                if live.run in machine.runs
+                for live in listed[skip : skip + _PAGE]
             ]
+            training = [run for run in machine.runs.values() if run.state is RunState.RUNNING]
             members = [
                 _MemberCopy(
                     member=replace(member),
                     trains=member.run is not None and machine.runs[member.run].state is RunState.RUNNING,
-                    facts=[self._facts(one, member) for one in runs if not one.run.state.over],
+                    facts=self._facts(member, waiting, training[-1:]) if member.run is None else [],
+                    standing=machine.standing(member.name) if member.run is None else "",
                 )
                 for member in machine.members.values()
             ]
-            return _Known(members=members, runs=runs, gone=list(machine.gone.values()))
+            more = len(listed) > skip + _PAGE
+            return _Known(members=members, runs=runs, gone=list(machine.gone.values()), more=more)
 
-    def _facts(self, one: _RunCopy, member: Member) -> RunFacts:
-        run, waits = one.run, one.run.state is RunState.WAITING
-        return RunFacts(
-            run=run.run,
-            needs=run.needs if waits and self.runs.machine.may_take(run.run, member) else 0,
-            trains=run.state is RunState.RUNNING,
-            replans=one.live.job.plan.again is not False,
-            gives_stage=run.plans_for(member),
-            findings=self.replanner.findings(run.run),
-            absent=one.absent,
-        )
+    def _facts(self, member: Member, waiting: Sequence[Run], training: Sequence[Run]) -> list[RunFacts]:
+        """Return the first of the ``waiting`` runs that may take the idle ``member``, and the newest that trains."""
+        machine = self.runs.machine
+        restored = machine.restored() if member.ready else ()
+        first = next((run for run in waiting if run.needs and machine.may_take(run.run, member, restored)), None)
+        found = []
+        for run in [*([] if first is None else [first]), *training]:
+            live = self.runs.find(run.run)
+            if live is not None:
+                facts = RunFacts(
+                    run=run.run,
+                    needs=run.needs if run is first else 0,
+                    trains=run.state is RunState.RUNNING,
+                    replans=live.job.plan.again is not False,
+                    gives_stage=run.plans_for(member),
+                    findings=self.replanner.findings(run.run),
+                    absent=machine.absent(run),
+                )
+                found.append(facts)
+        return found
 
     def _member_status(self, one: _MemberCopy, host: Sequence[str]) -> dict[str, Any]:
         """``host``: the workers that share its processors."""
@@ -163,7 +185,8 @@ class StatusQueries:
             "kind": member.offer.kind,
             "description": member.offer.description,
             "versions": dict(member.offer.versions),
-            "idle": idle_reason(member, one.facts),
+            "isolation": member.offer.isolation,
+            "idle": one.standing or idle_reason(member, one.facts),
             "shares_with": [other for other in host if other != name],
         }
 

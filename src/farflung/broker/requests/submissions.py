@@ -7,9 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from farflung.broker.live_run import LiveRun, new_run
-from farflung.broker.records.bundle_file import store_bundle
+from farflung.broker.quotas import TicketQuotas
+from farflung.broker.records.bundle_file import store_bundle, stored_bytes
 from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.requests.continuations import Continuations
+from farflung.broker.requests.document_check import check_documents
 from farflung.broker.requests.permission import client_of
 from farflung.broker.run_table import RunTable
 from farflung.errors import FarflungError, InputError
@@ -37,6 +39,7 @@ class Submissions:
     runs: RunTable
     folders: RunFolders
     begin: Callable[[LiveRun, Callable[[], None]], str]
+    quotas: TicketQuotas
     check: JobCheck
 
     def register(self, server: RpcServer) -> None:
@@ -47,16 +50,31 @@ class Submissions:
 
     def submit(self, call: Call, request: Submit) -> Iterator[Message]:
         """Add a run."""
-        yield from self._add(client_of(call, "submit jobs"), Bundle.of(request))
+        caller = client_of(call, "submit jobs")
+        self._check_quotas(caller)
+        check_documents(request)
+        yield from self._add(caller, Bundle.of(request))
 
     def resume(self, call: Call, request: Resume) -> Iterator[Message]:
         """Add a run that continues an earlier one; the answers are those of ``submit``."""
         caller, steps = client_of(call, "resume runs"), request.steps or None
+        self._check_quotas(caller)
         yield from self._add(caller, self._continuations.bundle(request.source, caller, request.run, steps))
 
     def resumable(self, call: Call, request: Resumable) -> ResumableAnswer:
         """Return where a run that continues an earlier one would begin."""
         return self._continuations.describe(request.source, client_of(call, "resume runs"))
+
+    def _check_quotas(self, caller: Caller) -> None:
+        """See that ``caller`` may submit one more run.
+
+        Raises:
+            InputError: the members of its ticket have too many runs in the queue, or submit too often.
+        """
+        ticket = self.folders.ticket_of(caller.name)
+        with self.runs.changed:
+            waiting = [run.run for run in self.runs.machine.waiting()]
+        self.quotas.submit(ticket, sum(self.folders.ticket(run) == ticket for run in waiting))
 
     @property
     def _continuations(self) -> Continuations:
@@ -71,9 +89,11 @@ class Submissions:
         live = new_run(bundle, root, caller.name)
 
         def write() -> None:
+            packed = bundle.to_bytes()
+            self.folders.check_documents(bundle.run, stored_bytes(bundle, packed))
             self._adopt_checkpoint(live, bundle, caller)
             live.store.write_bundle(bundle)
-            store_bundle(root, bundle)
+            store_bundle(root, packed)
 
         if self._exists(live.job.checkpoint.resume, caller):  # else ``write`` raises the error
             yield Checking(source=live.job.checkpoint.resume)

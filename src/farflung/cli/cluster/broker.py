@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from contextlib import ExitStack
 from typing import Annotated
@@ -30,6 +32,7 @@ def broker(
     valid: Annotated[str, typer.Option(help="Validity of the printed tickets.")] = "24 h",
     run_limit: Annotated[str, typer.Option(help="Limit of the disk space of one run.")] = "256 GB",
     ticket_limit: Annotated[str, typer.Option(help="Limit of the disk space of all runs that share a ticket.")] = "1 TB",
+    queue_limit: Annotated[int, typer.Option(min=1, help="Limit of the runs of one ticket that wait for workers.")] = 100,
     web: Annotated[
         str | None,
         typer.Option(help="Address of the dashboard, HOST:PORT (default: 127.0.0.1:7080 if farflung[web] is installed)."),
@@ -47,6 +50,7 @@ def broker(
     """Start a broker. It prints the tickets for workers and for submitters."""
     from farflung.api.planning import judge
     from farflung.broker.process import Broker
+    from farflung.broker.quotas import Quotas
     from farflung.broker.records.run_folders import StorageSettings
     from farflung.cli.cluster.broker_dashboard import open_dashboard
     from farflung.cli.cluster.broker_service import broker_service
@@ -56,9 +60,9 @@ def broker(
 
     validity = quantity(Seconds, valid, "--valid")
     if service:
-        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror}
-        given |= {"--trackers": trackers, "--metrics": metrics}
-        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--web": web, "--no-web": "" if no_web else None}
+        given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
+        given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--queue-limit": str(queue_limit)}
+        given |= {"--metrics": metrics, "--web": web, "--no-web": "" if no_web else None}
         for line in broker_service(given, broker_folder(folder), user=user):
             typer.echo(line)
         return
@@ -71,6 +75,7 @@ def broker(
         run=quantity(Bytes, run_limit, "--run-limit"),
         ticket=quantity(Bytes, ticket_limit, "--ticket-limit"),
         mirror=mirror or "",
+        quotas=Quotas(queued=queue_limit),
         trackers=tracker_names(trackers),
     )
     served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, storage=storage)
@@ -78,15 +83,19 @@ def broker(
     observed = ExitStack()
     try:
         observed.enter_context(observed_broker(served, metrics, typer.echo))
-        submit = served.ticket("submit", validity)
         own = served.ticket("owner", validity)
         keep_ticket(own, place)
         typer.echo(f"broker at {served.address} (members: port {served.member_port}), tickets valid for {valid}")
         if verbose and (congestion := congestion_control()):
             typer.echo(congestion)
-        typer.echo(f"\nTo add a worker, run on its machine:\n  farflung join {served.ticket('join', validity)}")
-        typer.echo(f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
         here = "" if folder is None else f" --home {folder}"
+        if _writes_to_the_journal():
+            typer.echo("\nThe tickets are not shown, since this is the log of a service. For a ticket, run:")
+            typer.echo(f"  farflung ticket issue{here}\n  farflung ticket issue --scope submit{here}")
+        else:
+            typer.echo(f"\nTo add a worker, run on its machine:\n  farflung join {served.ticket('join', validity)}")
+            submit = served.ticket("submit", validity)
+            typer.echo(f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
         typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}")
         dashboard = None if no_web else open_dashboard(place, web, say)
         if dashboard is not None:
@@ -101,3 +110,13 @@ def broker(
             drop_ticket(own, place)
         observed.close()
         served.close()
+
+
+def _writes_to_the_journal() -> bool:
+    """Return whether the standard output is systemd's journal, which others can read."""
+    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        found = os.fstat(sys.stdout.fileno())
+        return (found.st_dev, found.st_ino) == (int(device), int(inode))
+    except (OSError, ValueError):
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -10,7 +11,7 @@ import typer
 from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_worker
 from farflung.cli.home import members_folder
-from farflung.cli.options import HomeOption, quantity
+from farflung.cli.options import HomeOption, JsonOption, answer, quantity
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond
 
@@ -33,27 +34,38 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def pause(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+def pause(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Pause a worker until `farflung resume`. Its run continues without it after the current step."""
     found = _wish("pause", name, ticket, home, paused=True)
-    typer.echo(f"{found}: paused, and hands over a run that it works on; farflung resume ends the pause")
+    answer(
+        f"{found}: paused, and hands over a run that it works on; farflung resume ends the pause",
+        {"worker": found, "paused": True},
+        as_json=as_json,
+    )
 
 
-def resume(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+def resume(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Let a paused worker take part again."""
-    typer.echo(f"{_wish('resume', name, ticket, home, paused=False)}: no longer paused")
+    found = _wish("resume", name, ticket, home, paused=False)
+    answer(f"{found}: no longer paused", {"worker": found, "paused": False}, as_json=as_json)
 
 
-def drain(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+def drain(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Let a worker finish its run, take no other run, and leave."""
     found = _wish("drain", name, ticket, home, parting="drain")
-    typer.echo(f"{found}: leaves after the run that it works on, at once if there is none")
+    answer(
+        f"{found}: leaves after the run that it works on, at once if there is none",
+        {"worker": found, "parting": "drain"},
+        as_json=as_json,
+    )
 
 
-def leave(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None) -> None:
+def leave(name: NameArgument = None, ticket: TicketOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Let a worker leave. Its run continues without it after the current step."""
     found = _wish("leave", name, ticket, home, parting="leave")
-    typer.echo(f"{found}: leaves, after the current step if it works on a run")
+    answer(
+        f"{found}: leaves, after the current step if it works on a run", {"worker": found, "parting": "leave"}, as_json=as_json
+    )
 
 
 def limit(
@@ -63,6 +75,7 @@ def limit(
     bandwidth: Annotated[
         str | None, typer.Option(help='Limit of the upload rate, e.g. "20 Mbit/s" ("" removes the limit).')
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Limit what a worker on this machine may use. The limits survive a restart of the worker."""
     from farflung.worker.owner_limits import OwnerLimitsFile
@@ -73,7 +86,8 @@ def limit(
     if bandwidth is not None:
         changes["bandwidth"] = float(quantity(BytesPerSecond, bandwidth, "--bandwidth")) if bandwidth else None
     chosen = name or _only("limit")
-    typer.echo(f"{chosen}: {OwnerLimitsFile(members_folder(), chosen).change(**changes)}")
+    limits = OwnerLimitsFile(members_folder(), chosen).change(**changes)
+    answer(f"{chosen}: {limits}", {"worker": chosen, **asdict(limits)}, as_json=as_json)
 
 
 def _wish(command: str, name: str | None, ticket: str | None, home: Path | None, **changes: bool | str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farflung.cli.home import known_broker
-from farflung.cli.options import HomeOption, quantity
+from farflung.cli.options import HomeOption, JsonOption, answer, echo_json, quantity
 from farflung.clock import wall_time
 from farflung.errors import InputError
 from farflung.units import Seconds
@@ -31,9 +31,11 @@ def issue(
     scope: Annotated[str, typer.Option(help="join, submit, or owner (can stop and export every run).")] = "join",
     valid: Annotated[str, typer.Option(help="Validity of the ticket.")] = "24 h",
     folder: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print a new ticket."""
     from farflung.security import certificate_fingerprint
+    from farflung.security.audit_log import AuditLog
     from farflung.security.authority import CertificateAuthority
     from farflung.security.ticket_book import TicketBook
 
@@ -44,7 +46,10 @@ def issue(
     book = TicketBook(place / "tickets.sqlite")
     fingerprint = certificate_fingerprint(credentials.certificate)
     where = address or _known_address(place)
-    typer.echo(book.issue(scope, addresses=[where], fingerprint=fingerprint, now=wall_time(), validity=validity))
+    ticket = book.issue(scope, addresses=[where], fingerprint=fingerprint, now=wall_time(), validity=validity)
+    AuditLog(place, wall_time).write("ticket issued", ticket=ticket.ticket_id, scope=scope)
+    known = {"ticket": str(ticket), "scope": scope, "address": where, "valid_seconds": float(validity)}
+    answer(str(ticket), known, as_json=as_json)
 
 
 def _known_address(place: Path) -> str:
@@ -66,35 +71,51 @@ def _known_address(place: Path) -> str:
 @tickets.command("list")
 def list_tickets(
     folder: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List all tickets with their state."""
     from farflung.security.ticket_book import TicketBook
     from farflung.security.tickets import describe_time
 
+    rows = []
     for record in TicketBook(known_broker(folder) / "tickets.sqlite").list():
         state = "revoked" if record.revoked else "expired" if record.expires <= wall_time() else "valid"
-        typer.echo(f"{record.ticket_id}  {record.scope:6}  {state:7}  until {describe_time(record.expires)}")
+        rows.append({"id": record.ticket_id, "scope": record.scope, "state": state, "expires": record.expires})
+        if not as_json:
+            typer.echo(f"{record.ticket_id}  {record.scope:6}  {state:7}  until {describe_time(record.expires)}")
+    if as_json:
+        echo_json(rows)
 
 
 @tickets.command("revoke")
 def revoke(
     ticket_id: Annotated[str, typer.Argument(help="Id of the ticket, from `farflung ticket list`.")],
     folder: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Revoke a ticket. Members that have joined with it stay."""
+    """Revoke a ticket. The broker removes the members that have joined with it, at once."""
+    from farflung.security.audit_log import AuditLog
     from farflung.security.ticket_book import TicketBook
 
-    TicketBook(known_broker(folder) / "tickets.sqlite").revoke(ticket_id, wall_time())
-    typer.echo(f"{ticket_id}: revoked")
+    place = known_broker(folder)
+    TicketBook(place / "tickets.sqlite").revoke(ticket_id, wall_time())
+    AuditLog(place, wall_time).write("ticket revoked", ticket=ticket_id)
+    text = f"{ticket_id}: revoked; the members that joined with it are removed"
+    answer(text, {"id": ticket_id, "state": "revoked"}, as_json=as_json)
 
 
 @tickets.command("free")
 def free(
     name: Annotated[str, typer.Argument(help="Name of a worker or client.")],
     folder: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Release a name whose owner has lost the key, so that another key can use it."""
+    from farflung.security.audit_log import AuditLog
     from farflung.security.name_book import NameBook
 
-    NameBook(known_broker(folder) / "names.sqlite").free(name)
-    typer.echo(f"{name}: released; the next member that joins with this name owns it")
+    place = known_broker(folder)
+    NameBook(place / "names.sqlite").free(name)
+    AuditLog(place, wall_time).write("name released", name=name)
+    text = f"{name}: released; the next member that joins with this name owns it"
+    answer(text, {"name": name, "released": True}, as_json=as_json)

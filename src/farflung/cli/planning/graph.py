@@ -41,6 +41,7 @@ def graph(
         Path | None, typer.Option(help="Mark the stages of this plan (from `farflung plan --json`, or plan.json of a run).")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output file (default: standard output).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as --format json does.")] = False,
 ) -> None:
     """Draw the model of a job: operators by module, with parameters, shapes and bytes between them."""
     from farflung.api.submission import bundle_job
@@ -54,7 +55,7 @@ def graph(
         activity.phase("loading the model", silent=True)
         found = bundle_job(spec, base=job.parent, say=activity.phase).graph
     stages = None if plan is None else _stages(plan, found.hash)
-    if form is Form.JSON:
+    if form is Form.JSON or as_json:
         text = found.to_json()
     else:
         draw = {Form.TEXT: to_text, Form.DOT: to_dot, Form.SVG: to_svg}[form]

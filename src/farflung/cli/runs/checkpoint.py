@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +18,9 @@ from farflung.checkpoint import (
 )
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
-from farflung.cli.options import HomeOption
+from farflung.cli.options import HomeOption, JsonOption, answer, echo_json
 from farflung.errors import CheckpointError, FarflungError, InputError
+from farflung.telemetry.activity import Activity
 from farflung.units import Bytes, counted
 
 __all__ = ["register"]
@@ -64,7 +64,7 @@ def _tied(count: int) -> str:
 def list_checkpoints(
     run: RunArgument,
     folder: HomeOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the checkpoints of a run: step, size, number of tensors and shards (one shard per worker)."""
     store, _ = _find(run, folder)
@@ -84,7 +84,7 @@ def list_checkpoints(
         }
         found.append({"step": step, "bytes": int(_size(manifest)), **counts, "ledger": dict(manifest.ledger)})
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        echo_json(found)
         return
     if not found:
         typer.echo(f"no checkpoint in {store.folder}")
@@ -103,6 +103,7 @@ def verify(
     run: RunArgument,
     step: Annotated[int | None, typer.Option(help="Step of the checkpoint (default: all checkpoints).")] = None,
     folder: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Verify the hashes of all checkpoints, or of the one of --step. Fails if a checkpoint is damaged."""
     store, chosen = _find(run, folder, step)
@@ -113,17 +114,24 @@ def verify(
     if not steps:
         raise CheckpointError(f"{store.folder} has no checkpoint: check the folder")
     failed: list[FarflungError] = []
+    rows: list[dict[str, Any]] = []
     for number in steps:
         try:
             manifest = store.verify(number)
         except FarflungError as error:
             if chosen is None and number not in store.steps():
-                typer.echo(f"step {number}: the run has removed this checkpoint meanwhile")
+                typer.echo(f"step {number}: the run has removed this checkpoint meanwhile", err=as_json)
                 continue
             failed.append(error)
-            typer.echo(f"step {number}: {error}")
+            rows.append({"step": number, "complete": False, "problem": str(error)})
+            text = str(error)
         else:
-            typer.echo(f"step {number}: complete, {_size(manifest)} in {counted(len(manifest.shards), 'shard')}")
+            rows.append({"step": number, "complete": True, "bytes": int(_size(manifest)), "shards": len(manifest.shards)})
+            text = f"complete, {_size(manifest)} in {counted(len(manifest.shards), 'shard')}"
+        if not as_json:
+            typer.echo(f"step {number}: {text}")
+    if as_json:
+        echo_json(rows)
     if failed:
         raise CheckpointError(f"damaged: {counted(len(failed), 'checkpoint')} of {len(steps)}; use a complete one")
 
@@ -134,6 +142,7 @@ def push(
     url: Annotated[str, typer.Argument(help="Destination, e.g. s3://bucket/folder/run.")],
     step: StepOption = None,
     folder: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Copy a checkpoint to an object store. Shards that are there already are not sent again."""
     store, chosen = _find(run, folder, step)
@@ -141,8 +150,11 @@ def push(
     if manifest is None:
         raise CheckpointError(f"{store.folder} has no complete checkpoint: there is nothing to copy")
     there = ObjectCheckpoints(url)
-    sent = there.push(store, manifest.step)
-    typer.echo(f"step {manifest.step}: copied to {there.url} ({Bytes(sent)} sent)")
+    with Activity() as activity:
+        activity.phase(f"copying the checkpoint of step {manifest.step} to {there.url}", silent=True)
+        sent = there.push(store, manifest.step)
+    text = f"step {manifest.step}: copied to {there.url} ({Bytes(sent)} sent)"
+    answer(text, {"step": manifest.step, "url": there.url, "sent_bytes": int(sent)}, as_json=as_json)
 
 
 @checkpoints.command()
@@ -150,10 +162,14 @@ def pull(
     url: Annotated[str, typer.Argument(help="Source, e.g. s3://bucket/folder/run.")],
     out: Annotated[Path, typer.Argument(help="Folder for the copy; use it in checkpoint.resume.")],
     step: StepOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Copy a checkpoint from an object store, and verify its hashes."""
-    manifest = ObjectCheckpoints(url).pull(CheckpointStore(out / "checkpoints"), step)
-    typer.echo(f"step {manifest.step}: complete, {_size(manifest)} in {out}")
+    with Activity() as activity:
+        activity.phase(f"copying a checkpoint from {url}", silent=True)
+        manifest = ObjectCheckpoints(url).pull(CheckpointStore(out / "checkpoints"), step)
+    text = f"step {manifest.step}: complete, {_size(manifest)} in {out}"
+    answer(text, {"step": manifest.step, "folder": str(out), "bytes": int(_size(manifest))}, as_json=as_json)
 
 
 @checkpoints.command()
@@ -164,6 +180,7 @@ def export(
     adapters: Annotated[bool, typer.Option(help="Write only the LoRA adapters, a folder for peft.")] = False,
     step: StepOption = None,
     folder: HomeOption = None,
+    as_json: JsonOption = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Export weights to one safetensors file, or to a folder for the transformers library."""
@@ -174,13 +191,19 @@ def export(
         raise InputError(f"{out} exists already: choose another path, or pass --force to overwrite it")
     store, chosen = _find(run, folder, step)
     reader = CheckpointReader.from_folder(store.folder, chosen)
+    with Activity() as activity:
+        activity.phase("writing the weights", silent=True)
+        lines = _exported(reader, store.folder.parent, out, adapters=adapters, transformers=transformers)
+    answer("\n".join(lines), {"step": reader.manifest.step, "out": str(out), "lines": lines}, as_json=as_json)
+
+
+def _exported(reader: CheckpointReader, run_folder: Path, out: Path, *, adapters: bool, transformers: bool) -> list[str]:
+    """Write the export, and return the lines that describe it."""
     if adapters:
-        typer.echo(export_adapters(reader, out))
-    elif transformers:
+        return [str(export_adapters(reader, out))]
+    if transformers:
         from farflung.cli.runs.model_export import export_model
 
-        for line in export_model(reader, store.folder.parent, out):
-            typer.echo(line)
-    else:
-        written = export_file(reader, out)
-        typer.echo(f"{out}: {counted(len(written), 'tensor')} of step {reader.manifest.step}")
+        return export_model(reader, run_folder, out)
+    written = export_file(reader, out)
+    return [f"{out}: {counted(len(written), 'tensor')} of step {reader.manifest.step}"]

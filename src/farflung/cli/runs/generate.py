@@ -9,8 +9,9 @@ import typer
 
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
-from farflung.cli.options import HomeOption
+from farflung.cli.options import HomeOption, JsonOption, echo_json
 from farflung.errors import InputError
+from farflung.telemetry.activity import Activity
 from farflung.telemetry.foreign_text import printable
 
 __all__ = ["register"]
@@ -39,6 +40,7 @@ def generate(
         Path | None, typer.Option(help="Where the job's data paths start, for its tokenizer (default: here).")
     ] = None,
     home: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Continue a text with the model of a run, from its newest checkpoint; the run may still train."""
     from farflung.api.generation import Sampling, open_writer
@@ -48,7 +50,13 @@ def generate(
     if not prompt:
         raise InputError("the prompt is empty: give --prompt at least one character")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    writer = open_writer(run_folder(run, home), data or Path.cwd(), step)
+    with Activity() as activity:
+        activity.phase("loading the model", silent=True)
+        writer = open_writer(run_folder(run, home), data or Path.cwd(), step)
+    if as_json:
+        text = "".join(writer.write(prompt, max_tokens, sampling))
+        echo_json({"run": run, "step": writer.step, "prompt": prompt, "text": text})
+        return
     typer.echo(f"{run}: the checkpoint after step {writer.step}", err=True)
     typer.echo(printable(prompt), nl=False)
     for piece in writer.write(prompt, max_tokens, sampling):

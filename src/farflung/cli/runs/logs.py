@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,24 +66,26 @@ def logs(
         str | None, typer.Option("--ticket", help="Ask a broker elsewhere: submit or owner ticket, or @FILE.")
     ] = None,
     home: HomeOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Show the log of a run, a worker or the broker."""
+    write = _write_json if as_json else _write_text
     if ticket is None:
         found = _here(name or "", broker_folder(home), broker=broker)
         if found.run is not None and not found.over:
-            _tell_waiting(found.run.name, home)
-        _show(found, lines, follow=follow, pause=_HERE)
+            _tell_waiting(found.run.name, home, write)
+        _show(found, lines, write=write, follow=follow, pause=_HERE)
         return
     client = open_client(ticket, home, reads=True)
     try:
         if line := waiting_line(client, name or ""):
-            typer.echo(line)
-        _show(_Asked(client, name or ""), lines, follow=follow, pause=_THERE)
+            write(line)
+        _show(_Asked(client, name or ""), lines, write=write, follow=follow, pause=_THERE)
     finally:
         client.close()
 
 
-def _tell_waiting(run: str, home: Path | None) -> None:
+def _tell_waiting(run: str, home: Path | None, write: Callable[[str], None]) -> None:
     """Print what ``run`` waits for, if it waits and the broker of this machine answers."""
     if not ticket_file(broker_folder(home)).is_file():
         return
@@ -89,7 +93,7 @@ def _tell_waiting(run: str, home: Path | None) -> None:
         client = open_client(None, home, reads=True)
         try:
             if line := waiting_line(client, run):
-                typer.echo(line)
+                write(line)
         finally:
             client.close()
 
@@ -144,14 +148,14 @@ class _Asked:
         return part
 
 
-def _show(source: _Source, count: int, *, follow: bool, pause: float) -> None:
+def _show(source: _Source, count: int, *, write: Callable[[str], None], follow: bool, pause: float) -> None:
     part = source.last(count)
-    _print(part)
+    _print(part, write)
     ended = False
     try:
         while follow:
             part = source.more(part.position)
-            _print(part)
+            _print(part, write)
             if part.lines:
                 continue
             if ended:
@@ -162,6 +166,14 @@ def _show(source: _Source, count: int, *, follow: bool, pause: float) -> None:
         return  # Ctrl-C is how a log is left
 
 
-def _print(part: LogPart) -> None:
+def _print(part: LogPart, write: Callable[[str], None]) -> None:
     for line in part.lines:
-        typer.echo(printable(line))
+        write(line)
+
+
+def _write_text(line: str) -> None:
+    typer.echo(printable(line))
+
+
+def _write_json(line: str) -> None:
+    typer.echo(json.dumps({"line": line}))

@@ -11,9 +11,10 @@ import typer
 
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
-from farflung.cli.options import HomeOption, to_write
+from farflung.cli.options import HomeOption, JsonOption, answer, to_write
 from farflung.errors import FarflungError
 from farflung.telemetry import RunFolder
+from farflung.telemetry.activity import Activity
 from farflung.units import counted
 
 __all__ = ["register", "report_here"]
@@ -38,6 +39,7 @@ def report(
     follow: Annotated[bool, typer.Option("--follow", help="With --to: continue until the run ends.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="With --to wandb: write to disk only.")] = False,
     home: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a report of one run. With several runs: compare them with the first. With --to: send runs to a tracker."""
     from farflung.web.reports import compare_report, write_report
@@ -50,10 +52,13 @@ def report(
         return
     if target is not None:
         to_write(target)
-    if len(folders) == 1:
-        typer.echo(_written(write_report(folders[0], target)))
-        return
-    typer.echo(_written(compare_report(folders, _labels(folders), target or folders[0] / "comparison.html")))
+    with Activity() as activity:
+        activity.phase("writing the report", silent=True)
+        if len(folders) == 1:
+            written = write_report(folders[0], target)
+        else:
+            written = compare_report(folders, _labels(folders), target or folders[0] / "comparison.html")
+    answer(_written(written), {"report": str(written)}, as_json=as_json)
 
 
 def _written(path: Path) -> str:

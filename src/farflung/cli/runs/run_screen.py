@@ -26,8 +26,9 @@ _HEAD, _EVENTS, _MAX_LINKS = 6, 4, 12
 class RunScreen:
     """Draws a ``RunView``. Its texts are never read as markup, and no line is wider than the terminal."""
 
-    def __init__(self, view: RunView) -> None:
-        self._view = view
+    def __init__(self, view: RunView, title: str = "") -> None:
+        """``title``: what the first line begins with, the name of the run."""
+        self._view, self._title = view, title
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the parts, those that matter most first, as long as there is space."""
@@ -42,15 +43,17 @@ class RunScreen:
                 left -= rows + 1
         yield from self._events(left - 2)
 
-    def _head(self, width: int, *, ascii_only: bool) -> Iterable[Text | ProgressBar]:
+    def _head(self, width: int, *, ascii_only: bool) -> Iterable[Text | Table]:
         """Yield title, progress and loss: ``_HEAD`` lines at most."""
         view, last = self._view, self._view.last
-        names = "  ".join(one for one in (view.title, view.job) if one)
+        names = "  ".join(one for one in (self._title, view.title, view.job) if one)
         yield _line((names, "bold"), f"   {counted(len(view.machines), 'machine')}" if view.machines else "")
         if last is not None:
             share = (last.step + 1) / max(view.steps, 1)
             yield _line("  ".join(view.pace()), f"   {share:.0%}")
-            yield ProgressBar(total=max(view.steps, 1), completed=last.step + 1, width=width)
+            bar = Table.grid()  # a bar alone has no line end
+            bar.add_row(ProgressBar(total=max(view.steps, 1), completed=last.step + 1, width=width))
+            yield bar
             label = f"loss {last.loss:.4f} "
             yield _line(label, (view.curve.bars(max(width - len(label) - 1, 1), ascii_only=ascii_only), "cyan"))
             yield _line(("  ".join(view.detail()), "dim"))

@@ -8,7 +8,7 @@ import typer
 
 from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_run
-from farflung.cli.options import HomeOption, TicketOption
+from farflung.cli.options import HomeOption, JsonOption, TicketOption, answer
 
 __all__ = ["register"]
 
@@ -23,6 +23,7 @@ def stop(
     ticket: TicketOption = None,
     now: Annotated[bool, typer.Option("--now", help="Stop immediately, without a checkpoint.")] = False,
     home: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Stop a run after its current step, with a checkpoint."""
     client = open_client(ticket, home)
@@ -30,4 +31,5 @@ def stop(
         over = client.stop(run, now=now)
     finally:
         client.close()
-    typer.echo(f"{run}: stopped" if over or now else f"{run}: stopping after the current step (--now stops immediately)")
+    text = f"{run}: stopped" if over or now else f"{run}: stopping after the current step (--now stops immediately)"
+    answer(text, {"run": run, "state": "stopped" if over or now else "stopping"}, as_json=as_json)

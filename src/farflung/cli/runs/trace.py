@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
-from farflung.cli.options import HomeOption, write_text
+from farflung.cli.options import HomeOption, JsonOption, echo_json, write_text
 from farflung.errors import InputError
 from farflung.telemetry import ProcessTrace, RunFolder, TimeShares, perfetto, read_traces, time_shares
 from farflung.units import Seconds, counted
@@ -36,20 +37,29 @@ def trace(
     run: Annotated[str, typer.Argument(help="Name of a run, or a run folder.", autocompletion=complete_run)],
     target: Annotated[Path | None, typer.Option("--perfetto", help="Write a trace file for ui.perfetto.dev.")] = None,
     home: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show where the time of a run went: computing, transfers, waiting, and the share of hidden transfers."""
     folder = run_folder(run, home)
     traces = read_traces(RunFolder(folder).events)
     if not traces:
         raise InputError(f"{folder} has no trace: the run made no step, or farflung was older")
-    Console(width=max(Console().width, _WIDTH)).print(_table(traces, time_shares(traces)))
+    shares = time_shares(traces)
+    if as_json:
+        echo_json([{**asdict(row), "lost_spans": one.lost} for one, row in zip(traces, shares, strict=True)])
+    else:
+        _show(traces, shares)
+    if target is not None:
+        write_text(target, perfetto(traces))
+        typer.echo(f"{target}: open it at https://ui.perfetto.dev", err=as_json)
+
+
+def _show(traces: list[ProcessTrace], shares: list[TimeShares]) -> None:
+    Console(width=max(Console().width, _WIDTH)).print(_table(traces, shares))
     typer.echo(_LEGEND)
     for one in traces:
         if one.lost:
             typer.echo(f"{one.process}: {counted(one.lost, 'span')} lost")
-    if target is not None:
-        write_text(target, perfetto(traces))
-        typer.echo(f"{target}: open it at https://ui.perfetto.dev")
 
 
 def _table(traces: list[ProcessTrace], shares: list[TimeShares]) -> Table:

@@ -67,6 +67,7 @@ def _share_unread(
     """
     setup, (pieces, own) = context.setup, opened
     source, reading = setup.primary(0), [(stage, piece, setup.unread_states(stage, piece)) for stage, piece in pieces]
+    # Send everything before waiting for anything: this worker may send to itself, too.
     if setup.device == source:
         for stage, piece, names in reading:
             for name, value in stages.base(0).states(names).items():
@@ -128,7 +129,7 @@ class _ForwardPieces(QueuedActions):
         self.outputs: dict[str, Array] = {}
 
     def heads(self) -> Sequence[Action]:
-        return self._queue[:1]
+        return self._queue[:1]  # in program order: a piece may read what an earlier one made here
 
     def piece(self, action: Action) -> SubGraph:
         return self._own[action.stage][0]

@@ -20,7 +20,7 @@ def axpy(replica: StageReplica, command: Axpy, names: Sequence[str]) -> None:
     y = replica.read(command.into, names) if command.b else {}
     found = {}
     for name, array in x.items():
-        value = np.multiply(array, array.dtype.type(command.a))
+        value = np.multiply(array, array.dtype.type(command.a))  # new memory: ``x`` may be the engine's own
         if command.b:
             value += y[name] if command.b == 1.0 else y[name] * array.dtype.type(command.b)
         found[name] = value
@@ -30,6 +30,7 @@ def axpy(replica: StageReplica, command: Axpy, names: Sequence[str]) -> None:
 def weighted_mean(replica: StageReplica, command: Mean, arrived: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """The mean of members' values by parameter. ``arrived``: in the order of ``command.group``, the order of addition."""
     sums: dict[str, Array] = {}
+    # Members are added in the order of the group, whoever came first, so that all members get the same bits.
     for weight, values in zip(command.weights, arrived, strict=True):
         for name, array in values.items():
             part = array * array.dtype.type(weight)
@@ -42,6 +43,7 @@ def weighted_mean(replica: StageReplica, command: Mean, arrived: Sequence[Mappin
 
 def aggregated(command: Aggregate, arrived: Sequence[Mapping[str, Array]], names: Sequence[str]) -> dict[str, Array]:
     """What the robust rule of ``command`` makes of members' values, each one vector over all of ``names``."""
+    # One row for each member, in the order of the group: a robust rule compares whole vectors.
     stacked = np.stack([np.concatenate([values[name].reshape(-1) for name in names]) for values in arrived])
     merged = RULES[command.rule](stacked, command.faulty)
     found, at = {}, 0

@@ -48,8 +48,11 @@ class CodecGauge:
     """One worker's figures. Any thread may call."""
 
     clock: Clock = field(default_factory=MonotonicClock)
+    #: Guards the figures below. It is free while something is encoded, decoded or measured.
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    #: One measurement at a time: each takes two copies of its value.
     _measuring: threading.Lock = field(default_factory=threading.Lock)
+    #: (step, link) -> figures
     _sums: dict[tuple[int, Link], _Sum] = field(default_factory=dict)
     _budgets: dict[Link, _Budget] = field(default_factory=dict)
     _next: int = 0

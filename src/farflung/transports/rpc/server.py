@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = [
     "RPC_LIMITS",
     "RPC_PREFIX",
     "Call",
+    "RpcHost",
     "RpcServer",
     "SessionHandler",
     "StreamHandler",
@@ -73,6 +75,18 @@ class Call:
             action()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcHost:
+    """What a server needs of the program around it.
+
+    ``log`` receives lines for people. ``check`` raises an error for a caller who may not call a method (any more). It receives
+    the caller, the method and the caller's address.
+    """
+
+    log: Callable[[str], None] = lambda text: None
+    check: Callable[[Caller, str, str], None] = lambda caller, method, address: None
+
+
 UnaryHandler = Callable[[Call, Frame], Frame]
 StreamHandler = Callable[[Call, Frame], Iterator[Frame]]
 SessionHandler = Callable[[Call, Iterator[Frame]], Iterator[Frame]]
@@ -102,16 +116,14 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         config: TransportConfig | None = None,
         limits: FrameLimits = RPC_LIMITS,
         door: bool = False,
-        folder: Path | None = None,
-        log: Callable[[str], None] = lambda text: None,
+        host: RpcHost | None = None,
     ) -> None:
-        """``door``: for callers of whom nothing is known; ``limits`` are its own then.
-
-        ``folder``: a private folder for sockets of this machine (default: a temporary one). ``log`` receives lines for people.
-        """
+        """``door``: for callers of whom nothing is known; ``limits`` are its own then."""
+        host = host or RpcHost()
         limits = _DOOR_LIMITS if door else limits
-        self._door, self._folder, self._log = door, folder, log
-        self._made: TemporaryDirectory[str] | None = None
+        self._door, self._log, self._check = door, host.log, host.check
+        #: A private folder for the sockets at which gRPC listens.
+        self._folder: TemporaryDirectory[str] | None = None
         self._fronts: list[RpcFront] = []
         self._security, self._limits = security, limits
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
@@ -127,7 +139,9 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
         def serve(request: bytes, context: grpc.ServicerContext) -> bytes:
             try:
-                return join_frame(handler(self._call(context, anonymous), decode_frame(request, self._limits)), self._limits)
+                return join_frame(
+                    handler(self._call(context, name, anonymous), decode_frame(request, self._limits)), self._limits
+                )
             except FarflungError as error:
                 abort(context, error)
 
@@ -138,7 +152,7 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
         def serve(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
             try:
-                yield from self._joined(handler(self._call(context, anonymous), decode_frame(request, self._limits)))
+                yield from self._joined(handler(self._call(context, name, anonymous), decode_frame(request, self._limits)))
                 return
             except FarflungError as error:
                 refused = error
@@ -156,7 +170,7 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
         def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             try:
-                call = self._call(context, anonymous)
+                call = self._call(context, name, anonymous)
                 yield from self._joined(handler(call, self._incoming(requests, call)))
                 return
             except FarflungError as error:
@@ -175,11 +189,12 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         """
         server = open_server(address)
         if self._folder is None:
-            self._made = TemporaryDirectory(prefix="farflung-")
-            self._folder = Path(self._made.name)
+            self._folder = TemporaryDirectory(prefix="farflung-")
         name = f"{'door' if self._door else 'members'}-{len(self._fronts)}.sock"
         tls = not isinstance(self._security, Insecure)
-        front = RpcFront(server, self._folder, name, tls=tls, limits=_DOOR if self._door else FrontLimits(), log=self._log)
+        front = RpcFront(
+            server, Path(self._folder.name), name, tls=tls, limits=_DOOR if self._door else FrontLimits(), log=self._log
+        )
         self._fronts.append(front)
         add_port(self._server, front.inner, self._security, anonymous=anonymous)
         return f"{address.rpartition(':')[0]}:{server.getsockname()[1]}"
@@ -201,8 +216,8 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         while self._fronts:
             self._fronts.pop().close()
         self._threads.shutdown()
-        if self._made is not None:
-            self._made.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         return self._methods.get(handler_call_details.method)
@@ -212,11 +227,12 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
             raise ValueError(f"method {name!r} is registered twice")
         self._methods[RPC_PREFIX + name] = handler
 
-    def _call(self, context: grpc.ServicerContext, anonymous: bool) -> Call:
+    def _call(self, context: grpc.ServicerContext, method: str, anonymous: bool) -> Call:
         caller = caller_of(context, insecure=isinstance(self._security, Insecure))
         if caller is None and not anonymous:
             raise SecurityError("this call is for members of the cluster; join with a ticket first")
         if caller is not None:
+            self._check(caller, method, address_behind(str(context.peer())))
             for front in self._fronts:
                 front.prove(str(context.peer()))
         return Call(caller, context)

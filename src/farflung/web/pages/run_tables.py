@@ -139,10 +139,11 @@ def checkpoint_table(rows: Sequence[CheckpointRow], export: str) -> list[Sequenc
     """``export``: the path of exports of this run (empty: the user has no right to export)."""
     found: list[Sequence[Cell]] = []
     for row in rows:
+        step = "newest" if row is rows[0] else str(row.step)  # a run in progress may remove it before somebody clicks
         if row.problem:
             found.append([str(row.step), badge("damaged", "bad"), "", row.problem])
             continue
-        link = Markup(f'<a href="{escape(export)}/{row.step}" download>Export</a>') if export else _NOTHING
+        link = Markup(f'<a href="{escape(export)}/{step}" aria-label="Export step {row.step}">Export</a>') if export else _NOTHING
         found.append([str(row.step), str(Bytes(row.nbytes)), str(row.shards), link])
     return found
 

@@ -39,11 +39,15 @@ def _row(store: CheckpointStore, step: int) -> CheckpointRow:
     return CheckpointRow(step=step, nbytes=sum(shard.size for shard in manifest.shards), shards=len(manifest.shards))
 
 
-def export_checkpoint(run: Path, step: int, target: Path) -> None:
-    """Write the weights of the checkpoint after ``step`` to ``target``, as one safetensors file.
+def export_checkpoint(run: Path, step: int | None, target: Path) -> int:
+    """Write the weights of the checkpoint after ``step`` to ``target``, as one safetensors file; return the step.
+
+    ``step``: ``None`` is the newest.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
     store, _ = locate(run)
-    export_file(CheckpointReader.from_folder(store.folder, step), target)
+    reader = CheckpointReader.from_folder(store.folder, step)
+    export_file(reader, target)
+    return reader.manifest.step

@@ -11,6 +11,7 @@ from typing import Any
 
 from farflung.clock import monotonic
 from farflung.errors import FarflungError
+from farflung.telemetry import RunFolder
 from farflung.web.sources.broker_poll import BrokerPoll, ClusterState
 from farflung.web.sources.live_run import LiveRun
 from farflung.web.sources.run_analysis import Analyses
@@ -95,6 +96,14 @@ class Sources:
             if run.topology is not None:
                 found |= {device.name: device.region for device in run.topology.devices if device.region}
         return found
+
+    def folder(self, name: str) -> RunFolder | None:
+        """Return the folder of a run, without reading it. ``None``: this machine has no such run."""
+        with self._lock:
+            found = self._shown.get(name)
+        if found is not None:
+            return found.folder
+        return None if self._runs is None or name not in self.names else RunFolder(self._runs / name)
 
     def run(self, name: str) -> LiveRun | None:
         """Return a run, and keep it fresh for some seconds. ``None``: this machine has no such run."""

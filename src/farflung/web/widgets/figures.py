@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from nicegui import ui
+
 from farflung.web.widgets.html_table import Markup, markup
 
 __all__ = ["Figures"]
@@ -17,6 +19,11 @@ class Figures:
         self._shown: Sequence[tuple[str, str]] = ()
         self._box = markup(tag="dl").classes("ff-figures")
         self.show(figures)
+
+    @property
+    def box(self) -> ui.html:
+        """The element."""
+        return self._box
 
     def show(self, figures: Sequence[tuple[str, str]]) -> None:
         """Show other figures; nothing is sent if they are as before."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from nicegui import ui
 
-__all__ = ["Cell", "HtmlTable", "Markup", "action", "badge", "cell", "link", "markup", "meter"]
+__all__ = ["Cell", "HtmlTable", "Markup", "action", "badge", "cell", "link", "markup", "meter", "table_html"]
 
 
 class Markup(str):
@@ -76,21 +76,26 @@ class HtmlTable:
         """Show ``rows``; nothing is sent if they are as before."""
         if rows != self._rows:
             self._rows = rows
-            self._box.set_content(self._html(rows) if rows else f'<p class="ff-empty">{escape(self._empty)}</p>')
+            empty = f'<p class="ff-empty">{escape(self._empty)}</p>'
+            self._box.set_content(table_html(self._label, self._head, rows, self._text_columns) if rows else empty)
 
-    def _html(self, rows: Sequence[Sequence[Cell]]) -> str:
-        head = "".join(f'<th scope="col"{self._class(i)}>{escape(name)}</th>' for i, name in enumerate(self._head))
-        body = "".join(self._row(row) for row in rows)
-        return (
-            f'<div class="ff-scroll" tabindex="0" role="region" aria-label="{escape(self._label)}, table">'
-            f'<table class="ff-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        )
 
-    def _row(self, row: Sequence[Cell]) -> str:
-        if len(row) == 1 < len(self._head):
-            return f'<tr class="group"><th scope="rowgroup" colspan="{len(self._head)}">{cell(row[0])}</th></tr>'
-        return "<tr>" + "".join(f"<td{self._class(i, text)}>{cell(text)}</td>" for i, text in enumerate(row)) + "</tr>"
+def table_html(label: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], text_columns: int = 1) -> Markup:
+    """Return a table that scrolls within its place (see ``HtmlTable``)."""
+    names = "".join(f'<th scope="col"{_class(i, text_columns)}>{escape(name)}</th>' for i, name in enumerate(head))
+    body = "".join(_row(row, len(head), text_columns) for row in rows)
+    return Markup(
+        f'<div class="ff-scroll" tabindex="0" role="region" aria-label="{escape(label)}, table"><table class="ff-table">'
+        f"<thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
-    def _class(self, column: int, text: Cell = "") -> str:
-        wrap = " wrap" if len(text) > 48 and not isinstance(text, Markup) else ""
-        return f' class="text{wrap}"' if column < self._text_columns else ""
+
+def _row(row: Sequence[Cell], width: int, text_columns: int) -> str:
+    if len(row) == 1 < width:
+        return f'<tr class="group"><th scope="rowgroup" colspan="{width}">{cell(row[0])}</th></tr>'
+    return "<tr>" + "".join(f"<td{_class(i, text_columns, text)}>{cell(text)}</td>" for i, text in enumerate(row)) + "</tr>"
+
+
+def _class(column: int, text_columns: int, text: Cell = "") -> str:
+    wrap = " wrap" if len(text) > 48 and not isinstance(text, Markup) else ""
+    return f' class="text{wrap}"' if column < text_columns else ""

@@ -11,7 +11,7 @@ from nicegui import ui
 
 from farflung.web.widgets.html_table import Markup, badge, cell, markup
 
-__all__ = ["Badge", "button", "card", "frame", "grid", "note", "title"]
+__all__ = ["Badge", "button", "card", "frame", "grid", "lead", "note", "title"]
 
 _STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 _MARK = (
@@ -104,6 +104,11 @@ def card(heading: str, size: str = "", remark: str = "") -> Iterator[ui.element]
         head = f"<h2>{escape(heading)}</h2>" + (f'<span class="ff-note">{escape(remark)}</span>' if remark else "")
         markup(Markup(head), tag="header")
         yield box
+
+
+def lead(text: str) -> ui.html:
+    """A sentence below the heading of a page."""
+    return markup(Markup(cell(text)), tag="p").classes("ff-lead")
 
 
 def note(text: str | Markup) -> ui.html:

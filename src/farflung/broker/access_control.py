@@ -1,0 +1,105 @@
+"""Whether a member with a certificate is still welcome: asked at every call and session, and while sessions last.
+
+A certificate is valid for days. The ticket behind it may be revoked, and the member may be kicked, at any moment. Both take
+effect at once. ``audit.jsonl`` in the broker's folder records who joined, who was refused, and each call that changes something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from farflung.errors import InputError, SecurityError
+from farflung.messages.calls import Kick, Kicked
+from farflung.messages.remote_calls import serve
+from farflung.security import Caller
+from farflung.security.audit_log import AuditLog
+from farflung.security.name_book import NameBook
+from farflung.security.ticket_book import TicketBook
+from farflung.transports.rpc import Call, RpcServer
+
+__all__ = ["AccessControl"]
+
+#: Ends the sessions of the workers whose names it is given a test of, with a cause; returns their names.
+EndSessions = Callable[[Callable[[str], bool], str], Sequence[str]]
+
+#: Calls that the audit log records.
+_RECORDED = frozenset({"kick", "member", "profile", "renew", "resume", "session", "stop", "submit", "upload"})
+
+
+class AccessControl:
+    """Any thread may call."""
+
+    def __init__(self, tickets: TicketBook, names: NameBook, audit: AuditLog) -> None:
+        self._tickets, self._names, self.audit = tickets, names, audit
+        #: The revoked tickets for which ``unwelcome`` was asked last.
+        self._seen: frozenset[str] = frozenset()
+
+    def register(self, server: RpcServer, end_sessions: EndSessions, reset: Callable[[str], None]) -> None:
+        """Serve the calls. ``reset`` resets the standing of a member."""
+        serve(server, Kick, lambda call, request: self.kick(call, request, end_sessions, reset))
+
+    def check(self, caller: Caller, method: str, address: str) -> None:
+        """See that ``caller`` may still call ``method``; record the call if it changes something.
+
+        Raises:
+            SecurityError: it was kicked, its ticket was revoked, or its name belongs to another key.
+        """
+        try:
+            self._check(caller)
+        except SecurityError as error:
+            self.audit.write("refused", name=caller.name, role=caller.role, call=method, address=address, cause=str(error))
+            raise
+        if method in _RECORDED:
+            self.audit.write(method, name=caller.name, role=caller.role, ticket=self._names.ticket(caller.name), address=address)
+
+    def unwelcome(self, connected: Sequence[str]) -> dict[str, str]:
+        """Return which of the ``connected`` members must go since the last call, and why. To be called periodically."""
+        revoked = self._tickets.revoked()
+        if revoked == self._seen:
+            return {}
+        self._seen = revoked
+        tickets = {name: self._names.ticket(name) for name in connected}
+        return {name: f"its ticket {ticket} was revoked" for name, ticket in tickets.items() if ticket in revoked}
+
+    def kick(self, call: Call, request: Kick, end_sessions: EndSessions, reset: Callable[[str], None]) -> Kicked:
+        """Bar a member's key, and end the sessions of all workers that have it; or let the key in again, with its standing reset.
+
+        Raises:
+            InputError: nobody has joined under that name, or the caller has the same key.
+            SecurityError: the caller does not own the broker.
+        """
+        assert call.caller is not None
+        if call.caller.role != "owner":
+            raise SecurityError("only the broker's owner may kick a member: use a ticket of scope owner")
+        name = request.name
+        key, ticket = self._names.key(name), self._names.ticket(name)
+        if not key:
+            raise InputError(f"nobody has joined under the name {name!r:.80}: farflung status lists the workers")
+        if request.undo:
+            reset(name)
+        if key == call.caller.key and not request.undo:
+            raise InputError(f"{name!r} has the same key as you, so you would bar yourself: stop it on this machine instead")
+        self._names.bar(name, key, barred=not request.undo)
+        self.audit.write("readmitted" if request.undo else "kicked", name=name, by=call.caller.name, ticket=ticket)
+        kicked = () if request.undo else end_sessions(lambda one: self._names.key(one) == key, "the broker's owner kicked it")
+        return Kicked(ticket=ticket, connected=tuple(kicked))
+
+    def welcome(self, key: str, name: str) -> None:
+        """See that whoever joins as ``name`` with ``key`` was not kicked.
+
+        Raises:
+            SecurityError: it was.
+        """
+        if self._names.barred(key):
+            raise SecurityError(f"{name!r} was kicked by the broker's owner; ask the owner to run: farflung kick {name} --undo")
+
+    def _check(self, caller: Caller) -> None:
+        bound = self._names.key(caller.name)
+        if caller.key and bound and bound != caller.key:
+            raise SecurityError(f"the name {caller.name!r} belongs to another key now; join again under another name")
+        self.welcome(caller.key, caller.name)
+        ticket = self._names.ticket(caller.name)
+        if ticket and ticket in self._tickets.revoked():
+            raise SecurityError(
+                f"the ticket {ticket} that {caller.name!r} joined with was revoked; ask the broker's owner for a fresh one"
+            )

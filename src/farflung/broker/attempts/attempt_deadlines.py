@@ -1,0 +1,126 @@
+"""Deadlines of attempts: who does not prepare, train or drop in time is named, and the run continues without it.
+
+A deadline is a floor, which covers starting programs and reading files, plus a multiple of what the plan predicts: the time of a
+step, of an evaluation, and of sending the states over the slowest link. It begins anew with whatever happens in its phase.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from farflung.broker.live_run import LiveRun
+from farflung.broker.run_table import RunTable
+from farflung.clock import monotonic
+from farflung.protocol.broker import Run, RunState
+from farflung.protocol.deadlines import Deadlines, Phase
+from farflung.protocol.events import Event, MemberLate, RunStalled
+from farflung.thread_group import ThreadGroup
+from farflung.transports.base import failure_of
+from farflung.units import Seconds
+
+__all__ = ["AttemptDeadlines", "DeadlineSettings"]
+
+#: Seconds between two checks.
+_TICK = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineSettings:
+    """Floors in seconds: of preparing, of a step, of dropping an attempt. ``times``: how much longer than predicted."""
+
+    prepare: float = 600.0
+    step: float = 300.0
+    drop: float = 120.0
+    times: float = 30.0
+
+
+_SETTINGS = DeadlineSettings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptDeadlines:
+    """``handle`` receives the events of deadlines that are over. The thread "deadlines" checks them."""
+
+    runs: RunTable
+    handle: Callable[[Event], None]
+    warn: Callable[[str], None]
+    settings: DeadlineSettings = field(default_factory=lambda: _SETTINGS)
+    _deadlines: Deadlines = field(default_factory=Deadlines)
+    _threads: ThreadGroup = field(default_factory=ThreadGroup)
+    _closed: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Check from now on."""
+        self._threads.spawn("deadlines", self._watch)
+
+    def close(self) -> None:
+        """Check no more, and join the thread."""
+        self._closed.set()
+        self._threads.join()
+
+    def check(self, now: float) -> None:
+        """Report what is late at ``now`` (monotonic seconds)."""
+        events: list[Event] = []
+        with self.runs.changed:
+            known = {live.run: (live, self.runs.machine.runs[live.run]) for live in self.runs.all() if self._trains(live)}
+            phases = [phase for live, run in known.values() if (phase := self._phase(live, run)) is not None]
+            for phase in self._deadlines.expired(phases, now):
+                events += _late(*known[phase.run], Seconds(phase.seconds))
+        for event in events:
+            self.handle(event)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_TICK):
+            if error := failure_of("the check of deadlines", self.check, monotonic()):
+                self.warn(f"warning: {error}")
+
+    def _trains(self, live: LiveRun) -> bool:
+        run = self.runs.machine.runs.get(live.run)
+        return run is not None and live.result is None and not run.state.over
+
+    def _phase(self, live: LiveRun, run: Run) -> Phase | None:
+        """Return what ``run`` waits for (None: for more workers, or for a plan)."""
+        settings, predicted = self.settings, _predicted(live)
+        if run.state is RunState.PREPARING:
+            seconds = settings.prepare + settings.times * _moving(live)
+            return Phase(run=run.run, progress=(run.attempts, len(run.prepared)), seconds=seconds)
+        if run.state is RunState.RUNNING and live.progress is not None:
+            evaluates = live.job.evaluate.batches / max(len(live.job.micro_batch_sizes), 1)
+            seconds = settings.step + settings.times * (predicted * (1 + evaluates) + _moving(live))
+            done = (run.attempts, live.progress.count, live.progress.missing(), len(run.ended))
+            return Phase(run=run.run, progress=done, seconds=seconds)
+        if run.state is RunState.WAITING and run.awaited:
+            seconds = settings.drop + settings.times * predicted
+            return Phase(run=run.run, progress=(run.attempts, len(run.awaited)), seconds=seconds)
+        return None
+
+
+def _predicted(live: LiveRun) -> float:
+    """Return the predicted seconds of a step, or the last one's if it took longer."""
+    planned, last = live.planned, live.records.latest.step
+    return max(0.0 if planned is None else planned.estimate.step_seconds, 0.0 if last is None else float(last.seconds))
+
+
+def _moving(live: LiveRun) -> float:
+    """Return the seconds in which all states, with two optimizer slots each, go over the slowest link of the plan."""
+    planned, bundle = live.planned, live.submission.bundle
+    if planned is None or bundle is None:
+        return 0.0
+    rates = planned.topology.beta[planned.topology.beta > 0]
+    slowest = float(rates.min()) if rates.size else float("inf")
+    return 3 * sum(state.spec.nbytes for state in bundle.graph.states) / slowest
+
+
+def _late(live: LiveRun, run: Run, seconds: Seconds) -> list[Event]:
+    if run.state is RunState.PREPARING:
+        names, what = sorted(set(run.devices) - run.prepared), f"did not prepare within {seconds}"
+    elif run.state is RunState.WAITING:
+        names, what = sorted(run.awaited), f"did not leave the attempt within {seconds}"
+    else:
+        missing = frozenset(run.devices) if live.progress is None else live.progress.missing()
+        names, what = sorted(missing), f"reported no step for {seconds}"
+        if missing >= set(run.devices) - run.ended:  # nobody says because of whom
+            return [RunStalled(run=run.run, attempt=run.attempts, cause=f"no step was made for {seconds}")]
+    return [MemberLate(run=run.run, name=name, what=what, attempt=run.attempts) for name in names]

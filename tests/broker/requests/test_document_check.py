@@ -1,0 +1,41 @@
+"""Large documents are read in a process of their own first, which has limits and may die."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from farflung.broker.requests.document_check import check_documents
+from farflung.errors import GraphError, InputError
+from farflung.messages.calls import Submit
+from farflung.messages.submission import squeeze
+from farflung.units import Bytes
+from tests.support.small_runs import small_bundle
+
+
+def _large(count: int, operators: object) -> Submit:
+    """The small bundle, with a graph that repeats an operator ``count`` times."""
+    message = small_bundle().to_message()
+    document = json.loads(small_bundle().graph.to_json())
+    document["ops"] = [operators] * count
+    sections = tuple(
+        squeeze(json.dumps(document)) if name.startswith("graph-") else section
+        for name, section in zip(message.documents, message.sections, strict=True)
+    )
+    return Submit(bundle=message.bundle, run=message.run, documents=message.documents, emulate=False, notes={}, sections=sections)
+
+
+def test_a_small_job_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.run", None)
+    check_documents(small_bundle().to_message())
+
+
+def test_an_error_in_a_large_document_arrives_as_it_was() -> None:
+    with pytest.raises(GraphError, match="operator 0 must be dict, not list"):
+        check_documents(_large(300_000, []))
+
+
+def test_a_process_that_dies_is_an_error_for_the_submitter() -> None:
+    with pytest.raises(InputError, match=r"can't be read with 100 MB of memory in .*; submit a smaller graph"):
+        check_documents(_large(300_000, []), memory=Bytes(100_000_000))

@@ -1,0 +1,141 @@
+"""Members that break the protocol, are late or accuse others: runs continue without them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from farflung.protocol.broker import BrokerMachine, RunState
+from farflung.protocol.events import (
+    AbortRun,
+    Command,
+    MakePlan,
+    MemberJoined,
+    MemberJudged,
+    MemberLate,
+    MemberLied,
+    MemberLost,
+    MemberReset,
+    Offer,
+    PlanMade,
+    RecoverRun,
+    RunDropped,
+    RunFailed,
+    RunPrepared,
+    RunStalled,
+    RunSubmitted,
+)
+
+OFFER = Offer(memory=1e9, speed=1e9)
+
+
+def machine(*names: str, workers: int | None = None) -> BrokerMachine:
+    """A run that is planned for all of ``names``."""
+    made = BrokerMachine()
+    for name in names:
+        made.handle(MemberJoined(name=name, address=f"{name}:1", offer=OFFER))
+    made.handle(RunSubmitted(run="r", workers=workers, recoveries=9))
+    return made
+
+
+def plan(made: BrokerMachine, *names: str) -> list[Command]:
+    return made.handle(PlanMade(run="r", attempt=made.runs["r"].attempts, devices=names))
+
+
+def train(made: BrokerMachine, *names: str) -> None:
+    plan(made, *names)
+    for name in names:
+        made.handle(RunPrepared(run="r", name=name))
+    assert made.runs["r"].state is RunState.RUNNING
+
+
+def drop(made: BrokerMachine, *names: str) -> list[Command]:
+    return [command for name in names for command in made.handle(RunDropped(run="r", name=name))]
+
+
+def of(commands: Sequence[Command], kind: type) -> list[Command]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def test_a_run_continues_without_a_member_that_breaks_the_protocol() -> None:
+    made = machine("a", "b", "c")
+    train(made, "a", "b", "c")
+    commands = made.handle(MemberLied(run="r", name="b", cause="bad message 'step'"))
+    (judged,) = of(commands, MemberJudged)
+    assert judged == MemberJudged(
+        name="b",
+        run="r",
+        text="worker b is in quarantine, since it broke the protocol: bad message 'step'; farflung kick b --undo resets this",
+    )
+    assert RecoverRun(run="r", cause="worker b is left out: it broke the protocol: bad message 'step'") in commands
+    assert [one.name for one in of(commands, AbortRun)] == ["a", "b", "c"]  # type: ignore[attr-defined]
+    assert drop(made, "a", "c") == [MakePlan(run="r", members=("a", "c"), attempt=2)], "nobody waits for the liar"
+    assert made.standing("b").startswith("in quarantine, since it broke the protocol")
+
+
+def test_quarantine_ends_when_the_owner_says_so() -> None:
+    made = machine("b", workers=1)
+    train(made, "b")
+    made.handle(MemberLied(run="r", name="b", cause="x"))
+    assert made.runs["r"].state is RunState.WAITING
+    assert made.handle(MemberReset(name="b")) == [MakePlan(run="r", members=("b",), attempt=2)]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_member_that_does_not_prepare_is_planned_last_and_then_not_at_all(times: int) -> None:
+    made = machine("a", "b", workers=2)
+    for _ in range(times):
+        plan(made, "a", "b")
+        made.handle(RunPrepared(run="r", name="a"))
+        commands = made.handle(MemberLate(run="r", name="b", what="did not prepare within 10 min 0 s"))
+        assert len(of(commands, MemberJudged)) == 1
+        commands = drop(made, "a")
+    again = [MakePlan(run="r", members=("a", "b"), attempt=2)] if times == 1 else []
+    assert commands == again, "it is needed once more, and then in quarantine"
+    joined = made.handle(MemberJoined(name="c", address="c:1", offer=OFFER))
+    assert joined == ([] if times == 1 else [MakePlan(run="r", members=("a", "c"), attempt=3)])
+
+
+def test_a_run_that_could_do_without_a_late_member_does() -> None:
+    made = machine("a", "b")
+    plan(made, "a", "b")
+    made.handle(MemberLate(run="r", name="b", what="did not prepare"))
+    assert drop(made, "a") == [MakePlan(run="r", members=("a",), attempt=2)]
+    commands = made.handle(PlanMade(run="r", attempt=2, error="too little memory", kind="PlanError"))
+    assert commands[-1] == MakePlan(run="r", members=("a", "b"), attempt=3), "it can't do without"
+
+
+def test_who_does_not_leave_an_attempt_is_not_waited_for() -> None:
+    made = machine("a", "b")
+    train(made, "a", "b")
+    stalled = made.handle(RunStalled(run="r", attempt=1, cause="no step was made for 300 s"))
+    assert stalled[-1] == RecoverRun(run="r", cause="no step was made for 300 s")
+    assert drop(made, "a") == []
+    late = made.handle(MemberLate(run="r", name="b", what="did not leave the attempt", attempt=1))
+    assert late[-1] == MakePlan(run="r", members=("a",), attempt=2)
+    assert made.handle(MemberLate(run="r", name="a", what="too old", attempt=1)) == []
+
+
+def accuse(made: BrokerMachine, *names: str) -> list[Command]:
+    train(made, *names)
+    made.handle(RunFailed(run="r", name="a", cause="lost b", lost_peer=True))
+    return drop(made, *names)
+
+
+def test_who_loses_peers_that_are_there_again_and_again_is_planned_last() -> None:
+    made = machine("a", "b", "c")
+    assert accuse(made, "a", "b", "c") == [MakePlan(run="r", members=("a", "b", "c"), attempt=2)]
+    assert accuse(made, "a", "b", "c") == [MakePlan(run="r", members=("b", "c"), attempt=3)]
+    assert made.standing("a").startswith("planned last, since it reported a loss of a peer that was there: lost b")
+
+
+def test_who_was_right_keeps_its_standing() -> None:
+    made = machine("a", "b", "c")
+    for attempt in (2, 3, 4):
+        train(made, "a", "b", "c")
+        made.handle(RunFailed(run="r", name="a", cause="lost b", lost_peer=True))
+        made.handle(MemberLost(name="b", cause="its connection broke off"))
+        made.handle(MemberJoined(name="b", address="b:1", offer=OFFER))
+        assert drop(made, "a", "c") == [MakePlan(run="r", members=("a", "c", "b"), attempt=attempt)]
+    assert made.standing("a") == ""

@@ -1,0 +1,29 @@
+"""The events in a log, without its lines about single steps."""
+
+from __future__ import annotations
+
+from farflung.web.sources.run_events import RunEvent, run_events
+
+DAY = "2026-11-23 04:47"
+
+
+def test_events_are_the_newest_first_with_a_tone() -> None:
+    lines = [
+        f"{DAY}:01 training begins",
+        f"{DAY}:02 step 1: loss 5.3589, 138 ms",
+        f"{DAY}:03 worker ada is lost: connection reset",
+        f"{DAY}:04 worker bob is slow but alive",
+        f"{DAY}:05 plan 2: predicted step 18.8 ms",
+        f"{DAY}:06 evaluation after step 20: loss 4.1",
+    ]
+    assert run_events(lines) == [
+        RunEvent(f"{DAY}:05", "plan 2: predicted step 18.8 ms"),
+        RunEvent(f"{DAY}:04", "worker bob is slow but alive", "warn"),
+        RunEvent(f"{DAY}:03", "worker ada is lost: connection reset", "bad"),
+        RunEvent(f"{DAY}:01", "training begins", "good"),
+    ]
+
+
+def test_lines_that_continue_belong_to_the_event_before() -> None:
+    lines = ["cut off", f"{DAY}:01 the run failed:", "  out of memory", f"{DAY}:02 generated:", "  some text"]
+    assert run_events(lines) == [RunEvent(f"{DAY}:01", "the run failed: out of memory", "bad")]
