@@ -57,6 +57,7 @@ for _module, _name in {
     "training.sync_speeds": "SyncSpeeds",
     "planning.sync_schedule": "SyncSchedule",
     "training.trace_cost": "TraceCost",
+    "training.trackers": "Trackers",
     "network.transport": "Transport",
     "training.sync_strategies": "SyncStrategies",
     "commands.web": "Web",

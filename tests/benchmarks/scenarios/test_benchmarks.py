@@ -35,7 +35,8 @@ def invoke(*arguments: str) -> Any:
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
     first = "auto chain changing chaos codecs compression coverage crawl emulator exactness fusionllm fuzz grid hybrid joining"
     names = f"{first} kept loss loss-study memory overhead overlap pipeline planning prediction profile shared-cores simulator"
-    names = f"{names} startup sync-loss sync-memory sync-network sync-schedule sync-speeds sync-strategies trace-cost transport"
+    names = f"{names} startup sync-loss sync-memory sync-network sync-schedule sync-speeds sync-strategies trace-cost trackers"
+    names = f"{names} transport"
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(BENCHMARKS)
@@ -236,6 +237,14 @@ def test_the_simulator_handles_as_many_events_as_the_plan_has() -> None:
     actions, frames, verdicts, updates = 2 * micro_batches * stages, 2 * micro_batches * (stages - 1), stages - 1, stages
     assert report.figures["events"] == steps * (actions + frames + verdicts + updates)
     assert set(report.figures["codec_bytes_per_second"]) == {"fp16", "bf16", "int8", "topk"}
+
+
+def test_the_cost_of_a_reported_step_is_counted() -> None:
+    figures = run("trackers").figures
+    costs = figures["microseconds"]
+    assert set(costs) == {"worker", "broker", "csv", "tensorboard"}
+    assert figures["share"] > figures["share_on_the_way"] > 0
+    assert figures["share"] > sum(costs.values()) * 1e-6 / 0.5
 
 
 def test_a_span_s_cost_is_counted() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,8 +98,8 @@ def join(
     own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
-        given = {"--metrics": metrics, "--peak": peak, "--hours": hours}
-        given |= {"--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
+        given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
+        given["--metrics"] = metrics
         _write_service(own, str(invitation), options, given, user=user)
         return
     limits = OwnerLimitsFile(members_folder(), own)
@@ -113,34 +114,31 @@ def join(
         writer.write(worker_log(own), line)
         shown(line)
 
-    activity = Activity(terminal(), say)
-    observation = WorkerObservation(own, metrics, say)
-    serving = Service(
-        lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
-        options,
-        say,
-        limits,
-        activity.phase,
-        observation,
-    )
-    observation.serve(serving)
-    threads = ThreadGroup()
-    try:
-        _serve(serving, threads, activity, patience)
-    except FarflungError as error:
-        writer.write(worker_log(own), f"ended: {error}")
-        raise
-    finally:
-        serving.stop()
-        observation.close()
-        threads.join(_END_SECONDS)
-        writer.close()
-        limits.end()
+    with ExitStack() as ending:
+        ending.callback(limits.end)
+        ending.callback(writer.close)
+        observation = ending.enter_context(closing(WorkerObservation(own, metrics, say)))
+        activity = Activity(terminal(), say)
+        serving = Service(
+            lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
+            options,
+            say,
+            limits,
+            activity.phase,
+            observation,
+        )
+        observation.serve(serving)
+        try:
+            _serve(serving, activity, patience)
+        except FarflungError as error:
+            writer.write(worker_log(own), f"ended: {error}")
+            raise
     typer.echo(f"{own}: left")
 
 
-def _serve(serving: Service, threads: ThreadGroup, activity: Activity, patience: Seconds) -> None:
-    """Serve until the worker has left. Ctrl-C and SIGTERM let it leave."""
+def _serve(serving: Service, activity: Activity, patience: Seconds) -> None:
+    """Serve until a signal asks to leave, or the broker is lost for longer than ``patience``."""
+    threads = ThreadGroup()
 
     def leave(*_: object) -> None:
         # the session's locks may be held by the very thread that the signal interrupts
@@ -149,8 +147,12 @@ def _serve(serving: Service, threads: ThreadGroup, activity: Activity, patience:
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
     threads.spawn("owner-limits", serving.watch)
-    with activity:
-        serving.run(patience)
+    try:
+        with activity:
+            serving.run(patience)
+    finally:
+        serving.stop()
+        threads.join(_END_SECONDS)
 
 
 def _known_isolation(isolation: str) -> str:
