@@ -36,7 +36,16 @@ def keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 KEYS = keys(JobSpec)
 #: Names of other things than keys: files, fault points, an attribute of a module, a part of a plan.
-OTHERS = {"plan.html", "report.html", "plan.stages", "plan.json", "model.beta", "sync.local_steps", "model.safetensors", *FAULT_POINTS}
+OTHERS = {
+    "plan.html",
+    "report.html",
+    "plan.stages",
+    "plan.json",
+    "model.beta",
+    "sync.local_steps",
+    "model.safetensors",
+    *FAULT_POINTS,
+}
 
 
 def test_keys_that_pages_name_exist() -> None:
