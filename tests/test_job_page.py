@@ -36,16 +36,8 @@ def keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 KEYS = keys(JobSpec)
 #: Names of other things than keys: files, fault points, an attribute of a module, a part of a plan.
-OTHERS = {
-    "plan.html",
-    "report.html",
-    "plan.stages",
-    "plan.json",
-    "model.beta",
-    "sync.local_steps",
-    "model.safetensors",
-    *FAULT_POINTS,
-}
+FILES = {"plan.html", "report.html", "plan.json", "model.safetensors"}
+OTHERS = FILES | {"plan.stages", "model.beta", "sync.local_steps", *FAULT_POINTS}
 
 
 def test_keys_that_pages_name_exist() -> None:
