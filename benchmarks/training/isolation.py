@@ -1,7 +1,7 @@
 """``isolation``: what a process of its own costs, in step time of two stages of GPT-2 with the process over without.
 
-Both run in this process one after the other, step by step: two stages compute one micro-batch each way, and update. Nothing else of
-a step is in the figure, so it is an upper bound. The results must be equal bit by bit.
+Both run one after the other, step by step: two stages compute one micro-batch each way, and update. Nothing else of a step is in
+the figure, so it is an upper bound. The results must be equal bit by bit.
 """
 
 from __future__ import annotations
