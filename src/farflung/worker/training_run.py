@@ -146,7 +146,7 @@ class TrainingRun(RunPart):
         bundle, plan = Bundle.of(command), plan_of(command)
         self._command = None  # the documents are read: release their bytes
         engine = self._engine = services.engine.attempt(services.device, services.memory)
-        self._raise_if_ended()  # an earlier ``abort`` did not reach the engine
+        self._requests.raise_if_ended()  # an earlier ``abort`` did not reach the engine
         engine.set_threads(bundle.job.threads)
         setup = _read_setup(self.name, command, bundle, plan)
         _connect(services.links, command)
