@@ -50,6 +50,7 @@ for _module, _name in {
     "network.profile": "Profile",
     "planning.shared_cores": "SharedCores",
     "planning.simulator": "SimulatorBench",
+    "faults.silent_connections": "SilentConnections",
     "training.sync_loss": "SyncLoss",
     "training.sync_memory": "SyncMemory",
     "commands.startup": "Startup",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
 
@@ -43,6 +44,16 @@ def test_windows_of_bytes_in_the_order_of_paths(tmp_path: Path) -> None:
     assert [bytes(row) for row in rows(source, "targets")] == [b"bcde", b"fghi"]
     assert rows(source, "labels") == rows(source, "inputs")
     assert rows(source, "attention_mask") == [[1] * 4] * 2
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_a_pipe_in_the_data_folder_is_refused(tmp_path: Path, single: bool) -> None:
+    """Opening it would wait for a writer, for ever."""
+    corpus(tmp_path, {"a.txt": "abcdefgh"})
+    os.mkfifo(tmp_path / "corpus" / "b.txt")
+    says = r"data 'corpus.*b.txt is a pipe, a socket or a device, not a file" if not single else "data 'corpus/b.txt'"
+    with pytest.raises(DataError, match=says):
+        text(tmp_path, **({"path": "corpus/b.txt"} if single else {})).check()
 
 
 def test_only_the_fields_asked_for(tmp_path: Path) -> None:

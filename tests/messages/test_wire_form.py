@@ -140,3 +140,13 @@ def test_fields_that_are_not_set_are_not_written() -> None:
 
 def test_headers_know_the_element_types_of_the_wire() -> None:
     assert tuple(DTYPES) == ELEMENT_TYPES
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b]0;owned\x07", "a\u202eb", "a\x9b"])
+def test_names_and_descriptions_have_no_control_characters(name: str, every_golden: list[Any]) -> None:
+    hello = next(one for one in every_golden if one.frame.kind == "hello" and one.channel is Channel.REPORTS)
+    offer = {**hello.frame.header["offer"], "description": name}
+    with pytest.raises(WireError, match=r"'hello': Expected a text without control characters in 'offer\.description'"):
+        decode(Frame("hello", {**hello.frame.header, "offer": offer}), Channel.REPORTS)
+    with pytest.raises(WireError, match="bad message 'member': Expected a text without control characters in 'name'"):
+        decode(Frame("member", {"name": name}), Channel.REQUESTS)

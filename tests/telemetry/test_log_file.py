@@ -30,6 +30,14 @@ def test_lines_have_a_time_and_stay_together(tmp_path: Path) -> None:
     assert len(read_last(path, 5, lambda line: "first" in line).lines) == 1
 
 
+def test_foreign_text_neither_controls_a_terminal_nor_forges_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    written(path, "worker \x1b]0;owned\x07a\n1970-01-01 00:00:00 forged\r\x9b2J\u202e")
+    _, second = path.read_text().splitlines()
+    assert second.startswith("  1970"), "a line of its own would begin with its time"
+    assert not set(path.read_text()) & set("\x1b\x07\r\x9b\u202e")
+
+
 def test_a_log_is_bounded_and_read_across_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_file, "_MOST", 100)
     path = tmp_path / "run.log"

@@ -109,5 +109,5 @@ def test_accelerators_without_torch(tmp_path: Path) -> None:
 
 
 def test_the_isolation_that_jobs_get_is_shown() -> None:
-    finding = _found(diagnose(devices=lambda: ()), "isolation of jobs")
+    finding = _found(diagnose(devices=lambda: (ComputeDevice(name="cpu", cores=1),)), "isolation of jobs")
     assert finding.found.startswith("full: network, ") or (finding.level == "hint" and finding.remedy)

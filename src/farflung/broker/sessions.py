@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from farflung.broker.links.advertised_address import check_advertised
 from farflung.broker.session_table import Session, SessionTable
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, WireError
@@ -109,7 +110,7 @@ class Sessions:
         Raises:
             SecurityError: the caller is not a worker.
             WireError: it does not begin with a proper hello.
-            InputError: a worker of this name is connected.
+            InputError: a worker of this name is connected, or other members must not dial its address.
         """
         assert call.caller is not None
         name = call.caller.name
@@ -119,6 +120,7 @@ class Sessions:
         if first is None:
             raise WireError("a worker's session must begin with hello")
         hello = decode_as(first, Channel.REPORTS, Hello)
+        check_advertised(hello.address, call.address)
         session = self._table.enter(name)
         began = False
         try:

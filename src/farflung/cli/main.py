@@ -9,6 +9,7 @@ import typer
 
 from farflung.cli.commands import LazyCommands
 from farflung.errors import FarflungError
+from farflung.telemetry.foreign_text import printable
 from farflung.version import __version__
 
 __all__ = ["app", "main"]
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments, standalone_mode=True, prog_name="farflung")
     except FarflungError as error:
-        typer.echo(f"farflung: {error}", err=True)
+        typer.echo(f"farflung: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:  # what no command foresaw: no rights, no space, no file
         where = f"{error.filename}: " if error.filename else ""

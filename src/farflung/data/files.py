@@ -46,13 +46,18 @@ def resolve(path: str, place: Place) -> Path:
 
 
 def inside(files: Sequence[Path], path: str, place: Place) -> Sequence[Path]:
-    """``files`` behind the job's ``path``, if none of them, links followed, leaves the data folder.
+    """``files`` behind the job's ``path``, if all are regular files and none, links followed, leaves the data folder.
 
     Python's own installation may be laid out with links, so what lies under ``{stdlib}`` is judged by the folder alone.
 
     Raises:
-        DataError: one does, and this machine keeps jobs inside.
+        DataError: one does, and this machine keeps jobs inside; or one is a pipe, a socket or a device, whose end may never come.
     """
+    for file in files:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise DataError(
+                f"data {path!r}: {file} is a pipe, a socket or a device, not a file: remove it, or leave it out with data.glob"
+            )
     if not place.confined:
         return files
     base, library = os.path.realpath(place.base), sysconfig.get_path("stdlib")

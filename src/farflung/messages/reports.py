@@ -9,6 +9,7 @@ from msgspec import Meta
 from farflung.messages.commands import DecisionItem
 from farflung.messages.schema import (
     FINITE,
+    PLAIN,
     UNSET,
     Address,
     Amount,
@@ -62,6 +63,8 @@ _MOST_STATES, _MOST_STEPS = 256, 64
 #: Bytes or FLOP/s that others divide by.
 Capacity = Annotated[float, Meta(ge=1.0, le=FINITE)]
 Finite = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
+#: The name of a host, a processor or a version.
+Word = Annotated[str, Meta(max_length=100, pattern=PLAIN)]
 Factor = Annotated[float, Meta(ge=_LEAST_FACTOR, le=FINITE)]
 #: [sending stage, receiving stage, bytes]
 PairBytes = Annotated[tuple[tuple[Index, Index, Count], ...], Meta(max_length=_MOST_STAGES)]
@@ -76,10 +79,10 @@ class OfferItem(Item):
 
     memory: Capacity
     kind: Label
-    description: Annotated[str, Meta(max_length=300)]
-    host: Annotated[str, Meta(max_length=100)]
-    processors: Annotated[tuple[Annotated[str, Meta(max_length=100)], ...], Meta(max_length=4096)]
-    versions: Annotated[dict[Annotated[str, Meta(max_length=100)], Annotated[str, Meta(max_length=100)]], Meta(max_length=16)]
+    description: Annotated[str, Meta(max_length=300, pattern=PLAIN)]
+    host: Word
+    processors: Annotated[tuple[Word, ...], Meta(max_length=4096)]
+    versions: Annotated[dict[Word, Word], Meta(max_length=16)]
     speed: Capacity
     factor: Factor
     overhead: Amount

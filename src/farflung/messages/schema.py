@@ -26,6 +26,7 @@ __all__ = [
     "FINITE",
     "NO_SECTIONS",
     "ONE_SECTION",
+    "PLAIN",
     "UNSET",
     "Address",
     "Amount",
@@ -60,14 +61,17 @@ _MOST_WHOLE = 2**53
 #: The largest finite number: a bound that infinity and NaN do not pass.
 FINITE = sys.float_info.max
 
+#: What names and other short words have: no control characters, and none that change the direction of text. They would reach
+#: terminals and logs.
+PLAIN = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z"
 #: The name of a run, or of one attempt of a run.
-Run = Annotated[str, Meta(max_length=200)]
+Run = Annotated[str, Meta(max_length=200, pattern=PLAIN)]
 #: The name of a member: a worker, a client or the broker.
-Member = Annotated[str, Meta(max_length=300)]
+Member = Annotated[str, Meta(max_length=300, pattern=PLAIN)]
 #: Where a member listens, as ``host:port``. Empty: other members cannot dial it.
-Address = Annotated[str, Meta(max_length=300)]
+Address = Annotated[str, Meta(max_length=300, pattern=PLAIN)]
 #: One keyword of a closed set, such as a role.
-Label = Annotated[str, Meta(max_length=60)]
+Label = Annotated[str, Meta(max_length=60, pattern=PLAIN)]
 #: The name of a state, a value or an operator.
 Name = Annotated[str, Meta(max_length=4000)]
 #: A text for people, from a worker or a client.

@@ -115,6 +115,8 @@ def _explanation(frame: Frame, message_type: type[Message], error: Exception) ->
     got, known = f", got {value!r:.60}" if found and "got" not in rule else "", ""
     if rule.startswith("Invalid enum value"):
         rule, known = "Invalid enum value", _known_values(message_type, path)
+    if rule.startswith("Expected `str` matching regex"):
+        rule = "Expected a text without control characters"
     where = f" in {path.lstrip('.')!r:.100}" if path else ""
     return f"bad message {frame.kind!r:.40}: {rule[:200]}{where}{got}{known}"
 

@@ -1,7 +1,7 @@
 """The executor: one worker's part in one run, from its first states to its last checkpoint.
 
 One compute thread runs the steps, evaluations and checkpoints. Transport threads fill the inbox (``router``); sender threads
-encode and send (``outbox``). The order of additions never depends on arrival (docs/architecture.md, "Exactness").
+encode and send (``outbox``). The order of additions never depends on arrival (docs/exactness.md).
 """
 
 from __future__ import annotations

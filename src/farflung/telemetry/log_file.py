@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.clock import date_text, wall_time
+from farflung.telemetry.foreign_text import printable
 
 __all__ = ["LogPart", "LogWriter", "read_last", "read_more"]
 
@@ -46,7 +47,7 @@ class LogWriter:
             path, when, text = line
             stamp = date_text(at=when)
             with suppress(OSError):
-                _append(path, f"{stamp} {text.rstrip().replace(chr(10), chr(10) + '  ')}\n")
+                _append(path, f"{stamp} {printable(text).rstrip().replace(chr(10), chr(10) + '  ')}\n")
 
 
 def _append(path: Path, line: str) -> None:

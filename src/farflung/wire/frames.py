@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,8 +155,9 @@ class FrameDecoder:
     decoder stays broken: the stream has lost its place.
     """
 
-    def __init__(self, limits: FrameLimits | None = None) -> None:
-        self._limits = limits or FrameLimits()
+    def __init__(self, limits: FrameLimits | Callable[[], FrameLimits] | None = None) -> None:
+        """``limits`` may be a function, which is asked at each frame."""
+        self._limits = limits if callable(limits) else lambda: limits or FrameLimits()
         self._broken = ""
         self._start_frame()
 
@@ -225,10 +226,10 @@ class FrameDecoder:
 
     def _take_head(self) -> Frame | None:
         if self._prelude is None:
-            self._prelude = _read_prelude(memoryview(self._pending), self._limits)
+            self._prelude = _read_prelude(memoryview(self._pending), self._limits())
             if self.missing:
                 return None
-        self._head = _read_head(memoryview(self._pending), self._prelude, self._limits)
+        self._head = _read_head(memoryview(self._pending), self._prelude, self._limits())
         return self._next_section()
 
     def _next_section(self) -> Frame | None:

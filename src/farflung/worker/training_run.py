@@ -196,7 +196,7 @@ class TrainingRun(RunPart):
         feed = FileFeed(bundle, setup, self._services.place.base, confined=self._services.place.confined)
         feed.check()
         if feed.samples is not None:
-            check_samples(setup.job, setup.ways, feed.samples)
+            check_samples(setup.job, setup.routes, feed.samples)
         return feed, feed.fingerprint()
 
     def _take(self, key: DataKey) -> Array:
@@ -272,7 +272,7 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
 
 def _connect(links: PeerLinks, command: Prepare) -> None:
     """Dial the peers of the plan."""
-    links.connect(command.addresses, command.relays)
+    links.connect({command.submitter: ""} | dict(command.addresses), command.relays)
     for peer in command.addresses:
         with suppress(ConnectionLost):  # the first frame on the link reports the loss
             links.endpoint.post(peer, encode(PeerHello()), Urgency.CONTROL)  # a peer that can't dial this machine is dialled

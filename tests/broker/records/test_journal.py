@@ -50,6 +50,13 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path / "journal.sqlite")
 
 
+def test_a_journal_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
+    """As on a full disk: whoever moves the file away loses all runs that are not over."""
+    (tmp_path / "journal.sqlite").mkdir()
+    with pytest.raises(DataError, match=r"cannot open the journal .*: unable to open database file; free space on its disk"):
+        Journal(tmp_path / "journal.sqlite")
+
+
 @pytest.mark.parametrize(("text", "count", "left"), [("", 0, ""), ("a\nb\n", 2, "a\nb\n"), ("a\nb", 1, "a\n"), ("torn", 0, "")])
 def test_a_torn_last_line_is_cut_off(tmp_path: Path, text: str, count: int, left: str) -> None:
     path = tmp_path / "metrics.jsonl"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farflung.errors import ConnectionLost, FarflungError, SecurityError, TrainingError
+from farflung.errors import ConnectionLost, FarflungError, SecurityError, TrainingError, WireError
 from farflung.messages.data import ProbeBytes
 from farflung.security import Credentials
 from farflung.step.transfer.outbox import Outbox, OutgoingMessage
@@ -569,3 +569,18 @@ def test_a_link_s_own_traffic_tells_its_latency(member: Member) -> None:
             a.send("b", Frame("values", {}, (bytes(300_000),)))
         until(lambda: a.statistics()["b"].alpha > 0)
         assert a.statistics()["b"].alpha < 1.0
+
+
+def test_a_member_that_nobody_announced_sends_no_large_frames(member: Member) -> None:
+    """b knows where a is, and a was not told of b: its frame of 65 MB is refused at its head, before any memory is taken."""
+    got: list[str] = []
+    a = TcpEndpoint(member("a"), lambda peer, frame: got.append(frame.kind), listen="127.0.0.1:0", config=CALM)
+    b = TcpEndpoint(member("b"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM)
+    with closing(a), closing(b):
+        b.connect("a", a.address)
+        b.send("a", Frame("small"))
+        with pytest.raises(WireError, match=r"oversized frame: 68157440 bytes of sections, the limit is 67108864"):
+            b.send("a", Frame("large", {}, (bytes(65 << 20),)))
+        a.connect("b", "")
+        b.send("a", Frame("large", {}, (bytes(65 << 20),)))
+        assert got == ["small", "large"]

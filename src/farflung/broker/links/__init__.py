@@ -1,5 +1,6 @@
 """Links between workers, as the broker knows them.
 
+- ``advertised_address``: which addresses workers may advertise.
 - ``reachability``: ``Reachability``: who can dial whom.
 - ``probes``: ``LinkProbes``: which worker probes which other one, and when.
 - ``traffic_figures``: figures of links from training traffic.

@@ -67,6 +67,9 @@ class Journal:
         except (sqlite3.Error, ValueError, TypeError) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
                 raise DiskFull(f"cannot write {path}: {error}; free space on the disk, then start the broker again") from None
+            if isinstance(error, sqlite3.OperationalError):  # the file may be whole: nobody should move it away
+                remedy = "free space on its disk and check the rights of its folder, then start the broker again"
+                raise DataError(f"cannot open the journal {path}: {error}; {remedy}") from None
             raise DataError(f"{path} is no journal of a broker: {error}; move it away to begin a new one") from None
 
     def write(self, run: str, what: str, /, **fields: Any) -> None:

@@ -14,6 +14,7 @@ from farflung.cli.options import HomeOption, TicketOption, VerboseOption
 from farflung.cli.waiting_reason import waiting_reason
 from farflung.errors import InputError
 from farflung.protocol.members import MemberState
+from farflung.telemetry.foreign_text import printable
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, counted
 
 __all__ = ["register"]
@@ -52,9 +53,9 @@ def status(
         typer.echo(json.dumps(header, indent=1))
         return
     _show_members(header, members, verbose=verbose)
-    typer.echo(counted(len(runs), "run"))
+    _say(counted(len(runs), "run"))
     for one in runs:
-        typer.echo(f"  {_line(one)}{_queue(one)}{_short(one)}")
+        _say(f"  {_line(one)}{_queue(one)}{_short(one)}")
 
 
 def _measured(member: Mapping[str, Any]) -> str:
@@ -65,20 +66,20 @@ def _measured(member: Mapping[str, Any]) -> str:
 
 def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]], *, verbose: bool) -> None:
     others = {MemberState.JOINING: len(header.get("joining", ())), MemberState.GONE: len(header.get("gone", ()))}
-    typer.echo(", ".join([counted(len(members), "worker"), *(f"{count} {state}" for state, count in others.items() if count)]))
+    _say(", ".join([counted(len(members), "worker"), *(f"{count} {state}" for state, count in others.items() if count)]))
     for member in members:
-        typer.echo(
+        _say(
             f"  {member['name']:24} {member['address']:22} {member['kind']:5} "
             f"{Bytes(member['memory'])!s:>9} {FlopsPerSecond(member['speed'])!s:>13}  "
             f"{_state_of(member)}{_measured(member) if verbose else ''}"
         )
         for warning in member.get("warnings", ()):
-            typer.echo(f"    warning: {warning}")
+            _say(f"    warning: {warning}")
     for name in header.get("joining", ()):
-        typer.echo(f"  {name:24} {MemberState.JOINING}")
+        _say(f"  {name:24} {MemberState.JOINING}")
     for one in header.get("gone", ()):
         cause = (one["cause"] or "").partition("\n")[0]
-        typer.echo(f"  {one['name']:24} {MemberState.GONE}  {cause}")
+        _say(f"  {one['name']:24} {MemberState.GONE}  {cause}")
 
 
 def _state_of(member: Mapping[str, Any]) -> str:
@@ -130,12 +131,17 @@ def _show_run(name: str, runs: Sequence[Mapping[str, Any]], *, as_json: bool) ->
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
-    typer.echo(_line(found))
+    _say(_line(found))
     if found["cause"]:
-        typer.echo(str(found["cause"]))
+        _say(str(found["cause"]))
     if found.get("seconds"):
-        typer.echo(f"  training time  {Seconds(found['seconds'])}")
+        _say(f"  training time  {Seconds(found['seconds'])}")
     if evaluation := found.get("evaluation"):
-        typer.echo(f"  evaluation     loss {evaluation['loss']:.4f} after step {evaluation['step']}")
+        _say(f"  evaluation     loss {evaluation['loss']:.4f} after step {evaluation['step']}")
     if found.get("checkpoint"):
-        typer.echo(f"  checkpoint     {found['checkpoint']}")
+        _say(f"  checkpoint     {found['checkpoint']}")
+
+
+def _say(text: str) -> None:
+    """Print ``text``, which has names and causes from other machines."""
+    typer.echo(printable(text))

@@ -7,15 +7,20 @@ from collections.abc import Callable
 import typer
 
 from farflung.clock import date_text
+from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.log_line import without_details
 
 __all__ = ["timed_log"]
 
 
 def timed_log(*, verbose: bool) -> Callable[[str], None]:
-    """Return a function that prints a line with the time of day (``verbose``: also lines for experts)."""
+    """Return a function that prints a line with the time of day (``verbose``: also lines for experts).
+
+    Text of other machines neither controls the terminal nor looks like a line of its own.
+    """
 
     def write(line: str) -> None:
-        typer.echo(f"{date_text('%H:%M:%S')} {line}")
+        text = printable(line).replace("\n", "\n         ")
+        typer.echo(f"{date_text('%H:%M:%S')} {text}")
 
     return write if verbose else without_details(write)

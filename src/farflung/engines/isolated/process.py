@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import farflung
 from farflung.child_processes import end_all
 from farflung.clock import monotonic
 from farflung.engines.isolated.arena import Arena, make_file
@@ -256,6 +255,6 @@ def _readable(end: socket.socket, seconds: float) -> bool:
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
     """What the process that forks gets of the variables ``own``."""
     kept = {name: value for name, value in own.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
-    place = str(Path(farflung.__file__).parent.parent)  # a checkout that is not installed
+    place = str(Path(__file__).parents[3])  # a checkout that is not installed
     paths = [path for path in kept.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*paths, place])), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -30,7 +30,7 @@ from farflung.transports.tcp.connection import Connection, MessageKind, NeverBeg
 from farflung.transports.tcp.link import TcpLink
 from farflung.transports.tcp.relay_calls import PROTOCOL, Relaying, RelayRequest
 from farflung.transports.tcp.sockets import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, secure, tune
-from farflung.wire.frames import Frame
+from farflung.wire.frames import Frame, FrameLimits
 from farflung.wire.packed import pack_value, unpack_value
 from farflung.wire.relay_calls import RelayCall
 
@@ -41,6 +41,8 @@ _TICK = 0.1
 _END_SECONDS = 30.0
 GREETING_SECONDS = 10.0
 _MAX_GREETING = 64
+#: What frames of a member may hold of which this side was not told (``connect``): it may be early, or have no business here.
+_STRANGER = FrameLimits(max_header=1 << 20, max_sections=256, max_bytes=64 << 20)
 #: A link that is taken up again is dialled anew after so long without an answer.
 _AGAIN_SECONDS = 1.0
 
@@ -184,6 +186,10 @@ class TcpEndpoint:
         return len(connections)
 
     # -- for the links ------------------------------------------------------------------------------------------------
+
+    def limits(self, peer: str) -> FrameLimits:
+        """See ``LinkHost``."""
+        return self.config.limits if peer in self._addresses else _STRANGER
 
     def frame(self, peer: str, frame: Frame) -> None:
         """See ``LinkHost``."""

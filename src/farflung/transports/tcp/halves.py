@@ -12,7 +12,7 @@ are unconfirmed, which is what can lie at the receiver out of order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -213,7 +213,7 @@ class Inbox:
     yet and one frame more (or by ``window`` frames, where these are larger).
     """
 
-    def __init__(self, limits: FrameLimits, credit: int, window: int = 2) -> None:
+    def __init__(self, limits: FrameLimits | Callable[[], FrameLimits], credit: int, window: int = 2) -> None:
         self._credit, self._window = credit, window
         #: Bytes of chunks that came, early ones too, none twice.
         self.arrived = 0

@@ -67,7 +67,7 @@ class TcpLink(Measured):
         #: Where the peer is, for the texts of errors.
         self.address = "an unknown address"
         self._outbox: Outbox[_Pending] = Outbox(config.window, config.credit, config.small)
-        self._inbox = Inbox(config.limits, config.credit, config.window)
+        self._inbox = Inbox(lambda: host.limits(peer), config.credit, config.window)
         self._probe = StripeProbe(config.stripes, max(config.stripes, config.max_stripes))
         self._peer_wants = 1
         self._errors: deque[tuple[int, int, str, str]] = deque(maxlen=ERRORS_KEPT)

@@ -10,7 +10,7 @@ from farflung.transports.base import Arrival
 from farflung.transports.config import TransportConfig
 from farflung.transports.tcp.adaptation import Cap
 from farflung.transports.tcp.byte_counts import Others
-from farflung.wire.frames import Frame
+from farflung.wire.frames import Frame, FrameLimits
 
 if TYPE_CHECKING:
     from farflung.transports.tcp.link import TcpLink
@@ -32,6 +32,9 @@ class LinkHost(Protocol):
     @property
     def cap(self) -> Cap:
         """What may be sent to all peers together."""
+
+    def limits(self, peer: str) -> FrameLimits:
+        """What frames of ``peer`` may hold now."""
 
     def frame(self, peer: str, frame: Frame) -> None:
         """Handle a frame."""
