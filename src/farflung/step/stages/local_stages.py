@@ -34,7 +34,8 @@ class LocalStages:
         self.consistent = False
         #: stage -> samples in the micro-batch -> runner (the runners of a stage share their states)
         self._runners: dict[int, dict[int, StageRunner]] = {}
-        self._engine: Engine | None = None
+        #: What holds the states (None: the stages are not open).
+        self.engine: Engine | None = None
 
     # -- runners ------------------------------------------------------------------------------------------------------
 
@@ -44,15 +45,10 @@ class LocalStages:
         Raises:
             FarflungError: the engine refuses a graph.
         """
-        self._engine = engine
+        self.engine = engine
         for index in self.setup.own_stages:
             pieces = {rows: cuts[index] for rows, cuts in self.cuts.items()}
             self._runners[index] = open_stage(engine, device, self.setup, index, pieces)
-
-    def release(self) -> None:
-        """The states are not needed any more."""
-        if self._engine is not None:
-            self._engine.end()
 
     @cached_property
     def cuts(self) -> Mapping[int, tuple[SubGraph, ...]]:
