@@ -18,12 +18,13 @@ WORKERS ?= 2
 TESTS ?= tests/frontends tests/engines tests/api
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo bench env install smoke check-python check-torch clean distclean
+.PHONY: help test lint format demo docs bench env install smoke check-python check-torch clean distclean
 
 help:
 	@echo "make test       lint, types, layers and tests"
 	@echo "make demo       train a small language model on four worker processes, one of which dies (3 minutes)"
 	@echo "make bench NAME=overhead   run one benchmark (NAME=list names them)"
+	@echo "make docs       build the documentation site in site/"
 	@echo "make install    farflung and what it needs, in .venv"
 	@echo "make lint       ruff, mypy and the import linter only"
 	@echo "make format     rewrite the sources in the project's format"
@@ -86,6 +87,10 @@ format: env
 bench: env
 	$(BIN)/python -m benchmarks $(NAME)
 
+docs: env
+	$(BIN)/zensical build --strict --clean
+	@echo "built: site/index.html"
+
 demo: $(VENV)/.demo
 	$(BIN)/farflung demo
 
@@ -99,7 +104,7 @@ check-torch: env
 	  PYTHONPATH=src LD_LIBRARY_PATH="$$folder/stubs" OMP_NUM_THREADS=1 "$$folder/venv/bin/python" -m pytest -q $(TESTS)
 
 clean:
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

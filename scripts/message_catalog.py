@@ -22,7 +22,8 @@ from the types in `src/farflung/messages`, and a test compares the two.
 A message travels as a frame ([wire-format.md](wire-format.md)): the kind, a map with the fields, and sections with raw bytes.
 A field with `?` may be missing. A receiver refuses a message with a field that is missing, unknown, of another type or out of
 bounds.
-[Decision 20](decisions/0020-typed-messages.md) says why. `CONTRIBUTING.md` says how to add a message.
+[Decision 20](decisions/0020-typed-messages.md) gives the reasons. [Extend farflung](extending.md#message) explains how to add a
+message.
 
 The transport has one kind of its own, `relay-call`: a relay calls a member that another one wants to reach
 ([links](links.md#relays)).

@@ -32,7 +32,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
 _COMMANDS = """# Command line
 
-`farflung` has these commands. `farflung COMMAND --help` prints the same text. `python scripts/reference.py` generates this
+`farflung` has these commands. Each command prints the same text with `--help`. `python scripts/reference.py` generates this
 page from the program, and a test compares the two. [Exit codes](exit-codes.md) lists what a failed command returns.
 """
 

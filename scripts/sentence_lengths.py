@@ -47,7 +47,7 @@ def sentences(text: str) -> list[str]:
         plain = re.sub(r"`[^`]*`", "code", paragraph)
         plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", plain)
         plain = _ABBREVIATION.sub(r"\1", plain)
-        found += re.split(r"(?<=[.?!])[)\"*]*\s+(?=[A-Z0-9`*(\"]|code)|:\s*$", plain)
+        found += re.split(r"(?<=[.?!])[)\"*]*\s+(?=[A-Z0-9`*(\"]|code|farflung)|:\s*$", plain)
     return [one for one in found if words(one)]
 
 

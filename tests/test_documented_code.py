@@ -32,23 +32,25 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 #: How many blocks of each language a page has, and where they are run or read.
 COVERED = {
-    ("README.md", "python"): (2, "test_documented_code.py"),
+    ("README.md", "python"): (1, "test_documented_code.py"),
     ("docs/codecs.md", "python"): (1, "test_documented_code.py"),
     ("docs/codecs.md", "toml"): (1, "test_documented_code.py"),
     ("docs/emulation.md", "python"): (1, "emulation/scenarios/test_page.py"),
     ("docs/emulation.md", "toml"): (2, "test_documented_code.py"),
+    ("docs/exactness.md", "python"): (1, "test_documented_code.py"),
     ("docs/grids.md", "python"): (2, "test_documented_code.py"),
     ("docs/jobs.md", "python"): (1, "test_job_page.py"),
     ("docs/jobs.md", "toml"): (1, "test_job_page.py"),
     ("docs/simulator.md", "toml"): (1, "simulator/test_prices.py"),
-    ("docs/machines.md", "python"): (1, "checkpoint/test_export.py"),
-    ("docs/machines.md", "toml"): (1, "test_job_page.py"),
+    ("docs/network.md", "toml"): (1, "test_job_page.py"),
+    ("docs/results.md", "python"): (1, "checkpoint/test_export.py"),
     ("docs/models.md", "python"): (2, "test_documented_code.py"),
     ("docs/python.md", "python"): (12, "api/scenarios/test_python_page.py"),
     ("docs/trackers.md", "python"): (4, "api/scenarios/test_trackers_page.py"),
     ("docs/trackers.md", "toml"): (3, "api/scenarios/test_trackers_page.py"),
     ("docs/sync.md", "python"): (2, "test_documented_code.py"),
     ("docs/sync.md", "toml"): (2, "test_documented_code.py"),
+    ("docs/tutorials/notebook.md", "python"): (4, "test_documented_code.py"),
 }
 
 
@@ -69,7 +71,8 @@ def test_every_block_has_its_test() -> None:
 
 def test_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     """Ten lines of code, and their output."""
-    code, output = blocks("README.md")[1:3]
+    (code,) = blocks("README.md", "python")
+    output = blocks("README.md")[blocks("README.md").index(code) + 1]
     assert len([line for line in code.splitlines() if line]) == 10
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out == output
@@ -93,7 +96,7 @@ def test_a_model_is_captured_as_the_page_says() -> None:
 
 
 def test_the_plain_loop_of_the_page_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
-    """With a weight that several operators read, and with dropout: the two cases of the README."""
+    """With a weight that several operators read, and with dropout: the two cases of the page on exactness."""
     import torch
     from torch.nn.utils import parametrizations
 
@@ -118,12 +121,19 @@ def test_the_plain_loop_of_the_page_is_equal(capsys: pytest.CaptureFixture[str])
     }
 
 
-def test_the_loop_of_the_readme_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
-    model, loop = blocks("README.md", "python")
-    code = model.partition("result = ")[0] + loop
+def test_the_loop_of_the_page_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("docs/exactness.md", "python")
     assert code.count("# True") == 1
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(code, "exactness.md", "exec"), {"__name__": "exactness"})
     assert capsys.readouterr().out == "True\n"
+
+
+def test_the_notebook_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = "docs/tutorials/notebook.md"
+    names: dict[str, Any] = {"__name__": "notebook"}
+    exec(compile("\n".join(blocks(page, "python")), page, "exec"), names)
+    assert capsys.readouterr().out == blocks(page)[3]
+    assert names["accuracy"] > 0.9
 
 
 def test_the_grid_of_the_page_is_the_optimum() -> None:
@@ -233,11 +243,11 @@ def test_the_emulated_network_of_the_page() -> None:
 
 
 def test_the_fine_tuning_of_the_page_is_a_job() -> None:
-    job = make_job(tomllib.loads(blocks("docs/sync.md", "toml")[0]) | {"micro_batch_sizes": [1, 1]})
+    job = make_job(tomllib.loads(blocks("docs/sync.md", "toml")[1]) | {"micro_batch_sizes": [1, 1]})
     check_fits(get_strategy(job.sync.strategy, **job.sync.settings), job)
-    assert f"scale = {job.sync.settings['scale']}" in blocks("docs/sync.md", "toml")[0]
+    assert f"scale = {job.sync.settings['scale']}" in blocks("docs/sync.md", "toml")[1]
 
 
 def test_any_order_of_the_page_is_a_job() -> None:
-    job = make_job(tomllib.loads(blocks("docs/sync.md", "toml")[1]) | {"micro_batch_sizes": [1] * 4})
+    job = make_job(tomllib.loads(blocks("docs/sync.md", "toml")[0]) | {"micro_batch_sizes": [1] * 4})
     assert (job.sync.strategy, job.sync.order, job.plan.replicas) == ("exact", "any", 4)

@@ -121,6 +121,20 @@ class PacedEngine:
 
     # -- what belongs to no stage takes no modelled time ----------------------------------------------------------------
 
+    def attempt(self, device: str, memory: int) -> Engine:
+        """This engine: it computes in this process."""
+        del device, memory
+        return self
+
+    @property
+    def lost(self) -> bool:
+        """See ``Engine.lost``."""
+        return self._engine.lost
+
+    def end(self) -> None:
+        """See ``Engine.end``."""
+        self._engine.end()
+
     def version(self) -> str:
         """See ``Engine.version``."""
         return self._engine.version()

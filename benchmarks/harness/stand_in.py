@@ -82,6 +82,7 @@ def main(arguments: list[str]) -> None:
     register(folder)
     if command[0] == "join" and (folder / SPEEDS).exists():
         _pace(folder, command[command.index("--name") + 1])
+        command = [*command, "--isolation", "off"]  # the paced engine is in this process
     sys.argv = ["farflung", *command]
     with _outages(folder, command):
         runpy.run_module("farflung", run_name="__main__", alter_sys=True)

@@ -132,3 +132,25 @@ def test_evaluations() -> None:
     assert told == [EvaluationRecord(step=4, elapsed=0.0, loss=0.0, perplexity=1.0, accuracy=0.5)]
     with pytest.raises(WireError, match="an evaluation must have a loss, this one has correct"):
         made.evaluation(4, {"correct": 1.0})
+
+
+def test_whoever_asks_who_is_missing_never_waits_for_the_sink() -> None:
+    """The check of deadlines asks under the lock of the runs, which recording a step needs: the broker stood still for good."""
+    entered, free = threading.Event(), threading.Event()
+
+    def sink(record: object) -> None:
+        entered.set()
+        free.wait(60)
+
+    job = make_job({"steps": 3, "micro_batch_sizes": [2, 3]})
+    made = Progress(job, ["w0"], VirtualClock(), sink)
+    recording = threading.Thread(target=made.report, args=("w0", report(0, loss=1.0)), name="recording")
+    recording.start()
+    assert entered.wait(60)
+    found: list[frozenset[str]] = []
+    asking = threading.Thread(target=lambda: found.append(made.missing()), name="asking", daemon=True)
+    asking.start()
+    asking.join(30)
+    free.set()
+    recording.join()
+    assert found == [frozenset({"w0"})], "it answered while the sink was busy"

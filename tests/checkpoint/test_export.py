@@ -57,8 +57,8 @@ def test_one_file_with_all_names(tmp_path: Path) -> None:
     assert set(safetensors.numpy.load_file(tmp_path / "out.safetensors")) == set(ARRAYS)
 
 
-def test_an_export_is_read_as_docs_machines_md_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "machines.md").read_text(encoding="utf-8")
+def test_an_export_is_read_as_docs_results_md_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     export_file(reader(tmp_path, ARRAYS), tmp_path / "model.safetensors")
     monkeypatch.chdir(tmp_path)

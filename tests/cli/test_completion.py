@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,51 @@ def test_the_script_is_shown_and_installed(home: Path) -> None:
     (installed,) = [path for path in home.rglob("*.sh") if "complet" in str(path)]
     assert "_FARFLUNG_COMPLETE=complete_bash" in installed.read_text()
     assert str(installed) in (home / ".bashrc").read_text()
+
+
+#: What each shell does when Tab follows "farflung watch run-". Functions stand in where a shell needs a terminal.
+TAB = {
+    "bash": (
+        "source {script}; COMP_WORDS=(farflung watch run-); COMP_CWORD=2; _farflung_completion farflung; "
+        'printf "%s\\n" "${{COMPREPLY[@]}}"'
+    ),
+    "zsh": (
+        'compdef() {{ }}; _arguments() {{ print -l -- "$@" }}; source {script}; words=(farflung watch run-); CURRENT=3; '
+        "_farflung_completion"
+    ),
+    "fish": "source {script}; complete -C 'farflung watch run-'",
+}
+
+
+@pytest.mark.parametrize("shell", TAB)
+def test_a_real_shell_completes_names(home: Path, shell: str) -> None:
+    """The command as it is installed: a program on the path."""
+    found = shutil.which(shell)
+    if found is None:
+        pytest.skip(f"{shell} is not installed")
+    program = home / "bin" / "farflung"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {FARFLUNG} "$@"\n')
+    program.chmod(0o755)
+    around = environment(home, PATH=f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    script = home / "script"
+    shown = subprocess.run(
+        [sys.executable, "-m", "farflung"],
+        env={**around, "_FARFLUNG_COMPLETE": f"source_{shell}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    script.write_text(shown.stdout)
+    plain = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
+    done = subprocess.run(
+        [found, *plain, "-c", TAB[shell].format(script=script)],
+        env=around,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert {name for name in ("run-new", "run-old", "run-other") if name in done.stdout} == {"run-new", "run-old"}, done.stdout

@@ -14,7 +14,7 @@ from farflung.graph.builder import GraphBuilder
 from farflung.job import JobSpec
 from farflung.job.load import make_job
 from farflung.plan import Plan, check_memory, check_plan, estimate
-from farflung.plan.link_memory import link_memory, ways_of
+from farflung.plan.link_memory import link_memory, routes_of
 from farflung.planners import get_planner
 from farflung.units import Bytes, FlopsPerSecond
 
@@ -79,7 +79,7 @@ def test_memory_is_counted_and_bounded() -> None:
         without = estimate(graph(), plan(job(memory="none")), topology(), wanted)
         more = [one.memory_bytes - other.memory_bytes for one, other in zip(with_memory.devices, without.devices, strict=True)]
         assert more == [pytest.approx(taken["a"]), pytest.approx(taken["b"])]
-        assert {way.value for way in ways_of(made, pieces)} == {"fc1"}
+        assert {route.value for route in routes_of(made, pieces)} == {"fc1"}
 
 
 def test_a_device_without_memory_for_it_is_refused() -> None:

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import (
+    ENGINE_CRASHED,
     AbortRun,
     BetterPlan,
+    FinishRun,
     MakePlan,
     MemberJoined,
     MemberMeasured,
@@ -16,6 +18,7 @@ from farflung.protocol.events import (
     PlanMade,
     RecoverRun,
     RunDropped,
+    RunFailed,
     RunPrepared,
     RunSubmitted,
 )
@@ -64,3 +67,31 @@ def test_a_drift_counts_until_the_device_is_measured_again() -> None:
     made.handle(MemberMeasured(name="a", speed=2e9, factor=1.0, overhead=0.0))
     assert made.members["a"].speed == 2e9
     assert made.handle(MemberSlowed(name="nobody", times=2.0)) == []
+
+
+CRASH = "the process that computes died of SIGFPE in the forward, operator 'y' (aten.div.Tensor_mode)"
+
+
+def test_a_crash_ends_the_attempt_and_the_second_one_the_run() -> None:
+    made = running()
+    crash = RunFailed(run="r", name="a", cause=CRASH, kind=ENGINE_CRASHED, attempt=1)
+    assert made.handle(crash) == [
+        AbortRun(run="r", name="a", cause=f"worker a: {CRASH}", keep=True),
+        RecoverRun(run="r", cause=f"worker a: {CRASH}"),
+    ]
+    assert made.handle(crash) == [], "nobody computes now"
+    assert made.handle(RunDropped(run="r", name="a")) == [MakePlan(run="r", members=("a", "b"), attempt=2)]
+    made.handle(PlanMade(run="r", devices=("b",), attempt=2))
+    made.handle(RunPrepared(run="r", name="b", attempt=2))
+    assert made.handle(crash) == [], "of an attempt that is over"
+    again = "the job has ended the processes of 2 attempts and is not tried again"
+    commands = made.handle(replace(crash, name="b", attempt=2))
+    assert commands[-1] == FinishRun(run="r", outcome="failed", cause=f"worker b: {CRASH}; {again}", kind=ENGINE_CRASHED)
+    assert {member.name for member in made.members.values() if not member.run} == {"a", "b"}
+
+
+def test_a_crash_ends_a_run_without_recoveries() -> None:
+    made = running()
+    made.runs["r"].recoveries = 0
+    commands = made.handle(RunFailed(run="r", name="a", cause=CRASH, kind=ENGINE_CRASHED))
+    assert commands[-1] == FinishRun(run="r", outcome="failed", cause=f"worker a: {CRASH}", kind=ENGINE_CRASHED)

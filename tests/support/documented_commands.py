@@ -15,16 +15,17 @@ SUDO = re.escape('sudo env "PATH=$PATH" ')
 
 
 def commands(text: str) -> list[str]:
-    """Lines that begin with ``farflung`` or ``python -m benchmarks`` (or with ``sudo env ...`` before it), in code blocks and
-    after ``#`` in examples.
+    """Lines that begin with ``farflung`` or ``python -m benchmarks`` (or with ``sudo env ...`` before it), in code blocks; in a
+    text without any, such as an example, those after ``#`` and two spaces.
 
     Comments and the brackets of ``[...]`` are left out.
     """
-    blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL) or [text]
+    blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL)
+    before = "" if blocks else "#  +"
     found = [
         line
-        for block in blocks
-        for line in re.findall(rf"^(?:#  +)?(?:{SUDO})?((?:farflung|{BENCHMARKS}) .*)$", block, flags=re.MULTILINE)
+        for block in blocks or [text]
+        for line in re.findall(rf"^{before}(?:{SUDO})?((?:farflung|{BENCHMARKS}) .*)$", block, flags=re.MULTILINE)
     ]
     found = [re.split(r"\s+#|\s{3,}", line)[0].replace("[", "").replace("]", "") for line in found]
     return [part for line in found for part in alternatives(line)]

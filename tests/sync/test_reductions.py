@@ -51,23 +51,23 @@ def test_every_member_ends_with_the_sum_of_all_and_each_transfer_stands_once(cas
     """Carried out by rounds, as ``transfers`` has them: what is sent has arrived before."""
     members, reduction = case
     reduction.check(members)
-    way = reduction.way(piece, members)
-    assert [member for member in range(members) if way.up[member] < 0] == [way.root]
-    told = {way.root}
+    route = reduction.route(piece, members)
+    assert [member for member in range(members) if route.up[member] < 0] == [route.root]
+    told = {route.root}
     for _ in range(members):
-        told |= {target for source in told for target in way.passes_to(source)}
+        told |= {target for source in told for target in route.passes_to(source)}
     assert told == set(range(members))
     sent = transfers(reduction, members)
     assert sum(item.part for item in sent) == pytest.approx(2 * (members - 1)), "each link of a tree carries all twice"
     cuts = reduction.cuts(members)
     held = [{(rank, cut): 1 for cut in range(cuts)} for rank in range(members)]
     for cut in range(cuts):
-        order = sorted(range(members), key=lambda member: -depth(reduction.way(cut, members).up, member))
+        order = sorted(range(members), key=lambda member: -depth(reduction.route(cut, members).up, member))
         for member in order:
-            parent = reduction.way(cut, members).up[member]
+            parent = reduction.route(cut, members).up[member]
             if parent >= 0:
                 held[parent] |= {key: 1 for key in held[member] if key[1] == cut}
-        assert sum(key[1] == cut for key in held[reduction.way(cut, members).root]) == members
+        assert sum(key[1] == cut for key in held[reduction.route(cut, members).root]) == members
 
 
 def depth(up: tuple[int, ...], member: int) -> int:

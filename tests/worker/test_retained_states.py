@@ -13,6 +13,7 @@ from farflung.broker.links.routes import Routes
 from farflung.broker.run_table import RunTable
 from farflung.cluster import Topology
 from farflung.engines.base import Array
+from farflung.errors import EngineCrashed
 from farflung.messages.commands import AttemptMessage, CopyRounds, LiveStart, Prepare
 from farflung.messages.schema import Message
 from farflung.protocol.events import MemberJoined, Offer
@@ -25,6 +26,10 @@ class Held:
 
     def __init__(self, step: int, names: str) -> None:
         self.retained_state = RetainedState(step=step, committed=step, states=frozenset(names))
+        self.released = False
+
+    def release(self) -> None:
+        self.released = True
 
     def advance(self, decision: Decision) -> None:
         raise AssertionError("nothing is ready")
@@ -134,3 +139,26 @@ def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -
         "a": {"d": "192.0.2.1:100"},
         "d": {"b": "192.0.2.1:98", "a": "192.0.2.1:97"},
     }
+
+
+def test_states_that_are_dropped_are_released() -> None:
+    retained, old, covered, newest = RetainedStates(), Held(6, "ab"), Held(7, "a"), Held(7, "ab")
+    retained.store("r", old, covered)
+    retained.store("r", newest)
+    assert [one.released for one in (old, covered, newest)] == [False, True, False]
+    retained.training_begins("r")
+    assert [one.released for one in (old, covered, newest)] == [True, True, True]
+
+
+def test_the_states_of_a_process_that_has_died_are_not_there() -> None:
+    class Dead(Held):
+        def read(self, states: Collection[str]) -> Mapping[str, Array]:
+            raise EngineCrashed("died")
+
+        def advance(self, decision: Decision) -> None:
+            raise EngineCrashed("died")
+
+    retained = RetainedStates()
+    retained.store("r", Held(6, "ab"), Dead(7, "ab"))
+    assert retained.read("r", 7, ["a"]) == {}
+    assert kept(retained) == [(6, "ab")]

@@ -149,9 +149,11 @@ class Progress:
             return frozenset()
 
     def missing(self) -> frozenset[str]:
-        """Return the workers that have not reported the open step."""
-        with self._lock:
-            return self._workers - self._open.get(self._next, {}).keys()
+        """Return the workers that have not reported the open step.
+
+        Without the lock: whoever asks may hold a lock that ``sink`` waits for.
+        """
+        return self._workers - frozenset(self._open.get(self._next, {}))
 
     def _check(self, name: str, report: StepReport) -> None:
         if not self._next <= report.step < self._job.steps:

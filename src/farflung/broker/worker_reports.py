@@ -161,6 +161,7 @@ def _offer(message: Hello) -> Offer:
         versions=item.versions,
         relay=item.relay,
         reliable=item.reliable,
+        isolation=item.isolation or "",
     )
 
 

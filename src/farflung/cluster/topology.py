@@ -14,21 +14,15 @@ import numpy.typing as npt
 from farflung.cluster.blocks import BlockMatrix, Blocks, find_blocks
 from farflung.cluster.device import Device, Link
 from farflung.errors import InputError
+from farflung.ids import Pair, pair_of
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 __all__ = ["Matrix", "Pair", "Topology", "link_caps", "pair_of"]
 
 Matrix = npt.NDArray[np.float64]
-#: Two devices, the smaller name first.
-Pair = tuple[str, str]
 
 #: Links given by groups become dense arrays up to this many devices, and stay ``BlockMatrix`` beyond.
 _DENSE = 2048
-
-
-def pair_of(one: str, other: str) -> Pair:
-    """The pair of two devices, the smaller name first."""
-    return (one, other) if one < other else (other, one)
 
 
 def link_caps(devices: Sequence[Device]) -> Matrix:

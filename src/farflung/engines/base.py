@@ -199,6 +199,10 @@ class Engine(Protocol):
         It is this engine, or one in a process of its own, whose states end with it.
         """
 
+    @property
+    def lost(self) -> bool:
+        """Whether the process of an attempt's engine has ended, and its states with it."""
+
     def end(self) -> None:
         """End the process of an attempt's engine, from any thread; its calls raise ``EngineCrashed`` from then on."""
 

@@ -341,20 +341,24 @@ class GenerateSpec(_Section):
 
 
 class ReportSpec(_Section):
-    """Experiment trackers to which a run is reported while it trains.
+    """Experiment trackers that receive the metrics of a run while it trains.
 
-    ``to``: names of trackers (``csv``, ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or a plug-in's). ``project``: a
-    project of Weights & Biases or trackio, an experiment of MLflow. ``name``: of the run there (empty: the job's name and the
-    run's). ``every``: of the training steps, every so many are reported. ``offline``: Weights & Biases writes to disk only.
-    Keys and addresses of servers are no settings: trackers read them from the environment of the process that reports.
+    Keys and server addresses are no settings. Trackers read them from the environment of the reporting process.
     """
 
+    #: The trackers: `csv`, `tensorboard`, `wandb`, `mlflow`, `trackio`, or the name of a plug-in.
     to: Annotated[tuple[str, ...], BeforeValidator(_one_or_more)] = ()
+    #: The project of Weights & Biases or trackio, or the experiment of MLflow.
     project: Label = "farflung"
+    #: The name of the run in the tracker. Without a value: the names of job and run.
     name: Annotated[str, Field(max_length=128)] = ""
+    #: The group of the run in the tracker.
     group: Annotated[str, Field(max_length=128)] = ""
+    #: Tags of the run in the tracker.
     tags: Annotated[tuple[Label, ...], Field(max_length=32)] = ()
+    #: Report one of this number of training steps, and every evaluation.
     every: Count = 1
+    #: Weights & Biases writes to disk only. `wandb sync` sends the run later.
     offline: bool = False
 
 

@@ -281,7 +281,7 @@ class ResumableAnswer(Message, kind="resumable", on=Channel.ANSWERS):
 class StatusAnswer(Message, kind="status", on=Channel.ANSWERS):
     """Answers ``Status``.
 
-    Entries of ``members``, ``gone`` and ``runs`` are JSON objects for people and scripts (docs/machines.md). ``more``: there are
+    Entries of ``members``, ``gone`` and ``runs`` are JSON objects for people and scripts (docs/runs.md). ``more``: there are
     newer runs than these.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -73,7 +73,8 @@ PairBytes = Annotated[tuple[tuple[Index, Index, Count], ...], Meta(max_length=_M
 class OfferItem(Item):
     """What a worker offers: its device, its speed and its versions.
 
-    ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio.
+    ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio. ``isolation``: of a job's
+    process.
     """
 
     memory: Capacity
@@ -88,6 +89,7 @@ class OfferItem(Item):
     convolution: Factor | UnsetType = UNSET
     relay: bool
     reliable: bool
+    isolation: Literal["full", "partial", "off"] | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):

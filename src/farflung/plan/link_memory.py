@@ -17,7 +17,7 @@ from farflung.plan.model import Plan
 from farflung.plan.traffic import edges_by_link
 from farflung.units import Bytes, counted
 
-__all__ = ["Way", "check_samples", "limit_of", "link_memory", "remembers", "way_of", "ways_of"]
+__all__ = ["Route", "check_samples", "limit_of", "link_memory", "remembers", "route_of", "routes_of"]
 
 #: Held values are float32.
 _WIDTH = 4
@@ -26,7 +26,7 @@ _SENDER = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Route:
     """``value`` of the edge from stage ``source`` to ``target``, or its ``gradient``, which goes back, between two devices.
 
     ``memory``: ``difference``, ``error_feedback``, or empty.
@@ -51,12 +51,12 @@ def remembers(plan: Plan) -> bool:
     return any(link.activations.memory or link.gradients.memory for link in plan.links)
 
 
-def way_of(plan: Plan, edge: tuple[str, int, int], ends: tuple[str, str], *, gradient: bool) -> Way:
-    """The way of ``edge`` (value, source, target), or of its gradient, from device ``ends[0]`` to ``ends[1]``."""
+def route_of(plan: Plan, edge: tuple[str, int, int], ends: tuple[str, str], *, gradient: bool) -> Route:
+    """The route of ``edge`` (value, source, target), or of its gradient, from device ``ends[0]`` to ``ends[1]``."""
     value, source, target = edge
     link = plan.link.get((source, target))
     choice = None if link is None else link.gradients if gradient else link.activations
-    return Way(
+    return Route(
         value=value,
         source=source,
         target=target,
@@ -67,21 +67,21 @@ def way_of(plan: Plan, edge: tuple[str, int, int], ends: tuple[str, str], *, gra
     )
 
 
-def ways_of(plan: Plan, subgraphs: Sequence[SubGraph]) -> dict[Way, int]:
-    """The ways with a table -> bytes that it takes for each sample."""
+def routes_of(plan: Plan, subgraphs: Sequence[SubGraph]) -> dict[Route, int]:
+    """The routes with a table -> bytes that it takes for each sample."""
     if not remembers(plan):
         return {}
     rows = max(plan.micro_batch_sizes)
-    found: dict[Way, int] = {}
+    found: dict[Route, int] = {}
     for pair, edges in edges_by_link(subgraphs).items():
         for edge in edges:
             for gradient, nbytes in ((False, edge.forward_bytes), (True, edge.backward_bytes)):
                 if not nbytes or not edge.spec.floating or edge.spec.shape[:1] != (rows,):
                     continue
                 for ends in _ends(plan, pair[::-1] if gradient else pair):
-                    way = way_of(plan, (str(edge.value), *pair), ends, gradient=gradient)
-                    if way.memory:
-                        found[way] = _WIDTH * (edge.spec.numel // rows)
+                    route = route_of(plan, (str(edge.value), *pair), ends, gradient=gradient)
+                    if route.memory:
+                        found[route] = _WIDTH * (edge.spec.numel // rows)
     return found
 
 
@@ -91,48 +91,48 @@ def _ends(plan: Plan, pair: tuple[int, int]) -> list[tuple[str, str]]:
     return [(a, b) for a, b in dict.fromkeys(both) if a != b]
 
 
-def limit_of(memory_bytes: float, ways: Mapping[Way, int]) -> float:
+def limit_of(memory_bytes: float, routes: Mapping[Route, int]) -> float:
     """Bytes that one table may take, so that no device needs more than ``memory_bytes`` for its tables."""
     ends: dict[str, float] = {}
-    for way in ways:
-        for device, copies in _holders(way):
+    for route in routes:
+        for device, copies in _holders(route):
             ends[device] = ends.get(device, 0.0) + copies
     return memory_bytes / max(1.0, *ends.values()) if ends else memory_bytes
 
 
 def link_memory(plan: Plan, subgraphs: Sequence[SubGraph], job: JobSpec) -> dict[tuple[int, str], float]:
     """(stage, device) -> bytes that its tables can take, copies for checkpoints included."""
-    ways = ways_of(plan, subgraphs)
-    limit, samples = limit_of(job.codec.memory_bytes, ways), job.steps * sum(job.micro_batch_sizes)
+    routes = routes_of(plan, subgraphs)
+    limit, samples = limit_of(job.codec.memory_bytes, routes), job.steps * sum(job.micro_batch_sizes)
     found: dict[tuple[int, str], float] = {}
-    for way, nbytes in ways.items():
-        for device, copies in _holders(way):
-            stage = way.stage if device == way.sender else way.source + way.target - way.stage
+    for route, nbytes in routes.items():
+        for device, copies in _holders(route):
+            stage = route.stage if device == route.sender else route.source + route.target - route.stage
             found[stage, device] = found.get((stage, device), 0.0) + copies * min(limit, float(samples * nbytes))
     return found
 
 
-def _holders(way: Way) -> list[tuple[str, float]]:
-    held = [(way.sender, _SENDER)]
-    return [*held, (way.receiver, 1.0)] if way.memory == "difference" else held
+def _holders(route: Route) -> list[tuple[str, float]]:
+    held = [(route.sender, _SENDER)]
+    return [*held, (route.receiver, 1.0)] if route.memory == "difference" else held
 
 
-def check_samples(job: JobSpec, ways: Mapping[Way, int], samples: int) -> None:
+def check_samples(job: JobSpec, routes: Mapping[Route, int], samples: int) -> None:
     """Whether ``samples``, all that the data have, come again in ``job`` and fit the tables.
 
     Raises:
         InputError: they don't; the text says how many there are and what helps.
     """
     taken = job.steps * sum(job.micro_batch_sizes)
-    if ways and taken <= samples:
+    if routes and taken <= samples:
         raise InputError(
             f"codec.memory = {job.codec.memory!r} is for samples that come again: {counted(job.steps, 'step')} of "
             f"{sum(job.micro_batch_sizes)} samples take {taken}, and the data have {samples}; set it to 'none', or train longer"
         )
-    limit = limit_of(job.codec.memory_bytes, ways)
-    for way, nbytes in ways.items():
+    limit = limit_of(job.codec.memory_bytes, routes)
+    for route, nbytes in routes.items():
         if samples * nbytes > limit:
-            where = f"of {way.value!r:.80} from {way.sender} to {way.receiver}"
+            where = f"of {route.value!r:.80} from {route.sender} to {route.receiver}"
             most = job.codec.memory_bytes * samples * nbytes / limit
             raise InputError(
                 f"codec.memory = {job.codec.memory!r}: {samples} samples {where} take {Bytes(samples * nbytes)}, and "

@@ -12,8 +12,10 @@ from dataclasses import replace
 
 from farflung.protocol.cluster_state import ClusterState
 from farflung.protocol.events import (
+    ENGINE_CRASHED,
     INPUT_ERROR,
     PLAN_ERROR,
+    TRAINING_ERROR,
     AbortRun,
     BetterPlan,
     Command,
@@ -37,6 +39,8 @@ from farflung.protocol.standing import LAST, Offense
 
 __all__ = ["Attempts"]
 
+#: A run whose job has ended the processes of so many attempts fails: a third worker is not tried.
+_CRASHES = 2
 #: Errors of planning that other workers may solve; the rest are the broker's own (a full disk).
 _NEEDS_OTHERS = frozenset({PLAN_ERROR, INPUT_ERROR})
 
@@ -115,6 +119,12 @@ class Attempts:
     def failed(self, event: RunFailed) -> list[Command]:
         """A worker has failed, or lost a peer; or the whole run has failed."""
         run = self._state.run(event.run)
+        working = event.name in run.devices or event.name in run.helpers
+        if event.kind == ENGINE_CRASHED and working and not (run.state.over or _stale(event, run)):
+            run.crashed.append(event.name)
+            if len(run.crashed) >= _CRASHES:
+                often = f"the job has ended the processes of {len(run.crashed)} attempts and is not tried again"
+                return self._fail(run, replace(event, cause=f"worker {event.name}: {event.cause}; {often}"))
         if event.name in run.helpers and not _stale(event, run):
             return self._helpers.fail(run, event.name, event.cause)
         if run.state.over or (event.name and event.name not in run.devices) or event.name in run.ended or _stale(event, run):
@@ -128,7 +138,10 @@ class Attempts:
             offense = Offense(f"it reported a loss of a peer that was there: {event.cause}", 1, LAST)
             self._state.standing.offend(event.name, offense)
             return self.lose(run, cause)
-        return self._fail(run, replace(event, cause=f"worker {event.name}: {event.cause}"))
+        failure = replace(event, cause=f"worker {event.name}: {event.cause}")
+        if event.kind == ENGINE_CRASHED:  # the worker is well, and its process's states are elsewhere or in the checkpoint
+            return self.lose(run, failure.cause, ENGINE_CRASHED)
+        return self._fail(run, failure)
 
     def better(self, event: BetterPlan) -> list[Command]:
         """End the attempt as after a loss; but all workers retain the last committed step, so nothing is repeated."""
@@ -152,13 +165,13 @@ class Attempts:
 
     # -- what members cause -------------------------------------------------------------------------------------------
 
-    def lose(self, run: Run, cause: str) -> list[Command]:
-        """The attempt has lost a worker: begin the next one with the present workers, unless that happened too often."""
+    def lose(self, run: Run, cause: str, kind: str = TRAINING_ERROR) -> list[Command]:
+        """The attempt has lost a worker, or its process: begin the next one with all present, unless that happened too often."""
         if run.stopping:
             return [*self._abort(run, cause), *self.finish(run, RunState.STOPPED)]
         if run.lost >= run.recoveries:
             often = f" ({run.lost} recoveries without a new step came before)" if run.lost else ""
-            return self._fail(run, RunFailed(run=run.run, cause=cause + often))
+            return self._fail(run, RunFailed(run=run.run, cause=cause + often, kind=kind))
         run.lost += 1
         return self._drop(run, RecoverRun(run=run.run, cause=cause))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from farflung.errors import FailedBatch
 
 __all__ = [
+    "ENGINE_CRASHED",
     "INPUT_ERROR",
     "PLAN_ERROR",
     "TRAINING_ERROR",
@@ -56,6 +57,8 @@ TRAINING_ERROR = "TrainingError"
 PLAN_ERROR = "PlanError"
 #: The class of the error that an input (the job's topology) does not match the workers.
 INPUT_ERROR = "InputError"
+#: The process in which a worker computes for the run has died.
+ENGINE_CRASHED = "EngineCrashed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,8 @@ class Offer:
     ``convolution``: how many times as fast as other operators convolutions run.
     ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
     computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
-    otherwise it may leave at any time without notice.
+    otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
+    up (empty: unknown).
     """
 
     memory: float
@@ -81,6 +85,7 @@ class Offer:
     versions: Mapping[str, str] = field(default_factory=dict)
     relay: bool = True
     reliable: bool = True
+    isolation: str = ""
 
 
 # -- events ---------------------------------------------------------------------------------------------------------------

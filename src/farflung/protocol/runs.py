@@ -36,6 +36,8 @@ class Run:
     #: It survives this many losses in a row without a new step; ``lost`` counts them.
     recoveries: int = 0
     lost: int = 0
+    #: The workers whose process died while it computed for the run, in the order in which that happened.
+    crashed: list[str] = field(default_factory=list)
     #: Whether there was a plan for it once.
     began: bool = False
     #: A run of an earlier broker process waits for this many workers, and for those that are ``expected_names``.

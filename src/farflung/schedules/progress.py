@@ -4,7 +4,7 @@ Where a schedule is not binding (``as_ready``), its order is one of many: backwa
 but either may come first, as long as no more micro-batches are in flight than in the order. So nothing waits for an order that a
 slow link has upset, and memory stays bounded. It can't come to a standstill: the oldest micro-batch on its way is never held up
 by the bound, since at the first stage that has not had it nothing else is in flight. Results don't depend on it
-(docs/architecture.md, "Exactness").
+(docs/exactness.md).
 """
 
 from __future__ import annotations

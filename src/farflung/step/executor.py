@@ -1,7 +1,7 @@
 """The executor: one worker's part in one run, from its first states to its last checkpoint.
 
 One compute thread runs the steps, evaluations and checkpoints. Transport threads fill the inbox (``router``); sender threads
-encode and send (``outbox``). The order of additions never depends on arrival (docs/architecture.md, "Exactness").
+encode and send (``outbox``). The order of additions never depends on arrival (docs/exactness.md).
 """
 
 from __future__ import annotations
@@ -224,6 +224,8 @@ class Executor:
 
     def retained(self) -> list[StateCopy | RetainedStages]:
         """Return the states that this worker retains now that its part has ended (empty: training cannot continue from them)."""
+        if self._context.engine.lost:  # with the states; the copies of other workers' states lie in this process
+            return [*self._parts.copies.retained()] if self._parts.commit.survives else []
         own = self._parts.commit.retained()
         return [] if own is None else [*self._parts.copies.retained(), own]
 

@@ -2,8 +2,7 @@
 
 Every mode of computing is a *source of actions* for this one loop: a pipeline schedule, the two passes of a zeroth-order step,
 slices of a hybrid plan, evaluation and generation. A source decides which action comes next; the loop owns waiting, the trace,
-the meter and fault points. The order of additions never depends on which action is ready first (docs/architecture.md,
-"Exactness").
+the meter and fault points. The order of additions never depends on which action is ready first (docs/exactness.md).
 """
 
 from __future__ import annotations

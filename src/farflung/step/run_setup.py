@@ -15,7 +15,7 @@ from farflung.job.spec import JobSpec
 from farflung.messages.commands import CopyRounds
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.plan.derive import derive_bounds
-from farflung.plan.link_memory import Way, ways_of
+from farflung.plan.link_memory import Route, routes_of
 from farflung.plan.model import Plan
 from farflung.telemetry.trace import Span
 
@@ -91,9 +91,9 @@ class RunSetup:
         return cut(self.graph, self.plan.bounds)
 
     @cached_property
-    def ways(self) -> Mapping[Way, int]:
-        """The values that have a cache of what was sent of each sample, and its bytes for one sample."""
-        return ways_of(self.plan, self.subgraphs)
+    def routes(self) -> Mapping[Route, int]:
+        """The routes of values that have a sample cache, and the bytes of the cache for one sample."""
+        return routes_of(self.plan, self.subgraphs)
 
     @cached_property
     def own_stages(self) -> tuple[int, ...]:

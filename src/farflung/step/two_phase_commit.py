@@ -38,7 +38,7 @@ class TwoPhaseCommit:
         self._context, self._stages = context, stages
         setup = context.setup
         #: Whether states outlive a loss: not with a sync strategy, whose pipelines differ.
-        self._survives = setup.survives and setup.plan.sync is None and setup.job.on_loss == "recover"
+        self.survives = setup.survives and setup.plan.sync is None and setup.job.on_loss == "recover"
         #: Steps that the states include, with the skipped ones.
         self._step = setup.first_step
         self._ready = False
@@ -58,7 +58,7 @@ class TwoPhaseCommit:
         A model that has such states has no delayed update.
         """
         setup = self._context.setup
-        if setup.job.on_nan != "skip" and not self._survives:
+        if setup.job.on_nan != "skip" and not self.survives:
             return {}
         changed = {name for name, _ in setup.graph.state_updates}
         found = {index: changed & set(setup.subgraphs[index].states) for index in setup.own_stages}
@@ -66,12 +66,12 @@ class TwoPhaseCommit:
 
     def prepared(self) -> None:
         """The gradients of the step are complete: from now on this worker can apply it even if others are lost."""
-        self._ready = self._survives
+        self._ready = self.survives
 
     def agree(self, step: int) -> None:
         """Wait until all workers are prepared."""
         setup, transfer, inbox = self._context.setup, self._context.transfer, self._context.inbox
-        if not self._survives:
+        if not self.survives:
             return
         fault_point("worker.prepared", step=step, device=setup.device)
         first = setup.plan.stages[0].devices
@@ -133,7 +133,7 @@ class TwoPhaseCommit:
 
     def retained(self) -> RetainedStages | None:
         """Return the states of this worker, whose attempt has ended (None: training cannot continue from them)."""
-        if not (self._survives and self._stages.consistent):
+        if not (self.survives and self._stages.consistent):
             return None
         retained_state = RetainedState(
             step=self._step,

@@ -29,7 +29,7 @@ from math import inf
 from farflung.errors import InputError
 from farflung.units import Seconds
 
-__all__ = ["KINDS", "Choice", "GroupLinks", "Reduction", "Run", "Transfer", "Way", "choose", "runs_of", "seconds", "transfers"]
+__all__ = ["KINDS", "Choice", "GroupLinks", "Reduction", "Route", "Run", "Transfer", "choose", "runs_of", "seconds", "transfers"]
 
 KINDS = ("server", "ring", "tree")
 #: Numbers of turns that trees are tried with.
@@ -45,7 +45,7 @@ Run = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Route:
     """How a piece is summed: ``up[m]`` gets what member m has added up, ``down[m]`` sends m the total (-1: m is the root)."""
 
     root: int
@@ -96,22 +96,22 @@ class Reduction:
         cuts = self.cuts(members)
         return cuts * max(1, -(-nbytes // (cuts * _LARGEST)))
 
-    def way(self, piece: int, members: int) -> Way:
+    def route(self, piece: int, members: int) -> Route:
         """How piece number ``piece`` is summed."""
         if self.by == "tree":
-            return Way(root=self.toward.index(-1), up=self.toward, down=self.toward)
+            return Route(root=self.toward.index(-1), up=self.toward, down=self.toward)
         root = piece % members
         if self.by == "server":
             star = tuple(-1 if member == root else root for member in range(members))
-            return Way(root=root, up=star, down=star)
+            return Route(root=root, up=star, down=star)
         up = tuple(-1 if member == root else after for member, after in enumerate(self.toward))
         down = tuple(-1 if member == root else self.toward.index(member) for member in range(members))
-        return Way(root=root, up=up, down=down)
+        return Route(root=root, up=up, down=down)
 
     def most_waiting(self, members: int) -> float:
         """The largest part of what is summed that may wait at a member for its turn."""
-        ways = [self.way(piece, members) for piece in range(self.cuts(members))]
-        return max(sum(len(way.adds(member)) for way in ways) for member in range(members)) / len(ways)
+        routes = [self.route(piece, members) for piece in range(self.cuts(members))]
+        return max(sum(len(route.adds(member)) for route in routes) for member in range(members)) / len(routes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,14 +154,14 @@ def transfers(reduction: Reduction, members: int) -> tuple[Transfer, ...]:
     found = []
     cuts = reduction.cuts(members)
     for piece in range(cuts):
-        way = reduction.way(piece, members)
+        route = reduction.route(piece, members)
         first = piece if reduction.by == "tree" else 0
-        heights, depths = _heights(way.up), _depths(way.down)
+        heights, depths = _heights(route.up), _depths(route.down)
         for member in range(members):
-            if member != way.root:
-                up = Transfer(turn=first + heights[member], source=member, target=way.up[member], part=1 / cuts)
-                late = first + heights[way.root] + depths[member] - 1
-                found += [up, Transfer(turn=late, source=way.down[member], target=member, part=1 / cuts)]
+            if member != route.root:
+                up = Transfer(turn=first + heights[member], source=member, target=route.up[member], part=1 / cuts)
+                late = first + heights[route.root] + depths[member] - 1
+                found += [up, Transfer(turn=late, source=route.down[member], target=member, part=1 / cuts)]
     return tuple(sorted(found, key=lambda sent: (sent.turn, sent.source, sent.target)))
 
 
@@ -186,7 +186,7 @@ def seconds(reduction: Reduction, links: GroupLinks, nbytes: float) -> Seconds:
 
 @lru_cache(maxsize=512)
 def choose(links: GroupLinks, nbytes: float) -> Choice:
-    """The way to sum ``nbytes`` that is soonest over ``links``; of equals the first of ``KINDS``.
+    """Choose the sum of ``nbytes`` that ends soonest over ``links``; of equals the first of ``KINDS``.
 
     Raises:
         InputError: there are fewer than two members.
@@ -274,16 +274,16 @@ def _trees(links: GroupLinks, nbytes: float) -> Iterator[Reduction]:
 
 
 def _grown(both: Sequence[Sequence[float]], root: int, along: bool) -> tuple[int, ...]:
-    """A tree grown from ``root``: by the sum of the way (Dijkstra) or by the next link alone (Prim)."""
+    """A tree grown from ``root``: by the sum of the path (Dijkstra) or by the next link alone (Prim)."""
     toward, reach = [-1] * len(both), [inf] * len(both)
     reach[root], left = 0.0, set(range(len(both)))
     while left:
         member = min(left, key=lambda item: (reach[item], item))
         left.remove(member)
         for other in left:
-            way = both[member][other] + (reach[member] if along else 0.0)
-            if way < reach[other]:
-                reach[other], toward[other] = way, member
+            route = both[member][other] + (reach[member] if along else 0.0)
+            if route < reach[other]:
+                reach[other], toward[other] = route, member
     return tuple(toward)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any
 
 import psutil
 
-from farflung.engines import AUTO, ComputeDevice, DeviceReport, Engine, choose_device, get_engine
+from farflung.engines import AUTO, ComputeDevice, DeviceReport, Engine, choose_device
+from farflung.engines.isolation import Opened, open_engine
 from farflung.errors import InputError
 from farflung.messages.versions import own_versions
 from farflung.transports.addresses import host_id
+from farflung.worker.options import WorkerOptions
 
-__all__ = ["MeasuredDevice", "check_device", "load_engine", "measure_device"]
+__all__ = ["MeasuredDevice", "measure_device", "open_device"]
 
 #: The share of the free memory that training may use by default.
 _MEMORY_SHARE = 0.8
@@ -25,13 +28,14 @@ class MeasuredDevice:
     The session's thread and the thread of a measurement call; a measurement replaces the offer as a whole.
     """
 
-    def __init__(self, engine: Engine, asked: str, peak: float | None, memory: float | None, log: Callable[[str], None]) -> None:
-        """``asked``: as ``choose_device``. ``peak``: FLOP/s of the datasheet. ``memory``: bytes for training (None: by default).
+    def __init__(self, opened: Opened, options: WorkerOptions, log: Callable[[str], None]) -> None:
+        """Measure the device of ``options``.
 
         Raises:
             InputError: there is no such device, or it does not work.
         """
-        chosen, report = measure_device(engine, asked, peak, log)
+        engine, peak, memory = opened.engine, options.peak, options.memory
+        chosen, report = measure_device(engine, options.device, peak, log)
         if memory is None:
             free = psutil.virtual_memory().available if chosen.kind == "cpu" else report.free_bytes
             memory = _MEMORY_SHARE * free
@@ -46,6 +50,7 @@ class MeasuredDevice:
                 "host": host_id(),
                 "processors": list(report.processors),
                 "versions": own_versions(engine.version()),
+                "isolation": opened.level,
                 **_speed(report),
             }
         )
@@ -75,22 +80,21 @@ class MeasuredDevice:
         return _speed(report)
 
 
-def load_engine() -> Engine:
-    """Return the engine that computes.
+def open_device(options: WorkerOptions, log: Callable[[str], None], phase: Callable[[str], None]) -> MeasuredDevice:
+    """Load the engine and measure the device; ``phase`` is called with each of the two.
 
     Raises:
-        InputError: PyTorch is not installed.
+        InputError: PyTorch is not installed, there is no such device, or isolation is required and can't be had.
     """
-    return get_engine("torch")
-
-
-def check_device(asked: str) -> None:
-    """Check that this machine has the device that ``asked`` means (see ``choose_device``).
-
-    Raises:
-        InputError: it does not.
-    """
-    choose_device(asked, load_engine().devices())
+    phase("loading PyTorch")
+    opened = open_engine(options.isolation, log)
+    with ExitStack() as undo:
+        undo.callback(opened.engine.end)
+        choose_device(options.device, opened.engine.devices())
+        phase("measuring the speed of the device")
+        device = MeasuredDevice(opened, options, log)
+        undo.pop_all()
+    return device
 
 
 def measure_device(

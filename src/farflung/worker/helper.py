@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from farflung.clock import monotonic
-from farflung.engines.base import Array, StageRunner
+from farflung.engines.base import Array, Engine, StageRunner
 from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.messages.commands import Help
 from farflung.messages.data import PeerHello, RunMessage
@@ -140,6 +140,7 @@ class Helper(RunPart):
         self._stage, self._device = command.stage, command.device
         #: While there is none, messages are dropped: the helper is not ready yet, or over.
         self._open: PeerRouter | None = None
+        self._engine: Engine | None = None
         self._inbox = _Inbox()
         #: When the broker asked for help, until the first slice is computed.
         self._asked_at: float | None = monotonic()
@@ -188,7 +189,9 @@ class Helper(RunPart):
     def _work(self) -> None:
         services, setup = self._services, self._setup()
         slices = StageSlices(setup, self._stage)
-        runners = open_stage(services.engine, services.device, setup, self._stage, slices.pieces)
+        engine = self._engine = services.engine.attempt(services.device, services.memory)
+        engine.set_threads(setup.job.threads)
+        runners = open_stage(engine, services.device, setup, self._stage, slices.pieces)
         self._open = self._router(slices)
         services.log(f"run {self.run}: ready to help {self._server} with stage {self._stage}")
         services.report(Helping(run=self.run, attempt=self.attempt))
@@ -203,7 +206,6 @@ class Helper(RunPart):
         strange = sorted(self._servers.difference(holders))
         if strange:
             raise WireError(f"the plan has no stage {self._stage} on {strange[0]!r:.100}")
-        services.engine.set_threads(bundle.job.threads)
         services.links.connect(command.addresses, {})
         for server in sorted(self._servers):
             services.links.endpoint.post(server, encode(PeerHello()), Urgency.CONTROL)  # one of the two can dial
@@ -245,3 +247,5 @@ class Helper(RunPart):
 
     def _close(self) -> None:
         self._open = None
+        if self._engine is not None:
+            self._engine.end()

@@ -19,7 +19,7 @@ class WorkerOptions:
     runs that can't dial each other. ``peak``: the device's FLOP/s by its datasheet (None: that of its best matrix product).
     ``reliable``: it stays; else it may go at any time, and jobs with ``plan.helpers`` give it no stage, but let it help.
     ``data``: the folder that relative data paths start from; jobs read nothing else but Python's standard library, unless
-    ``any_path`` lets them read whatever this process may read.
+    ``any_path`` lets them read whatever this process may read. ``isolation``: as ``engines.isolation.open_engine``.
     """
 
     device: str = "cpu"
@@ -29,5 +29,6 @@ class WorkerOptions:
     peak: float | None = None
     data: Path = field(default_factory=Path.cwd)
     any_path: bool = False
+    isolation: str = "off"
     relay: bool = True
     reliable: bool = True

@@ -50,7 +50,7 @@ from farflung.wire.frames import FrameLimits
 from farflung.worker.broker_queries import BrokerQueries
 from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.control_session import ControlSession
-from farflung.worker.device_measurement import MeasuredDevice, load_engine
+from farflung.worker.device_measurement import MeasuredDevice, open_device
 from farflung.worker.helper import Helper
 from farflung.worker.links.peer_links import PeerLinks, RelayService
 from farflung.worker.membership import Membership
@@ -79,6 +79,10 @@ class CarriedOver:
     device: MeasuredDevice
     retained: RetainedStates
     ended: EndedAttempt | None = None
+
+
+def _ignore_phase(text: str) -> None:
+    del text
 
 
 def _ignore(request: OwnerRequest) -> None:
@@ -110,8 +114,7 @@ class Worker:
             InputError: there is no such device, or the address can't be listened at.
         """
         if carried is None:
-            device = MeasuredDevice(load_engine(), options.device, options.peak, options.memory, log)
-            carried = CarriedOver(device=device, retained=RetainedStates())
+            carried = CarriedOver(device=open_device(options, log, _ignore_phase), retained=RetainedStates())
         self.membership = membership
         self._options, self._log, self._on_owner = options, log, on_owner
         self._device, self._retained = carried.device, carried.retained
@@ -133,6 +136,7 @@ class Worker:
         self._services = RunServices(
             engine=self._device.engine,
             device=self._device.name,
+            memory=int(self._device.offer["memory"]),
             place=Place(base=options.data, cache=default_cache(), confined=not options.any_path),
             links=links,
             retained=self._retained,

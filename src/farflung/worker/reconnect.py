@@ -76,6 +76,13 @@ class Service:
             FarflungError: the broker refuses this worker.
         """
         worker = self._first()
+        try:
+            self._serve(worker, patience)
+        finally:
+            worker.carried.device.engine.end()
+
+    def _serve(self, worker: Worker, patience: Seconds) -> None:
+        """Serve through as many sessions as it takes, the first one with ``worker``."""
         until = 0.0
         while True:
             try:
@@ -115,12 +122,13 @@ class Service:
         with ExitStack() as undo:  # the broker must not list a machine that does not come
             undo.callback(member.client.close)
             undo.callback(member.withdraw)
-            self._phase("loading PyTorch")
-            from farflung.worker.device_measurement import check_device  # here and in _start: PyTorch takes seconds to load
+            from farflung.worker.device_measurement import open_device  # here and in _start: PyTorch takes seconds to load
+            from farflung.worker.process import CarriedOver
+            from farflung.worker.retained_states import RetainedStates
 
-            check_device(self._options.device)
-            self._phase("measuring the speed of the device")
-            worker = self._start(member, None)
+            device = open_device(self._options, self._say, self._phase)
+            undo.callback(device.engine.end)
+            worker = self._start(member, CarriedOver(device=device, retained=RetainedStates()))
             undo.pop_all()
         self._phase("")
         return worker
@@ -175,8 +183,8 @@ class Service:
         if worker is not None:
             worker.stop()
 
-    def _start(self, member: Membership, carried: CarriedOver | None) -> Worker:
-        """Return the worker of a new session (``carried``: what is left of the last session)."""
+    def _start(self, member: Membership, carried: CarriedOver) -> Worker:
+        """Return the worker of a new session (``carried``: the device, and what is left of the last session)."""
         from farflung.worker.process import Worker
 
         worker = Worker(member, self._options, self._say, carried=carried, on_owner=self._owner_asked, observer=self._observer)

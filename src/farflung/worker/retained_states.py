@@ -7,11 +7,12 @@ continues under a later plan, so a loss while that plan is prepared loses nothin
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Protocol, TypeVar
 
 from farflung.engines.base import Array
-from farflung.errors import FarflungError
+from farflung.errors import EngineCrashed, FarflungError
 from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.commands import LiveStart
 from farflung.messages.conversions.retained_states import decision_of
@@ -24,6 +25,9 @@ from farflung.transports.base import Endpoint, Urgency
 __all__ = ["Continuation", "Held", "RetainedStates"]
 
 
+Used = TypeVar("Used")
+
+
 class Held(Protocol):
     """States of one step in this worker's memory. The lock of ``RetainedStates`` guards the calls."""
 
@@ -33,6 +37,9 @@ class Held(Protocol):
 
     def advance(self, decision: Decision) -> None:
         """Apply the prepared step; ``retained_state`` is of the next step then."""
+
+    def release(self) -> None:
+        """These states are not needed any more: whatever holds them may end."""
 
     def read(self, states: Collection[str]) -> Mapping[str, Array]:
         """Those of ``states`` that are retained, with their optimizer slots, under the names of ``checkpoint.pack``."""
@@ -84,11 +91,14 @@ class RetainedStates:
             if run == self._forgotten:
                 return
             if self._run != run:
-                self._run, self._held = run, []
-                self._parked.clear()
+                self._drop()
+                self._run = run
             fresh = [one.retained_state for one in held]
-            self._held = [one for one in self._held if not any(_covers(new, one.retained_state) for new in fresh)]
+            covered = [one for one in self._held if any(_covers(new, one.retained_state) for new in fresh)]
+            self._held = [one for one in self._held if one not in covered]
             self._held += held
+            for one in covered:
+                one.release()
 
     def keep_only(self, run: str) -> None:
         """This worker works for ``run`` now: drop the states of other runs."""
@@ -112,6 +122,8 @@ class RetainedStates:
 
     def _drop(self) -> None:
         """Drop all states; the lock is held."""
+        for held in self._held:
+            held.release()
         self._held = []
         self._parked.clear()
         self._open = (0, frozenset(), 0)
@@ -121,10 +133,10 @@ class RetainedStates:
         with self._lock:
             if self._run != run:
                 return
-            for held in self._held:
+            for held in list(self._held):
                 retained_state = held.retained_state
                 if retained_state.ready and retained_state.step == continuation.step - 1 and continuation.decision is not None:
-                    held.advance(continuation.decision)
+                    self._alive(held, partial(held.advance, continuation.decision))
             self._open = (attempt, frozenset(peers), continuation.step)
             parked, self._parked = self._parked, {}
         for peer, (endpoint, _, wanted) in parked.items():
@@ -134,10 +146,19 @@ class RetainedStates:
         """Those of ``states`` after ``step`` steps that are retained here, packed."""
         found: dict[str, Array] = {}
         with self._lock:
-            for held in self._held if self._run == run else ():
+            for held in list(self._held) if self._run == run else ():
                 if held.retained_state.step == step:
-                    found = {**held.read([name for name in states if name in held.retained_state.states]), **found}
+                    wanted = [name for name in states if name in held.retained_state.states]
+                    found = {**(self._alive(held, partial(held.read, wanted)) or {}), **found}
         return found
+
+    def _alive(self, held: Held, use: Callable[[], Used]) -> Used | None:
+        """What ``use`` of ``held`` returns; states whose process has died are not retained any more. The lock is held."""
+        try:
+            return use()
+        except EngineCrashed:
+            self._held.remove(held)
+            return None
 
     def lend(self, endpoint: Endpoint, peer: str, wanted: StatesWanted) -> None:
         """Send ``peer`` the states that it requests, on a thread, as soon as the broker has named ``peer``."""

@@ -44,11 +44,13 @@ class Sender(NamedTuple):
 class RunServices:
     """What a worker offers to its part in a run.
 
-    ``report`` sends a message to the broker. ``log`` takes lines for the person here. ``place``: where jobs find files.
+    ``memory``: bytes for training. ``report`` sends a message to the broker. ``log`` takes lines for the person here.
+    ``place``: where jobs find files.
     """
 
     engine: Engine
     device: str
+    memory: int
     place: Place
     links: PeerLinks
     retained: RetainedStates

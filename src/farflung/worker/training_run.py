@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from farflung.engines.base import Array
+from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
 from farflung.messages.commands import Helper, HelperGone, Prepare
 from farflung.messages.conversions.step_reports import StepReport
@@ -57,6 +57,8 @@ class TrainingRun(RunPart):
         #: The endpoint of this run: the worker's own, or one with emulated links.
         self._endpoint: Endpoint = services.links.endpoint
         self._reports: Sequence[StepReport] = ()
+        #: From the preparation until the end of the part.
+        self._engine: Engine | None = None
 
     @property
     def executor(self) -> Executor | None:
@@ -85,6 +87,9 @@ class TrainingRun(RunPart):
         if executor is not None:
             executor.abort(error)
         if not keep:
+            engine = self._engine
+            if engine is not None:
+                engine.end()  # no state is needed any more: nobody waits for what it computes
             self._services.storage.break_off()  # else other workers may continue from the checkpoint that it is part of
 
     def reports(self) -> Sequence[StepReport]:
@@ -140,14 +145,16 @@ class TrainingRun(RunPart):
         assert command is not None
         bundle, plan = Bundle.of(command), plan_of(command)
         self._command = None  # the documents are read: release their bytes
-        services.engine.set_threads(bundle.job.threads)
+        engine = self._engine = services.engine.attempt(services.device, services.memory)
+        self._requests.raise_if_ended()  # an earlier ``abort`` did not reach the engine
+        engine.set_threads(bundle.job.threads)
         setup = _read_setup(self.name, command, bundle, plan)
         _connect(services.links, command)
         if bundle.emulate:
             self._endpoint = shape_links(services.links.endpoint, bundle, setup)
         feed, fingerprints = self._feed(bundle, setup)
         states = self._first_states(command, bundle)
-        executor = Executor(setup, self._endpoint, self._hooks(bundle, feed, states), services.engine, services.device)
+        executor = Executor(setup, self._endpoint, self._hooks(bundle, feed, states), engine, services.device)
         self._open = _PeerMessages(self.run, executor, states, self._submitter, self.abort)
         self._requests.raise_if_ended()  # an earlier ``abort`` did not reach the executor
         if states.fetch is not None:
@@ -189,7 +196,7 @@ class TrainingRun(RunPart):
         feed = FileFeed(bundle, setup, self._services.place.base, confined=self._services.place.confined)
         feed.check()
         if feed.samples is not None:
-            check_samples(setup.job, setup.ways, feed.samples)
+            check_samples(setup.job, setup.routes, feed.samples)
         return feed, feed.fingerprint()
 
     def _take(self, key: DataKey) -> Array:
@@ -224,6 +231,11 @@ class TrainingRun(RunPart):
             retained = executor.retained() if self._requests.keep else []
             if retained:
                 services.retained.store(self.run, *retained)
+            elif self._engine is not None:
+                self._engine.end()
+        elif self._engine is not None:
+            self._engine.end()
+        self._engine = None
         if self._endpoint is not services.links.endpoint:
             self._endpoint.close()
         if executor is not None:

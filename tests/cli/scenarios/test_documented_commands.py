@@ -68,12 +68,12 @@ def test_what_is_mentioned_and_no_command_is_found(line: str) -> None:
 
 
 def test_every_command_and_option_is_on_a_page() -> None:
-    """Of an option that can be turned off one form is enough, and ``--help`` goes without saying."""
+    """Of an option that can be turned off one form is enough. ``--help`` and hidden options need none."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     missing = []
     for name, command in every_command(typer.main.get_command(app)):
         missing += [] if re.search(rf"farflung(?: \S+ \|)* {name}\b", text) else [name]
-        for parameter in command.params:
+        for parameter in (one for one in command.params if not getattr(one, "hidden", False)):
             forms = [form for form in (*parameter.opts, *parameter.secondary_opts) if form.startswith("--") and form != "--help"]
             missing += [f"{name} {forms[0]}"] if forms and not any(re.search(rf"{form}\b", text) for form in forms) else []
     assert missing == []

@@ -22,12 +22,14 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 OFFLINE = (
     "farflung plan job.toml --topology machines.toml",
     "farflung plan job.toml --topology two-laptops --json > plan.json",
-    "farflung simulate plan.json --job job.toml --topology two-laptops --trace trace.json",
+    "farflung simulate plan.json --trace trace.json",
     (
         "farflung plan job.toml --topology two-laptops --planner auto "
         '--what-if "add 1 like laptop-fast" --what-if "double here there"'
     ),
 )
+#: With the price file of the page on the simulator, after the plan was made.
+PRICED = 'farflung simulate plan.json --prices prices.toml --mtbf "6 h"'
 #: Drawn after the machines of the page, which are planned with first.
 DRAWN = "farflung plan job.toml --topology home-lab --explain --draw plan.html"
 #: Those of a worker's owner, on its machine.
@@ -38,6 +40,8 @@ OWNER = (
     "farflung leave",
     'farflung join farflung1-... --hours 22:00-07:00 --bandwidth "20 Mbit/s"',
 )
+#: Those of the tutorial on volunteers.
+VOLUNTEERS = ("farflung ticket issue", "farflung join farflung1-... --unreliable")
 #: Those that the slow tests type.
 CLUSTER = (
     "farflung broker",
@@ -115,7 +119,7 @@ planner = "equal_number"
 
 
 def test_every_command_is_run_somewhere() -> None:
-    assert {line for _, line in CASES} == {*OFFLINE, DRAWN, *OWNER, *CLUSTER, *ELSEWHERE}
+    assert {line for _, line in CASES} == {*OFFLINE, PRICED, DRAWN, *VOLUNTEERS, *OWNER, *CLUSTER, *ELSEWHERE}
     for name in ELSEWHERE.values():
         text = (DOCS.parent / "tests" / name).read_text(encoding="utf-8")
         known = (
@@ -142,12 +146,13 @@ def block(page: str, language: str) -> str:
 def test_plans_and_simulations_by_the_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The job of the page on jobs, the machines of the page on machines; ``auto`` judges fewer plans than it would."""
+    """The job of the page on jobs, the machines of the page on networks; ``auto`` judges fewer plans than it would."""
     (tmp_path / "job.toml").write_text(block("jobs.md", "toml"))
-    (tmp_path / "machines.toml").write_text(block("machines.md", "toml"))
+    (tmp_path / "machines.toml").write_text(block("network.md", "toml"))
+    (tmp_path / "prices.toml").write_text(block("simulator.md", "toml"))
     monkeypatch.chdir(tmp_path)
     said = []
-    for line in (*OFFLINE, DRAWN):
+    for line in (*OFFLINE, DRAWN, PRICED):
         command, _, target = line.partition(" > ")
         with pytest.raises(SystemExit) as over:
             main([*shlex.split(command)[1:], *(("--evaluations", "4") if "--planner auto" in line else ())])
@@ -161,6 +166,8 @@ def test_plans_and_simulations_by_the_pages(
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert re.search(r"^double here there +\S+", said[3], flags=re.MULTILINE)
     assert "<svg" in (tmp_path / "plan.html").read_text()
+    assert re.search(r"^cost: .* USD", said[5], flags=re.MULTILINE)
+    assert "throughput with deaths" in said[5]
 
 
 class Pages:
@@ -294,6 +301,22 @@ def test_owners_by_the_pages(pages: Pages) -> None:
     worker = pages.join(CLUSTER[2], "attic-pc")
     assert "attic-pc: leaves after the current step" in pages.type("farflung leave")
     worker.ends_cleanly(0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_volunteers_by_the_pages(pages: Pages) -> None:
+    """A helper joins with a ticket of its own, and leaves at once while the run goes on."""
+    pages.names["farflung1-..."] = pages.start(CLUSTER[1]).until(r"farflung join (\S+)\n")[1]
+    pages.join(CLUSTER[2], "home")
+    pages.names["farflung1-..."] = re.findall(r"farflung1-\S+", pages.type(VOLUNTEERS[0]))[0]
+    helper = pages.join(VOLUNTEERS[1], "volunteer")
+    text = JOB.format(path="{stdlib}", steps=40).replace('"{stdlib}"', '"{stdlib}"\nglob = "json/*.py"')
+    (pages.place / "job.toml").write_text(text + 'helpers = true\nschedule = "gpipe"\n')
+    run = pages.start("farflung submit job.toml")
+    run.until("step 2")
+    helper.kill(signal.SIGKILL)
+    assert "finished after 40 steps" in run.ends_cleanly(0)
 
 
 def by_run(text: str) -> str:

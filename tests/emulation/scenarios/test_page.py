@@ -36,7 +36,7 @@ planner = "equal_number"
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with the page's files, and ``farflung`` and ``python3`` of this environment."""
-    text = (DOCS / "machines.md").read_text(encoding="utf-8")
+    text = (DOCS / "network.md").read_text(encoding="utf-8")
     (machines,) = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "machines.toml").write_text(machines)
     (tmp_path / "job.toml").write_text(JOB)

@@ -58,7 +58,7 @@ class Group:
                 device=name,
                 stages={0: StageUses(uses=tuple(self.uses), specs=specs)},
                 pieces={0: tuple(self._piece(runs) for runs in cuts)},
-                ways={0: tuple(reduction.way(number, members) for number in range(len(cuts)))},
+                routes={0: tuple(reduction.route(number, members) for number in range(len(cuts)))},
                 devices={0: tuple(names)},
                 last_ends={0: rank + 1},
             )

@@ -136,22 +136,22 @@ def plan_of(case: Case) -> tuple[Plan, RunSetup]:
 
 def test_samples_must_come_again_and_fit() -> None:
     _, setup = plan_of(case_of())
-    check_samples(setup.job, setup.ways, 53)
+    check_samples(setup.job, setup.routes, 53)
     with pytest.raises(InputError, match="6 steps of 9 samples take 54, and the data have 54; set it to 'none', or train longer"):
-        check_samples(setup.job, setup.ways, 54)
+        check_samples(setup.job, setup.routes, 54)
     check_samples(setup.job, {}, 54)
     tight = setup.job.model_copy(update={"codec": setup.job.codec.model_copy(update={"memory_bytes": 1000.0})})
     with pytest.raises(
         InputError, match=r"53 samples of .* from . to . take 1.\d+ kB, and codec.memory_bytes = 1000 leaves .* to 'none'"
     ):
-        check_samples(tight, setup.ways, 53)
+        check_samples(tight, setup.routes, 53)
 
 
 def test_all_tables_of_a_device_fit_its_share() -> None:
     _, setup = plan_of(case_of(devices=("a", "b", "a"), links=every_link(3, *BOTH)))
-    limit = limit_of(1e6, setup.ways)
+    limit = limit_of(1e6, setup.routes)
     for device in ("a", "b"):
-        taken = sum(2 * (w.sender == device) + (w.receiver == device and w.memory == "difference") for w in setup.ways)
+        taken = sum(2 * (w.sender == device) + (w.receiver == device and w.memory == "difference") for w in setup.routes)
         assert 0 < taken * limit <= 1e6
 
 
@@ -159,48 +159,48 @@ def test_replicas_have_a_table_for_each_pair() -> None:
     plan, setup = plan_of(case_of())
     shared = replace(plan.stages[1], replicas=(Replica(device="b", first=0, end=2), Replica(device="c", first=2, end=3)))
     several = replace(setup, plan=replace(plan, stages=(plan.stages[0], shared)))
-    assert {(way.sender, way.receiver) for way in several.ways} == {("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")}
+    assert {(route.sender, route.receiver) for route in several.routes} == {("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")}
 
 
 MAKE = partial(Value, run="r", key=UseKey(step=0, stage=0, state="w", op="op"))
 
 
 def ends(case: Case) -> tuple[SampleCache, SampleCache, Any]:
-    """Sender, receiver, and a way with differences between them."""
+    """Sender, receiver, and a route with differences between them."""
     _, setup = plan_of(case)
-    way = next(way for way in setup.ways if way.memory == "difference" and way.sender == "a")
-    return SampleCache(setup, lambda: None), SampleCache(replace(setup, device="b"), lambda: None), way
+    route = next(route for route in setup.routes if route.memory == "difference" and route.sender == "a")
+    return SampleCache(setup, lambda: None), SampleCache(replace(setup, device="b"), lambda: None), route
 
 
 def test_ends_that_disagree_are_refused() -> None:
-    sender, receiver, way = ends(case_of())
+    sender, receiver, route = ends(case_of())
     array, numbers = np.ones((4, 8), np.float32), np.arange(4, dtype=np.uint64)
     codec = get_codec("quantized", **dict(BITS))
-    values = [sender.announce(way, MAKE, array, codec, numbers)() for _ in range(2)]
+    values = [sender.announce(route, MAKE, array, codec, numbers)() for _ in range(2)]
     assert sender.settled
     with pytest.raises(WireError, match="remember differently: message 1 came after 0"):
-        receiver.receive(way, (0, 0), values[1], LIMIT)
-    arrived = receiver.receive(way, (0, 0), values[0], LIMIT)[1]
+        receiver.receive(route, (0, 0), values[1], LIMIT)
+    arrived = receiver.receive(route, (0, 0), values[0], LIMIT)[1]
     assert arrived is not None
     assert arrived.shape == (4, 8)
     with pytest.raises(WireError, match="the plan sends none there"):
-        receiver.receive(replace(way, memory=""), (0, 0), values[1], LIMIT)
+        receiver.receive(replace(route, memory=""), (0, 0), values[1], LIMIT)
     torn = replace_fields(values[1], sections=values[1].sections[:-1])
     with pytest.raises(WireError, match="came without their numbers"):
-        receiver.receive(way, (0, 0), torn, LIMIT)
+        receiver.receive(route, (0, 0), torn, LIMIT)
     odd = replace_fields(values[1], array=ArrayHeader(dtype="float32", shape=(5, 3), strides=None))
     with pytest.raises(WireError, match="are not those of 4 samples"):
-        receiver.receive(way, (0, 0), odd, LIMIT)
+        receiver.receive(route, (0, 0), odd, LIMIT)
     for strides in ((1 << 40, 1), (8, 1 << 30)):
         wide = replace_fields(values[1], array=ArrayHeader(dtype="float32", shape=(4, 8), strides=strides))
         with pytest.raises(WireError, match="oversized difference for"):
-            receiver.receive(way, (0, 0), wide, LIMIT)
-    assert receiver.receive(way, (0, 0), values[1], LIMIT)[1] is not None, "what was refused has changed no table"
+            receiver.receive(route, (0, 0), wide, LIMIT)
+    assert receiver.receive(route, (0, 0), values[1], LIMIT)[1] is not None, "what was refused has changed no table"
 
 
 def test_a_torn_table_of_a_checkpoint_is_refused() -> None:
-    sender, receiver, way = ends(case_of())
-    sender.announce(way, MAKE, np.ones((4, 8), np.float32), get_codec("int4"), np.arange(4, dtype=np.uint64))()
+    sender, receiver, route = ends(case_of())
+    sender.announce(route, MAKE, np.ones((4, 8), np.float32), get_codec("int4"), np.arange(4, dtype=np.uint64))()
     kept = sender.kept()
     receiver.load(kept)
     assert receiver.kept() == {}, "the sender's share"
@@ -210,13 +210,13 @@ def test_a_torn_table_of_a_checkpoint_is_refused() -> None:
 
 
 def test_values_of_another_first_dim_travel_by_their_codec_alone() -> None:
-    sender, receiver, way = ends(case_of())
-    value = sender.announce(way, MAKE, np.ones((8, 4), np.float32), get_codec("int4"), np.arange(4, dtype=np.uint64))()
+    sender, receiver, route = ends(case_of())
+    value = sender.announce(route, MAKE, np.ones((8, 4), np.float32), get_codec("int4"), np.arange(4, dtype=np.uint64))()
     assert value.payload is not UNSET
     assert value.samples == 4
-    left, array = receiver.receive(way, (2, 1), value, LIMIT)
+    left, array = receiver.receive(route, (2, 1), value, LIMIT)
     assert array is None
     assert len(left) == len(value.sections) - 1
-    assert receiver.ids(way.target, 2, 1) is not None
+    assert receiver.ids(route.target, 2, 1) is not None
     receiver.begin(3)
-    assert receiver.ids(way.target, 2, 1) is None
+    assert receiver.ids(route.target, 2, 1) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def test_a_broker_that_is_lost_leaves_its_last_words_and_is_called_again(tmp_pat
         opened.append(Broker())
         return opened[-1]
 
-    (tmp_path / "links.json").write_text('{"links": [LINK], "uplinks": {}}')
+    link = {"from": "a", "to": "b", "alpha": 0.1, "beta": 5, "relay": "c"}
+    (tmp_path / "links.json").write_text(json.dumps({"links": [link], "uplinks": {}}))
     poll = BrokerPoll(open_client, tmp_path / "links.json")
     poll.refresh()
     assert (poll.state.problem, [one["name"] for one in poll.state.members], poll.state.links[0].relay) == ("", ["ada"], "c")

@@ -58,6 +58,11 @@ class WhatIfSession:
         self._threads = ThreadGroup()
         self._threads.spawn("what-if", self._follow)
 
+    @property
+    def running(self) -> bool:
+        """Whether the session follows scenarios."""
+        return bool(self._threads.running)
+
     def ask(self, scenario: Scenario) -> int:
         """Evaluate ``scenario``; an earlier one is given up. Return the number of its views."""
         with self._changed:

@@ -58,6 +58,6 @@ class LinkProfile:
         found = network.table.topology(devices, apart=plain.via)
         measured = None if found is None else linked(found, members, network.reachability, network.table)
         if measured is None:
-            raise ConnectionLost("no worker reaches another one: see docs/machines.md for the ports, and farflung doctor")
+            raise ConnectionLost("no worker reaches another one: see docs/network.md for the ports, and farflung doctor")
         caps = {member.name: cap for member in members if (cap := network.table.uplink(member.name)) is not None}
         yield MeasuredTopology(topology=measured.to_json(), uplinks=caps)

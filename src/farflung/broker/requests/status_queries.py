@@ -185,6 +185,7 @@ class StatusQueries:
             "kind": member.offer.kind,
             "description": member.offer.description,
             "versions": dict(member.offer.versions),
+            "isolation": member.offer.isolation,
             "idle": one.standing or idle_reason(member, one.facts),
             "shares_with": [other for other in host if other != name],
         }

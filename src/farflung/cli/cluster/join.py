@@ -16,7 +16,7 @@ from farflung.cli.cluster.observation import WorkerObservation
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import default_name, members_folder, own_key, worker_log
 from farflung.cli.options import MetricsOption, VerboseOption, host, quantity, readable_folder
-from farflung.errors import FarflungError
+from farflung.errors import FarflungError, InputError
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
 from farflung.telemetry.terminal import terminal
@@ -63,6 +63,10 @@ def join(
         ),
     ] = False,
     no_relay: Annotated[bool, typer.Option("--no-relay", help="Do not relay traffic between other workers.")] = False,
+    isolation: Annotated[
+        str,
+        typer.Option(help="Compute each job in a locked process: auto (as far as this system can), required, or off."),
+    ] = "auto",
     metrics: MetricsOption = None,
     verbose: VerboseOption = False,
 ) -> None:
@@ -85,6 +89,7 @@ def join(
         any_path=any_path,
         relay=not no_relay,
         reliable=not unreliable,
+        isolation=_known_isolation(isolation),
     )
     own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
@@ -146,6 +151,13 @@ def join(
     typer.echo(f"{own}: left")
 
 
+def _known_isolation(isolation: str) -> str:
+    known = ("auto", "required", "off")  # engines.isolation.ISOLATION, which would load more than registration needs
+    if isolation not in known:
+        raise InputError(f"unknown isolation {isolation!r}: --isolation takes {', '.join(known)}")
+    return isolation
+
+
 def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:
     """Write the unit of the worker ``own``, and print how to start it. ``given``: options as the user wrote them."""
     from farflung.cli.cluster.systemd_units import keep_join_ticket, unit_text, write_unit
@@ -160,5 +172,6 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
     words += ["--any-path"] if options.any_path else []
     words += [] if options.relay else ["--no-relay"]
     words += [] if options.reliable else ["--unreliable"]
+    words += [] if options.isolation == "auto" else ["--isolation", options.isolation]
     for line in write_unit(own, unit_text(own, words, options.data.resolve(), user=user), user=user):
         typer.echo(line)

@@ -8,7 +8,7 @@ import typer
 
 from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_worker
-from farflung.cli.options import HomeOption
+from farflung.cli.options import HomeOption, JsonOption, echo_json
 
 __all__ = ["register"]
 
@@ -23,6 +23,7 @@ def kick(
     undo: Annotated[bool, typer.Option("--undo", help="Let the member join again, and out of quarantine.")] = False,
     ticket: Annotated[str | None, typer.Option("--ticket", help="An owner's ticket, from another machine (also @FILE).")] = None,
     home: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove a member from the broker, and let its key join no more. A run that it works on continues without it."""
     client = open_client(ticket, home)
@@ -30,6 +31,9 @@ def kick(
         found = client.kick(name, undo=undo)
     finally:
         client.close()
+    if as_json:
+        echo_json({"name": name, "barred": not undo, "removed": list(found.connected), "ticket": found.ticket})
+        return
     if undo:
         typer.echo(f"{name}: may join again, and runs are planned for it")
         return

@@ -59,8 +59,9 @@ def status(
 
 
 def _measured(member: Mapping[str, Any]) -> str:
-    """Return the measured figures of a worker, for experts."""
-    return f"  (reaches {member['speed_factor']:.0%} of its peak speed, {Seconds(member['overhead'])} per operator)"
+    """Return the measured figures of a worker and its isolation, for experts."""
+    figures = f"reaches {member['speed_factor']:.0%} of its peak speed, {Seconds(member['overhead'])} per operator"
+    return f"  ({figures}, isolation {member.get('isolation') or 'unknown'})"
 
 
 def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]], *, verbose: bool) -> None:

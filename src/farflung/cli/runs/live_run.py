@@ -55,10 +55,10 @@ def show_run(
         ConnectionLost: the broker went away.
     """
     console = console or terminal()
-    view = view or RunView(run)
+    view = view or RunView()
     if console.is_terminal:
         try:
-            with _screen(console, view):
+            with _screen(console, RunScreen(view, run)):
                 for message in client.watch(run):
                     _take(view, message, on_step)
         finally:
@@ -135,11 +135,9 @@ def _print_lines(client: ControlClient, run: str, view: RunView, console: Consol
 
 
 @contextmanager
-def _screen(console: Console, view: RunView) -> Iterator[None]:
+def _screen(console: Console, screen: RunScreen) -> Iterator[None]:
     """Draw the live screen. However the block ends, the terminal is as before; also while Ctrl-Z suspends the process."""
-    live = Live(
-        RunScreen(view), console=console, refresh_per_second=_RATE, screen=True, redirect_stdout=False, redirect_stderr=False
-    )
+    live = Live(screen, console=console, refresh_per_second=_RATE, screen=True, redirect_stdout=False, redirect_stderr=False)
 
     def suspend(number: int, frame: FrameType | None) -> None:
         live.stop()

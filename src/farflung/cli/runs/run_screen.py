@@ -26,8 +26,9 @@ _HEAD, _EVENTS, _MAX_LINKS = 6, 4, 12
 class RunScreen:
     """Draws a ``RunView``. Its texts are never read as markup, and no line is wider than the terminal."""
 
-    def __init__(self, view: RunView) -> None:
-        self._view = view
+    def __init__(self, view: RunView, title: str = "") -> None:
+        """``title``: what the first line begins with, the name of the run."""
+        self._view, self._title = view, title
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the parts, those that matter most first, as long as there is space."""
@@ -45,7 +46,7 @@ class RunScreen:
     def _head(self, width: int, *, ascii_only: bool) -> Iterable[Text | Table]:
         """Yield title, progress and loss: ``_HEAD`` lines at most."""
         view, last = self._view, self._view.last
-        names = "  ".join(one for one in (view.title, view.job) if one)
+        names = "  ".join(one for one in (self._title, view.title, view.job) if one)
         yield _line((names, "bold"), f"   {counted(len(view.machines), 'machine')}" if view.machines else "")
         if last is not None:
             share = (last.step + 1) / max(view.steps, 1)

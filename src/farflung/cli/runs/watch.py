@@ -61,7 +61,7 @@ def follow_run(client: ControlClient, run: str, *, console: Console | None, verb
         if console is None:
             show_json(client, run, typer.echo)
         else:
-            show_run(client, run, console=console, view=RunView(run, verbose=verbose))
+            show_run(client, run, console=console, view=RunView(verbose=verbose))
     except TrainingError as error:
         raise client.failure(run, str(error)) from error
     except KeyboardInterrupt:

@@ -54,13 +54,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 # -- the worker and the process that forks -------------------------------------------------------------------------------
 
 
-class Started(Message):
+class Started(Message, frozen=True, kw_only=True):
     """The process that forks has loaded the engine of this version."""
 
     version: str
 
 
-class Spawn(Message):
+class Spawn(Message, frozen=True, kw_only=True):
     """Fork a process that computes. Three files come along: its end of the channel, of the status, and the shared memory."""
 
     memory: int
@@ -68,7 +68,7 @@ class Spawn(Message):
     scratch: str
 
 
-class Exited(Message):
+class Exited(Message, frozen=True, kw_only=True):
     """The process that computes has ended, by ``signal`` (0: by itself, with ``code``). ``resident``: its most bytes."""
 
     signal: int
@@ -79,7 +79,7 @@ class Exited(Message):
 # -- the worker and the process that computes ----------------------------------------------------------------------------
 
 
-class Locked(Message):
+class Locked(Message, frozen=True, kw_only=True):
     """The process that computes is ready; ``holds``: those of ``lockdown.PROTECTIONS`` that hold."""
 
     holds: tuple[str, ...]
@@ -109,7 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str
 
 
-class OpenStage(Message):
+class OpenStage(Message, frozen=True, kw_only=True):
     """Open a runner, numbered by the worker. ``graph``: its document (``None``: the one that came last)."""
 
     runner: int
@@ -126,7 +126,7 @@ Method = Literal[
 ]  # fmt: skip
 
 
-class Call(Message):
+class Call(Message, frozen=True, kw_only=True):
     """Call a method of a runner. The fields are its arguments; ``names`` are of states, ``groups`` those that ``watch`` takes."""
 
     runner: int
@@ -145,7 +145,7 @@ class Call(Message):
 EngineMethod = Literal["verify", "initial_states", "clip_scale", "set_threads", "devices", "measure", "share"]
 
 
-class EngineCall(Message):
+class EngineCall(Message, frozen=True, kw_only=True):
     """Call a method of the engine. The fields are its arguments."""
 
     method: EngineMethod
@@ -158,17 +158,17 @@ class EngineCall(Message):
     device: str = ""
 
 
-class Resume(Message):
+class Resume(Message, frozen=True, kw_only=True):
     """Go on with the backward: what was ready has been taken."""
 
 
-class Straight(Message):
+class Straight(Message, frozen=True, kw_only=True):
     """A message that lies in the shared memory."""
 
     at: Slot
 
 
-class Done(Message):
+class Done(Message, frozen=True, kw_only=True):
     """A call has succeeded; the fields that it fills depend on its method."""
 
     values: Arrays = {}
@@ -179,14 +179,14 @@ class Done(Message):
     report: DeviceReport | None = None
 
 
-class Refused(Message):
+class Refused(Message, frozen=True, kw_only=True):
     """A call has failed with an error: the name of its class and its text."""
 
     kind: str
     text: str
 
 
-class Reached(Message):
+class Reached(Message, frozen=True, kw_only=True):
     """Inside a backward: the gradients of the watched group ``index`` are complete. ``Resume`` ends the wait."""
 
     index: int
@@ -215,7 +215,7 @@ def send(channel: socket.socket, message: Message, arena: Arena | None = None, f
         channel.send(packet)
 
 
-def receive(channel: socket.socket, kind: type[Kind] | Any, arena: Arena | None = None) -> Kind | None:
+def receive(channel: socket.socket, kind: Any, arena: Arena | None = None) -> Any:
     """Wait for a message of ``kind`` (a type, or a union of types); ``None``: the other end is closed.
 
     Raises:

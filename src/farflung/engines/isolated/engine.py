@@ -83,6 +83,11 @@ class AttemptEngine:
         del device, memory
         return self
 
+    @property
+    def lost(self) -> bool:
+        """See ``Engine``."""
+        return self._compute.lost
+
     def end(self) -> None:
         """End the process, from any thread: calls raise ``EngineCrashed`` from now on."""
         self._compute.end()
@@ -192,8 +197,14 @@ class IsolatedEngine:
         """
         return AttemptEngine(self._zygote, memory, accelerator=device.partition(":")[0] != "cpu")
 
+    @property
+    def lost(self) -> bool:
+        """Never: each attempt has a process of its own."""
+        return False
+
     def end(self) -> None:
-        """Nothing: each attempt ends its own process."""
+        """End the process that forks: this engine is not used any more."""
+        self._zygote.close()
 
     def version(self) -> str:
         """See ``Engine``."""

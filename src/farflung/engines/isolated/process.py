@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import farflung
 from farflung.child_processes import end_all
 from farflung.clock import monotonic
 from farflung.engines.isolated.arena import Arena, make_file
@@ -48,17 +47,17 @@ _START_SECONDS, _END_SECONDS, _LOCK_SECONDS = 300.0, 10.0, 60.0
 
 
 class Deadlines:
-    """How long a call may take: at first an hour, then ``_PATIENCE`` times the slowest so far, at least ``floor`` seconds."""
+    """How long a call may take: ``first`` seconds at first, then ``_PATIENCE`` times the slowest so far, at least ``floor``."""
 
-    _PATIENCE, _FIRST = 30.0, 3600.0
+    _PATIENCE = 30.0
 
-    def __init__(self, floor: float = 300.0) -> None:
-        self.floor = floor
+    def __init__(self, floor: float = 300.0, first: float = 3600.0) -> None:
+        self._floor, self._first = floor, first
         self._slowest: dict[str, float] = {}
 
     def of(self, what: str) -> float:
         """Seconds that a call of the kind ``what`` may take."""
-        return max(self.floor, self._PATIENCE * self._slowest[what]) if what in self._slowest else max(self.floor, self._FIRST)
+        return max(self._floor, self._PATIENCE * self._slowest[what]) if what in self._slowest else self._first
 
     def took(self, what: str, seconds: float) -> None:
         """A call of the kind ``what`` has taken ``seconds``."""
@@ -152,6 +151,8 @@ class Compute:
             InputError: the process that forks can't start.
         """
         self._deadlines = deadlines or Deadlines()
+        #: How the process has died (``None``: it has not, as far as known).
+        self._death: EngineCrashed | None = None
         self.scratch = tempfile.mkdtemp(prefix="farflung-scratch-")
         self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -176,6 +177,8 @@ class Compute:
             FarflungError: the engine refuses, with its own error.
             EngineCrashed: the process has died, or does not answer in time.
         """
+        if self._death is not None:
+            raise self._death
         begun = monotonic()
         with suppress(OSError):  # the wait finds out why
             send(self._channel, message, self.arena)
@@ -184,9 +187,7 @@ class Compute:
         if _readable(self._channel, limit):
             answer = receive(self._channel, Answer, self.arena)
         elif self._channel.fileno() >= 0:
-            operator = self._present()
-            self.end()
-            raise EngineCrashed(f"{what}{operator} did not end within {Seconds(limit)}; its process was ended")
+            raise self._dead(f"{what}{self._present()}: no answer within {Seconds(limit)}; its process was ended")
         if answer is None:
             raise self._died(f"in {what}{self._present()}")
         self._deadlines.took(what, monotonic() - begun)
@@ -194,12 +195,17 @@ class Compute:
         if isinstance(answer, Refused):
             raise error_of(answer.kind, answer.text)
         if not isinstance(answer, (Done, Reached)):
-            self.end()
-            raise EngineCrashed(f"the process that computes answered {what} with {type(answer).__name__}; it was ended")
+            raise self._dead(f"the process that computes answered {what} with {type(answer).__name__}; it was ended")
         return answer
+
+    @property
+    def lost(self) -> bool:
+        """Whether the process has ended, as far as known."""
+        return self._death is not None
 
     def end(self) -> None:
         """End the process, from any thread; a call that waits raises ``EngineCrashed``."""
+        self._death = self._death or EngineCrashed("the process that computes was ended")
         for end in (self._channel, self._status):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits; close alone would not
@@ -216,19 +222,25 @@ class Compute:
         """The operator that runs, as the process has noted it: foreign text."""
         found = bytes(self.arena.label).rstrip(b"\0").decode("utf-8", "replace")[:LABEL_BYTES]
         text = "".join(letter if letter.isprintable() else "?" for letter in found)
-        return f", {text}," if text else ""
+        return f", {text}" if text else ""
 
     def _died(self, where: str) -> EngineCrashed:
+        if self._death is not None:
+            return self._death  # it was ended from here
         ended = receive(self._status, Exited) if _readable(self._status, _END_SECONDS) else None
-        self.end()
         if ended is None:
-            return EngineCrashed(f"the process that computes was ended {where}")
+            return self._dead(f"the process that computes was ended {where}")
         if ended.signal:
             size = (
                 f" (it had {Bytes(ended.resident)}; the system may be short of memory)" if ended.signal == signal.SIGKILL else ""
             )
-            return EngineCrashed(f"the process that computes died of {signal.Signals(ended.signal).name} {where}{size}")
-        return EngineCrashed(f"the process that computes ended with status {ended.code} {where}")
+            return self._dead(f"the process that computes died of {signal.Signals(ended.signal).name} {where}{size}")
+        return self._dead(f"the process that computes ended with status {ended.code} {where}")
+
+    def _dead(self, text: str) -> EngineCrashed:
+        self._death = EngineCrashed(text)
+        self.end()
+        return self._death
 
 
 def _readable(end: socket.socket, seconds: float) -> bool:
@@ -243,6 +255,6 @@ def _readable(end: socket.socket, seconds: float) -> bool:
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
     """What the process that forks gets of the variables ``own``."""
     kept = {name: value for name, value in own.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
-    place = str(Path(farflung.__file__).parent.parent)  # a checkout that is not installed
+    place = str(Path(__file__).parents[3])  # a checkout that is not installed
     paths = [path for path in kept.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*paths, place])), "PYTHONDONTWRITEBYTECODE": "1"}

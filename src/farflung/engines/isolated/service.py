@@ -47,7 +47,7 @@ def read_use(name: str) -> Use:
 def error_of(kind: str, text: str) -> FarflungError:
     """The error of farflung called ``kind``, or a ``TrainingError`` that names the kind."""
     found = getattr(errors, kind, None) if kind in errors.__all__ else None
-    return errors.TrainingError(f"{kind}: {text}") if found is None else found(text)  # type: ignore[no-any-return]
+    return errors.TrainingError(f"{kind}: {text}") if found is None else found(text)
 
 
 class Service:

@@ -43,6 +43,11 @@ class TorchEngine:
         del device, memory
         return self
 
+    @property
+    def lost(self) -> bool:
+        """Never: there is no other process."""
+        return False
+
     def end(self) -> None:
         """Nothing: there is no other process."""
 

@@ -25,7 +25,7 @@ from farflung.messages.data import PartialSum, Total
 from farflung.plan.buckets import buckets_of, parts_of, trained_uses
 from farflung.step.reduction.pieces import GradientPiece
 from farflung.step.run_setup import RunSetup
-from farflung.sync.reductions import Way, runs_of
+from farflung.sync.reductions import Route, runs_of
 
 __all__ = ["AddOrder", "JobOrder", "PartEnd", "Role", "RouteOrder", "StageUses", "job_order", "route_order", "uses_of"]
 
@@ -176,12 +176,12 @@ class JobOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteOrder:
-    """Order by rank along the plan's routes. ``ways``: the route of each piece. ``last_ends``: where the own replica ends."""
+    """Order by rank along the plan's routes. ``routes``: the route of each piece. ``last_ends``: where the own replica ends."""
 
     device: str
     stages: Mapping[int, StageUses]
     pieces: Mapping[int, tuple[GradientPiece, ...]]
-    ways: Mapping[int, tuple[Way, ...]]
+    routes: Mapping[int, tuple[Route, ...]]
     devices: Mapping[int, tuple[str, ...]]
     last_ends: Mapping[int, int]
     in_place: bool = True
@@ -197,35 +197,35 @@ class RouteOrder:
 
     def role(self, stage: int, number: int) -> Role:
         """Add the own sum and those of the children, in this order; pass it on."""
-        way, devices = self.ways[stage][number], self.devices[stage]
+        route, devices = self.routes[stage][number], self.devices[stage]
         rank = devices.index(self.device)
         return Role(
             collector=self.device,
-            adds=(rank, *way.adds(rank)),  # the own sum first, then the children by rank: the same bits for every arrival
-            up=None if way.up[rank] < 0 else devices[way.up[rank]],
-            total_from=self.device if way.down[rank] < 0 else devices[way.down[rank]],
-            down=tuple(devices[child] for child in way.passes_to(rank)),
+            adds=(rank, *route.adds(rank)),  # the own sum first, then the children by rank: the same bits for every arrival
+            up=None if route.up[rank] < 0 else devices[route.up[rank]],
+            total_from=self.device if route.down[rank] < 0 else devices[route.down[rank]],
+            down=tuple(devices[child] for child in route.passes_to(rank)),
         )
 
     def check_part(self, peer: str, part: PartialSum) -> None:
         """Partial sums come up the piece's route. The sender's rank is the part."""
-        way, own, other = self._place(peer, part)
-        if way.up[other] != own or part.part != other:
+        route, own, other = self._place(peer, part)
+        if route.up[other] != own or part.part != other:
             raise WireError(f"{peer} has no part {part.part} of piece {part.bucket} of stage {part.stage} to send here")
 
     def check_total(self, peer: str, total: Total) -> None:
         """Totals come down the piece's route."""
-        way, own, other = self._place(peer, total)
-        if way.down[own] != other:
+        route, own, other = self._place(peer, total)
+        if route.down[own] != other:
             raise WireError(f"{peer} has no total of piece {total.bucket} of stage {total.stage} to send here")
 
-    def _place(self, peer: str, message: PartialSum | Total) -> tuple[Way, int, int]:
+    def _place(self, peer: str, message: PartialSum | Total) -> tuple[Route, int, int]:
         """The piece's route, this worker's rank, and the rank of ``peer``."""
-        ways, devices = self.ways.get(message.stage, ()), self.devices.get(message.stage, ())
-        if message.bucket >= len(ways) or peer not in devices:
+        routes, devices = self.routes.get(message.stage, ()), self.devices.get(message.stage, ())
+        if message.bucket >= len(routes) or peer not in devices:
             which = f"number {message.bucket} of {peer} is none of them"
-            raise WireError(f"stage {message.stage} has {len(ways)} pieces to sum here, {which}")
-        return ways[message.bucket], devices.index(self.device), devices.index(peer)
+            raise WireError(f"stage {message.stage} has {len(routes)} pieces to sum here, {which}")
+        return routes[message.bucket], devices.index(self.device), devices.index(peer)
 
 
 def job_order(setup: RunSetup) -> JobOrder:
@@ -266,13 +266,13 @@ def job_order(setup: RunSetup) -> JobOrder:
 def route_order(setup: RunSetup) -> RouteOrder:
     """The order of the routes that ``setup``'s plan chose for each stage."""
     stages = uses_of(setup)
-    pieces, ways = {}, {}
+    pieces, routes = {}, {}
     for stage, of_stage in stages.items():
         reduction, members = setup.plan.stages[stage].adds, len(setup.plan.stages[stage].devices)
         assert reduction is not None
         count = reduction.count(members, sum(spec.nbytes for spec in of_stage.specs))
         cuts = runs_of([spec.numel for spec in of_stage.specs], count)
-        ways[stage] = tuple(reduction.way(number, members) for number in range(len(cuts)))
+        routes[stage] = tuple(reduction.route(number, members) for number in range(len(cuts)))
         pieces[stage] = tuple(
             GradientPiece(
                 runs=runs,
@@ -285,7 +285,7 @@ def route_order(setup: RunSetup) -> RouteOrder:
         device=setup.device,
         stages=stages,
         pieces=pieces,
-        ways=ways,
+        routes=routes,
         devices={stage: setup.plan.stages[stage].devices for stage in setup.own_stages},
         last_ends=_last_ends(setup),
     )

@@ -34,6 +34,7 @@ class LocalStages:
         self.consistent = False
         #: stage -> samples in the micro-batch -> runner (the runners of a stage share their states)
         self._runners: dict[int, dict[int, StageRunner]] = {}
+        self._engine: Engine | None = None
 
     # -- runners ------------------------------------------------------------------------------------------------------
 
@@ -43,9 +44,15 @@ class LocalStages:
         Raises:
             FarflungError: the engine refuses a graph.
         """
+        self._engine = engine
         for index in self.setup.own_stages:
             pieces = {rows: cuts[index] for rows, cuts in self.cuts.items()}
             self._runners[index] = open_stage(engine, device, self.setup, index, pieces)
+
+    def release(self) -> None:
+        """The states are not needed any more."""
+        if self._engine is not None:
+            self._engine.end()
 
     @cached_property
     def cuts(self) -> Mapping[int, tuple[SubGraph, ...]]:

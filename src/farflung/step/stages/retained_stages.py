@@ -39,6 +39,10 @@ class RetainedStages:
         self._before = {}
         self._state = ahead(self._state, decision)
 
+    def release(self) -> None:
+        """Release the engine that holds the states."""
+        self._stages.release()
+
     def read(self, states: Collection[str]) -> Mapping[str, Array]:
         """Return ``states`` with their optimizer slots, packed."""
         return self._stages.read(states, self._before)

@@ -43,6 +43,9 @@ class StateCopy:
         """A copy is never prepared for another step."""
         raise AssertionError(decision)
 
+    def release(self) -> None:
+        """Nothing: the arrays go with the copy."""
+
     def read(self, states: Collection[str]) -> Mapping[str, Array]:
         """Return ``states`` with their optimizer slots, packed."""
         wanted = frozenset(states)

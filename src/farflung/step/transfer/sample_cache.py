@@ -33,7 +33,7 @@ from farflung.messages.array_headers import ArrayHeader
 from farflung.messages.arrays import FLOATING, PackedArray, decode_array, encode_array
 from farflung.messages.data import Value
 from farflung.messages.schema import UNSET, Sections
-from farflung.plan.link_memory import Way, limit_of, remembers
+from farflung.plan.link_memory import Route, limit_of, remembers
 from farflung.step.run_setup import RunSetup
 from farflung.wire.arrays import DTYPES, compact, describe, restore
 
@@ -48,7 +48,7 @@ _ID_BYTES = 8
 
 @dataclass(slots=True)
 class _Table:
-    """What one end of a way remembers."""
+    """What one end of a route remembers."""
 
     table: SampleTable
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -62,7 +62,7 @@ class SampleCache:
         #: Whether any link of the plan remembers: then values carry the numbers of their samples.
         self.on = remembers(setup.plan)
         self._lock = threading.Lock()
-        self._tables: dict[Way, _Table] = {}
+        self._tables: dict[Route, _Table] = {}
         #: (stage, step, micro-batch) -> source stage (one more than all: its own data) -> numbers
         self._ids: dict[tuple[int, int, int], dict[int, Ids]] = {}
         self._pending = 0
@@ -98,14 +98,14 @@ class SampleCache:
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def announce(self, way: Way, head: MakeValue, array: Array, codec: Codec | None, ids: Ids | None) -> Callable[[], Value]:
-        """Return what makes the message of ``array`` for ``way``; to be called once, on a sender's thread."""
+    def announce(self, route: Route, head: MakeValue, array: Array, codec: Codec | None, ids: Ids | None) -> Callable[[], Value]:
+        """Return what makes the message of ``array`` for ``route``; to be called once, on a sender's thread."""
         with self._lock:
             self._pending += 1
 
         def encode() -> Value:
             try:
-                return self._encode(way, head, array, codec, ids)
+                return self._encode(route, head, array, codec, ids)
             finally:
                 with self._lock:
                     self._pending -= 1
@@ -119,31 +119,31 @@ class SampleCache:
         with self._lock:
             return not self._pending
 
-    def _encode(self, way: Way, head: MakeValue, array: Array, codec: Codec | None, ids: Ids | None) -> Value:
-        rows = _by_sample(array, ids) if way in self._setup.ways else None
+    def _encode(self, route: Route, head: MakeValue, array: Array, codec: Codec | None, ids: Ids | None) -> Value:
+        rows = _by_sample(array, ids) if route in self._setup.routes else None
         if codec is None or ids is None or rows is None:
             value = packed_value(head, array, codec)
-        elif way.memory == "difference":
-            value = self._differences(way, head, rows, codec, ids)
+        elif route.memory == "difference":
+            value = self._differences(route, head, rows, codec, ids)
         else:
-            value = self._fed_back(way, head, rows, codec, ids)
-        if way.gradient or ids is None:
+            value = self._fed_back(route, head, rows, codec, ids)
+        if route.gradient or ids is None:
             return value
         return replace(value, samples=len(ids), sections=(*value.sections, ids.astype("<u8").tobytes()))
 
-    def _differences(self, way: Way, head: MakeValue, array: Array, codec: Codec, ids: Ids) -> Value:
+    def _differences(self, route: Route, head: MakeValue, array: Array, codec: Codec, ids: Ids) -> Value:
         meta, flat = compact(array)
-        held = self._table(way)
+        held = self._table(route)
         with held.lock:
             count = held.table.messages
             (payload,) = SampleCoder(codec=codec).encode(flat, ids, held.table)
         header, sections = ArrayHeader.of(meta), tuple(payload.sections)
         return head(array=header, difference=payload.to_header(), message=count, sections=sections)
 
-    def _fed_back(self, way: Way, head: MakeValue, array: Array, codec: Codec, ids: Ids) -> Value:
+    def _fed_back(self, route: Route, head: MakeValue, array: Array, codec: Codec, ids: Ids) -> Value:
         """``codecs.memory.ErrorFeedback`` by sample."""
         meta, flat = compact(array)
-        held = self._table(way)
+        held = self._table(route)
         with held.lock, np.errstate(over="ignore", invalid="ignore"):
             rows = flat.reshape(len(ids), -1).astype(np.float32)
             wanted = rows + held.table.bases(ids, rows.shape[1])
@@ -155,7 +155,7 @@ class SampleCache:
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    def receive(self, way: Way, place: tuple[int, int], value: Value, limit: int) -> tuple[Sections, Array | None]:
+    def receive(self, route: Route, place: tuple[int, int], value: Value, limit: int) -> tuple[Sections, Array | None]:
         """Return the sections of ``value`` beside the samples' numbers; and the array, where it came as a difference.
 
         ``place``: step and micro-batch. ``limit``: the most bytes that the array may take.
@@ -166,33 +166,33 @@ class SampleCache:
         """
         sections, ids = value.sections, None
         if value.samples is not UNSET:
-            sections, ids = self._numbers(way, place, value.samples, sections)
+            sections, ids = self._numbers(route, place, value.samples, sections)
         if value.difference is UNSET:
             return sections, None
-        if way not in self._setup.ways or way.memory != "difference" or ids is None:
-            raise WireError(f"a difference came for {way.value!r:.80}, and the plan sends none there")
-        return (), self._decode(way, value, sections, (ids, limit))
+        if route not in self._setup.routes or route.memory != "difference" or ids is None:
+            raise WireError(f"a difference came for {route.value!r:.80}, and the plan sends none there")
+        return (), self._decode(route, value, sections, (ids, limit))
 
-    def _numbers(self, way: Way, place: tuple[int, int], count: int, sections: Sections) -> tuple[Sections, Ids]:
-        known = self.on and not way.gradient and 0 < count <= _MOST_SAMPLES
+    def _numbers(self, route: Route, place: tuple[int, int], count: int, sections: Sections) -> tuple[Sections, Ids]:
+        known = self.on and not route.gradient and 0 < count <= _MOST_SAMPLES
         if not known or not sections or memoryview(sections[-1]).nbytes != count * _ID_BYTES:
-            raise WireError(f"{count} samples of {way.value!r:.80} came without their numbers, or where the plan has none")
+            raise WireError(f"{count} samples of {route.value!r:.80} came without their numbers, or where the plan has none")
         ids = np.frombuffer(sections[-1], "<u8").astype(np.uint64)
-        self._note(way.target, *place, way.source, ids)
+        self._note(route.target, *place, route.source, ids)
         return sections[:-1], ids
 
-    def _decode(self, way: Way, value: Value, sections: Sections, expected: tuple[Ids, int]) -> Array:
+    def _decode(self, route: Route, value: Value, sections: Sections, expected: tuple[Ids, int]) -> Array:
         meta, (ids, limit) = value.array.meta, expected
         if meta.memory_nbytes > limit:  # before memory is taken, and before the table changes
-            raise WireError(f"oversized difference for {way.value!r:.80}: {meta.memory_nbytes} bytes, the limit is {limit}")
+            raise WireError(f"oversized difference for {route.value!r:.80}: {meta.memory_nbytes} bytes, the limit is {limit}")
         if meta.dtype not in FLOATING or meta.packed_numel % len(ids):
             raise WireError(f"{meta.numel} elements of {meta.dtype} are not those of {len(ids)} samples")
         payload = Payload.from_header(value.difference, sections, 4 * meta.packed_numel)
-        held = self._table(way)
+        held = self._table(route)
         with held.lock:
             if value.message != held.table.messages:
                 raise WireError(
-                    f"the two ends of {way.value!r:.80} remember differently: message {value.message} came after "
+                    f"the two ends of {route.value!r:.80} remember differently: message {value.message} came after "
                     f"{held.table.messages}"
                 )
             rows = SampleCoder(codec=Identity()).decode([payload], ids, held.table, meta.packed_numel // len(ids))
@@ -200,13 +200,13 @@ class SampleCache:
             flat = rows.reshape(-1).astype(DTYPES[meta.dtype])
         return restore(meta, flat, limit)
 
-    def arrived(self, way: Way, ids: Ids | None, made: Value) -> Array:
+    def arrived(self, route: Route, ids: Ids | None, made: Value) -> Array:
         """Return what the receiver will have of a value that was just encoded here as ``made`` (for those who measure errors)."""
         meta = made.array.meta
         if made.difference is UNSET or ids is None:
             rest = made.sections if made.samples is UNSET else made.sections[:-1]
             return decode_array(PackedArray(made.array, made.payload, rest), meta.memory_nbytes)
-        held = self._table(way)
+        held = self._table(route)
         with held.lock:
             rows = held.table.bases(ids, meta.packed_numel // len(ids))
         return restore(meta, rows.reshape(-1).astype(DTYPES[meta.dtype]), meta.memory_nbytes)
@@ -216,18 +216,18 @@ class SampleCache:
     def kept(self) -> dict[str, Array]:
         """The tables of what is sent from here, as slots of a checkpoint."""
         found: dict[str, Array] = {}
-        for way in self._ways():
-            if way.sender == self._setup.device:
-                for width, numbers in _by_width(self._table(way).table).items():
-                    held = self._table(way).table.held
-                    found[_slot(self._setup, way, "rows", width)] = np.stack([held[number] for number in numbers])
-                    found[_slot(self._setup, way, "ids", width)] = np.array(numbers, np.uint64).view(np.int64)
+        for route in self._ways():
+            if route.sender == self._setup.device:
+                for width, numbers in _by_width(self._table(route).table).items():
+                    held = self._table(route).table.held
+                    found[_slot(self._setup, route, "rows", width)] = np.stack([held[number] for number in numbers])
+                    found[_slot(self._setup, route, "ids", width)] = np.array(numbers, np.uint64).view(np.int64)
         return found
 
     @property
     def marks(self) -> list[str]:
         """The names under which checkpoints have the tables that this device needs."""
-        return sorted({_mark(way) for way in self._ways()})
+        return sorted({_mark(route) for route in self._ways()})
 
     def load(self, slots: Mapping[str, Array]) -> None:
         """Begin with what ``kept`` gave at the senders.
@@ -235,27 +235,27 @@ class SampleCache:
         Raises:
             CheckpointError: a table is torn.
         """
-        for way in self._ways():
-            table, head = self._table(way).table, _slot(self._setup, way, "ids", 0).rpartition(".")[0]
+        for route in self._ways():
+            table, head = self._table(route).table, _slot(self._setup, route, "ids", 0).rpartition(".")[0]
             for key, ids in slots.items():
                 begin, _, width = key.partition("/")[0].rpartition(".")
-                if begin != head or key.partition("/")[2] != _mark(way):
+                if begin != head or key.partition("/")[2] != _mark(route):
                     continue
-                rows = slots.get(_slot(self._setup, way, "rows", int(width)))
+                rows = slots.get(_slot(self._setup, route, "rows", int(width)))
                 if rows is None or rows.shape != (len(ids), int(width)):
-                    raise CheckpointError(f"the checkpoint's memory of {way.value!r:.80} is torn: use an older checkpoint")
+                    raise CheckpointError(f"the checkpoint's memory of {route.value!r:.80} is torn: use an older checkpoint")
                 table.put(ids.view(np.uint64), rows)
             table.messages = 0
 
-    def _ways(self) -> list[Way]:
-        return [way for way in self._setup.ways if self._setup.device in (way.sender, way.receiver)]
+    def _ways(self) -> list[Route]:
+        return [route for route in self._setup.routes if self._setup.device in (route.sender, route.receiver)]
 
-    def _table(self, way: Way) -> _Table:
+    def _table(self, route: Route) -> _Table:
         with self._lock:
-            if way not in self._tables:
-                limit = int(limit_of(self._setup.job.codec.memory_bytes, self._setup.ways))
-                self._tables[way] = _Table(SampleTable(limit=limit))
-            return self._tables[way]
+            if route not in self._tables:
+                limit = int(limit_of(self._setup.job.codec.memory_bytes, self._setup.routes))
+                self._tables[route] = _Table(SampleTable(limit=limit))
+            return self._tables[route]
 
 
 def packed_value(head: MakeValue, array: Array, codec: Codec | None) -> Value:
@@ -264,18 +264,18 @@ def packed_value(head: MakeValue, array: Array, codec: Codec | None) -> Value:
     return head(array=packed.array, payload=packed.payload, sections=packed.sections)
 
 
-def _slot(setup: RunSetup, way: Way, what: str, width: int) -> str:
+def _slot(setup: RunSetup, route: Route, what: str, width: int) -> str:
     """Replicas count by their place, so a table is found again by those who take over."""
-    places = [setup.plan.stages[stage].devices for stage in (way.source, way.target)]
-    ends = (way.receiver, way.sender) if way.gradient else (way.sender, way.receiver)
+    places = [setup.plan.stages[stage].devices for stage in (route.source, route.target)]
+    ends = (route.receiver, route.sender) if route.gradient else (route.sender, route.receiver)
     ranks = ".".join(str(devices.index(end)) for devices, end in zip(places, ends, strict=True))
     sizes = ".".join(str(len(devices)) for devices in places)
-    return f"samples.{way.memory}.{sizes}.{ranks}.{what}.{width}/{_mark(way)}"
+    return f"samples.{route.memory}.{sizes}.{ranks}.{what}.{width}/{_mark(route)}"
 
 
-def _mark(way: Way) -> str:
+def _mark(route: Route) -> str:
     """In place of a parameter's name."""
-    text = f"{way.value} {way.source} {way.target}"
+    text = f"{route.value} {route.source} {route.target}"
     return "@" + blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -21,7 +21,7 @@ from farflung.graph.ir import Use
 from farflung.messages.arrays import FLOATING, PackedArray, decode_array
 from farflung.messages.data import Batch, SideKey, StateKey, UseKey, Value, ValueKey
 from farflung.messages.schema import UNSET, Message
-from farflung.plan.link_memory import way_of
+from farflung.plan.link_memory import route_of
 from farflung.plan.model import CodecChoice
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import Phase, RunSetup
@@ -81,8 +81,8 @@ class ValueTransfer:
         head = partial(Value, run=self._setup.run, key=key, source=source)
         ids = self.samples.ids(source, step, micro_batch) if remembers else None
         ends = self._setup.device, peer
-        way = way_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
-        pack = self.samples.announce(way, head, array, codec, ids) if remembers else partial(packed_value, head, array, codec)
+        route = route_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
+        pack = self.samples.announce(route, head, array, codec, ids) if remembers else partial(packed_value, head, array, codec)
         link = source, target
 
         def make() -> Value:
@@ -90,7 +90,7 @@ class ValueTransfer:
                 return pack()
             with CODECS.blame(choice.name, f"can't encode value {edge.value} for the link from {ends[0]} to {peer}", CodecError):
                 made = self.gauge.encode(step, link, pack)
-            self.gauge.compare(step, link, [array], lambda: [self.samples.arrived(way, ids, made)])
+            self.gauge.compare(step, link, [array], lambda: [self.samples.arrived(route, ids, made)])
             return made
 
         self._outbox.post(peer, OutgoingMessage(make=make, step=step, pair=(source, target), dense=array.nbytes))
@@ -154,8 +154,8 @@ class ValueTransfer:
             if not self.samples.on or key.phase != Phase.TRAIN.value:
                 return decode_array(PackedArray(value.array, value.payload, value.sections), self._largest)
             edge, ends = (key.value, key.source, key.target), (peer, self._setup.device)
-            way = way_of(self._setup.plan, edge, ends, gradient=key.gradient)
-            sections, array = self.samples.receive(way, (key.step, key.micro_batch), value, self._largest)
+            route = route_of(self._setup.plan, edge, ends, gradient=key.gradient)
+            sections, array = self.samples.receive(route, (key.step, key.micro_batch), value, self._largest)
             return decode_array(PackedArray(value.array, value.payload, sections), self._largest) if array is None else array
 
         if value.payload is not UNSET or value.difference is not UNSET:

@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from farflung.clock import monotonic
-from farflung.cluster.topology import Pair, pair_of
 from farflung.errors import ConnectionLost
+from farflung.ids import Pair, pair_of
 from farflung.transports.tcp.sockets import cut, set_backlog
 
 __all__ = ["Desk", "Forwarder", "Parked", "end_tls"]

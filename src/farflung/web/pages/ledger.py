@@ -19,7 +19,7 @@ from farflung.web.widgets.chart import Chart
 from farflung.web.widgets.figures import Figures
 from farflung.web.widgets.form import Choice, Form
 from farflung.web.widgets.html_table import Cell, HtmlTable, Markup, cell, link, markup
-from farflung.web.widgets.layout import button, card, grid, note, title
+from farflung.web.widgets.layout import button, card, grid, lead, note, title
 
 __all__ = ["build"]
 
@@ -54,9 +54,7 @@ class _LedgerPage:
                 self._choose, [Choice(name="run", label="Show", options=[(_ALL, "all runs"), *((name, name) for name in names)])]
             )
             button("Download CSV", self._download)
-        note("What each machine contributed to runs: samples, work, traffic, hours and energy; and what it cost.").classes(
-            "ff-lead"
-        )
+        lead("What each machine contributed to runs: samples, work, traffic, hours and energy; and what it cost.")
         self._error = markup(tag="p").classes("ff-error").props('role="status"')
         self._figures = Figures(_headline([]))
         with grid():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from farflung.web.sources.downsampling import chosen_rows
 from farflung.web.sources.live_run import LiveRun
@@ -13,33 +14,40 @@ from farflung.web.widgets.chart import Line, LineChart, Points, Unit
 
 __all__ = ["RunChart", "column", "evaluation_points", "per_second", "smooth"]
 
-#: The value of a line at a row.
-Value = Callable[[Mapping[str, "array[float]"], int], float]
+Columns = Mapping[str, "array[float]"]
 #: Steps of which a rate is the mean.
 _STEPS = 10
 #: Points of a line in the first paint.
 _MOST = 700
 
 
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The value of a line ``at`` a row. ``shape``: the column whose shape decides which rows the first paint shows."""
+
+    shape: str
+    at: Callable[[Columns, int], float]
+
+
 def column(name: str) -> Value:
     """The values of a column."""
-    return lambda columns, row: columns[name][row]
+    return Value(name, lambda columns, row: columns[name][row])
 
 
 def per_second(name: str) -> Value:
     """The sum of a column by the seconds of the newest steps."""
 
-    def value(columns: Mapping[str, array[float]], row: int) -> float:
+    def value(columns: Columns, row: int) -> float:
         first = max(0, row + 1 - _STEPS)
         seconds = sum(columns["seconds"][first : row + 1])
         return sum(columns[name][first : row + 1]) / seconds if seconds > 0 else math.nan
 
-    return value
+    return Value("seconds", value)
 
 
 def smooth(name: str) -> Value:
     """Means of the newest values of a column."""
-    return lambda columns, row: smoothed(columns[name], row)
+    return Value(name, lambda columns, row: smoothed(columns[name], row))
 
 
 class RunChart:
@@ -84,14 +92,12 @@ class RunChart:
     def _first(self, number: int, count: int) -> Points:
         run, _, value = self._lines[number]
         columns = run.series.columns
-        xs = columns[self._x][:count]
-        values = [value(columns, row) for row in range(count)]
-        return [(_short(xs[row]), _finite(values[row])) for row in chosen_rows(xs, [values], _MOST)]
+        return self._rows(number, chosen_rows(columns[value.shape][:count], _MOST))
 
-    def _rows(self, number: int, rows: range) -> Points:
+    def _rows(self, number: int, rows: Iterable[int]) -> Points:
         run, _, value = self._lines[number]
         columns = run.series.columns
-        return [(_short(columns[self._x][row]), _finite(value(columns, row))) for row in rows]
+        return [(_short(columns[self._x][row]), _finite(value.at(columns, row))) for row in rows]
 
     def _points(self) -> list[Points]:
         return [evaluation_points(run, self._x) for run in self._evaluations]

@@ -173,8 +173,8 @@ class _WhatIfPage:
         machines = machine_rows(self._topology, lambda name: 0.0)
         head = ("machine", "region", "memory", "speed", "number", "x speed", "rent per hour")
         self._machines.show_markup(table_html("Machines of the scenario", head, machines, text_columns=2))
-        head = ("from", "to", "latency, ms", "bandwidth, Mbit/s")
-        self._links.show_markup(table_html("Links of the scenario", head, link_rows(self._topology), text_columns=2))
+        ends = ("from", "to", "latency, ms", "bandwidth, Mbit/s")
+        self._links.show_markup(table_html("Links of the scenario", ends, link_rows(self._topology), text_columns=2))
 
     def _run(self, name: str) -> Any:
         run = self._view.sources.run(name) if self._view.sees(name) else None

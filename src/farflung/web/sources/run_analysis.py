@@ -102,13 +102,13 @@ class Analyses:
 
     async def _make(self, folder: Path, when: int) -> None:
         spawned = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(
-            1, mp_context=spawned, initializer=os.nice, initargs=(10,)
-        )  # after the training on this machine
+        # the training on this machine comes first
+        pool = ProcessPoolExecutor(1, mp_context=spawned, initializer=os.nice, initargs=(10,))
+        found = Analysis(problem="the simulation failed: dashboard.log in the broker's folder says why")  # unless it succeeds
         try:
             found = await asyncio.get_running_loop().run_in_executor(pool, analyze, folder)
         except BrokenProcessPool:
             found = Analysis(problem="the process that simulates the plan has ended")
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        self._found[folder] = when, found
+            self._found[folder] = when, found

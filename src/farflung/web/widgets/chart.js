@@ -118,7 +118,7 @@ export default {
       return {
         animation: false,
         textStyle: { fontFamily: font, color: css("--ink") },
-        grid: { left: 4, right: 12, top: spec.series.length > 1 ? 30 : 10, bottom: 2, containLabel: true },
+        grid: { left: 4, right: 22, top: spec.series.length > 1 ? 30 : 10, bottom: 2, containLabel: true },
         legend: { show: spec.series.length > 1, type: "scroll", left: 0, top: 0, itemWidth: 16, itemHeight: 8, icon: "roundRect",
           textStyle: { color: css("--soft"), fontSize: 12 }, inactiveColor: line, pageIconColor: soft, pageTextStyle: { color: soft } },
         tooltip: { trigger: "axis", confine: true, backgroundColor: css("--paper"), borderColor: line, padding: [7, 11],

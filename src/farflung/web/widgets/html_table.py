@@ -85,7 +85,7 @@ def table_html(label: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], 
     names = "".join(f'<th scope="col"{_class(i, text_columns)}>{escape(name)}</th>' for i, name in enumerate(head))
     body = "".join(_row(row, len(head), text_columns) for row in rows)
     return Markup(
-        f'<div class="ff-scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table class="ff-table">'
+        f'<div class="ff-scroll" tabindex="0" role="region" aria-label="{escape(label)}, table"><table class="ff-table">'
         f"<thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

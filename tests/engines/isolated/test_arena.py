@@ -1,0 +1,101 @@
+"""Arrays keep their bits and strides in the shared memory, and a slot that lies elsewhere is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from farflung.engines.isolated.arena import Arena, Slot, make_file
+from farflung.errors import GraphError, WireError
+
+
+@dataclass
+class Ends:
+    worker: Arena
+    other: Arena
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    file = make_file(1 << 20)
+    made = Ends(Arena(file, 0), Arena(file, 1))
+    os.close(file)
+    yield made
+    made.worker.close()
+    made.other.close()
+
+
+GRID = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        GRID,
+        GRID.T,
+        GRID[:, 1:3],
+        np.broadcast_to(GRID[:1], (5, 6)),
+        GRID[::-1],
+        np.float32(3.5).reshape(()),
+        np.zeros((3, 0, 2), np.int64),
+        GRID.astype(ml_dtypes.bfloat16),
+        GRID.astype(np.complex64),
+        GRID.astype(">f4"),
+    ],
+    ids=["whole", "transposed", "gaps", "broadcast", "reversed", "scalar", "empty", "bfloat16", "complex", "big-endian"],
+)
+def test_arrays_keep_values_and_layout(array: np.ndarray, ends: Ends) -> None:
+    slot = ends.worker.write(array)
+    for found in (ends.other.view(slot), ends.other.copy(slot)):
+        assert found.dtype == array.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(found, array)
+        if array.size and min(array.strides, default=0) >= 0:
+            assert found.strides == array.strides
+
+
+def test_a_copy_does_not_change_with_the_memory(ends: Ends) -> None:
+    slot = ends.other.write(GRID)
+    copy = ends.worker.copy(slot)
+    ends.other.begin()
+    ends.other.write(GRID + 1)
+    np.testing.assert_array_equal(copy, GRID)
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [
+        Slot("float32", (4,), (1,), 0),
+        Slot("float32", (1 << 30,), (1,), 1 << 19),
+        Slot("float32", (4,), (1,), (1 << 20) - 8),
+        Slot("float32", (4,), (-1,), (1 << 19) + 64),
+        Slot("float32", (4, 4), (1,), 1 << 19),
+        Slot("float32", (-4,), (1,), 1 << 19),
+        Slot("object", (4,), (1,), 1 << 19),
+        Slot("float32", (2, 2), (1 << 62, 1 << 62), 1 << 19),
+    ],
+)
+def test_slots_outside_of_the_other_half_are_refused(slot: Slot, ends: Ends) -> None:
+    with pytest.raises(WireError, match="the process that computes answered with an array"):
+        ends.worker.copy(slot)
+
+
+def test_a_half_that_is_full_and_types_that_are_not_known(ends: Ends) -> None:
+    with pytest.raises(GraphError, match=r"a message of .* exceeds the shared memory of"):
+        ends.worker.write(np.zeros(1 << 20, np.uint8))
+    with pytest.raises(GraphError, match=r"element type 'str\d+' is not known; known are float64"):
+        ends.worker.write(np.array(["text"]))
+
+
+def test_pages_that_no_message_needs_go_back(ends: Ends) -> None:
+    ends.worker.write(np.ones(400_000, np.uint8))
+    before = os.fstat(ends.worker._file).st_blocks
+    for _ in range(128):
+        ends.worker.begin()
+        ends.worker.write(GRID)
+        ends.worker.trim()
+    assert os.fstat(ends.worker._file).st_blocks < before / 4

@@ -1,0 +1,93 @@
+"""From texts of a browser to a scenario."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from farflung.api.what_if.sources import preset_job
+from farflung.cluster import Topology
+from farflung.errors import InputError
+from farflung.units import BytesPerSecond, Seconds
+
+pytest.importorskip("nicegui", reason="the extra farflung[web] is not installed")
+
+from farflung.web.pages.what_if_scenario import (
+    link_rows,
+    machine_rows,
+    scenario_of,
+    setting_fields,
+    topology_choices,
+)
+
+BASE = Topology.preset("home-lab")
+JOB = preset_job("gpt-small")
+
+
+def test_nothing_changed_is_the_job_on_the_topology() -> None:
+    found = scenario_of({"job": "model:gpt2", "topology": "preset:home-lab"}, JOB, BASE)
+    assert found.chosen_job() == JOB
+    assert found.changed() == BASE
+
+
+def test_texts_become_changes() -> None:
+    values = {
+        "bandwidth": "-2",
+        "latency": "1",
+        "codec": "int8",
+        "planner": "",
+        "replicas": "2",
+        "micro_batches": "8",
+        "energy_price": "0.3",
+        "count:1": "3",
+        "rent:1": "1.5",
+        "speed:2": "2",
+        "ms:0": "40",
+        "mbit:0": "100",
+        "count:99": "5",
+    }
+    found = scenario_of(values, JOB, BASE)
+    assert (found.bandwidth, found.latency, found.energy_price) == (0.25, 2.0, 0.3)
+    assert (found.choices.codec, found.choices.planner, found.choices.replicas, found.choices.micro_batches) == (
+        "int8",
+        None,
+        2,
+        8,
+    )
+    assert [(one.name, one.count, one.speed, one.rent) for one in found.machines] == [
+        ("cloud-0", 3, 1.0, 1.5),
+        ("cloud-1", 1, 2.0, 0.0),
+    ]
+    (link,) = found.links
+    assert (link.here, link.there, link.latency, link.bandwidth) == ("home", "cloud", Seconds(0.04), BytesPerSecond(12.5e6))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"replicas": "x"}, "replicas must be a number, got 'x'"),
+        ({"bandwidth": "nan"}, "bandwidth must be a number, got 'nan'"),
+        ({"energy_price": "-1"}, "energy price must not be negative, got -1"),
+        ({"count:0": "1e300"}, "count must be a number, got '1e300'"),
+    ],
+)
+def test_what_is_no_number_is_refused(values: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        scenario_of(values, JOB, BASE)
+
+
+def test_an_extreme_slider_stays_in_its_range() -> None:
+    assert scenario_of({"bandwidth": "400"}, JOB, BASE).bandwidth == 2.0**10
+
+
+def test_controls_show_the_topology_and_escape_its_names() -> None:
+    strange = BASE.rename({"pc": '"><script>'})
+    html = "".join(str(cell) for cell in machine_rows(strange, lambda name: 0.0)[0][4:])
+    assert "<script>" not in html
+    assert 'data-field="count:0"' in html
+    assert [row[0] for row in link_rows(BASE)] == ["home", "cloud"]
+    assert 'value="20"' in str(link_rows(BASE)[0][3])
+    names = {field.name for field in setting_fields(samples=False)}
+    assert "samples" not in names
+    assert all(Topology.preset(value.partition(":")[2]) for value, _ in topology_choices())
