@@ -104,7 +104,7 @@ VALUE = {"key": ["value", "train", 0, 0, "x", 0, 1, False], "array": ["float32",
 
 def test_a_value_larger_than_the_plan_ends_the_run_only(cluster: Loopback, captured: Bundle) -> None:
     def act(run: str) -> None:
-        work = cluster.workers["b"]._current.part
+        work = cluster.workers["b"].part
         assert isinstance(work, TrainingRun)
         assert work.executor is not None
         (edge, *_) = work.executor.setup.subgraphs[1].sends_activations
@@ -162,7 +162,7 @@ def test_a_stranger_is_refused_by_name_and_the_run_goes_on(
     refused: list[BaseException | None] = []
 
     def act(run: str) -> None:
-        work = cluster.workers["a"]._current.part
+        work = cluster.workers["a"].part
         assert work is not None
         endpoint.connect("a", cluster.workers["a"].endpoint.address)
         refused.append(endpoint.post("a", Frame(kind, header | {"run": work.name}, (bytes(4),))).exception(PATIENCE))
@@ -329,7 +329,7 @@ def test_stopping_now_ends_the_final_evaluation(cluster: Loopback, captured: Bun
     busy: list[RunPart] = []
 
     def act(run: str) -> None:
-        busy.extend(work for worker in cluster.workers.values() if (work := worker._current.part) is not None and work.run == run)
+        busy.extend(work for worker in cluster.workers.values() if (work := worker.part) is not None and work.run == run)
         cluster.client.stop(run)  # too late: there is no further step
         cluster.client.stop(run, now=True)
 

@@ -66,8 +66,7 @@ def broker(
         given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
         given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--queue-limit": str(queue_limit)}
         given |= {"--metrics": metrics, "--web": web, "--no-web": "" if no_web else None}
-        for line in broker_service(given, broker_folder(folder), user=user):
-            typer.echo(line)
+        typer.echo("\n".join(broker_service(given, broker_folder(folder), user=user)))
         return
     raise_descriptor_limit()
     over = threading.Event()
@@ -95,8 +94,7 @@ def broker(
         for line in _invitations(served, validity, here):
             typer.echo(line)
         typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}")
-        dashboard = None if no_web else open_dashboard(place, web, say)
-        if dashboard is not None:
+        if not no_web and (dashboard := open_dashboard(place, web, say)) is not None:
             typer.echo(dashboard.invitation)
         typer.echo("\nPress Ctrl-C to stop the broker.")
         over.wait()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,9 @@ from farflung.telemetry.terminal import terminal
 from farflung.thread_group import ThreadGroup
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from farflung.worker.reconnect import Service
 
 __all__ = ["register"]
 
@@ -94,14 +97,8 @@ def join(
     own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
-        given = {
-            "--metrics": metrics,
-            "--peak": peak,
-            "--hours": hours,
-            "--bandwidth": bandwidth,
-            "--memory": memory,
-            "--retry": retry,
-        }
+        given = {"--metrics": metrics, "--peak": peak, "--hours": hours}
+        given |= {"--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
         _write_service(own, str(invitation), options, given, user=user)
         return
     limits = OwnerLimitsFile(members_folder(), own)
@@ -128,17 +125,8 @@ def join(
     )
     observation.serve(serving)
     threads = ThreadGroup()
-
-    def leave(*_: object) -> None:
-        # the session's locks may be held by the very thread that the signal interrupts
-        threads.spawn("leave", serving.part)
-
-    signal.signal(signal.SIGTERM, leave)
-    signal.signal(signal.SIGINT, leave)
-    threads.spawn("owner-limits", serving.watch)
     try:
-        with activity:
-            serving.run(patience)
+        _serve(serving, threads, activity, patience)
     except FarflungError as error:
         writer.write(worker_log(own), f"ended: {error}")
         raise
@@ -149,6 +137,20 @@ def join(
         writer.close()
         limits.end()
     typer.echo(f"{own}: left")
+
+
+def _serve(serving: Service, threads: ThreadGroup, activity: Activity, patience: Seconds) -> None:
+    """Serve until the worker has left. Ctrl-C and SIGTERM let it leave."""
+
+    def leave(*_: object) -> None:
+        # the session's locks may be held by the very thread that the signal interrupts
+        threads.spawn("leave", serving.part)
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+    threads.spawn("owner-limits", serving.watch)
+    with activity:
+        serving.run(patience)
 
 
 def _known_isolation(isolation: str) -> str:
