@@ -178,7 +178,16 @@ class Broker:
         restored.restore(journal.runs)
         trackers.resume()
         server.session("session", serving.serve)
-        self._admission = Admission(
+        self._admission = self._make_admission(authority, credentials, access, quotas)
+        self._admission.register(door, server)
+        self._listen(door, server, *where)
+        serving.start()
+        deadlines.start()
+
+    def _make_admission(
+        self, authority: CertificateAuthority, credentials: Credentials, access: AccessControl, quotas: TicketQuotas
+    ) -> Admission:
+        return Admission(
             authority=authority,
             credentials=credentials,
             tickets=self.tickets,
@@ -188,10 +197,6 @@ class Broker:
             quotas=quotas,
             member_port=lambda: self.member_port,
         )
-        self._admission.register(door, server)
-        self._listen(door, server, *where)
-        serving.start()
-        deadlines.start()
 
     def _make_network(self, links: LinkTable, dial_worker: Dial) -> Network:
         send = self.sessions.send
