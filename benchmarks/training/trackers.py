@@ -81,8 +81,16 @@ class Trackers:
 
 def _record(step: int) -> StepRecord:
     links = {(stage, stage + 1): 1000 + step for stage in range(4)}
-    counts = {"samples": 64, "tokens": 8192}
-    return StepRecord(step=step, loss=1.0, seconds=0.5, elapsed=0.5 * step, link_bytes=links, dense_bytes=links, **counts)
+    return StepRecord(
+        step=step,
+        loss=1.0,
+        seconds=0.5,
+        elapsed=0.5 * step,
+        samples=64,
+        tokens=8192,
+        link_bytes=links,
+        dense_bytes=links,
+    )
 
 
 def _worker(steps: int) -> None:
