@@ -91,6 +91,7 @@ class FuzzGraphs:
         """Run one child for at most ``seconds``; return its inputs, and the fault that ended it."""
         present, corpus = folder / "operator", Path(settings.corpus) if settings.corpus else folder / "corpus"
         corpus.mkdir(parents=True, exist_ok=True)
+        present.unlink(missing_ok=True)  # else a fault before the first operator would have the name of the last fault's
         limits = [f"-max_total_time={seconds}", f"-timeout={settings.hang_seconds:.0f}"]
         limits += [f"-rss_limit_mb={settings.memory_bytes >> 20}", f"-artifact_prefix={folder}/", f"-seed={settings.seed + 1}"]
         words = [sys.executable, *self._program, str(present), ",".join(sorted(without)), str(corpus), *limits]

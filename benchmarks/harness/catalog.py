@@ -35,6 +35,7 @@ for _module, _name in {
     "faults.fuzz_graphs": "FuzzGraphs",
     "planning.grid": "Grid",
     "faults.hybrid": "Hybrid",
+    "training.isolation": "Isolation",
     "faults.joining": "Joining",
     "faults.kept": "Kept",
     "training.loss": "Loss",

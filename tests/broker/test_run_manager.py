@@ -55,7 +55,7 @@ def test_an_upload_ends_with_its_run(home: Path, monkeypatch: pytest.MonkeyPatch
         bundle, _ = cluster.submit(text_job(steps=4, checkpoint={"every": 1}))
         assert arrived.wait(60)
         cluster.client.stop(bundle.run, now=True)
-        until(lambda: cluster.workers["a"]._current.part is None)
+        until(lambda: cluster.workers["a"].part is None)
         gate.set()
 
 

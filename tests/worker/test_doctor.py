@@ -106,3 +106,8 @@ def test_accelerators_without_torch(tmp_path: Path) -> None:
         raise InputError("computing on this machine needs PyTorch")
 
     assert _found(diagnose(devices=missing, nvidia=tmp_path), "accelerators").found == "not known without torch"
+
+
+def test_the_isolation_that_jobs_get_is_shown() -> None:
+    finding = _found(diagnose(devices=lambda: (ComputeDevice(name="cpu", cores=1),)), "isolation of jobs")
+    assert finding.found.startswith("full: network, ") or (finding.level == "hint" and finding.remedy)

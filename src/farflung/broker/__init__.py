@@ -4,6 +4,8 @@ In the order in which a worker or a job passes through it:
 
 - ``process``: ``Broker``: makes the parts, connects them, opens the ports.
 - ``admission``: ``Admission``: tickets become certificates.
+- ``access_control``: ``AccessControl``: revoked tickets and kicked members, at every call.
+- ``quotas``, ``rate_limit``: ``TicketQuotas``: what the members of one ticket may do.
 - ``session_table``, ``sessions``: ``Sessions``: reports of workers in, commands out, leases.
 - ``worker_reports``, ``run_reports``: ``WorkerReports``: each report of a worker goes to the part that it concerns.
 - ``requests``: what clients and workers ask for: submit, status, stop, watch, transfers.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from farflung.broker.access_control import AccessControl
 from farflung.broker.quotas import TicketQuotas
+from farflung.broker.rate_limit import RateLimit
 from farflung.broker.session_table import SessionTable
 from farflung.clock import monotonic, wall_time
 from farflung.errors import SecurityError
@@ -15,7 +16,6 @@ from farflung.messages.remote_calls import serve
 from farflung.messages.schema import Channel
 from farflung.messages.versions import PROTOCOL_VERSION, check_versions
 from farflung.messages.wire_form import decode_as, encode
-from farflung.protocol.rate_limit import RateLimit
 from farflung.security import Credentials, Ticket, certificate_fingerprint, key_fingerprint
 from farflung.security.authority import CertificateAuthority
 from farflung.security.name_book import NameBook

@@ -171,7 +171,16 @@ class Broker:
         restored.restore(journal.runs)
         trackers.resume()
         server.session("session", serving.serve)
-        self._admission = Admission(
+        self._admission = self._make_admission(authority, credentials, access, quotas)
+        self._admission.register(door, server)
+        self._listen(door, server, *where)
+        serving.start()
+        deadlines.start()
+
+    def _make_admission(
+        self, authority: CertificateAuthority, credentials: Credentials, access: AccessControl, quotas: TicketQuotas
+    ) -> Admission:
+        return Admission(
             authority=authority,
             credentials=credentials,
             tickets=self.tickets,
@@ -181,10 +190,6 @@ class Broker:
             quotas=quotas,
             member_port=lambda: self.member_port,
         )
-        self._admission.register(door, server)
-        self._listen(door, server, *where)
-        serving.start()
-        deadlines.start()
 
     def _make_notices(self, opening: ExitStack, log: BrokerLog, allowed: tuple[str, ...]) -> tuple[Notices, RunTrackers]:
         def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves

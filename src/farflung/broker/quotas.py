@@ -6,9 +6,9 @@ import math
 import threading
 from dataclasses import dataclass
 
+from farflung.broker.rate_limit import RateLimit
 from farflung.clock import monotonic
 from farflung.errors import InputError, SecurityError
-from farflung.protocol.rate_limit import RateLimit
 
 __all__ = ["Quotas", "TicketQuotas"]
 

@@ -9,7 +9,6 @@ import typer
 
 from farflung.cli.commands import LazyCommands
 from farflung.errors import FarflungError
-from farflung.telemetry.foreign_text import printable
 from farflung.version import __version__
 
 __all__ = ["app", "main"]
@@ -47,6 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments, standalone_mode=True, prog_name="farflung")
     except FarflungError as error:
+        from farflung.telemetry.foreign_text import printable  # here: --help needs no telemetry
+
         typer.echo(f"farflung: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:  # what no command foresaw: no rights, no space, no file

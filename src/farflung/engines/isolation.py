@@ -10,7 +10,7 @@ from farflung.engines.isolated import PROTECTIONS, IsolatedEngine, Zygote
 from farflung.engines.registry import get_engine
 from farflung.errors import FarflungError, InputError
 
-__all__ = ["ISOLATION", "Opened", "describe", "open_engine"]
+__all__ = ["ISOLATION", "Opened", "describe", "missing", "open_engine"]
 
 #: ``auto``: a process of its own with all protections that this machine has; ``required``: all of them, or no worker;
 #: ``off``: the worker's own process.

@@ -19,7 +19,6 @@ What the broker observes:
 - ``probe_pairing``: which devices probe each other, in rounds.
 - ``straggler_detector``: ``StragglerDetector``: slow devices and links, silent workers.
 - ``deadlines``: ``Deadlines``: which phase of which run lasts too long.
-- ``rate_limit``: ``RateLimit``: how often something may happen.
 - ``replan_timer``: ``ReplanTimer``: when to search for a better plan.
 
 For a stage server:

@@ -27,7 +27,7 @@ from farflung.telemetry.faults import fault_point
 
 __all__ = ["TwoPhaseCommit"]
 
-#: Reports that the broker may not have heard of from a worker that died: as many as may be open there.
+#: Step reports that are stored for the broker, which may not have received those of a worker that died.
 _REPORTS = 64
 
 

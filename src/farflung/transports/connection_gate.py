@@ -107,7 +107,7 @@ class ConnectionGate:
         limits: GateLimits | None = None,
     ) -> None:
         self._server, self._pass_on, self._tls, self._log = server, pass_on, tls, log
-        self._limits = limits or gate_limits()
+        self._fixed = limits
         self._closed = threading.Event()
         #: Only the thread of ``run`` uses these. The oldest connection comes first.
         self._waiting: dict[_Waiting, None] = {}
@@ -154,6 +154,7 @@ class ConnectionGate:
             self._cut, self._reported = 0, now
 
     def _accept(self) -> None:
+        limits = self._fixed or gate_limits()  # the limit of this process may have changed
         for _ in range(_BATCH):
             try:
                 sock, (host, port, *_) = self._server.accept()
@@ -164,8 +165,8 @@ class ConnectionGate:
                 return
             sock.setblocking(False)
             place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            one = _Waiting(sock, place, group_of(host), monotonic() + self._limits.seconds)
-            leaves = crowded_out(self._waiting, one.group, most=self._limits.waiting, of_address=self._limits.of_address)
+            one = _Waiting(sock, place, group_of(host), monotonic() + limits.seconds)
+            leaves = crowded_out(self._waiting, one.group, most=limits.waiting, of_address=limits.of_address)
             if leaves is not None:
                 self._drop(leaves)
             self._waiting[one] = None

@@ -6,6 +6,8 @@ import ipaddress
 import platform
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +18,8 @@ import psutil
 
 from farflung.clock import date_text, monotonic, wall_time
 from farflung.engines import ComputeDevice, get_engine
+from farflung.engines.isolated.lockdown import PROTECTIONS
+from farflung.engines.isolation import missing
 from farflung.errors import InputError
 from farflung.security import split_address
 from farflung.transports.addresses import congestion_control, reachable_host
@@ -69,6 +73,7 @@ def diagnose(
         lambda: _buffers(root),
         _clock,
         _memory,
+        _isolation,
         _disk,
     ]
     findings = [look() for look in looks]
@@ -175,6 +180,23 @@ def _memory() -> Finding:
     level: Literal["good", "hint"] = "good" if free >= _MEMORY else "hint"
     remedy = "" if level == "good" else "stop other programs to train larger parts"
     return Finding(what="memory", found=f"{Bytes(free)} free", level=level, remedy=remedy)
+
+
+def _isolation() -> Finding:
+    """Lock a process up, as ``farflung join`` does for each job."""
+    what = "isolation of jobs"
+    if not sys.platform.startswith("linux"):
+        return Finding(what=what, found=f"none on {sys.platform}", level="hint", remedy="jobs run with all that a worker may do")
+    words = [sys.executable, "-m", "farflung.engines.isolated.lockdown"]
+    try:
+        held = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.split()  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(what=what, found=f"not known: {error}", level="hint", remedy="see docs/isolation.md")
+    lacks = missing(held)
+    if not lacks:
+        return Finding(what=what, found="full: " + ", ".join(PROTECTIONS))
+    remedy = "a newer kernel, or user namespaces (sysctl user.max_user_namespaces), protect this machine better from jobs"
+    return Finding(what=what, found=f"without protection of {', '.join(lacks)}", level="hint", remedy=remedy)
 
 
 def _disk() -> Finding:

@@ -179,6 +179,11 @@ class Worker:
         return self._services.links.endpoint
 
     @property
+    def part(self) -> RunPart | None:
+        """The part in a run that this worker works on now."""
+        return self._current.part
+
+    @property
     def carried(self) -> CarriedOver:
         """What the next session continues with; complete after ``close``."""
         return CarriedOver(device=self._device, retained=self._retained, ended=self._current.ended)

@@ -45,10 +45,9 @@ def unguarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Isola
 
 def compute_process(zygote: Zygote) -> psutil.Process:
     """The process that computes: the child of a guard of ``zygote``, whose command all of them share."""
-    assert zygote._process is not None
-    command = psutil.Process(zygote._process.pid).cmdline()
+    command = psutil.Process(zygote.pid).cmdline()
     alike = {one.pid: one for one in psutil.process_iter() if _command(one) == command}
-    (found,) = [one for one in alike.values() if one.ppid() in alike and one.ppid() != zygote._process.pid]
+    (found,) = [one for one in alike.values() if one.ppid() in alike and one.ppid() != zygote.pid]
     return found
 
 

@@ -138,3 +138,9 @@ def test_operators_do_not_give_more_tensors_than_a_graph_may_have() -> None:
         with pytest.raises(ValueError, match="tensors, at most 4096 are allowed"):
             call(target, *args)
     assert len(call("aten.split.Tensor", torch.ones(5), 2)) == 3
+
+
+def test_random_integers_do_not_begin_at_the_end_of_the_integers() -> None:
+    with pytest.raises(ValueError, match="the least number 9223372036854775807 is not between"):
+        call("aten.random_.from", torch.zeros(3), (1 << 63) - 1, None)
+    assert call("aten.random_.from", torch.zeros(3), 1 << 20, None).min() >= 1 << 20

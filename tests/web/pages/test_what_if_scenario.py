@@ -14,6 +14,7 @@ from farflung.units import BytesPerSecond, Seconds
 pytest.importorskip("nicegui", reason="the extra farflung[web] is not installed")
 
 from farflung.web.pages.what_if_scenario import (
+    check_size,
     link_rows,
     machine_rows,
     scenario_of,
@@ -75,6 +76,12 @@ def test_texts_become_changes() -> None:
 def test_what_is_no_number_is_refused(values: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         scenario_of(values, JOB, BASE)
+
+
+def test_a_large_topology_is_refused() -> None:
+    check_size(Topology.preset("homogeneous-256"))
+    with pytest.raises(InputError, match="homogeneous-257 has 257 machines, this page takes 256: use farflung plan"):
+        check_size(Topology.preset("homogeneous-257"))
 
 
 def test_an_extreme_slider_stays_in_its_range() -> None:

@@ -76,7 +76,7 @@ def opened(visitor: Visitor, dashboard: Dashboard, path: str) -> None:
 
 
 def planned(visitor: Visitor) -> None:
-    visitor.page.locator(".ff-title .ff-badge", has_text="new plan").wait_for()
+    visitor.page.locator(".ff-title .ff-badge", has_text="new plan").wait_for(timeout=300_000)  # the capture takes seconds
 
 
 def test_a_slider_changes_the_step_time_and_the_plan_is_saved(

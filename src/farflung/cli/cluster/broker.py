@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
 from farflung.cli.options import HomeOption, MetricsOption, VerboseOption, host, quantity
 from farflung.units import Bytes, Seconds
+
+if TYPE_CHECKING:
+    from farflung.broker.process import Broker
 
 __all__ = ["register"]
 
@@ -63,8 +66,7 @@ def broker(
         given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
         given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--queue-limit": str(queue_limit)}
         given |= {"--metrics": metrics, "--web": web, "--no-web": "" if no_web else None}
-        for line in broker_service(given, broker_folder(folder), user=user):
-            typer.echo(line)
+        typer.echo("\n".join(broker_service(given, broker_folder(folder), user=user)))
         return
     raise_descriptor_limit()
     over = threading.Event()
@@ -89,16 +91,10 @@ def broker(
         if verbose and (congestion := congestion_control()):
             typer.echo(congestion)
         here = "" if folder is None else f" --home {folder}"
-        if _writes_to_the_journal():
-            typer.echo("\nThe tickets are not shown, since this is the log of a service. For a ticket, run:")
-            typer.echo(f"  farflung ticket issue{here}\n  farflung ticket issue --scope submit{here}")
-        else:
-            typer.echo(f"\nTo add a worker, run on its machine:\n  farflung join {served.ticket('join', validity)}")
-            submit = served.ticket("submit", validity)
-            typer.echo(f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submit}")
+        for line in _invitations(served, validity, here):
+            typer.echo(line)
         typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}")
-        dashboard = None if no_web else open_dashboard(place, web, say)
-        if dashboard is not None:
+        if not no_web and (dashboard := open_dashboard(place, web, say)) is not None:
             typer.echo(dashboard.invitation)
         typer.echo("\nPress Ctrl-C to stop the broker.")
         over.wait()
@@ -110,6 +106,18 @@ def broker(
             drop_ticket(own, place)
         observed.close()
         served.close()
+
+
+def _invitations(served: Broker, validity: Seconds, here: str) -> list[str]:
+    """Return how others join, with fresh tickets; without tickets where the output is the log of a service."""
+    if _writes_to_the_journal():
+        issue = f"  farflung ticket issue{here}\n  farflung ticket issue --scope submit{here}"
+        return [f"\nThe tickets are not shown, since this is the log of a service. For a ticket, run:\n{issue}"]
+    worker, submitter = served.ticket("join", validity), served.ticket("submit", validity)
+    return [
+        f"\nTo add a worker, run on its machine:\n  farflung join {worker}",
+        f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submitter}",
+    ]
 
 
 def _writes_to_the_journal() -> bool:

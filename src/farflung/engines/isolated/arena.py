@@ -175,6 +175,11 @@ class Arena:
                 _punch(self._file, first, last - first)
             self._pages[number], self._recent[number] = self._recent[number], 0
 
+    @property
+    def resident(self) -> int:
+        """Bytes of pages that the file has."""
+        return 512 * os.fstat(self._file).st_blocks
+
     def close(self) -> None:
         """Release the file; the mapping goes with the last view of it."""
         os.close(self._file)

@@ -76,6 +76,11 @@ class Zygote:
         self._version = ""
 
     @property
+    def pid(self) -> int:
+        """The number of the process that forks (0: it does not run)."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
     def version(self) -> str:
         """The engine's ``version``.
 

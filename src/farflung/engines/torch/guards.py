@@ -168,6 +168,12 @@ def _check_grid(x: torch.Tensor, grid: torch.Tensor, *settings: Any) -> None:
         _expect(largest <= _FARTHEST, f"a coordinate of the grid is {largest}, which is not a number of at most {_FARTHEST:.0f}")
 
 
+def _check_least(x: torch.Tensor, least: int, *rest: Any) -> None:
+    """The kernel rounds the least number to one that the element type has; at the end of the integers it never ends."""
+    del x, rest
+    _expect(abs(least) <= 1 << 62, f"the least number {least} is not between -2**62 and 2**62")
+
+
 def _check_parts(x: torch.Tensor, size: int = 1, dim: int = 0) -> None:
     """Each part is a tensor, which takes memory also on the meta device."""
     _count_parts(-(-x.shape[dim] // max(size, 1)))
@@ -191,6 +197,7 @@ _CHECKS: Mapping[str, Callable[..., Any]] = {
     "aten.chunk.default": lambda x, chunks, dim=0: _count_parts(chunks),
     "aten.split.Tensor": _check_parts,
     "aten.unbind.int": lambda x, dim=0: _check_parts(x, 1, dim),
+    "aten.random_.from": _check_least,
     "aten.div.Scalar_mode": _check_quotient,
     "aten.div.Tensor_mode": _check_quotient,
     "aten.grid_sampler.default": _check_grid,

@@ -2,7 +2,7 @@
 
 - ``stage_server``: ``StageServer``: the mode of training of a server; takes what helpers and peer servers send.
 - ``slice_actions``: the slices of one step as actions for the ready loop, as the task pools decide.
-- ``slices``: frames of states, tasks and answers between server and helper.
+- ``slices``: messages with states, tasks and answers between server and helper.
 - ``helper_links``: what a server sends to its helpers.
 - ``peer_servers``: servers of one stage that help each other.
 - ``slice_sums``: gradients of slices, added in the job's order.

@@ -82,7 +82,7 @@ class Coder:
 
 
 class Incoming:
-    """A copy that comes: ``limit`` bounds its bytes, ``version`` gives what is held of a step (None: nothing is).
+    """A copy that is being received. ``limit`` bounds its bytes. ``version`` returns the stored copy of a step (None: none).
 
     ``lacks``: the first piece was coded by a version that is not held here, so what comes is of no use. ``nbytes``: on the link.
     """

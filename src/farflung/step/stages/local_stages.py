@@ -34,7 +34,8 @@ class LocalStages:
         self.consistent = False
         #: stage -> samples in the micro-batch -> runner (the runners of a stage share their states)
         self._runners: dict[int, dict[int, StageRunner]] = {}
-        self._engine: Engine | None = None
+        #: What holds the states (None: the stages are not open).
+        self.engine: Engine | None = None
 
     # -- runners ------------------------------------------------------------------------------------------------------
 
@@ -44,15 +45,10 @@ class LocalStages:
         Raises:
             FarflungError: the engine refuses a graph.
         """
-        self._engine = engine
+        self.engine = engine
         for index in self.setup.own_stages:
             pieces = {rows: cuts[index] for rows, cuts in self.cuts.items()}
             self._runners[index] = open_stage(engine, device, self.setup, index, pieces)
-
-    def release(self) -> None:
-        """The states are not needed any more."""
-        if self._engine is not None:
-            self._engine.end()
 
     @cached_property
     def cuts(self) -> Mapping[int, tuple[SubGraph, ...]]:
@@ -105,17 +101,13 @@ class LocalStages:
         self.consistent = True
         return replicas
 
-    def slots(self, stage: int, *, copy: bool = True) -> dict[str, Array]:
-        """Return the slots that belong to the states of ``stage``, as ``<slot>/<parameter>``."""
-        return {**self.base(stage).optimizer_states(copy=copy), **self.delayed.slots(stage)}
-
     def packed(self) -> Mapping[str, Array]:
         """Return copies of all states with their slots, under the names of ``checkpoint.pack``."""
         values: dict[str, Array] = {}
         slots: dict[str, Array] = {}
         for index, runner in self.bases.items():
             values |= runner.states(list(runner.subgraph.states))
-            slots |= self.slots(index)
+            slots |= _slots(runner, self.delayed, index)
         return pack(values, slots)
 
     def read(self, wanted: Collection[str], instead: Mapping[int, Mapping[str, Array]]) -> Mapping[str, Array]:
@@ -125,7 +117,7 @@ class LocalStages:
         for index, runner in self.bases.items():
             values |= runner.states([name for name in runner.subgraph.states if name in wanted], copy=False)
             values |= {name: value for name, value in instead.get(index, {}).items() if name in wanted}
-            found = self.slots(index, copy=False)
+            found = _slots(runner, self.delayed, index, copy=False)
             slots |= {key: value for key, value in found.items() if key.split("/", 1)[1] in wanted}
         return pack(values, slots)
 
@@ -136,7 +128,7 @@ class LocalStages:
         for index, runner in self.bases.items():
             mine = {name for name in runner.subgraph.states if self.owns(name, index)}
             states |= {name: value for name, value in runner.states(copy=False).items() if name in mine}
-            slots = self.slots(index, copy=False)
+            slots = _slots(runner, self.delayed, index, copy=False)
             optimizer |= {key: value for key, value in slots.items() if key.split("/", 1)[1] in mine}
         return states, optimizer
 
@@ -182,3 +174,8 @@ class LocalStages:
         self.discard()
         self.committed = self._saved_committed
         return self.load_first(hooks)
+
+
+def _slots(runner: StageRunner, delayed: DelayedUpdate, stage: int, *, copy: bool = True) -> dict[str, Array]:
+    """The slots that belong to the states of ``stage``, as ``<slot>/<parameter>``."""
+    return {**runner.optimizer_states(copy=copy), **delayed.slots(stage)}

@@ -41,7 +41,8 @@ class RetainedStages:
 
     def release(self) -> None:
         """Release the engine that holds the states."""
-        self._stages.release()
+        if self._stages.engine is not None:
+            self._stages.engine.end()
 
     def read(self, states: Collection[str]) -> Mapping[str, Array]:
         """Return ``states`` with their optimizer slots, packed."""

@@ -82,7 +82,7 @@ class SampleCache:
             self._note(target, step, micro_batch, source, ids)
 
     def ids(self, stage: int, step: int, micro_batch: int) -> Ids | None:
-        """The numbers that ``stage`` calls the samples by: those of the first stage that it heard them from."""
+        """The numbers that ``stage`` calls the samples by: those of the first stage that sent them."""
         with self._lock:
             found = self._ids.get((stage, step, micro_batch))
             return found[min(found)] if found else None

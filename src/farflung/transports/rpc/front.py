@@ -115,7 +115,8 @@ class RpcFront:
         group, now = group_of(place.rpartition(":")[0].strip("[]")), monotonic()
         with self._lock:
             unproven = {one: None for one in self._callers if one.token in self._unproven and now < one.until}
-            leaves = crowded_out(unproven, group, most=self._limits.unproven, of_address=self._limits.of_address)
+            most = max(8, min(self._limits.unproven, descriptor_limit() // (8 * _DESCRIPTORS)))
+            leaves = crowded_out(unproven, group, most=most, of_address=min(self._limits.of_address, most // 2))
             if leaves is None and len(self._callers) * _DESCRIPTORS >= descriptor_limit() // 2:
                 leaves = next(reversed(self._callers))  # members that work here stay
         if leaves is not None:

@@ -20,6 +20,7 @@ from farflung.web.pages.page import View
 from farflung.web.pages.what_if_results import MEMORY_HEAD, bottleneck, headline, machine_figures, map_of, state_of
 from farflung.web.pages.what_if_scenario import (
     OWN_JOB,
+    check_size,
     job_fields,
     link_rows,
     machine_rows,
@@ -44,7 +45,7 @@ _POLL = 0.1
 def build(view: View) -> None:
     """Build the page."""
     page = _WhatIfPage(view)
-    ui.context.client.on_delete(page.close)
+    ui.context.client.on_delete(lambda: asyncio.to_thread(page.close))
     ui.timer(_POLL, page.show)
     ui.timer(0.0, page.load, once=True)
 
@@ -86,6 +87,7 @@ class _WhatIfPage:
     def _make_results(self) -> None:
         with card("Plan", "wide"):
             self._map = markup(Markup('<p class="ff-empty">The first plan takes some seconds.</p>')).classes("ff-svg")
+            self._map.props('tabindex=0 role=region aria-label="Map of the plan"')
             self._plan = note("")
         with card("Memory and load", "wide"):
             self._memory = HtmlTable("Memory and load", MEMORY_HEAD, text_columns=2, empty="No plan yet.")
@@ -169,6 +171,7 @@ class _WhatIfPage:
         else:
             self._topology = Topology.preset(name)
         assert self._topology is not None
+        check_size(self._topology)
         self._values = {field: text for field, text in self._values.items() if ":" not in field}
         machines = machine_rows(self._topology, lambda name: 0.0)
         head = ("machine", "region", "memory", "speed", "number", "x speed", "rent per hour")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from farflung.api.what_if import Choices, LinkChange, MachineChange, Scenario
-from farflung.api.what_if.scenario import link_groups
+from farflung.api.what_if.scenario import MOST_MACHINES, link_groups
 from farflung.api.what_if.sources import MODEL_PRESETS
 from farflung.cluster import Topology, preset_names
 from farflung.codecs import CODECS
@@ -19,7 +19,16 @@ from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.web.widgets.form import Choice, Field, Number, Slider, number_cell
 from farflung.web.widgets.html_table import Cell
 
-__all__ = ["OWN_JOB", "job_fields", "link_rows", "machine_rows", "scenario_of", "setting_fields", "topology_choices"]
+__all__ = [
+    "OWN_JOB",
+    "check_size",
+    "job_fields",
+    "link_rows",
+    "machine_rows",
+    "scenario_of",
+    "setting_fields",
+    "topology_choices",
+]
 
 #: The value of the choice of a job that means the text of a job file.
 OWN_JOB = "text"
@@ -31,6 +40,16 @@ _NUMBERED = {"homogeneous-N": ("homogeneous-4", "homogeneous-8"), "regions-N": (
 _ROWS = 64
 
 T = TypeVar("T")
+
+
+def check_size(topology: Topology) -> None:
+    """Check that the page can show ``topology``.
+
+    Raises:
+        InputError: it has too many machines.
+    """
+    if len(topology) > MOST_MACHINES:
+        raise InputError(f"{topology.name} has {len(topology)} machines, this page takes {MOST_MACHINES}: use farflung plan")
 
 
 def topology_choices() -> list[tuple[str, str]]:

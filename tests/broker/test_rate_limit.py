@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.protocol import rate_limit
-from farflung.protocol.rate_limit import RateLimit
+from farflung.broker import rate_limit
+from farflung.broker.rate_limit import RateLimit
 
 
 def test_a_burst_and_then_a_rate() -> None:

@@ -1,0 +1,42 @@
+"""What ``farflung broker`` prints: tickets, but not where the journal of systemd keeps them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PATIENCE = 100.0
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_tickets_are_kept_out_of_the_journal(tmp_path: Path, journal: bool) -> None:
+    """systemd names the stream of the journal in the environment; here it is a file."""
+    with (tmp_path / "log").open("w+b") as log:
+        facts = os.fstat(log.fileno())
+        stream = f"{facts.st_dev}:{facts.st_ino if journal else facts.st_ino + 1}"
+        command = [
+            sys.executable,
+            "-m",
+            "farflung",
+            "broker",
+            "--listen",
+            "127.0.0.1:0",
+            "--home",
+            str(tmp_path / "b"),
+            "--no-web",
+        ]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "JOURNAL_STREAM": stream}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        try:
+            while "Press Ctrl-C" not in (text := (tmp_path / "log").read_text()):
+                assert process.poll() is None, text
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(PATIENCE)
+    assert ("farflung1-" in text) is not journal
+    assert (f"farflung ticket issue --scope submit --home {tmp_path / 'b'}" in text) is journal
