@@ -86,10 +86,10 @@ def _record(step: int) -> StepRecord:
         loss=1.0,
         seconds=0.5,
         elapsed=0.5 * step,
-        link_bytes=links,
-        dense_bytes=links,
         samples=64,
         tokens=8192,
+        link_bytes=links,
+        dense_bytes=links,
     )
 
 

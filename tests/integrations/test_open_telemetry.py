@@ -156,7 +156,7 @@ def test_the_queue_is_bounded(collector: Collector) -> None:
     exporter.close()
     for step in range(10_000):
         exporter.spans("run-1", [Span(what=SpanKind.WAIT, name="wait", start=1.0, seconds=0.1, step=step)])
-    assert len(exporter._waiting) == 4096
+    assert exporter.waiting == 4096
 
 
 @pytest.mark.parametrize(

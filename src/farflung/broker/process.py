@@ -139,14 +139,7 @@ class Broker:
         opening.callback(links.close)
         journal = Journal(self.home / "journal.sqlite", say)
         opening.callback(journal.close)
-
-        def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves
-            notices.if_known(run, text)
-
-        trackers = RunTrackers(self.runs, warn, storage.trackers)
-        opening.callback(trackers.close)
-        self._message_takers: list[MessageTaker] = [log.message, trackers.message]
-        notices = Notices(say, self.runs, self._take_message)
+        notices, trackers = self._make_notices(opening, log, storage.trackers)
         self.network = self._make_network(links, _dialer(credentials, say))
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
@@ -197,6 +190,16 @@ class Broker:
             quotas=quotas,
             member_port=lambda: self.member_port,
         )
+
+    def _make_notices(self, opening: ExitStack, log: BrokerLog, allowed: tuple[str, ...]) -> tuple[Notices, RunTrackers]:
+        def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves
+            notices.if_known(run, text)
+
+        trackers = RunTrackers(self.runs, warn, allowed)
+        opening.callback(trackers.close)
+        self._message_takers: list[MessageTaker] = [log.message, trackers.message]
+        notices = Notices(log.say, self.runs, self._take_message)
+        return notices, trackers
 
     def _make_network(self, links: LinkTable, dial_worker: Dial) -> Network:
         send = self.sessions.send

@@ -104,6 +104,11 @@ class TraceExporter:
         self._threads = ThreadGroup()
         self._threads.spawn("otel", self._export_all)
 
+    @property
+    def waiting(self) -> int:
+        """How many items wait to be exported."""
+        return len(self._waiting)
+
     def step(self, run: str, report: StepReport) -> None:
         """Steps are exported by the broker."""
 
