@@ -159,6 +159,7 @@ class Door:
         "versions": {},
     }
     caller = Caller(name="w", role="worker")
+    address = "192.0.2.1:4711"
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

@@ -52,5 +52,5 @@ def test_the_broker_has_the_last_word(tmp_path: Path) -> None:
         member = join(ticket, name="attic", role="worker", key=key, kept=kept)
         member.client.close()
         cluster.broker.tickets.revoke(ticket.ticket_id, 1.0)
-        with pytest.raises(SecurityError, match="the ticket that 'attic' joined with was revoked; ask the broker's owner"):
+        with pytest.raises(SecurityError, match="that 'attic' joined with was revoked; ask the broker's owner"):
             join(ticket, name="attic", role="worker", key=key, kept=kept)

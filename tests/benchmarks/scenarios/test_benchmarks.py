@@ -33,10 +33,12 @@ def invoke(*arguments: str) -> Any:
 
 
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
-    first = "auto chain changing chaos codecs compression coverage crawl emulator exactness fusionllm fuzz grid hybrid joining"
-    names = f"{first} kept loss loss-study memory overhead overlap pipeline planning prediction profile shared-cores simulator"
-    names = f"{names} startup sync-loss sync-memory sync-network sync-schedule sync-speeds sync-strategies trace-cost trackers"
-    names = f"{names} transport"
+    names = (
+        "auto chain changing chaos codecs compression coverage crawl emulator exactness fusionllm fuzz "
+        "fuzz-graphs grid hybrid isolation joining kept loss loss-study memory messages overhead overlap pipeline "
+        "planning prediction profile shared-cores silent-connections simulator startup sync-loss sync-memory "
+        "sync-network sync-schedule sync-speeds sync-strategies trace-cost trackers transport web"
+    )
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(BENCHMARKS)

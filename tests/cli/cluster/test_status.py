@@ -103,7 +103,7 @@ def test_a_worker_is_shown_with_what_its_warm_up_found(
     assert "40 GFLOP/s" in line
     assert line.endswith("  standby")
     _, out, _ = status(monkeypatch, capsys, "--verbose")
-    assert "  standby  (reaches 62% of its peak speed, 25 us per operator)" in out
+    assert "  standby  (reaches 62% of its peak speed, 25 us per operator, isolation unknown)" in out
 
 
 def test_the_whole_cause_of_a_lost_worker_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,9 +73,12 @@ CLUSTER = (
 )
 #: Those that tests elsewhere run: with peft, with children of its own.
 ELSEWHERE = {
-    "farflung broker --metrics 127.0.0.1:9464": "integrations/metrics/test_prometheus.py",
-    "farflung join TICKET --metrics 127.0.0.1:9465": "integrations/metrics/test_prometheus.py",
+    "farflung broker --metrics 127.0.0.1:9464": "integrations/scenarios/test_prometheus.py",
+    "farflung join TICKET --metrics 127.0.0.1:9465": "integrations/scenarios/test_prometheus.py",
     "farflung join TICKET": "cli/scenarios/test_cli_processes.py",
+    "farflung join TICKET --isolation required": "engines/test_isolation.py",
+    "farflung join TICKET --isolation off": "engines/test_isolation.py",
+    "farflung doctor": "worker/test_doctor.py",
     "farflung kick attic": "broker/test_access_control.py",
     "farflung kick attic --undo": "broker/test_access_control.py",
     "farflung ticket revoke t5f3a910c": "cli/scenarios/test_error_lines.py",
@@ -150,6 +153,8 @@ def test_every_command_is_run_somewhere() -> None:
             '"revoke"',
             '"web"',
             '"join"',
+            '"doctor"',
+            '"required"',
             "run_trial",
             '"generate"',
             "--install-completion",

@@ -69,7 +69,7 @@ def test_workers_that_share_cores_move_only_for_more_than_predictions_err(
     machine.handle(PlanMade(run="r", attempt=1, devices=("a",)))
     machine.handle(RunPrepared(run="r", name="a", attempt=1))
     machine.handle(MemberJoined(name="b", address="b:1", offer=offer))
-    old = SimpleNamespace(plan=SimpleNamespace(stages=("a",), devices=("a",)))
+    old = SimpleNamespace(plan=SimpleNamespace(stages=("a",), devices=("a",)), unused={})
     new = SimpleNamespace(
         plan=SimpleNamespace(stages=("a", "b"), devices=("a", "b")), estimate=SimpleNamespace(step_seconds=then)
     )
@@ -107,7 +107,8 @@ def test_closing_waits_for_nothing(monkeypatch: pytest.MonkeyPatch, settling: bo
     looked: list[int] = []
     monkeypatch.setattr(replanner.Replanner, "search", lambda self, why="": looked.append(1))
     made = replanner.Replanner(BrokerMachine(), threading.Condition(), print, INPUTS, print)
-    made.begins(SimpleNamespace(run="r", job=text_job(plan={"again": True}), result=None, workers=WorkerFacts()))  # type: ignore[arg-type]
+    run: Any = SimpleNamespace(run="r", job=text_job(plan={"again": True}), planned=None, result=None, workers=WorkerFacts())
+    made.begins(run)
     if settling:
         made.joined("b")
     made.close()

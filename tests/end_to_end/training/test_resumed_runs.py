@@ -152,7 +152,9 @@ def test_what_can_not_be_resumed(three: Loopback) -> None:
     with pytest.raises(InputError, match=rf"checkpoint.resume = '{first.run}': the checkpoint at .* stands at step 2: set steps"):
         three.run(rest(job, first.run, steps=2))
     other = job.model_copy(update={"seed": 4, "optimizer": job.optimizer.model_copy(update={"lr": 0.5})})
-    with pytest.raises(CheckpointError, match=r"written by a job with another seed, optimizer: set it back"):
+    with pytest.raises(
+        CheckpointError, match=r"written by a job with other settings .seed: 3 -> 4, optimizer.lr: 0.01 -> 0.5.: set them back"
+    ):
         three.run(rest(other, first.run))
     with pytest.raises(CheckpointError, match=r"belongs to another model"):
         three.run(rest(text_job(model={"recipe": "moe", "args": {"sequence": 16}}), first.run))

@@ -91,7 +91,7 @@ class Zygote:
             self._started()
             return self._version
 
-    def spawn(self, request: Spawn, files: tuple[int, int, int]) -> None:
+    def fork(self, request: Spawn, files: tuple[int, int, int]) -> None:
         """Fork a process that computes; ``files``: its ends of the channel and the status, and the shared memory.
 
         Raises:
@@ -166,7 +166,7 @@ class Compute:
             try:
                 self.arena = Arena(file, own=0)
                 request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch)
-                zygote.spawn(request, (channel.fileno(), status.fileno(), file))
+                zygote.fork(request, (channel.fileno(), status.fileno(), file))
             finally:
                 os.close(file)
         locked = receive(self._channel, Answer, self.arena) if _readable(self._channel, _LOCK_SECONDS) else None
