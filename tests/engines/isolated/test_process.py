@@ -44,11 +44,20 @@ def unguarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Isola
 
 
 def compute_process(zygote: Zygote) -> psutil.Process:
-    """The process that computes: the child of a guard of ``zygote``, whose command all of them share."""
-    command = psutil.Process(zygote.pid).cmdline()
+    """The newest process that computes for this process: they share memory, and its parent, the guard, has the same command."""
+    command, mine = psutil.Process(zygote.pid).cmdline(), _shared_memory(os.getpid())
     alike = {one.pid: one for one in psutil.process_iter() if _command(one) == command}
-    (found,) = [one for one in alike.values() if one.ppid() in alike and one.ppid() != zygote.pid]
-    return found
+    found = [one for one in alike.values() if one.ppid() in alike and one.ppid() != zygote.pid and _shared_memory(one.pid) & mine]
+    return max(found, key=psutil.Process.create_time)
+
+
+def _shared_memory(pid: int) -> set[str]:
+    """The memory files that the process has mapped, by inode."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # it has ended
+        return set()
+    return {line.split()[4] for line in lines if "/memfd:" in line}
 
 
 def _command(process: psutil.Process) -> list[str]:
