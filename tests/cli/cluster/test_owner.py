@@ -140,7 +140,7 @@ def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest
         ),
     )
     wishes.begin({})
-    assert run(capsys, "pause")[1] == ("attic: paused, and hands over a run that it works on; farflung resume ends the pause\n")
+    assert run(capsys, "pause")[1] == ("attic: paused; a run that it works on moves to others; farflung resume ends the pause\n")
     assert wishes.read().paused
     assert run(capsys, "resume", "attic")[1] == "attic: no longer paused\n"
     assert not wishes.read().paused
