@@ -224,8 +224,8 @@ class PlanSpec(_Section):
     again: bool | Literal["auto"] = "auto"
 
     @property
-    def order(self) -> str:
-        """The schedule that a planner starts from: ``schedule``, or 1F1B where that is ``auto``."""
+    def base_schedule(self) -> str:
+        """The schedule that planners place stages for: ``schedule``, or ``1f1b`` if that is ``auto``."""
         return "1f1b" if self.schedule == "auto" else self.schedule
 
 
