@@ -74,7 +74,7 @@ class OfferItem(Item):
     """What a worker offers: its device, its speed and its versions.
 
     ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio. ``isolation``: of a job's
-    process.
+    process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes.
     """
 
     memory: Capacity
@@ -90,6 +90,8 @@ class OfferItem(Item):
     relay: bool
     reliable: bool
     isolation: Literal["full", "partial", "off"] | UnsetType = UNSET
+    region: Word | UnsetType = UNSET
+    disk: Amount | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):

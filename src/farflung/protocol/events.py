@@ -70,7 +70,7 @@ class Offer:
     ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
     computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
     otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
-    up (empty: unknown).
+    up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown).
     """
 
     memory: float
@@ -86,6 +86,7 @@ class Offer:
     relay: bool = True
     reliable: bool = True
     isolation: str = ""
+    region: str = ""
 
 
 # -- events ---------------------------------------------------------------------------------------------------------------

@@ -47,6 +47,15 @@ def members_of(*names):
     return [Member(name=name, address="x", offer=Offer(memory=1e9, speed=1e9)) for name in names]
 
 
+def test_the_region_of_a_worker_is_that_of_the_submitted_topology_else_its_owners():
+    preset = Topology.preset("local4-two-regions")
+    offer = Offer(memory=1e9, speed=1e9, region="attic")
+    there = [Member(name=name, address="x", offer=offer) for name in preset.names]
+    bundle = Bundle(run="r", job=JobSpec(), graphs={}, topology=None)
+    assert set(cluster_of(bundle, there, LinkTable()).regions) == {"attic"}
+    assert cluster_of(replace(bundle, topology=preset), there).regions == preset.regions
+
+
 def test_workers_that_the_submitted_topology_does_not_have_are_left_out_and_named():
     builder = GraphBuilder("chain")
     value = builder.input("x", "float32", (4, 8))
