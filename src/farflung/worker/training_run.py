@@ -310,12 +310,12 @@ class _PeerMessages:
             if server is not None and not self._participates(peer):
                 raise server.refuse(peer, error) from error
             if isinstance(error, (WireError, CodecError, VersionError)):
-                self._abort(type(error)(f"a bad {kind_of(message)!r} came from {peer}: {error}"))
+                self._abort(_blamed(type(error)(f"a bad {kind_of(message)!r} came from {peer}: {error}"), peer))
                 raise
             if not isinstance(error, _MALFORMED):
                 raise
             wrong = WireError(f"a bad {kind_of(message)!r} came from {peer}: {type(error).__name__}: {error}")
-            self._abort(wrong)
+            self._abort(_blamed(wrong, peer))
             raise wrong from error
 
     def _refusal(self, peer: str, message: RunMessage) -> WireError:
@@ -325,7 +325,7 @@ class _PeerMessages:
         """``peer`` sent a frame that is not a message."""
         server = self.executor.server
         if self._participates(peer):
-            self._abort(WireError(f"{peer} sent a frame that cannot be read: {error}"))
+            self._abort(_blamed(WireError(f"{peer} sent a frame that cannot be read: {error}"), peer))
         elif server is not None and server.knows(peer):
             server.refuse(peer, error)
 
@@ -369,6 +369,12 @@ class _PeerMessages:
             server.went(peer, str(error))  # if it helps
         if self._needs(peer):
             self._abort(error)
+
+
+def _blamed(error: FarflungError, peer: str) -> FarflungError:
+    """Return ``error``, for which ``peer`` is to blame."""
+    error.blames = peer
+    return error
 
 
 def _log_links(peers: Sequence[str], seen: Mapping[str, LinkStatistics], log: Callable[[str], None]) -> None:
