@@ -238,13 +238,15 @@ class Ended(RunReport, kind="ended", on=Channel.REPORTS):
 class Failed(RunReport, kind="failed", on=Channel.REPORTS):
     """This worker's part has failed. ``kind``: the error's class. ``lost_peer``: the connection to a peer was lost.
 
-    ``batch``: on which it failed, if it failed while a batch was computed.
+    ``batch``: on which it failed, if it failed while a batch was computed. ``blames``: the peer from which the message or the
+    numbers came on which it failed.
     """
 
     cause: Text
     kind: Label
     lost_peer: Flag = UNSET
     batch: BatchItem | UnsetType = UNSET
+    blames: Member | UnsetType = UNSET
 
 
 class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):

@@ -266,6 +266,7 @@ class RunFailed:
     """A worker's part failed (``lost_peer``: because another could not be reached); without ``name``, the run as a whole.
 
     ``kind`` is the class of the error (of ``farflung.errors``). ``batch``: on which it came. ``attempt`` as in ``RunPrepared``.
+    ``blames``: the worker from which the numbers came on which it failed (empty: it failed by itself).
     """
 
     run: str
@@ -275,6 +276,7 @@ class RunFailed:
     lost_peer: bool = False
     attempt: int = 0
     batch: FailedBatch | None = None
+    blames: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
