@@ -575,7 +575,7 @@ def test_a_link_s_own_traffic_tells_its_latency(member: Member) -> None:
 
 
 def test_who_still_sends_learns_why_its_frame_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The refusing side closes last: bytes that nobody reads would reset the connection, and the reset can overtake the reason."""
+    """The refusing side closes last: unread bytes would reset the connection, and the reset can overtake the reason."""
     monkeypatch.setattr(tcp_connection, "LINGER_SECONDS", PATIENCE)
     monkeypatch.setattr(tcp_link, "_GOODBYE_SECONDS", 0.0)
     causes: list[str] = []
