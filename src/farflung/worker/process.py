@@ -285,7 +285,7 @@ class Worker:
     def _welcome(self, command: Welcome) -> None:
         self.session.welcome(command.lease)
         name, offer, address = self.membership.name, self._device.offer, self.endpoint.address
-        offered = f"{Bytes(offer['memory'])}, {FlopsPerSecond(offer['speed'])}"
+        offered = f"{Bytes(offer['memory']).written(3)}, {FlopsPerSecond(offer['speed'])}"
         self._log(
             f"{name}: joined the broker at {self.membership.client.address} with {offer['kind']} ({offered}); "
             f"{f'peers reach it at {address}' if address else 'it dials its peers'}"
