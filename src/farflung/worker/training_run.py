@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -49,6 +49,8 @@ class TrainingRun(RunPart):
         super().__init__(command, services, on_end)
         self._command: Prepare | None = command
         self._submitter = command.submitter
+        #: Who may call this worker while the part lasts.
+        self._peers: Sequence[str] = ()
         self._continuation = None if isinstance(command.live, UnsetType) else Continuation(command.live)
         #: Set when the broker reports that all workers are prepared (False: the part is over).
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -71,7 +73,11 @@ class TrainingRun(RunPart):
     # -- from other threads -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """See ``RunPart``."""
+        """See ``RunPart``. Peers are admitted at once: they may call before the process that computes has started."""
+        command = self._command
+        assert command is not None
+        self._services.links.connect({command.submitter: ""} | dict(command.addresses), command.relays)
+        self._peers = [*command.addresses, command.submitter]
         self._threads.spawn(f"compute-{self.run}", self._main)
 
     def begin(self) -> None:
@@ -153,7 +159,7 @@ class TrainingRun(RunPart):
         self._requests.raise_if_ended()  # an earlier ``abort`` did not reach the engine
         engine.set_threads(bundle.job.threads)
         setup = _read_setup(self.name, command, bundle, plan)
-        _connect(services.links, command)
+        _greet(services.links, command.addresses)
         if bundle.emulate:
             self._endpoint = shape_links(services.links.endpoint, bundle, setup)
         feed, fingerprints = self._reads.read("the check of the data", partial(self._feed, bundle, setup))
@@ -234,8 +240,7 @@ class TrainingRun(RunPart):
         services, executor = self._services, self.executor
         self._open = None
         with ExitStack() as closing:  # called in reverse order, and each one whatever another one raises
-            if executor is not None:
-                closing.callback(services.links.release, [*executor.setup.peers, self._submitter])
+            closing.callback(services.links.release, self._peers)
             if self._endpoint is not services.links.endpoint:
                 closing.callback(self._endpoint.close)
             closing.callback(self._reads.close)
@@ -281,10 +286,9 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
     )
 
 
-def _connect(links: PeerLinks, command: Prepare) -> None:
+def _greet(links: PeerLinks, peers: Iterable[str]) -> None:
     """Dial the peers of the plan."""
-    links.connect({command.submitter: ""} | dict(command.addresses), command.relays)
-    for peer in command.addresses:
+    for peer in peers:
         with suppress(ConnectionLost):  # the first frame on the link reports the loss
             links.endpoint.post(peer, encode(PeerHello()), Urgency.CONTROL)  # a peer that can't dial this machine is dialled
 
