@@ -33,6 +33,7 @@ from farflung.step.stages.state_copies import StateCopies, StateCopy
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import synchronized
 from farflung.step.sync.participation import Participation
+from farflung.step.sync.spoilt_values import SpoiltValues
 from farflung.step.two_phase_commit import TwoPhaseCommit
 from farflung.step.zeroth_order import ZerothOrderMode
 from farflung.telemetry.faults import fault_point
@@ -73,7 +74,9 @@ class Executor:
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
         vote = StepVote(context, copies.due, participation.takes_part)
-        check, commit = GradientCheck(context, stages), TwoPhaseCommit(context, stages)
+        faulty = 0 if sync is None else sync.strategy.traits.faulty
+        check, commit = GradientCheck(context, stages, faulty), TwoPhaseCommit(context, stages)
+        spoilt = SpoiltValues(setup, on=faulty > 0)
         messages = PeerRouter()
         messages.register(Losses, vote.receive_losses)
         messages.register(Verdict, vote.receive_verdict)
@@ -95,7 +98,7 @@ class Executor:
             mode = ZerothOrderMode(context, stages, vote, sync, sync.strategy.traits.zeroth_order)
             messages.register(Slope, mode.receive)
         else:
-            mode = PipelineMode(context, stages, vote, sums, sync)
+            mode = PipelineMode(context, stages, vote, sums, (sync, spoilt))
         parts = StepParts(
             sync=sync,
             participation=participation,
@@ -105,6 +108,7 @@ class Executor:
             sums=sums,
             commit=commit,
             copies=copies,
+            spoilt=spoilt,
         )
         return parts, Router(context, self._position, messages)
 

@@ -21,6 +21,7 @@ from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import Synchronizer
 from farflung.step.sync.participation import Participation
+from farflung.step.sync.spoilt_values import SpoiltValues
 from farflung.step.tied_gradients import exchange_uses
 from farflung.step.transfer.outbox import LinkUse
 from farflung.step.two_phase_commit import TwoPhaseCommit
@@ -42,6 +43,7 @@ class StepParts:
     sums: GradientExchange
     commit: TwoPhaseCommit
     copies: StateCopies
+    spoilt: SpoiltValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +176,8 @@ class OptimizerStep:
             rate=rates(context.setup.job, step)[-1],
             grad_norm=norm,
             divergence=None if sync is None else sync.divergence,
+            excluded=frozenset() if sync is None else sync.excluded,
+            spoilers=frozenset(self._parts.spoilt.senders),
         )
         # Logged before it is sent: if this worker is lost, another one has the losses of the step.
         self._parts.commit.log(report, everyone, participation.mean(step, everyone))

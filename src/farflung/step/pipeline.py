@@ -18,6 +18,7 @@ from farflung.step.stages.local_stages import LocalStages
 from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import Synchronizer
+from farflung.step.sync.spoilt_values import SpoiltValues
 from farflung.step.transfer.value_transfer import StepRoutes
 from farflung.telemetry.events import SpanKind
 
@@ -50,15 +51,23 @@ class PipelineMode:
     makes_gradients = True
 
     def __init__(
-        self, context: StepContext, stages: LocalStages, vote: StepVote, sums: GradientExchange, sync: Synchronizer | None
+        self,
+        context: StepContext,
+        stages: LocalStages,
+        vote: StepVote,
+        sums: GradientExchange,
+        replicas: tuple[Synchronizer | None, SpoiltValues],
     ) -> None:
-        self.context, self.stages, self.vote, self.sums, self.sync = context, stages, vote, sums, sync
+        """``replicas``: how they agree (None: gradients are summed), and what checks the values that workers send."""
+        self.context, self.stages, self.vote, self.sums = context, stages, vote, sums
+        self.sync, self.spoilt = replicas
 
     def open(self) -> None:
         """Nothing to prepare."""
 
     def run(self, step: int, meter: StepMeter) -> dict[int, float]:
         """See ``TrainingMode``."""
+        self.spoilt.begin_step()
         source = _ScheduledActions(self, step)
         run_actions(source, self.context, meter)
         return source.losses
@@ -104,7 +113,9 @@ class _ScheduledActions(QueuedActions):
         return data
 
     def inputs(self, action: Action) -> ActionInputs:
-        found = super().inputs(action)
+        found, piece = super().inputs(action), self.piece(action)
+        backward = action.kind is ActionKind.BACKWARD
+        self._mode.spoilt.received(action, piece.requires_gradients if backward else piece.takes, found)
         if self._is_last_backward(action):
             assert self._mode.sync is not None
             self._mode.sync.watch(action.stage, self.runner(action))
@@ -114,6 +125,7 @@ class _ScheduledActions(QueuedActions):
         if self._is_last_backward(action):
             assert self._mode.sync is not None
             self._mode.sync.watched(action.stage)
+        self._mode.spoilt.computed(action, result)
         super().finish(action, result)
 
     def completed(self, action: Action, result: ActionResult) -> None:
