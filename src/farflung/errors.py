@@ -50,6 +50,8 @@ class FarflungError(Exception):
     """Base of all errors that farflung raises on purpose; ``str(error)`` is one clear line."""
 
     exit_code: ClassVar[int] = 1
+    #: The peer from which the message or the numbers came that caused the error (empty: nobody else did).
+    blames: str = ""
 
 
 class InputError(FarflungError):

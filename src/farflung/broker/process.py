@@ -235,6 +235,7 @@ class Broker:
             retained=manager.retained,
             of_runs=of_runs,
             stragglers=manager.stragglers,
+            disk=self.sessions.put_disk,
         )
 
     def _serve_requests(

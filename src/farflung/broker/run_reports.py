@@ -132,6 +132,7 @@ class RunReports:
             lost_peer=message.lost_peer is True,
             batch=failed_batch(message.batch),
             attempt=message.attempt,
+            blames=message.blames or "",
         )
         self.handle(event)
 

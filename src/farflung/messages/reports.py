@@ -75,7 +75,7 @@ class OfferItem(Item):
     """What a worker offers: its device, its speed and its versions.
 
     ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio. ``isolation``: of a job's
-    process.
+    process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes.
     """
 
     memory: Capacity
@@ -91,6 +91,8 @@ class OfferItem(Item):
     relay: bool
     reliable: bool
     isolation: Literal["full", "partial", "off"] | UnsetType = UNSET
+    region: Word | UnsetType = UNSET
+    disk: Amount | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):
@@ -239,13 +241,15 @@ class Ended(RunReport, kind="ended", on=Channel.REPORTS):
 class Failed(RunReport, kind="failed", on=Channel.REPORTS):
     """This worker's part has failed. ``kind``: the error's class. ``lost_peer``: the connection to a peer was lost.
 
-    ``batch``: on which it failed, if it failed while a batch was computed.
+    ``batch``: on which it failed, if it failed while a batch was computed. ``blames``: the peer from which the message or the
+    numbers came on which it failed.
     """
 
     cause: Text
     kind: Label
     lost_peer: Flag = UNSET
     batch: BatchItem | UnsetType = UNSET
+    blames: Member | UnsetType = UNSET
 
 
 class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):

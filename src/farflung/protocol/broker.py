@@ -79,7 +79,7 @@ class BrokerMachine:
             RunPrepared: attempts.prepared,
             RunDropped: attempts.dropped,
             RunEnded: attempts.ended,
-            RunFailed: attempts.failed,
+            RunFailed: conduct.failed,
             StopRequested: attempts.stop,
             MemberLied: conduct.lied,
             MemberLate: conduct.late,

@@ -71,7 +71,7 @@ class Offer:
     ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
     computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
     otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
-    up (empty: unknown).
+    up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown).
     """
 
     memory: float
@@ -87,6 +87,7 @@ class Offer:
     relay: bool = True
     reliable: bool = True
     isolation: str = ""
+    region: str = ""
 
 
 # -- events ---------------------------------------------------------------------------------------------------------------
@@ -266,6 +267,7 @@ class RunFailed:
     """A worker's part failed (``lost_peer``: because another could not be reached); without ``name``, the run as a whole.
 
     ``kind`` is the class of the error (of ``farflung.errors``). ``batch``: on which it came. ``attempt`` as in ``RunPrepared``.
+    ``blames``: the worker from which the numbers came on which it failed (empty: it failed by itself).
     """
 
     run: str
@@ -275,6 +277,7 @@ class RunFailed:
     lost_peer: bool = False
     attempt: int = 0
     batch: FailedBatch | None = None
+    blames: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

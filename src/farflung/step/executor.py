@@ -33,7 +33,6 @@ from farflung.step.stages.state_copies import StateCopies, StateCopy
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import synchronized
 from farflung.step.sync.participation import Participation
-from farflung.step.sync.spoilt_values import SpoiltValues
 from farflung.step.two_phase_commit import TwoPhaseCommit
 from farflung.step.zeroth_order import ZerothOrderMode
 from farflung.telemetry.faults import fault_point
@@ -76,7 +75,6 @@ class Executor:
         vote = StepVote(context, copies.due, participation.takes_part)
         faulty = 0 if sync is None else sync.strategy.traits.faulty
         check, commit = GradientCheck(context, stages, faulty), TwoPhaseCommit(context, stages)
-        spoilt = SpoiltValues(setup, on=faulty > 0)
         messages = PeerRouter()
         messages.register(Losses, vote.receive_losses)
         messages.register(Verdict, vote.receive_verdict)
@@ -98,7 +96,7 @@ class Executor:
             mode = ZerothOrderMode(context, stages, vote, sync, sync.strategy.traits.zeroth_order)
             messages.register(Slope, mode.receive)
         else:
-            mode = PipelineMode(context, stages, vote, sums, (sync, spoilt))
+            mode = PipelineMode(context, stages, vote, sums, sync)
         parts = StepParts(
             sync=sync,
             participation=participation,
@@ -108,7 +106,6 @@ class Executor:
             sums=sums,
             commit=commit,
             copies=copies,
-            spoilt=spoilt,
         )
         return parts, Router(context, self._position, messages)
 

@@ -21,7 +21,6 @@ from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import Synchronizer
 from farflung.step.sync.participation import Participation
-from farflung.step.sync.spoilt_values import SpoiltValues
 from farflung.step.tied_gradients import exchange_uses
 from farflung.step.transfer.outbox import LinkUse
 from farflung.step.two_phase_commit import TwoPhaseCommit
@@ -43,7 +42,6 @@ class StepParts:
     sums: GradientExchange
     commit: TwoPhaseCommit
     copies: StateCopies
-    spoilt: SpoiltValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +175,7 @@ class OptimizerStep:
             grad_norm=norm,
             divergence=None if sync is None else sync.divergence,
             excluded=frozenset() if sync is None else sync.excluded,
-            spoilers=frozenset(self._parts.spoilt.senders),
+            spoilers=frozenset({context.transfer.spoilt.source(step)} - {"", context.setup.device}),
         )
         # Logged before it is sent: if this worker is lost, another one has the losses of the step.
         self._parts.commit.log(report, everyone, participation.mean(step, everyone))

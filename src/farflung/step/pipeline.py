@@ -18,7 +18,6 @@ from farflung.step.stages.local_stages import LocalStages
 from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import Synchronizer
-from farflung.step.sync.spoilt_values import SpoiltValues
 from farflung.step.transfer.value_transfer import StepRoutes
 from farflung.telemetry.events import SpanKind
 
@@ -51,23 +50,15 @@ class PipelineMode:
     makes_gradients = True
 
     def __init__(
-        self,
-        context: StepContext,
-        stages: LocalStages,
-        vote: StepVote,
-        sums: GradientExchange,
-        replicas: tuple[Synchronizer | None, SpoiltValues],
+        self, context: StepContext, stages: LocalStages, vote: StepVote, sums: GradientExchange, sync: Synchronizer | None
     ) -> None:
-        """``replicas``: how they agree (None: gradients are summed), and what checks the values that workers send."""
-        self.context, self.stages, self.vote, self.sums = context, stages, vote, sums
-        self.sync, self.spoilt = replicas
+        self.context, self.stages, self.vote, self.sums, self.sync = context, stages, vote, sums, sync
 
     def open(self) -> None:
         """Nothing to prepare."""
 
     def run(self, step: int, meter: StepMeter) -> dict[int, float]:
         """See ``TrainingMode``."""
-        self.spoilt.begin_step()
         source = _ScheduledActions(self, step)
         run_actions(source, self.context, meter)
         return source.losses
@@ -83,6 +74,8 @@ class _ScheduledActions(QueuedActions):
         context, setup = mode.context, mode.context.setup
         super().__init__(context.inbox, StepRoutes(context.transfer, Phase.TRAIN, step), step)
         self._mode, self._context, self._stages = mode, context, mode.stages
+        #: Whether the strategy tolerates replicas whose values are not finite.
+        self._tolerant = mode.sync is not None and mode.sync.strategy.traits.faulty > 0
         #: micro-batch -> loss
         self.losses: dict[int, float] = {}
         schedule = get_schedule(setup.plan.schedule)
@@ -113,9 +106,7 @@ class _ScheduledActions(QueuedActions):
         return data
 
     def inputs(self, action: Action) -> ActionInputs:
-        found, piece = super().inputs(action), self.piece(action)
-        backward = action.kind is ActionKind.BACKWARD
-        self._mode.spoilt.received(action, piece.requires_gradients if backward else piece.takes, found)
+        found = super().inputs(action)
         if self._is_last_backward(action):
             assert self._mode.sync is not None
             self._mode.sync.watch(action.stage, self.runner(action))
@@ -125,7 +116,9 @@ class _ScheduledActions(QueuedActions):
         if self._is_last_backward(action):
             assert self._mode.sync is not None
             self._mode.sync.watched(action.stage)
-        self._mode.spoilt.computed(action, result)
+        if self._tolerant and action.kind is ActionKind.FORWARD:  # gradients that come back say nothing of their senders then
+            for value in result.values.values():
+                self._context.transfer.spoilt.check(self.step, self._context.setup.device, value)
         super().finish(action, result)
 
     def completed(self, action: Action, result: ActionResult) -> None:

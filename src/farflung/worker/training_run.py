@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from farflung.data.timed_reads import TimedReads
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
 from farflung.messages.commands import Helper, HelperGone, Prepare
@@ -26,8 +27,8 @@ from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.transports.base import Arrival, Endpoint, LinkStatistics, Urgency
 from farflung.units import Bytes, BytesPerSecond, Seconds, counted
-from farflung.worker.data_feed import CallerFeed, DataKey, FileFeed
-from farflung.worker.first_states import FirstStates, StateFetch
+from farflung.worker.data_feed import CallerFeed, DataKey, FileFeed, TimedFeed
+from farflung.worker.first_states import FirstStates, StateFetch, file_states
 from farflung.worker.links.link_shaping import shape_links
 from farflung.worker.links.peer_links import PeerLinks
 from farflung.worker.retained_states import Continuation
@@ -57,6 +58,8 @@ class TrainingRun(RunPart):
         #: The endpoint of this run: the worker's own, or one with emulated links.
         self._endpoint: Endpoint = services.links.endpoint
         self._reports: Sequence[StepReport] = ()
+        self._reads = TimedReads(self.run, f"the data folder {services.place.base}")
+        self._limits = command.limits
         #: From the preparation until the end of the part.
         self._engine: Engine | None = None
 
@@ -83,6 +86,7 @@ class TrainingRun(RunPart):
         """See ``RunPart``."""
         self._requests.end(error, broker_knows=broker_knows, keep=keep)
         self._go.put(False)
+        self._reads.end(error)
         executor = self.executor
         if executor is not None:
             executor.abort(error)
@@ -145,14 +149,14 @@ class TrainingRun(RunPart):
         assert command is not None
         bundle, plan = Bundle.of(command), plan_of(command)
         self._command = None  # the documents are read: release their bytes
-        engine = self._engine = services.engine.attempt(services.device, services.memory)
+        engine = self._engine = services.engine.attempt(services.device, services.memory, self._limits.compute)
         self._requests.raise_if_ended()  # an earlier ``abort`` did not reach the engine
         engine.set_threads(bundle.job.threads)
         setup = _read_setup(self.name, command, bundle, plan)
         _connect(services.links, command)
         if bundle.emulate:
             self._endpoint = shape_links(services.links.endpoint, bundle, setup)
-        feed, fingerprints = self._feed(bundle, setup)
+        feed, fingerprints = self._reads.read("the check of the data", partial(self._feed, bundle, setup))
         states = self._first_states(command, bundle)
         executor = Executor(setup, self._endpoint, self._hooks(bundle, feed, states), engine, services.device)
         self._open = _PeerMessages(self.run, executor, states, self._submitter, self.abort)
@@ -177,7 +181,7 @@ class TrainingRun(RunPart):
             log=services.log,
             note=self._note,
             requests=self._requests,
-            feed=feed,
+            feed=feed if isinstance(feed, CallerFeed) else TimedFeed(feed, self._reads, self._limits.data),
             states=states,
             upload=upload,
             links=services.links.endpoint.statistics,
@@ -209,8 +213,13 @@ class TrainingRun(RunPart):
         services, fetch = self._services, None
         if self._continuation is not None:
             fetch = StateFetch(self._continuation, self.run, self.attempt, services.retained)
-        stored = partial(services.storage.states, self.run)
-        return FirstStates(bundle, command.states, stored, services.place, fetch)
+
+        def stored(source: str, names: Sequence[str]) -> Mapping[str, Array]:
+            if source == "file":
+                return self._reads.read("the weights file", partial(file_states, bundle, services.place, names))
+            return services.storage.states(self.run, source, names)
+
+        return FirstStates(command.states, stored, fetch)
 
     def _note(self, text: str, *, detail: bool = False) -> None:
         """Show a line to people here and to all who watch the run."""
@@ -236,6 +245,7 @@ class TrainingRun(RunPart):
         elif self._engine is not None:
             self._engine.end()
         self._engine = None
+        self._reads.close()
         if self._endpoint is not services.links.endpoint:
             self._endpoint.close()
         if executor is not None:
@@ -310,12 +320,12 @@ class _PeerMessages:
             if server is not None and not self._participates(peer):
                 raise server.refuse(peer, error) from error
             if isinstance(error, (WireError, CodecError, VersionError)):
-                self._abort(type(error)(f"a bad {kind_of(message)!r} came from {peer}: {error}"))
+                self._abort(_blamed(type(error)(f"a bad {kind_of(message)!r} came from {peer}: {error}"), peer))
                 raise
             if not isinstance(error, _MALFORMED):
                 raise
             wrong = WireError(f"a bad {kind_of(message)!r} came from {peer}: {type(error).__name__}: {error}")
-            self._abort(wrong)
+            self._abort(_blamed(wrong, peer))
             raise wrong from error
 
     def _refusal(self, peer: str, message: RunMessage) -> WireError:
@@ -325,7 +335,7 @@ class _PeerMessages:
         """``peer`` sent a frame that is not a message."""
         server = self.executor.server
         if self._participates(peer):
-            self._abort(WireError(f"{peer} sent a frame that cannot be read: {error}"))
+            self._abort(_blamed(WireError(f"{peer} sent a frame that cannot be read: {error}"), peer))
         elif server is not None and server.knows(peer):
             server.refuse(peer, error)
 
@@ -369,6 +379,12 @@ class _PeerMessages:
             server.went(peer, str(error))  # if it helps
         if self._needs(peer):
             self._abort(error)
+
+
+def _blamed(error: FarflungError, peer: str) -> FarflungError:
+    """Return ``error``, for which ``peer`` is to blame."""
+    error.blames = peer
+    return error
 
 
 def _log_links(peers: Sequence[str], seen: Mapping[str, LinkStatistics], log: Callable[[str], None]) -> None:

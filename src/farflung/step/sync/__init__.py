@@ -6,7 +6,6 @@
 - ``arithmetic``: commands on registers, in NumPy.
 - ``mean_exchange``: means that are added up on the way.
 - ``value_exchange``: members' values one by one, through a codec or plain.
-- ``spoilt_values``: which workers of a pipeline sent values that are not finite.
 - ``participation``: which replicas take part in a step.
 - ``local_step_counts``: how many local steps each pipeline takes in a period.
 - ``layer_times``: seconds of backward and of exchange by layer.
