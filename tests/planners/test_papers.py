@@ -112,6 +112,35 @@ def test_hybrid_ps_has_clusters_of_its_own_size():
         get_planner("hybrid_ps").plan(GRAPH, network(1, 4), job=JOB.model_copy(update={"plan": PlanSpec(replicas=2)}))
 
 
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_a_stage_has_as_many_devices_as_micro_batches(count):
+    job = JobSpec(micro_batch_sizes=(4,) * count)
+    plan = get_planner("hybrid_ps").plan(GRAPH, Topology.preset("homogeneous-16"), job=job)
+    assert [len(stage.devices) for stage in plan.stages] == [count]
+
+
+def test_the_first_member_and_the_fastest_others_share_a_stage():
+    """The primary of a stage may be slower than its clients, and stays."""
+    topology = Topology.preset("homogeneous-4")
+    speeds = {0: 1.0, 1: 2.0, 2: 4.0, 3: 3.0}
+    devices = [
+        replace(d, speed=FlopsPerSecond(speeds[i] * float(d.speed)), reliable=i == 0) for i, d in enumerate(topology.devices)
+    ]
+    plan = get_planner("hybrid_ps").plan(GRAPH, topology.with_devices(devices), job=JobSpec(micro_batch_sizes=(4,) * 3))
+    assert plan.stages[0].devices == ("device-0", "device-2", "device-3")
+
+
+def test_hybrid_ps_leaves_out_clients_that_do_not_fit():
+    """The reliable devices alone have the memory, as the eight V100 have it for GPT2-XL in cases 3 and 4 of the paper."""
+    graph = chain((64,) * 9, rows=4)
+    alone = get_planner("equal_compute").plan(graph, Topology.preset("homogeneous-2"), job=JOB)
+    need = max(device.memory_bytes for device in estimate(graph, alone, Topology.preset("homogeneous-2"), JOB).devices)
+    base = network(5, 4, memory=1.5 * need, unreliable=2)
+    small = [replace(d, memory=Bytes(float(d.memory) if d.reliable else 0.2 * need)) for d in base.devices]
+    plan = get_planner("hybrid_ps").plan(graph, base.with_devices(small), job=JOB)
+    assert set(plan.devices) <= {"d2", "d3"}
+
+
 def test_hybrid_ps_gives_unreliable_devices_no_home():
     topology = network(1, 5, unreliable=2)
     plan = get_planner("hybrid_ps").plan(GRAPH, topology, job=JOB)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
@@ -32,7 +33,7 @@ from farflung.planners.base import Evaluate
 from farflung.planners.equal import balanced_cuts
 from farflung.planners.finish import Problem, draft_stages
 from farflung.planners.grid import Assignment, GridMethod, assign_grid
-from farflung.planners.hybrid_ps import HybridPsWork, plan_hybrid_ps
+from farflung.planners.hybrid_ps import HybridPsPlan, HybridPsWork, plan_hybrid_ps
 from farflung.planners.op_fence import tight_draft
 from farflung.planners.replicated import cut_bytes, shares
 
@@ -83,10 +84,8 @@ def _able(problem: Problem, group: Sequence[int], start: int, stop: int) -> list
     graph = problem.graph
     updates = any(start <= graph.position[value.op] < stop for _, value in graph.state_updates)
     most = 1 if updates else len(problem.job.virtual_ends)
-    if len(group) <= most:
-        return list(group)
-    fastest = sorted(range(len(group)), key=lambda k: (-problem.topology.speeds[group[k]], k))[:most]
-    return [group[k] for k in sorted({0, *fastest[: most - 1]} if most > 1 else {0})]
+    others = sorted(range(1, len(group)), key=lambda k: (-problem.topology.speeds[group[k]], k))
+    return [group[k] for k in sorted([0, *others[: most - 1]])]
 
 
 class _Placing:
@@ -250,40 +249,67 @@ class HybridPs(_Placing):
                 f"plan.replicas = {problem.job.plan.replicas}, but hybrid_ps makes stages of as many devices as their clusters "
                 "have: set it to 1, or take another planner"
             )
+        part = _reliable_first(problem)
         why: PlanError | None = None
         for factor in _MORE:
             try:
-                return self._fitting(problem, self._placed(problem, factor))
+                return self._placed(problem, plan_hybrid_ps(part, _work(problem, factor)), part)
             except PlanError as error:
                 why = why or error
         assert why is not None
-        raise why
+        reliable = [device.name for device in part.devices if device.reliable]
+        if not reliable:
+            raise why
+        return self._tight(replace(problem, topology=part.select(reliable)), why)
 
-    def _placed(self, problem: Problem, factor: float) -> Plan:
-        """The plan for parameters that take ``factor`` times what they, gradients and optimizer take."""
-        job, topology, graph = problem.job, problem.topology, problem.graph
-        limit = min(len(topology), job.workers or len(topology))
-        devices = topology.devices
-        chosen = sorted(range(len(topology)), key=lambda i: (not devices[i].reliable, -topology.speeds[i], i))
-        part = topology.select([topology.names[i] for i in sorted(chosen[:limit])])
-        work = problem.cost.forward_sum + problem.cost.backward_sum
-        trained = sum(graph.state[name].spec.nbytes for name in graph.trained)
-        found = plan_hybrid_ps(
-            part,
-            HybridPsWork(
-                flops=max(1.0, float(work[-1]) * job.micro_batches),
-                message=cut_bytes(problem),
-                mini_batches=job.micro_batches,
-                layers=len(problem.runs),
-                parameters=factor * trained * (2.0 + optimizer_factor(job.optimizer.name, job.optimizer.momentum)),
-            ),
-        )
-        groups = []
-        for stage in found.stages:
-            members = sorted({*stage.servers, *stage.clients}, key=lambda i: (i not in stage.servers, -part.speeds[i], i))
-            groups.append([topology.index(part.names[i]) for i in members])
+    def _placed(self, problem: Problem, found: HybridPsPlan, part: Topology) -> Plan:
+        """The plan of ``found``, without the clients that lack memory.
+
+        Raises:
+            PlanError: a server lacks memory, or the stages cannot be made.
+        """
+        topology = problem.topology
         layers = np.cumsum([stage.layers for stage in found.stages])
-        return placed_plan(problem, groups, _cuts_at(problem, (layers[:-1] / layers[-1]).tolist()), self.name)
+        cuts = _cuts_at(problem, (layers[:-1] / layers[-1]).tolist())
+        clients = {i for stage in found.stages for i in stage.clients}
+        while True:
+            groups = []
+            for stage in found.stages:
+                members = sorted({*stage.servers, *(clients & {*stage.clients})}, key=lambda i: _rank(part, i))
+                groups.append([topology.index(part.names[i]) for i in members])
+            plan = placed_plan(problem, groups, cuts, self.name)
+            judged = self._judged(problem, plan)
+            lacking = {i for i in clients if any(d.device == part.names[i] and d.lack > 0 for d in judged.devices)}
+            if not lacking:
+                check_memory(judged, problem.job)
+                return plan
+            clients -= lacking
+
+
+def _rank(topology: Topology, index: int) -> tuple[bool, float, int]:
+    """Reliable devices first, then the fastest."""
+    return not topology.devices[index].reliable, -float(topology.speeds[index]), index
+
+
+def _reliable_first(problem: Problem) -> Topology:
+    """The devices that the job may use, reliable ones before others."""
+    topology = problem.topology
+    chosen = sorted(range(len(topology)), key=lambda i: _rank(topology, i))[: _usable(problem)]
+    return topology.select([topology.names[i] for i in sorted(chosen)])
+
+
+def _work(problem: Problem, factor: float) -> HybridPsWork:
+    """The job in Hybrid-PS's terms; parameters take ``factor`` times what they, gradients and optimizer take."""
+    job, graph = problem.job, problem.graph
+    work = problem.cost.forward_sum + problem.cost.backward_sum
+    trained = sum(graph.state[name].spec.nbytes for name in graph.trained)
+    return HybridPsWork(
+        flops=max(1.0, float(work[-1]) * job.micro_batches),
+        message=cut_bytes(problem),
+        mini_batches=job.micro_batches,
+        layers=len(problem.runs),
+        parameters=factor * trained * (2.0 + optimizer_factor(job.optimizer.name, job.optimizer.momentum)),
+    )
 
 
 def _cuts_at(problem: Problem, shares_of_work: Sequence[float]) -> list[int]:
