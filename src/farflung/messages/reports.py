@@ -66,6 +66,7 @@ Finite = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
 #: The name of a host, a processor or a version.
 Word = Annotated[str, Meta(max_length=100, pattern=PLAIN)]
 Factor = Annotated[float, Meta(ge=_LEAST_FACTOR, le=FINITE)]
+Devices = Annotated[tuple[Member, ...], Meta(max_length=10_000)]
 #: [sending stage, receiving stage, bytes]
 PairBytes = Annotated[tuple[tuple[Index, Index, Count], ...], Meta(max_length=_MOST_STAGES)]
 
@@ -152,6 +153,8 @@ class Stepped(RunReport, kind="step", on=Channel.REPORTS):
     grad_norm: float | None
     divergence: float | None
     codecs: Annotated[tuple[tuple[Index, Index, float, float, float | None], ...], Meta(max_length=_MOST_STAGES)]
+    excluded: Devices | UnsetType = UNSET
+    spoilers: Devices | UnsetType = UNSET
 
 
 class RetainedRun(Item):

@@ -30,6 +30,7 @@ from farflung.protocol.events import (
     MemberMeasured,
     MemberReset,
     MemberSlowed,
+    MemberSpoilt,
     MemberWants,
     PlanMade,
     RunAdvanced,
@@ -82,6 +83,7 @@ class BrokerMachine:
             StopRequested: attempts.stop,
             MemberLied: conduct.lied,
             MemberLate: conduct.late,
+            MemberSpoilt: conduct.spoilt,
             RunStalled: conduct.stalled,
             MemberReset: conduct.reset,
         }

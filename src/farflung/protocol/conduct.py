@@ -18,6 +18,7 @@ from farflung.protocol.events import (
     MemberLate,
     MemberLied,
     MemberReset,
+    MemberSpoilt,
     RunFailed,
     RunStalled,
 )
@@ -85,6 +86,15 @@ class Conduct:
         if event.name not in run.devices and event.name not in run.awaited:
             return []
         return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST))
+
+    def spoilt(self, event: MemberSpoilt) -> list[Command]:
+        """A member's gradients were not finite. Data can be the cause, so this alone leads to no quarantine."""
+        standing, last = self._state.standing, self._state.standing.last(event.name)
+        offense = Offense(f"its gradients were not finite in step {event.step} of {event.run}", 1, LAST)
+        standing.offend(event.name, offense)
+        if last or not standing.last(event.name):
+            return []
+        return [MemberJudged(name=event.name, run=event.run, text=f"worker {event.name} is {standing.text(event.name)}")]
 
     def stalled(self, event: RunStalled) -> list[Command]:
         """A run makes no step, and nobody knows because of whom: whoever does not drop the attempt is found late."""

@@ -30,6 +30,7 @@ __all__ = [
     "MemberMeasured",
     "MemberReset",
     "MemberSlowed",
+    "MemberSpoilt",
     "MemberWants",
     "MigrateRun",
     "Offer",
@@ -307,6 +308,15 @@ class MemberLate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSpoilt:
+    """The gradients of a member were not finite in ``step`` of ``run``, which tolerated it."""
+
+    run: str
+    name: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStalled:
     """Plan number ``attempt`` of ``run`` has made no step for too long."""
 
@@ -342,6 +352,7 @@ Event = (
     | StopRequested
     | MemberLied
     | MemberLate
+    | MemberSpoilt
     | RunStalled
     | MemberReset
 )

@@ -115,7 +115,7 @@ class OwnerLimitsFile:
 
     def end(self) -> None:
         """This process is the worker no more."""
-        with suppress(DiskFull):  # the process's number is checked by whoever reads it
+        with suppress(DiskFull, InputError):  # the process's number is checked by whoever reads it
             self.change(pid=0, parting="")
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from farflung.data.timed_reads import TimedReads
@@ -49,6 +49,8 @@ class TrainingRun(RunPart):
         super().__init__(command, services, on_end)
         self._command: Prepare | None = command
         self._submitter = command.submitter
+        #: Who may call this worker while the part lasts.
+        self._peers: Sequence[str] = ()
         self._continuation = None if isinstance(command.live, UnsetType) else Continuation(command.live)
         #: Set when the broker reports that all workers are prepared (False: the part is over).
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -71,7 +73,11 @@ class TrainingRun(RunPart):
     # -- from other threads -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """See ``RunPart``."""
+        """See ``RunPart``. Peers are admitted at once: they may call before the process that computes has started."""
+        command = self._command
+        assert command is not None
+        self._services.links.connect({command.submitter: ""} | dict(command.addresses), command.relays)
+        self._peers = [*command.addresses, command.submitter]
         self._threads.spawn(f"compute-{self.run}", self._main)
 
     def begin(self) -> None:
@@ -153,7 +159,7 @@ class TrainingRun(RunPart):
         self._requests.raise_if_ended()  # an earlier ``abort`` did not reach the engine
         engine.set_threads(bundle.job.threads)
         setup = _read_setup(self.name, command, bundle, plan)
-        _connect(services.links, command)
+        _greet(services.links, command.addresses)
         if bundle.emulate:
             self._endpoint = shape_links(services.links.endpoint, bundle, setup)
         feed, fingerprints = self._reads.read("the check of the data", partial(self._feed, bundle, setup))
@@ -233,23 +239,23 @@ class TrainingRun(RunPart):
     def _close(self) -> None:
         services, executor = self._services, self.executor
         self._open = None
-        if executor is not None:
-            executor.abort(ConnectionLost(f"run {self.run} is over here"))  # wakes transport threads that wait in it
-            executor.close()
-            self._reports = executor.reports
-            retained = executor.retained() if self._requests.keep else []
-            if retained:
-                services.retained.store(self.run, *retained)
-            elif self._engine is not None:
-                self._engine.end()
-        elif self._engine is not None:
-            self._engine.end()
-        self._engine = None
-        self._reads.close()
-        if self._endpoint is not services.links.endpoint:
-            self._endpoint.close()
-        if executor is not None:
-            services.links.release([*executor.setup.peers, self._submitter])
+        with ExitStack() as closing:  # called in reverse order, and each one whatever another one raises
+            closing.callback(services.links.release, self._peers)
+            if self._endpoint is not services.links.endpoint:
+                closing.callback(self._endpoint.close)
+            closing.callback(self._reads.close)
+            closing.callback(setattr, self, "_engine", None)
+            ending = closing.enter_context(ExitStack())
+            if self._engine is not None:
+                ending.callback(self._engine.end)
+            if executor is not None:
+                executor.abort(ConnectionLost(f"run {self.run} is over here"))  # wakes transport threads that wait in it
+                executor.close()
+                self._reports = executor.reports
+                retained = executor.retained() if self._requests.keep else []
+                if retained:
+                    services.retained.store(self.run, *retained)
+                    ending.pop_all()  # the engine holds the retained states, which end it
 
 
 def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSetup:
@@ -280,10 +286,9 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
     )
 
 
-def _connect(links: PeerLinks, command: Prepare) -> None:
+def _greet(links: PeerLinks, peers: Iterable[str]) -> None:
     """Dial the peers of the plan."""
-    links.connect({command.submitter: ""} | dict(command.addresses), command.relays)
-    for peer in command.addresses:
+    for peer in peers:
         with suppress(ConnectionLost):  # the first frame on the link reports the loss
             links.endpoint.post(peer, encode(PeerHello()), Urgency.CONTROL)  # a peer that can't dial this machine is dialled
 

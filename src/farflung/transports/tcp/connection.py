@@ -23,14 +23,14 @@ from typing import Protocol
 import numpy as np
 
 from farflung.clock import monotonic
-from farflung.errors import FarflungError, WireError
+from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.transports.tcp.adaptation import Deadlines
 from farflung.transports.tcp.bbr_pause import Breather
 from farflung.transports.tcp.sockets import bbr_view, cut, explain_break, kernel_view, set_backlog, unconfirmed
 
-__all__ = ["Carried", "Connection", "MessageKind", "NeverBegan", "build_message", "read_message"]
+__all__ = ["Carried", "Connection", "MessageKind", "NeverBegan", "NotAdmitted", "build_message", "read_message"]
 
 _HEAD = struct.Struct("<BBHIQ")
 _CRC = struct.Struct("<I")
@@ -52,10 +52,15 @@ class MessageKind(IntEnum):
     FATAL = 5
     RETIRE = 6
     RELAY = 7
+    REFUSED = 8
 
 
 class NeverBegan(ConnectionResetError):
     """A connection ended before its first byte: somebody looked whether this port answers."""
+
+
+class NotAdmitted(ConnectionLost):
+    """The far side can be reached, and does not know this member as its peer, or not yet."""
 
 
 class Carried(Protocol):
