@@ -29,6 +29,7 @@ from farflung.protocol.events import (
     MemberLost,
     MemberMeasured,
     MemberReset,
+    MembersDiffer,
     MemberSlowed,
     MemberWants,
     PlanMade,
@@ -82,6 +83,7 @@ class BrokerMachine:
             StopRequested: attempts.stop,
             MemberLied: conduct.lied,
             MemberLate: conduct.late,
+            MembersDiffer: conduct.differ,
             RunStalled: conduct.stalled,
             MemberReset: conduct.reset,
         }

@@ -31,6 +31,7 @@ __all__ = [
     "MemberReset",
     "MemberSlowed",
     "MemberWants",
+    "MembersDiffer",
     "MigrateRun",
     "Offer",
     "PlanMade",
@@ -306,6 +307,16 @@ class MemberLate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MembersDiffer:
+    """Replicas ``names`` of plan number ``attempt`` have different states after ``step`` steps, and nobody outvotes anybody."""
+
+    run: str
+    names: tuple[str, ...]
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStalled:
     """Plan number ``attempt`` of ``run`` has made no step for too long."""
 
@@ -341,6 +352,7 @@ Event = (
     | StopRequested
     | MemberLied
     | MemberLate
+    | MembersDiffer
     | RunStalled
     | MemberReset
 )
