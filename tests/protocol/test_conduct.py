@@ -19,6 +19,7 @@ from farflung.protocol.events import (
     MemberLied,
     MemberLost,
     MemberReset,
+    MemberSpoilt,
     Offer,
     PlanMade,
     RecoverRun,
@@ -142,6 +143,19 @@ def test_who_was_right_keeps_its_standing() -> None:
         made.handle(MemberJoined(name="b", address="b:1", offer=OFFER))
         assert drop(made, "a", "c") == [MakePlan(run="r", members=("a", "c", "b"), attempt=attempt)]
     assert made.standing("a") == ""
+
+
+def test_a_member_with_spoilt_gradients_is_planned_last_at_the_second_time_and_never_in_quarantine() -> None:
+    made = machine("a", "b")
+    train(made, "a", "b")
+    assert made.handle(MemberSpoilt(run="r", name="b", step=3)) == []
+    (judged,) = made.handle(MemberSpoilt(run="r", name="b", step=4))
+    cause = "its gradients were not finite in step 4 of r; farflung kick b --undo resets this"
+    assert judged == MemberJudged(name="b", run="r", text=f"worker b is planned last, since {cause}")
+    for step in range(5, 15):
+        assert made.handle(MemberSpoilt(run="r", name="b", step=step)) == [], "said once"
+    assert made.standing("b").startswith("planned last")
+    assert made.runs["r"].state is RunState.RUNNING
 
 
 FAILED = RunFailed(run="r", name="a", cause="no sense", kind="DataError")

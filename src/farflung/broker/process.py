@@ -193,7 +193,7 @@ class Broker:
 
     def _make_notices(self, opening: ExitStack, log: BrokerLog, allowed: tuple[str, ...]) -> tuple[Notices, RunTrackers]:
         def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves
-            notices.if_known(run, text)
+            notices.everybody(run, text)
 
         trackers = RunTrackers(self.runs, warn, allowed)
         opening.callback(trackers.close)
@@ -235,6 +235,7 @@ class Broker:
             retained=manager.retained,
             of_runs=of_runs,
             stragglers=manager.stragglers,
+            disk=self.sessions.put_disk,
         )
 
     def _serve_requests(

@@ -10,6 +10,7 @@ import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -75,7 +76,7 @@ def inside(files: Sequence[Path], path: str, place: Place) -> Sequence[Path]:
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[BinaryIO]:
+def opened(file: Path) -> Iterator[BufferedReader]:
     """``file``, open to be read. A pipe that took the file's place since it was found is refused, and never waited for.
 
     Raises:
@@ -83,7 +84,7 @@ def opened(file: Path) -> Iterator[BinaryIO]:
         OSError: it can't be opened.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
+    with open(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise DataError(f"{file} is a pipe, a socket or a device, not a file: remove it, or leave it out with data.glob")
         yield stream

@@ -40,27 +40,33 @@ class TimedReads:
             BaseException: what it raises, or what ``end`` was given.
         """
         with self._changed:
-            if self._ended_by is not None:
-                raise self._ended_by
+            self._unless_ended()
             self._asked, self._answer = call, None
             if not self._threads.running:
                 self._threads.spawn(f"data-{self._run}", self._serve)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._answer is not None or self._ended_by is not None, limit)
-            if self._ended_by is not None:
-                raise self._ended_by
-            if self._answer is None:
+            self._unless_ended()
+            answer = self._take()
+            if answer is None:
                 self._ended_by = DataError(
                     f"{what} has not come within {Seconds(limit or 0.0)} from {self._place}: "
                     "check the disk, or the network folder, that holds the data"
                 )
                 raise self._ended_by
-            found, error = self._answer
-            self._answer = None
+            found, error = answer
         if error is not None:
             raise error
         result: Found = found
         return result
+
+    def _take(self) -> tuple[Any, BaseException | None] | None:
+        answer, self._answer = self._answer, None
+        return answer
+
+    def _unless_ended(self) -> None:
+        if self._ended_by is not None:
+            raise self._ended_by
 
     def end(self, error: BaseException) -> None:
         """Read no more: ``read`` raises ``error``, from any thread."""

@@ -131,7 +131,9 @@ class Fenced(Message, kind="fenced", on=Channel.COMMANDS):
 
 
 class Beat(Message, kind="beat", on=(Channel.COMMANDS, Channel.REPORTS)):
-    """The sender is alive. Sent when there is nothing else to send."""
+    """The sender is alive. Sent when there is nothing else to send. ``disk``: free bytes of a worker's disks."""
+
+    disk: Amount | UnsetType = UNSET
 
 
 class Dismissed(Message, kind="dismissed", on=Channel.COMMANDS):

@@ -67,6 +67,7 @@ Finite = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
 #: The name of a host, a processor or a version.
 Word = Annotated[str, Meta(max_length=100, pattern=PLAIN)]
 Factor = Annotated[float, Meta(ge=_LEAST_FACTOR, le=FINITE)]
+Devices = Annotated[tuple[Member, ...], Meta(max_length=10_000)]
 #: [sending stage, receiving stage, bytes]
 PairBytes = Annotated[tuple[tuple[Index, Index, Count], ...], Meta(max_length=_MOST_STAGES)]
 
@@ -75,7 +76,7 @@ class OfferItem(Item):
     """What a worker offers: its device, its speed and its versions.
 
     ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio. ``isolation``: of a job's
-    process.
+    process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes.
     """
 
     memory: Capacity
@@ -91,6 +92,8 @@ class OfferItem(Item):
     relay: bool
     reliable: bool
     isolation: Literal["full", "partial", "off"] | UnsetType = UNSET
+    region: Word | UnsetType = UNSET
+    disk: Amount | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):
@@ -151,6 +154,8 @@ class Stepped(RunReport, kind="step", on=Channel.REPORTS):
     grad_norm: float | None
     divergence: float | None
     codecs: Annotated[tuple[tuple[Index, Index, float, float, float | None], ...], Meta(max_length=_MOST_STAGES)]
+    excluded: Devices | UnsetType = UNSET
+    spoilers: Devices | UnsetType = UNSET
 
 
 class RetainedRun(Item):

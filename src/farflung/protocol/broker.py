@@ -31,6 +31,7 @@ from farflung.protocol.events import (
     MemberReset,
     MembersDiffer,
     MemberSlowed,
+    MemberSpoilt,
     MemberWants,
     PlanMade,
     RunAdvanced,
@@ -84,6 +85,7 @@ class BrokerMachine:
             MemberLied: conduct.lied,
             MemberLate: conduct.late,
             MembersDiffer: conduct.differ,
+            MemberSpoilt: conduct.spoilt,
             RunStalled: conduct.stalled,
             MemberReset: conduct.reset,
         }

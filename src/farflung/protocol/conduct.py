@@ -19,6 +19,7 @@ from farflung.protocol.events import (
     MemberLied,
     MemberReset,
     MembersDiffer,
+    MemberSpoilt,
     RunFailed,
     RunStalled,
 )
@@ -97,6 +98,15 @@ class Conduct:
         for name in event.names:
             self._state.standing.offend(name, Offense(cause, 1, LAST))
         return self._attempts.lose(run, cause)
+
+    def spoilt(self, event: MemberSpoilt) -> list[Command]:
+        """A member's gradients were not finite. Data can be the cause, so this alone leads to no quarantine."""
+        standing, last = self._state.standing, self._state.standing.last(event.name)
+        offense = Offense(f"its gradients were not finite in step {event.step} of {event.run}", 1, LAST)
+        standing.offend(event.name, offense)
+        if last or not standing.last(event.name):
+            return []
+        return [MemberJudged(name=event.name, run=event.run, text=f"worker {event.name} is {standing.text(event.name)}")]
 
     def stalled(self, event: RunStalled) -> list[Command]:
         """A run makes no step, and nobody knows because of whom: whoever does not drop the attempt is found late."""

@@ -30,6 +30,7 @@ __all__ = [
     "MemberMeasured",
     "MemberReset",
     "MemberSlowed",
+    "MemberSpoilt",
     "MemberWants",
     "MembersDiffer",
     "MigrateRun",
@@ -71,7 +72,7 @@ class Offer:
     ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
     computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
     otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
-    up (empty: unknown).
+    up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown).
     """
 
     memory: float
@@ -87,6 +88,7 @@ class Offer:
     relay: bool = True
     reliable: bool = True
     isolation: str = ""
+    region: str = ""
 
 
 # -- events ---------------------------------------------------------------------------------------------------------------
@@ -317,6 +319,15 @@ class MembersDiffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSpoilt:
+    """The gradients of a member were not finite in ``step`` of ``run``, which tolerated it."""
+
+    run: str
+    name: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStalled:
     """Plan number ``attempt`` of ``run`` has made no step for too long."""
 
@@ -353,6 +364,7 @@ Event = (
     | MemberLied
     | MemberLate
     | MembersDiffer
+    | MemberSpoilt
     | RunStalled
     | MemberReset
 )

@@ -73,7 +73,8 @@ class Executor:
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
         vote = StepVote(context, copies.due, participation.takes_part)
-        check, commit = GradientCheck(context, stages), TwoPhaseCommit(context, stages)
+        faulty = 0 if sync is None else sync.strategy.traits.faulty
+        check, commit = GradientCheck(context, stages, faulty), TwoPhaseCommit(context, stages)
         messages = PeerRouter()
         messages.register(Losses, vote.receive_losses)
         messages.register(Verdict, vote.receive_verdict)

@@ -16,8 +16,9 @@ __all__ = ["GradientCheck"]
 class GradientCheck:
     """One worker's part (compute thread)."""
 
-    def __init__(self, context: StepContext, stages: LocalStages) -> None:
-        self._context, self._stages = context, stages
+    def __init__(self, context: StepContext, stages: LocalStages, faulty: int = 0) -> None:
+        """``faulty``: a sync strategy tolerates any gradients of so many replicas (see ``sync.Traits``)."""
+        self._context, self._stages, self._faulty = context, stages, faulty
         #: Which worker's norm of this step is not finite; this worker's comes first (empty: all are finite).
         self._spoilt_norms = ""
         job = context.setup.job
@@ -61,13 +62,22 @@ class GradientCheck:
         Raises:
             TrainingError: the loss or the norm is not finite, and the job says ``stop``.
         """
-        if verdict.finite and (norm is None or math.isfinite(norm)):
+        if self._tolerates(verdict) and (norm is None or math.isfinite(norm)):
             return None
         policy = self._context.setup.job.on_nan
         if policy == "stop":
             losses = f"the loss of micro-batches {list(verdict.bad)}"
             raise self._not_finite(step, losses if not verdict.finite else "the norm of the gradients", self._origin(verdict))
         return policy
+
+    def _tolerates(self, verdict: Verdict) -> bool:
+        """Return whether the losses are finite, except those of replicas that the sync strategy tolerates."""
+        setup = self._context.setup
+        if verdict.finite or not self._faulty:
+            return verdict.finite
+        return (
+            len({device for index, device in enumerate(setup.places[setup.loss_stage]) if index in verdict.bad}) <= self._faulty
+        )
 
     def _origin(self, verdict: Verdict) -> str:
         """Return the worker that computed what is not finite."""
@@ -78,10 +88,12 @@ class GradientCheck:
     def check_local(self, step: int) -> None:
         """Check the gradients of the own stages, where no norm was needed.
 
+        A strategy that tolerates faulty replicas judges all gradients when it merges them: here nothing is checked.
+
         Raises:
             TrainingError: one is not finite.
         """
-        for index, runner in self._stages.bases.items():
+        for index, runner in self._stages.bases.items() if not self._faulty else ():
             bad = runner.spoilt_gradients()
             if bad:
                 more = f" (and of {len(bad) - 1} more parameters of stage {index})" if len(bad) > 1 else ""

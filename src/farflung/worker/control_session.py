@@ -11,7 +11,7 @@ from farflung.clock import monotonic
 from farflung.errors import ConnectionLost
 from farflung.messages.commands import Beat
 from farflung.messages.reports import Hello, Wants
-from farflung.messages.schema import Message
+from farflung.messages.schema import UNSET, Message
 from farflung.messages.wire_form import encode
 from farflung.protocol.leases import LEASE
 from farflung.thread_group import ThreadGroup
@@ -67,8 +67,9 @@ class BrokerLease:
 class ControlSession:
     """One session of a worker. ``open`` and ``frames`` belong to one thread; any thread may call the rest."""
 
-    def __init__(self, client: RpcClient, log: Callable[[str], None]) -> None:
-        self._client, self._log = client, log
+    def __init__(self, client: RpcClient, log: Callable[[str], None], disk: Callable[[], float | None] = lambda: None) -> None:
+        """``disk`` returns the free bytes of this machine's disks (None: unknown). Heartbeats report them."""
+        self._client, self._log, self._disk = client, log, disk
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._rpc: RpcSession | None = None
@@ -173,8 +174,9 @@ class ControlSession:
                 rpc.close()
                 return
             if not rpc.waiting:  # else reports wait, which renew the lease as well
+                free = self._disk()
                 with suppress(ConnectionLost):
-                    rpc.send(encode(Beat()))
+                    rpc.send(encode(Beat(disk=UNSET if free is None else free)))
 
 
 def _close_late(rpc: RpcSession) -> None:

@@ -194,8 +194,10 @@ class RunPart(ABC):
         except Exception as error:  # noqa: BLE001 - the thread's outermost: whatever ends this part, the broker gets a report
             self._report_failure(error)
         finally:
-            self._close()
-            self._on_end(self)
+            try:
+                self._close()
+            finally:
+                self._on_end(self)  # else this worker would count as busy
 
     def _report_failure(self, error: Exception) -> None:
         if self._requests.broker_knows:

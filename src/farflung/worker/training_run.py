@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from farflung.data.timed_reads import TimedReads
@@ -245,22 +245,23 @@ class TrainingRun(RunPart):
     def _close(self) -> None:
         services, executor = self._services, self.executor
         self._open = None
-        if executor is not None:
-            executor.abort(ConnectionLost(f"run {self.run} is over here"))  # wakes transport threads that wait in it
-            executor.close()
-            self._reports = executor.reports
-            retained = executor.retained() if self._requests.keep else []
-            if retained:
-                services.retained.store(self.run, *retained)
-            elif self._engine is not None:
-                self._engine.end()
-        elif self._engine is not None:
-            self._engine.end()
-        self._engine = None
-        self._reads.close()
-        if self._endpoint is not services.links.endpoint:
-            self._endpoint.close()
-        services.links.release(self._peers)
+        with ExitStack() as closing:  # called in reverse order, and each one whatever another one raises
+            closing.callback(services.links.release, self._peers)
+            if self._endpoint is not services.links.endpoint:
+                closing.callback(self._endpoint.close)
+            closing.callback(self._reads.close)
+            closing.callback(setattr, self, "_engine", None)
+            ending = closing.enter_context(ExitStack())
+            if self._engine is not None:
+                ending.callback(self._engine.end)
+            if executor is not None:
+                executor.abort(ConnectionLost(f"run {self.run} is over here"))  # wakes transport threads that wait in it
+                executor.close()
+                self._reports = executor.reports
+                retained = executor.retained() if self._requests.keep else []
+                if retained:
+                    services.retained.store(self.run, *retained)
+                    ending.pop_all()  # the engine holds the retained states, which end it
 
 
 def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSetup:

@@ -30,7 +30,7 @@ class SpoiltValues:
         self._first: dict[int, str] = {}
 
     def check(self, step: int, peer: str, array: Array) -> None:
-        """``array`` has come from ``peer`` for ``step``."""
+        """``array`` has come from ``peer`` for ``step``, or was computed here if ``peer`` is this worker."""
         if finite(array):
             return
         with self._lock:

@@ -90,8 +90,8 @@ class Sources:
         return [run for run in map(self.run, names) if run is not None]
 
     def regions(self) -> Mapping[str, str]:
-        """The region of each machine, from the topologies of the runs in progress, where these say so."""
-        found: dict[str, str] = {}
+        """The region of each machine: as the topology of a run in progress says, else as the machine's owner does."""
+        found = {str(one["name"]): str(one["region"]) for one in self.cluster.members if one.get("region")}
         for run in self.active():
             if run.topology is not None:
                 found |= {device.name: device.region for device in run.topology.devices if device.region}
