@@ -37,6 +37,7 @@ __all__ = [
     "Evaluated",
     "Failed",
     "Generated",
+    "Hashed",
     "Hello",
     "Helping",
     "LinkItem",
@@ -257,6 +258,17 @@ class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):
 
     states: Annotated[tuple[RetainedStateItem, ...], Meta(max_length=_MOST_STATES)]
     steps: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_STEPS)]
+
+
+class Hashed(RunReport, kind="hashed", on=Channel.REPORTS):
+    """The hash of a share of the checkpoint after ``step`` steps, which goes another way than its bytes.
+
+    ``of``: the worker whose share it is, since this one is its replica (unset: its own).
+    """
+
+    step: Count
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    of: Member | UnsetType = UNSET
 
 
 class Evaluated(RunReport, kind="evaluation", on=Channel.REPORTS):

@@ -18,6 +18,7 @@ from farflung.protocol.events import (
     MemberLate,
     MemberLied,
     MemberReset,
+    MembersDiffer,
     MemberSpoilt,
     RunFailed,
     RunStalled,
@@ -86,6 +87,17 @@ class Conduct:
         if event.name not in run.devices and event.name not in run.awaited:
             return []
         return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST))
+
+    def differ(self, event: MembersDiffer) -> list[Command]:
+        """Replicas have different states: one of them lies, or computes wrong. The attempt ends; all of them lose standing."""
+        run = self._state.runs.get(event.run)
+        if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
+            return []
+        names = " and ".join(event.names)
+        cause = f"the states of {names} after step {event.step} differ, although they must be equal"
+        for name in event.names:
+            self._state.standing.offend(name, Offense(cause, 1, LAST))
+        return self._attempts.lose(run, cause)
 
     def spoilt(self, event: MemberSpoilt) -> list[Command]:
         """A member's gradients were not finite. Data can be the cause, so this alone leads to no quarantine."""

@@ -32,6 +32,7 @@ __all__ = [
     "MemberSlowed",
     "MemberSpoilt",
     "MemberWants",
+    "MembersDiffer",
     "MigrateRun",
     "Offer",
     "PlanMade",
@@ -308,6 +309,16 @@ class MemberLate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MembersDiffer:
+    """Replicas ``names`` of plan number ``attempt`` have different states after ``step`` steps, and nobody outvotes anybody."""
+
+    run: str
+    names: tuple[str, ...]
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSpoilt:
     """The gradients of a member were not finite in ``step`` of ``run``, which tolerated it."""
 
@@ -352,6 +363,7 @@ Event = (
     | StopRequested
     | MemberLied
     | MemberLate
+    | MembersDiffer
     | MemberSpoilt
     | RunStalled
     | MemberReset

@@ -10,11 +10,12 @@ from functools import partial
 from farflung.data.timed_reads import TimedReads
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
+from farflung.messages.calls import ShardUpload
 from farflung.messages.commands import Helper, HelperGone, Prepare
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import Batch, LentEnd, LentPiece, PeerHello, RunMessage
 from farflung.messages.hybrid import SliceAnswer
-from farflung.messages.reports import Ended, Noted, Prepared
+from farflung.messages.reports import Ended, Hashed, Noted, Prepared
 from farflung.messages.schema import Flag, UnsetType, kind_of
 from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import encode
@@ -179,7 +180,12 @@ class TrainingRun(RunPart):
 
     def _hooks(self, bundle: Bundle, feed: FileFeed | CallerFeed, states: FirstStates) -> WorkerHooks:
         services = self._services
-        upload = self._upload = CheckpointUpload(bundle.job, services.storage.upload, self._requests, self._note)
+
+        def store(head: ShardUpload, tensors: Mapping[str, Array]) -> None:
+            hashed = partial(Hashed, run=self.run, attempt=self.attempt, step=head.step)
+            services.storage.upload(head, tensors, lambda digest: services.report(hashed(sha256=digest)))
+
+        upload = self._upload = CheckpointUpload(bundle.job, store, self._requests, self._note)
         return WorkerHooks(
             run=self.run,
             attempt=self.attempt,
