@@ -36,6 +36,9 @@ def test_a_plan_that_comes_late_changes_nothing(home: Path, monkeypatch: pytest.
         monkeypatch.setattr(planner, "preparation_of", held)
         found = cluster.run(job, anybody=True, on_record=act)
         live = cluster.broker.runs.live(found.run)
+        log = cluster.broker.home / "runs" / found.run / "run.log"
+    plans = [line for line in log.read_text().splitlines() if " plan: " in line]
+    assert [line.partition("plan: ")[2].partition(";")[0] for line in plans] == ["1 stage on a"], "the late plan is not announced"
     assert found.result.status == "finished", found.result.cause
     assert [record.step for record in found.steps] == list(range(6)), "reports were heard to the end"
     assert live.attempt.number == live.store.attempt == 2

@@ -152,7 +152,7 @@ class Broker:
         mirror = Mirror(storage.mirror, say) if storage.mirror else None
         if mirror is not None:
             opening.callback(mirror.close)
-        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror)
+        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror, handle=self.manager.handle)
         submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas, check=trackers.check)
         self._serve_requests(opening, server, folders, (transfers, submissions))
         restored = RestoredRuns(
@@ -235,6 +235,7 @@ class Broker:
             retained=manager.retained,
             of_runs=of_runs,
             stragglers=manager.stragglers,
+            disk=self.sessions.put_disk,
         )
 
     def _serve_requests(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
-from farflung.data.files import content_digest, find
+from farflung.data.files import content_digest, find, opened
 from farflung.errors import DataError, InputError
 from farflung.graph.ir import TensorSpec
 from farflung.ids import content_hash
@@ -118,7 +118,7 @@ class ImageSource:
             raise InputError("data.kind = 'images' needs pillow: pip install 'farflung[images]'") from None
         shape = (self._spec.size, self._spec.size)
         try:
-            with Image.open(file) as image:
+            with opened(file) as stream, Image.open(stream) as image:
                 pixels = np.asarray(image.convert("RGB").resize(shape, Image.Resampling.BILINEAR), np.float32)
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             name = file.relative_to(self._root).as_posix()

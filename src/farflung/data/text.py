@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from functools import cached_property
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
-from farflung.data.files import atomic_file, content_digest, find, resolve
+from farflung.data.files import atomic_file, content_digest, find, opened, resolve
 from farflung.data.tokenizers import BytesTokenizer, CharsTokenizer, FileTokenizer, Tokenizer
 from farflung.errors import DataError
 from farflung.graph.ir import TensorSpec
@@ -100,7 +101,7 @@ class TextSource:
         """See that there are files, that they can be opened, and that the tokenizer can be read."""
         for file in self._files[1]:
             try:
-                with file.open("rb"):
+                with opened(file):
                     pass
             except OSError as error:
                 raise DataError(f"data {self._path!r}: {file.name} can't be read on this machine: {error.strerror}") from None
@@ -137,15 +138,20 @@ class TextSource:
 def _write(stream: BinaryIO, files: list[Path], tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
     for file in files:
         if isinstance(tokenizer, BytesTokenizer):
-            with file.open("rb") as source:
+            with opened(file) as source:
                 while block := source.read(_BLOCK):
                     stream.write(block)
             continue
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = _text(file)
         ids = tokenizer.encode_document(text) if isinstance(tokenizer, FileTokenizer) else tokenizer.encode(text)
         stream.write(np.asarray(ids, dtype=dtype).tobytes())
 
 
 def _characters(files: list[Path]) -> Iterator[str]:
     for file in files:
-        yield from set(file.read_text(encoding="utf-8", errors="replace"))
+        yield from set(_text(file))
+
+
+def _text(file: Path) -> str:
+    with opened(file) as stream, TextIOWrapper(stream, encoding="utf-8", errors="replace") as text:
+        return text.read()

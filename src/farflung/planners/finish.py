@@ -20,7 +20,7 @@ from farflung.plan.synchronization import named_sync
 from farflung.planners.cuts import join_runs
 from farflung.schedules import part_of
 
-__all__ = ["Draft", "Problem", "draft_plan", "draft_stages", "finish", "settle"]
+__all__ = ["Draft", "Problem", "draft_plan", "draft_stages", "finish", "settle", "with_recompute"]
 
 
 _RUNS: WeakKeyDictionary[CostTables, tuple[ModuleRun, ...]] = WeakKeyDictionary()
@@ -71,7 +71,7 @@ def draft_stages(problem: Problem, stages: tuple[Stage, ...], planner: str) -> t
     """The plan of given stages, which may have replicas: recomputation and codecs are decided here; and its cut."""
     graph, job = problem.graph, problem.job
     pieces = problem.tables.cutter.cut([(stage.start, stage.stop) for stage in stages])
-    stages = _with_recompute(problem, stages, pieces)
+    stages = with_recompute(problem, stages, pieces)
     plan = Plan(
         graph_hash=graph.hash,
         planner=planner,
@@ -113,7 +113,7 @@ def settle(problem: Problem, placed: Sequence[tuple[int, int, str]], planner: st
     return draft.plan
 
 
-def _with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequence[SubGraph]) -> tuple[Stage, ...]:
+def with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequence[SubGraph]) -> tuple[Stage, ...]:
     """``auto``: on a device that is too small, stages recompute in the order of what they save, until it fits."""
     wish, job = problem.job.plan.recompute, problem.job
     if wish != "auto":

@@ -6,12 +6,14 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from farflung.security import Ticket
 from tests.support.browser import Visitor, axe_script, visiting
 from tests.support.command_processes import Program
 from tests.support.loopback import text_folder
@@ -168,6 +170,17 @@ def test_a_submit_ticket_sees_only_its_own_runs(cluster: Cluster, browser: Any, 
         visitor.sees("ada")
         visitor.page.goto(f"{base(cluster)}/run/{cluster.run}")
         visitor.sees("belongs to somebody else")
+
+
+def test_a_ticket_of_another_broker_signs_nobody_in(cluster: Cluster, browser: Any, state: Any) -> None:
+    """That broker could claim that every run belongs to its ticket."""
+    del state
+    foreign = replace(Ticket.parse(cluster.ticket), fingerprint=bytes(32))
+    with visiting(browser) as visitor:
+        visitor.page.goto(f"{base(cluster)}/sign-in")
+        visitor.page.get_by_label("Link or ticket").fill(str(foreign))
+        visitor.page.keyboard.press("Enter")
+        visitor.sees("this ticket is of another broker: paste one that this broker has issued")
 
 
 def test_the_run_is_watched_a_worker_dies_and_the_run_is_stopped(cluster: Cluster, browser: Any, state: Any) -> None:

@@ -76,9 +76,11 @@ class AttemptPlanner:
         assert planned is not None
         with self.runs.changed:
             run = self.runs.machine.runs[live.run]
-            if run.state is RunState.PLANNING and run.attempts == attempt:
+            current = run.state is RunState.PLANNING and run.attempts == attempt
+            if current:
                 self._install(live, made, {member.name for member in members})
-        self.notices.operator_of(live.run, planned.summary)
+        if current:
+            self.notices.operator_of(live.run, planned.summary)
         self.handle(PlanMade(run=live.run, attempt=attempt, devices=planned.plan.devices))
 
     def _failed(self, live: LiveRun, attempt: int, error: BaseException) -> None:

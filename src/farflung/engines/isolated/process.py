@@ -47,16 +47,22 @@ _START_SECONDS, _END_SECONDS, _LOCK_SECONDS = 300.0, 10.0, 60.0
 
 
 class Deadlines:
-    """How long a call may take: ``first`` seconds at first, then ``_PATIENCE`` times the slowest so far, at least ``floor``."""
+    """How long a call may take: ``first`` seconds at first, then ``_PATIENCE`` times the slowest so far, at least ``floor``.
+
+    ``computing``: how long a forward or backward may take, derived from the plan's prediction (0: there is none).
+    """
 
     _PATIENCE = 30.0
+    _COMPUTES = ("the forward", "the backward")
 
-    def __init__(self, floor: float = 300.0, first: float = 3600.0) -> None:
-        self._floor, self._first = floor, first
+    def __init__(self, floor: float = 300.0, first: float = 3600.0, computing: float = 0.0) -> None:
+        self._floor, self._first, self._computing = floor, first, computing
         self._slowest: dict[str, float] = {}
 
     def of(self, what: str) -> float:
         """Seconds that a call of the kind ``what`` may take."""
+        if self._computing and what in self._COMPUTES:
+            return max(self._computing, self._PATIENCE * self._slowest.get(what, 0.0))
         return max(self._floor, self._PATIENCE * self._slowest[what]) if what in self._slowest else self._first
 
     def took(self, what: str, seconds: float) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from farflung.client.control import ControlClient
 from farflung.clock import wall_time
-from farflung.errors import DiskFull, InputError
+from farflung.errors import DiskFull, InputError, SecurityError
 from farflung.security import Ticket, certificate_fingerprint, new_key
 from farflung.security.authority import CertificateAuthority
 from farflung.security.files import read_private, write_private
@@ -96,9 +98,9 @@ def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: b
     def own_client() -> ControlClient:
         return ControlClient(join(_own_ticket(home), name=f"dashboard-{os.getpid()}", role="client", key=key))
 
-    def ticket_client(text: str) -> ControlClient:
-        name = f"dashboard-{os.getpid()}-{secrets.token_hex(4)}"
-        return ControlClient(join(Ticket.parse(text), name=name, role="client"))
+    def ticket_client(text: str) -> tuple[ControlClient, bool]:
+        name, ticket = f"dashboard-{os.getpid()}-{secrets.token_hex(4)}", _of_this_broker(home, Ticket.parse(text))
+        return ControlClient(join(ticket, name=name, role="client")), ticket.scope == "owner"
 
     poll = BrokerPoll(own_client, home / "links.json")
     rights = Rights(SignIn(secret, _cookie_key(home)), lambda: poll.client, ticket_client)
@@ -118,12 +120,28 @@ def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: b
 
 def _own_ticket(home: Path) -> Ticket:
     """Return a new ticket with the owner's rights, as ``farflung ticket issue`` on this machine does."""
+    address, fingerprint = _broker(home)
+    book = TicketBook(home / "tickets.sqlite")
+    return book.issue("owner", addresses=[address], fingerprint=fingerprint, now=wall_time(), validity=_TICKET_SECONDS)
+
+
+def _of_this_broker(home: Path, ticket: Ticket) -> Ticket:
+    """Return ``ticket`` with the address of the broker in ``home``. Another broker could claim that all runs belong to a ticket.
+
+    Raises:
+        SecurityError: it is a ticket of another broker.
+    """
+    address, fingerprint = _broker(home)
+    if not hmac.compare_digest(ticket.fingerprint, fingerprint):
+        raise SecurityError("this ticket is of another broker: paste one that this broker has issued")
+    return replace(ticket, addresses=(address,))
+
+
+def _broker(home: Path) -> tuple[str, bytes]:
+    """Return the address of the broker in ``home``, and the fingerprint of its certificate."""
     now = wall_time()
     credentials = CertificateAuthority.open(home / "authority", now).server_credentials(now)
-    fingerprint = certificate_fingerprint(credentials.certificate)
-    address = (home / "address").read_text(encoding="ascii").strip()
-    book = TicketBook(home / "tickets.sqlite")
-    return book.issue("owner", addresses=[address], fingerprint=fingerprint, now=now, validity=_TICKET_SECONDS)
+    return (home / "address").read_text(encoding="ascii").strip(), certificate_fingerprint(credentials.certificate)
 
 
 def _cookie_key(home: Path) -> bytes:
