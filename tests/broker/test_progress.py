@@ -154,3 +154,10 @@ def test_whoever_asks_who_is_missing_never_waits_for_the_sink() -> None:
     free.set()
     recording.join()
     assert found == [frozenset({"w0"})], "it answered while the sink was busy"
+
+
+def test_a_report_may_name_workers_of_the_plan_only() -> None:
+    made, _, _ = progress(2)
+    with pytest.raises(WireError) as caught:
+        made.report("w0", replace(report(0), excluded=frozenset({"w1", "x9"})))
+    assert str(caught.value) == "a report of step 0 names x9, which has no part in the plan"

@@ -23,7 +23,7 @@ from farflung.security import Ticket
 from farflung.security.user_home import own_key
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.thread_group import ThreadGroup
-from farflung.units import Seconds
+from farflung.units import Seconds, counted
 from farflung.worker.membership import join
 
 __all__ = ["train_there"]
@@ -257,5 +257,5 @@ class _Follower:
         self.steps = result.steps
         ours = result.status == "stopped" and self._stopping
         if result.status != "finished" and not ours:
-            text = f"{self._run} {result.status} after {result.steps} steps: {result.cause or 'by request'}"
+            text = f"{self._run} {result.status} after {counted(result.steps, 'step')}: {result.cause or 'by request'}"
             raise self._client.failure(self._run, text)

@@ -6,8 +6,11 @@ effect at once. ``audit.jsonl`` in the broker's folder records who joined, who w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
+from farflung.broker.rate_limit import RateLimit
+from farflung.clock import monotonic
 from farflung.errors import InputError, SecurityError
 from farflung.messages.calls import Kick, Kicked
 from farflung.messages.remote_calls import serve
@@ -24,6 +27,8 @@ EndSessions = Callable[[Callable[[str], bool], str], Sequence[str]]
 
 #: Calls that the audit log records.
 _RECORDED = frozenset({"kick", "member", "profile", "renew", "resume", "session", "stop", "submit", "upload"})
+#: Refusals a minute that the audit log records of each member, and of all strangers together.
+_REFUSALS = 60
 
 
 class AccessControl:
@@ -33,6 +38,9 @@ class AccessControl:
         self._tickets, self._names, self.audit = tickets, names, audit
         #: The revoked tickets for which ``unwelcome`` was asked last.
         self._seen: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+        #: How often refusals are recorded, guarded by ``_lock``: whoever is refused must not fill the disk.
+        self._refusals = RateLimit(_REFUSALS)
 
     def register(self, server: RpcServer, end_sessions: EndSessions, reset: Callable[[str], None]) -> None:
         """Serve the calls. ``reset`` resets the standing of a member."""
@@ -47,10 +55,17 @@ class AccessControl:
         try:
             self._check(caller)
         except SecurityError as error:
-            self.audit.write("refused", name=caller.name, role=caller.role, call=method, address=address, cause=str(error))
+            self.refused(error, caller.key, name=caller.name, role=caller.role, call=method, address=address)
             raise
         if method in _RECORDED:
             self.audit.write(method, name=caller.name, role=caller.role, ticket=self._names.ticket(caller.name), address=address)
+
+    def refused(self, error: SecurityError, key: str, /, **facts: str) -> None:
+        """Record that the member with ``key`` (empty: a stranger) was refused because of ``error``, but not too often."""
+        with self._lock:
+            rare = not self._refusals.take(key, monotonic())
+        if rare:
+            self.audit.write("refused", **facts, cause=str(error))
 
     def unwelcome(self, connected: Sequence[str]) -> dict[str, str]:
         """Return which of the ``connected`` members must go since the last call, and why. To be called periodically."""

@@ -153,7 +153,7 @@ class Broker:
         mirror = Mirror(storage.mirror, say) if storage.mirror else None
         if mirror is not None:
             opening.callback(mirror.close)
-        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror)
+        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror, handle=self.manager.handle)
         submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas, check=trackers.check)
         self._serve_requests(opening, server, folders, (transfers, submissions))
         restored = RestoredRuns(
@@ -194,7 +194,7 @@ class Broker:
 
     def _make_notices(self, opening: ExitStack, log: BrokerLog, allowed: tuple[str, ...]) -> tuple[Notices, RunTrackers]:
         def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves
-            notices.if_known(run, text)
+            notices.everybody(run, text)
 
         trackers = RunTrackers(self.runs, warn, allowed)
         opening.callback(trackers.close)

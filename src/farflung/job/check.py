@@ -187,18 +187,20 @@ def _check_data(data: DataSpec) -> None:
 def _check_optimizer(optimizer: OptimizerSpec) -> None:
     if optimizer.name == "adamw" and (optimizer.momentum or optimizer.nesterov):
         raise InputError("optimizer.momentum and nesterov belong to 'sgd': with 'adamw' set optimizer.betas")
-    if optimizer.nesterov and not optimizer.momentum:
+    if optimizer.name == "sgd" and optimizer.nesterov and not optimizer.momentum:
         raise InputError("optimizer.nesterov = true needs optimizer.momentum above 0")
     if not all(0.0 <= beta < 1.0 for beta in optimizer.betas):
         raise InputError(f"optimizer.betas = {list(optimizer.betas)}: both must be at least 0 and less than 1")
     for index, group in enumerate(optimizer.groups):
         where = f"optimizer.groups[{index}]"
+        if bool(group.match) == bool(group.names):
+            raise InputError(f"{where}: needs either match or names, to say which parameters it is for")
         try:
             compile_pattern(group.match)
         except InputError as error:
             raise InputError(f"{where}.match = {group.match!r:.80} {error}") from None
-        if group.frozen and (group.lr is not None or group.weight_decay is not None):
-            raise InputError(f"{where}: frozen parameters take no lr and no weight_decay: remove them or frozen")
+        if group.frozen and not (group.lr is group.weight_decay is group.name is None and not group.settings):
+            raise InputError(f"{where}: frozen parameters take no lr, weight_decay, name or settings: remove them or frozen")
 
 
 def _check_schedule(job: JobSpec) -> None:

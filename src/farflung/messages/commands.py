@@ -52,6 +52,7 @@ __all__ = [
     "Meet",
     "OwnerRequest",
     "Pairs",
+    "PhaseLimits",
     "Prepare",
     "Probe",
     "Reach",
@@ -193,6 +194,13 @@ class JobMessage(SectionedMessage):
     notes: dict[Name, Document]
 
 
+class PhaseLimits(Item):
+    """How many seconds one micro-batch may take on a worker: its ``data`` to come, and a forward or backward to ``compute``."""
+
+    data: Amount
+    compute: Amount
+
+
 class AttemptMessage(JobMessage):
     """Base of messages with a job and an attempt to run it. The last document is the plan.
 
@@ -217,6 +225,7 @@ class Prepare(AttemptMessage, kind="prepare", on=Channel.COMMANDS, sections=ANY_
     device: Member
     addresses: Addresses
     relays: Routes
+    limits: PhaseLimits
     live: LiveStart | UnsetType = UNSET
 
 

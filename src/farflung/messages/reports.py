@@ -37,6 +37,7 @@ __all__ = [
     "Evaluated",
     "Failed",
     "Generated",
+    "Hashed",
     "Hello",
     "Helping",
     "LinkItem",
@@ -66,6 +67,7 @@ Finite = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
 #: The name of a host, a processor or a version.
 Word = Annotated[str, Meta(max_length=100, pattern=PLAIN)]
 Factor = Annotated[float, Meta(ge=_LEAST_FACTOR, le=FINITE)]
+Devices = Annotated[tuple[Member, ...], Meta(max_length=10_000)]
 #: [sending stage, receiving stage, bytes]
 PairBytes = Annotated[tuple[tuple[Index, Index, Count], ...], Meta(max_length=_MOST_STAGES)]
 
@@ -152,6 +154,8 @@ class Stepped(RunReport, kind="step", on=Channel.REPORTS):
     grad_norm: float | None
     divergence: float | None
     codecs: Annotated[tuple[tuple[Index, Index, float, float, float | None], ...], Meta(max_length=_MOST_STAGES)]
+    excluded: Devices | UnsetType = UNSET
+    spoilers: Devices | UnsetType = UNSET
 
 
 class RetainedRun(Item):
@@ -238,13 +242,15 @@ class Ended(RunReport, kind="ended", on=Channel.REPORTS):
 class Failed(RunReport, kind="failed", on=Channel.REPORTS):
     """This worker's part has failed. ``kind``: the error's class. ``lost_peer``: the connection to a peer was lost.
 
-    ``batch``: on which it failed, if it failed while a batch was computed.
+    ``batch``: on which it failed, if it failed while a batch was computed. ``blames``: the peer from which the message or the
+    numbers came on which it failed.
     """
 
     cause: Text
     kind: Label
     lost_peer: Flag = UNSET
     batch: BatchItem | UnsetType = UNSET
+    blames: Member | UnsetType = UNSET
 
 
 class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):
@@ -252,6 +258,17 @@ class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):
 
     states: Annotated[tuple[RetainedStateItem, ...], Meta(max_length=_MOST_STATES)]
     steps: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_STEPS)]
+
+
+class Hashed(RunReport, kind="hashed", on=Channel.REPORTS):
+    """The hash of a share of the checkpoint after ``step`` steps, which goes another way than its bytes.
+
+    ``of``: the worker whose share it is, since this one is its replica (unset: its own).
+    """
+
+    step: Count
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    of: Member | UnsetType = UNSET
 
 
 class Evaluated(RunReport, kind="evaluation", on=Channel.REPORTS):

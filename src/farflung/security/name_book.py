@@ -111,16 +111,15 @@ class NameBook:
                 book.execute("INSERT OR REPLACE INTO barred VALUES (?, ?)", (key, name))
             else:
                 book.execute("DELETE FROM barred WHERE key = ?", (key,))
-        self._barred = None
+            self._barred = None
 
     def barred(self, key: str) -> bool:
         """Whether ``key`` was barred."""
-        found = self._barred
-        if found is None:
-            with self._book.transaction() as book:
-                found = frozenset(str(row[0]) for row in book.execute("SELECT key FROM barred"))
-            self._barred = found
-        return key in found
+        with self._lock:  # else what was read before ``bar`` could be stored after it
+            if self._barred is None:
+                with self._book.transaction() as book:
+                    self._barred = frozenset(str(row[0]) for row in book.execute("SELECT key FROM barred"))
+            return key in self._barred
 
     def free(self, name: str) -> None:
         """Whoever joins next under ``name`` may have it (whoever has a certificate keeps it until it ends).

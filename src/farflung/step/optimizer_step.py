@@ -174,6 +174,8 @@ class OptimizerStep:
             rate=rates(context.setup.job, step)[-1],
             grad_norm=norm,
             divergence=None if sync is None else sync.divergence,
+            excluded=frozenset() if sync is None else sync.excluded,
+            spoilers=frozenset({context.transfer.spoilt.source(step)} - {"", context.setup.device}),
         )
         # Logged before it is sent: if this worker is lost, another one has the losses of the step.
         self._parts.commit.log(report, everyone, participation.mean(step, everyone))

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from farflung.clock import monotonic
 from farflung.transports.descriptors import descriptor_limit
+from farflung.units import counted
 
 __all__ = ["ConnectionGate", "GateLimits", "Newcomer", "crowded_out", "gate_limits", "group_of"]
 
@@ -150,7 +151,7 @@ class ConnectionGate:
         while self._waiting and (oldest := next(iter(self._waiting))).until <= now:
             self._drop(oldest)
         if self._cut and now - self._reported > _REPORT_SECONDS:
-            self._log(f"{self._cut} connections were closed that sent nothing")
+            self._log(f"{counted(self._cut, 'connection')} closed, because {'it' if self._cut == 1 else 'they'} sent nothing")
             self._cut, self._reported = 0, now
 
     def _accept(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from farflung.broker.links import probes
 from farflung.broker.links.probes import LinkProbes
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.cli.cluster import profile as profiling
@@ -222,6 +223,16 @@ def test_one_measurement_at_a_time_and_the_gone_are_not_waited_for() -> None:
         silent.lost("b")
     assert [frame.kind for frame in got] == ["unreachable", "unreachable"]
     assert "worker b is gone" in got[0].header["cause"]
+
+
+def test_a_worker_that_did_not_answer_in_time_takes_part_in_no_probe_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "_PATIENCE", 0.0)
+    silent = LinkProbes(lambda name, frame: None, LinkTable())
+    found = [encode(message).kind for message in silent.run([("a", "1"), ("b", "2")])]
+    assert found == ["round", "unreachable", "unreachable"]
+    assert not silent.asks("a")
+    silent.answer("a", "b", Probe(alpha=0.01, beta=1e6))
+    assert silent.table.get("a", "b") is None
 
 
 def test_the_table_keeps_its_figures_and_survives_damage(tmp_path: Path) -> None:

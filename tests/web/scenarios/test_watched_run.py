@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from farflung.security import Ticket
-from tests.support.browser import Visitor, axe_script, chromium, launched, visiting
+from tests.support.browser import Visitor, axe_script, visiting
 from tests.support.command_processes import Program
 from tests.support.loopback import text_folder
 
@@ -79,15 +79,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched(chromium()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def cluster(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.delenv("PYTEST_CURRENT_TEST", raising=False)  # NiceGUI serves tests in another way
+    with ExitStack() as stack:
         yield Cluster(tmp_path_factory.mktemp("watched"), stack)
 
 

@@ -1,4 +1,4 @@
-"""The inner optimizer of a stage: ``torch.optim`` with the job's groups, and its state as arrays."""
+"""The inner optimizer of a stage: ``torch.optim`` with the job's groups or the job's rules, and its state as arrays."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ import torch
 
 from farflung.engines.base import Array
 from farflung.engines.torch.arrays import from_array, to_array
+from farflung.engines.torch.update_programs import RuleOptimizer
 from farflung.errors import CheckpointError, InputError
 from farflung.job.groups import group_of
 from farflung.job.spec import OptimizerSpec
+from farflung.optim import rules_of
 
-__all__ = ["StageOptimizer", "make_optimizer"]
+__all__ = ["StageOptimizer", "make_optimizer", "stage_optimizer"]
+
+
+def stage_optimizer(spec: OptimizerSpec, parameters: Mapping[str, torch.Tensor]) -> StageOptimizer | RuleOptimizer:
+    """The optimizer of a stage's ``parameters``.
+
+    Raises:
+        GraphError: the rules that the job carries do not fit the parameters.
+    """
+    book = rules_of(spec)
+    return StageOptimizer(spec, parameters) if book is None else RuleOptimizer(spec, book, parameters)
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer | None:

@@ -23,14 +23,14 @@ from typing import Protocol
 import numpy as np
 
 from farflung.clock import monotonic
-from farflung.errors import FarflungError, WireError
+from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.transports.tcp.adaptation import Deadlines
 from farflung.transports.tcp.bbr_pause import Breather
 from farflung.transports.tcp.sockets import bbr_view, cut, explain_break, kernel_view, set_backlog, unconfirmed
 
-__all__ = ["Carried", "Connection", "MessageKind", "NeverBegan", "build_message", "read_message"]
+__all__ = ["Carried", "Connection", "MessageKind", "NeverBegan", "NotAdmitted", "build_message", "read_message"]
 
 _HEAD = struct.Struct("<BBHIQ")
 _CRC = struct.Struct("<I")
@@ -38,6 +38,8 @@ _SIZE = _HEAD.size + _CRC.size
 _MAX_BODY = 2 << 20
 _READ_BUDGET = 4 << 20
 _POLL_MS, _PAUSE_MS, _LOOK_MS = 500.0, 4.0, 4.0
+#: How long a connection that has sent its last message waits for the peer to close.
+LINGER_SECONDS = 5.0
 
 
 class MessageKind(IntEnum):
@@ -50,10 +52,15 @@ class MessageKind(IntEnum):
     FATAL = 5
     RETIRE = 6
     RELAY = 7
+    REFUSED = 8
 
 
 class NeverBegan(ConnectionResetError):
     """A connection ended before its first byte: somebody looked whether this port answers."""
+
+
+class NotAdmitted(ConnectionLost):
+    """The far side can be reached, and does not know this member as its peer, or not yet."""
 
 
 class Carried(Protocol):
@@ -315,7 +322,20 @@ class Connection:
         self._out = self._out[count:] if count < len(self._out) else None
         if self._out is None and self.last_words_sent:
             self.closing = True
-            with suppress(OSError):
-                self.sock.shutdown(socket.SHUT_WR)
+            self._linger()
             return False
         return True
+
+    def _linger(self) -> None:
+        """Discard what comes until the peer closes, or ``LINGER_SECONDS`` have passed.
+
+        A socket that is closed with unread bytes resets its connection, and the reset can overtake the last message.
+        """
+        until = monotonic() + LINGER_SECONDS
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        with suppress(OSError):
+            socket.socket.shutdown(self.sock, socket.SHUT_WR)
+            while (left := until - monotonic()) > 0 and poll.poll(1e3 * left):
+                if not socket.socket.recv(self.sock, _MAX_BODY):  # still encrypted: nobody reads it
+                    return

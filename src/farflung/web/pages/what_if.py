@@ -17,6 +17,7 @@ from farflung.errors import FarflungError, InputError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.simulator import PriceTable
+from farflung.units import counted
 from farflung.web.pages.page import View
 from farflung.web.pages.what_if_results import MEMORY_HEAD, bottleneck, headline, machine_figures, map_of, state_of
 from farflung.web.pages.what_if_scenario import (
@@ -242,8 +243,9 @@ class _WhatIfPage:
             plan = found.plan
             self._plan.set_content(
                 cell(
-                    f"Planner {plan.planner}, schedule {plan.schedule}, {len(plan.stages)} stages, "
-                    f"{len(plan.micro_batch_sizes)} micro-batches of up to {max(plan.micro_batch_sizes)} samples."
+                    f"Planner {plan.planner}, schedule {plan.schedule}, {counted(len(plan.stages), 'stage')}, "
+                    f"{counted(len(plan.micro_batch_sizes), 'micro-batch', 'micro-batches')} of up to "
+                    f"{counted(max(plan.micro_batch_sizes), 'sample')}."
                 )
             )
 
