@@ -175,6 +175,7 @@ class OptimizerStep:
             grad_norm=norm,
             divergence=None if sync is None else sync.divergence,
             excluded=frozenset() if sync is None else sync.excluded,
+            helped=dict(meter.helped),
             spoilers=frozenset({context.transfer.spoilt.source(step)} - {"", context.setup.device}),
         )
         # Logged before it is sent: if this worker is lost, another one has the losses of the step.
