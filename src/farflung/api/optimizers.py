@@ -7,27 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.errors import CaptureError, InputError
 from farflung.foreign_code import first_line
-from farflung.graph.ir import Graph
-from farflung.job import JobSpec
+from farflung.graph.ir import Graph, TensorSpec
+from farflung.job import JobSpec, rates
 from farflung.job.groups import group_of
-from farflung.job.optimizer_names import BUILT_IN
+from farflung.job.optimizer_names import CAPTURED
 from farflung.job.spec import GroupSpec, OptimizerSpec
-from farflung.optim import write_rules
+from farflung.optim import Rule, needs_rules, write_rules
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["needs_rules", "with_named_rules", "with_optimizer"]
+    from farflung.frontends.optimizers.capture import Trained
+
+__all__ = ["with_named_rules", "with_optimizer"]
 
 
 _WRONG, _RETURN = "optimizer: the function gave", "return a torch.optim.Optimizer, or a list of them"
-
-
-def needs_rules(spec: OptimizerSpec) -> bool:
-    """Whether no engine has the optimizer of ``spec`` built in."""
-    groups = any(group.name is not None or group.settings for group in spec.groups)
-    return spec.name not in BUILT_IN or groups or bool(spec.settings) or spec.state != "float32"
 
 
 def with_named_rules(job: JobSpec, graph: Graph) -> JobSpec:
@@ -42,7 +38,7 @@ def with_named_rules(job: JobSpec, graph: Graph) -> JobSpec:
         return job
     import torch
 
-    from farflung.frontends.optimizers.capture import Trained, capture_rules
+    from farflung.frontends.optimizers.capture import Trained
     from farflung.frontends.optimizers.named import named_optimizer
 
     members: dict[int, list[str]] = {}
@@ -59,8 +55,23 @@ def with_named_rules(job: JobSpec, graph: Graph) -> JobSpec:
         trained += [
             Trained(group=index, optimizer=optimizer, settings=settings, dtype=p.dtype, shape=tuple(p.shape)) for p in stand_ins
         ]
-    rules = write_rules(capture_rules(trained))
-    return job.model_copy(update={"optimizer": spec.model_copy(update={"rules": rules})})
+    return job.model_copy(update={"optimizer": spec.model_copy(update={"rules": _rules(job, spec, trained)})})
+
+
+def _rules(job: JobSpec, spec: OptimizerSpec, trained: Sequence[Trained]) -> str:
+    """The rules of ``trained`` for all steps of ``job`` with the optimizer ``spec``, checked against the optimizers."""
+    from farflung.api.optimizer_check import check_rules
+    from farflung.engines.torch.update_programs import Missing, missing_program
+    from farflung.frontends.optimizers.capture import capture_rules
+
+    whole, groups = job.model_copy(update={"optimizer": spec}), len(spec.groups) + 1
+
+    def missing(rule: Rule, item: Trained) -> Missing | None:
+        declared = TensorSpec(dtype=str(item.dtype).removeprefix("torch."), shape=item.shape)
+        return missing_program(rule, declared, (rates(whole, step)[item.group :: groups] for step in range(job.steps)))
+
+    check_rules(trained)
+    return write_rules(capture_rules(trained, missing=missing))
 
 
 def with_optimizer(job: JobSpec, given: Any, module: nn.Module, graph: Graph) -> JobSpec:
@@ -72,7 +83,7 @@ def with_optimizer(job: JobSpec, given: Any, module: nn.Module, graph: Graph) ->
     """
     if isinstance(given, (str, OptimizerSpec)):
         return job
-    optimizer = _captured(_made(given, module), module, graph, job.optimizer.clip_norm)
+    optimizer = _captured(job, _made(given, module), module, graph)
     return job.model_copy(update={"optimizer": optimizer})
 
 
@@ -80,7 +91,7 @@ def _made(factory: Any, module: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
     """What the caller's ``factory`` makes of the module's parameters, or the optimizer itself that the caller gave.
 
     Raises:
-        InputError: the factory fails, or gives no optimizer; or the optimizer has made steps.
+        InputError: the factory fails, or gives no optimizer.
     """
     import torch
 
@@ -101,21 +112,21 @@ def _made(factory: Any, module: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
     return items
 
 
-def _captured(
-    optimizers: Sequence[torch.optim.Optimizer], module: nn.Module, graph: Graph, clip_norm: float | None
-) -> OptimizerSpec:
+def _captured(job: JobSpec, optimizers: Sequence[torch.optim.Optimizer], module: nn.Module, graph: Graph) -> OptimizerSpec:
     """The optimizers of the parameters of ``module`` as a part of a job; parameters without an optimizer are frozen.
 
     Raises:
         InputError: an optimizer holds a tensor that is no parameter of the module, or two hold the same.
         CaptureError: an optimizer can't become rules.
     """
-    from farflung.frontends.optimizers.capture import Trained, capture_rules
+    from farflung.frontends.optimizers.capture import Trained, initial_states
     from farflung.frontends.optimizers.named import name_of
 
-    owners = list(_owners(optimizers, module, graph))
+    owners, parameters = list(_owners(optimizers, module, graph)), dict(module.named_parameters())
+    if not owners:
+        raise InputError("optimizer: it holds no parameter that gets a gradient: give it the module's parameters")
     taken = {name for names, _, _ in owners for name in names}
-    default = max(range(len(owners)), key=lambda index: len(owners[index][0]), default=0)
+    default = max(range(len(owners)), key=lambda index: len(owners[index][0]))
     groups = [GroupSpec(names=names, lr=float(settings["lr"])) for i, (names, _, settings) in enumerate(owners) if i != default]
     rest = tuple(name for name in graph.state if name in graph.trained and name not in taken)
     if rest:
@@ -125,18 +136,26 @@ def _captured(
         own = len(groups) if index == default else number
         number += index != default
         for name in names:
-            spec = graph.state[name].spec
-            trained.append(Trained(group=own, optimizer=optimizer, settings=settings, dtype=_dtype(spec.dtype), shape=spec.shape))
-    _, optimizer, settings = owners[default]
+            declared = graph.state[name].spec
+            kind = _dtype(declared.dtype)
+            parameter = parameters[name]
+            initial = initial_states(optimizer.state.get(parameter, {}), declared.shape)
+            if initial is None:
+                raise InputError(
+                    f"optimizer={type(optimizer).__name__} has made steps already: pass a function that makes a new one"
+                )
+            trained.append(
+                Trained(group=own, optimizer=optimizer, settings=settings, dtype=kind, shape=declared.shape, initial=initial)
+            )
     kinds = {name_of(item) for item in optimizers}
-    rules = write_rules(capture_rules(trained))
-    return OptimizerSpec(
-        name=kinds.pop() if len(kinds) == 1 else "captured",
-        lr=float(settings["lr"]),
-        groups=tuple(groups),
-        clip_norm=clip_norm,
-        rules=rules,
+    spec = job.optimizer.model_copy(
+        update={
+            "name": kinds.pop() if len(kinds) == 1 else CAPTURED,
+            "lr": float(owners[default][2]["lr"]),
+            "groups": tuple(groups),
+        }
     )
+    return spec.model_copy(update={"rules": _rules(job, spec, trained)})
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -158,8 +177,8 @@ def _owners(
             for parameter in settings["params"]:
                 if id(parameter) not in names:
                     raise InputError(
-                        f"optimizer {kind} holds a tensor {list(parameter.shape)} that is no parameter of the module: make it from "
-                        "the parameters that the function is given"
+                        f"optimizer {kind} holds a tensor {list(parameter.shape)} that is no parameter of the module: make it "
+                        "from the parameters that the function is given"
                     )
             own = tuple(name for parameter in settings["params"] if (name := names[id(parameter)]) in graph.trained)
             twice = seen.intersection(own)

@@ -199,7 +199,7 @@ def _check_optimizer(optimizer: OptimizerSpec) -> None:
             compile_pattern(group.match)
         except InputError as error:
             raise InputError(f"{where}.match = {group.match!r:.80} {error}") from None
-        if group.frozen and not (group.lr is group.weight_decay is group.name is None and not group.settings):
+        if group.frozen and (group.settings or any(item is not None for item in (group.lr, group.weight_decay, group.name))):
             raise InputError(f"{where}: frozen parameters take no lr, weight_decay, name or settings: remove them or frozen")
 
 
