@@ -17,7 +17,7 @@ import torch
 
 from farflung.engines.torch.optimizer import RuleOptimizer
 from farflung.errors import CaptureError
-from farflung.frontends.optimizers.capture import PLAIN, Trained, capture_rules
+from farflung.frontends.optimizers.capture import PLAIN, Trained, capture_rules, set_setting, setting_of
 from farflung.job.spec import GroupSpec, OptimizerSpec
 
 __all__ = ["check_rules"]
@@ -27,8 +27,8 @@ _STEPS = 6
 _WIDTHS = (6, 4, 3, 2)
 
 
-def check_rules(trained: Sequence[Trained]) -> None:
-    """Let the optimizers of ``trained`` and their rules take steps side by side.
+def check_rules(trained: Sequence[Trained], settings: Sequence[str] = ("lr",)) -> None:
+    """Let the optimizers of ``trained`` and their rules take steps side by side, with changing ``settings``.
 
     Raises:
         CaptureError: the results differ.
@@ -39,21 +39,22 @@ def check_rules(trained: Sequence[Trained]) -> None:
     values = [_random(item, generator) for item in small]
     real = {names[index]: torch.nn.Parameter(value.clone()) for index, value in enumerate(values)}
     ruled = {names[index]: torch.nn.Parameter(value.clone()) for index, value in enumerate(values)}
-    rates = [float(item.settings["lr"]) or 1e-3 for item in small]
-    book = capture_rules(small)
+    usual = {name: [setting_of(item.settings, name) for item in small] for name in settings}
+    book = capture_rules(small, settings)
     groups = tuple(GroupSpec(names=(name,)) for name in names.values())
     rules = RuleOptimizer(OptimizerSpec(name="captured", groups=groups), book, ruled)
     copies = _copies(small, list(real.values()))
     for step in range(_STEPS):
-        scale = 1.0 + step / 8
+        scale = 1.0 - step / 16
         for item, mine, other in zip(small, real.values(), ruled.values(), strict=True):
             mine.grad = _random(item, generator)
             other.grad = mine.grad.clone()
         for optimizer, kinds in copies:
             for group, index in zip(optimizer.param_groups, kinds, strict=True):
-                group["lr"] = rates[index] * scale
+                for name, base in usual.items():
+                    set_setting(group, name, base[index] * scale)
             type(optimizer).step(optimizer)
-        rules.step([*(rate * scale for rate in rates), 0.0])
+        rules.step([value * scale for base in usual.values() for value in (*base, 0.0)])
     for item, mine, other in zip(small, real.values(), ruled.values(), strict=True):
         if not torch.equal(mine, other):
             kind = type(item.optimizer).__name__

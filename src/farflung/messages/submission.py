@@ -148,7 +148,7 @@ class Bundle:
             raise GraphError("a submitted job needs a job document and at least one training graph")
         job = job_from_json(texts["job"])
         _check_graphs(graphs, job)
-        check_optimizer(job.optimizer)
+        check_optimizer(job)
         return cls(
             run=message.run,
             job=job,

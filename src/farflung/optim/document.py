@@ -16,7 +16,8 @@ from farflung.graph.opset import info
 from farflung.graph.signatures import Signature, check_call, signature
 from farflung.graph.validate import Limits, check_arguments
 from farflung.job.optimizer_names import BUILT_IN
-from farflung.job.spec import OptimizerSpec
+from farflung.job.rates import rates, scheduled
+from farflung.job.spec import JobSpec, OptimizerSpec
 from farflung.optim.numbers import COMPARISONS, ITEM, NUMBERS, PREFIX
 from farflung.optim.program import SETTINGS, Key, Rule, RuleBook, StateSlot, UpdateProgram
 
@@ -65,15 +66,19 @@ def needs_rules(spec: OptimizerSpec) -> bool:
     return spec.name not in BUILT_IN or groups or bool(spec.settings) or spec.state != "float32"
 
 
-def check_optimizer(spec: OptimizerSpec) -> None:
+def check_optimizer(job: JobSpec) -> None:
     """Check the rules of a submitted job.
 
     Raises:
-        InputError: the job lacks rules that its optimizer needs.
+        InputError: the job lacks rules or values that its optimizer needs, or they do not fit each other.
         GraphError: its rules break a rule of the format.
     """
-    if rules_of(spec) is None and needs_rules(spec):
-        raise InputError(f"optimizer.name = {spec.name!r}: the job lacks its rules; submit it with farflung submit")
+    rules, settings = rules_of(job.optimizer), scheduled(job)
+    if rules is None and (needs_rules(job.optimizer) or len(settings) > 1):
+        raise InputError(f"optimizer.name = {job.optimizer.name!r}: the job lacks its rules; submit it with farflung submit")
+    if rules is not None and rules.settings != settings:
+        raise InputError(f"the optimizer's rules take {', '.join(rules.settings)}, the job's schedule sets {', '.join(settings)}")
+    rates(job, 0)
 
 
 @lru_cache(maxsize=16)

@@ -24,7 +24,7 @@ from farflung.graph.ir import DTYPES, LocalRef
 from farflung.optim import Rule, RuleBook, StateSlot, UpdateProgram
 from farflung.optim.program import GRADIENT, PARAMETER, SETTINGS, Key
 
-__all__ = ["PLAIN", "FindMissing", "Initial", "Trained", "capture_rules", "initial_states", "setting_of"]
+__all__ = ["PLAIN", "FindMissing", "Initial", "Trained", "capture_rules", "initial_states", "set_setting", "setting_of"]
 
 #: Factors of the settings in the two notes of a step: no code's constants are their products.
 _HINTS = (1.0123456789, 0.9876543211)
@@ -210,7 +210,7 @@ def _step(item: Trained, settings: Mapping[str, float], before: _Note | None) ->
     recorder.input_tensor(parameter, PARAMETER)
     group = {**item.settings, "params": [parameter]} | {key: value for key, value in PLAIN.items() if key in item.settings}
     for place, (name, value) in enumerate(settings.items(), 2):
-        _set(group, name, recorder.input_number(value, place))
+        set_setting(group, name, recorder.input_number(value, place))
     optimizer = copy.copy(item.optimizer)
     optimizer.__dict__.pop("step", None)  # a learning-rate scheduler puts one there, which steps the original
     optimizer.param_groups = [group]
@@ -242,7 +242,8 @@ def _begun(recorder: UpdateRecorder, parameter: torch.Tensor, state: Initial) ->
     return state.tensor(tuple(parameter.shape))
 
 
-def _set(group: dict[str, Any], name: str, value: Any) -> None:
+def set_setting(group: dict[str, Any], name: str, value: Any) -> None:
+    """Set what ``setting_of`` gives; a group without this setting stays as it is."""
     if name == "momentum" and "momentum" not in group and "betas" in group:
         group["betas"] = (value, *group["betas"][1:])
     elif name in group:
