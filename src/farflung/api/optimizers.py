@@ -132,7 +132,9 @@ def _of_names(spec: OptimizerSpec, graph: Graph) -> list[Trained]:
         stand_ins = [torch.nn.Parameter(torch.empty(s.shape, dtype=getattr(torch, s.dtype), device="meta")) for s in specs]
         optimizer = named_optimizer(spec, group, stand_ins)
         settings = optimizer.param_groups[0]
-XX
+        for item in stand_ins:
+            shape = tuple(item.shape)
+            found.append(Trained(group=index, optimizer=optimizer, settings=settings, dtype=item.dtype, shape=shape))
     return found
 
 

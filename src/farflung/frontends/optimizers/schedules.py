@@ -92,8 +92,8 @@ def _stepped(schedule: Schedule, groups: Sequence[Trained | None], steps: int) -
         raise
     except Exception as error:  # foreign code
         raise CaptureError(
-            f"lr_schedule failed: {type(error).__name__}: {first_line(error)}; pass a function of the step that gives a factor, or "
-            "a function of the optimizer that makes a scheduler that needs no loss"
+            f"lr_schedule failed: {type(error).__name__}: {first_line(error)}; pass a function of the step that gives a factor, "
+            "or a function of the optimizer that makes a scheduler that needs no loss"
         ) from error
 
 
