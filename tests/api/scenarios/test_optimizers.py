@@ -11,7 +11,7 @@ import torch
 
 import farflung
 from farflung.errors import CaptureError, InputError
-from farflung.job.spec import GroupSpec, OptimizerSpec
+from farflung.job.spec import GroupSpec, OptimizerSpec, SyncSpec
 from tests.support.optimizers import OPTIMIZERS, Net, batch, plain_loop
 
 STEPS = 20
@@ -225,3 +225,32 @@ def test_an_optimizer_that_has_stepped() -> None:
     optimizer.step()
     with pytest.raises(InputError, match="optimizer=Adam has made steps already: pass a function that makes a new one"):
         farflung.train(module, batch, steps=2, optimizer=optimizer)
+
+
+def adamw(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"replicas": 2, "workers": 4},
+        {"replicas": 2, "workers": 2, "sync": SyncSpec(strategy="local_sgd", settings={"sync_every": 3})},
+        {"replicas": 2, "workers": 2, "sync": SyncSpec(strategy="partial_sync", settings={"sync_every": 2})},
+        {"replicas": 2, "workers": 2, "sync": "diloco"},
+        {"workers": 2, "clip_norm": 0.1},
+    ],
+)
+def test_rules_and_the_built_in_code_agree_under_strategies(settings: dict[str, Any]) -> None:
+    shared = {"steps": 7, "micro_batches": 4, **settings}
+    named = farflung.train(Net(), batch, optimizer="adamw", lr=1e-2, **shared)
+    ruled = farflung.train(Net(), batch, optimizer=adamw, **shared)
+    assert ruled.losses == named.losses
+    assert different(ruled, {name: torch.from_numpy(value.copy()) for name, value in named.state_dict().items()}) == []
+
+
+@pytest.mark.parametrize("name", ["NAdam", "Muon and AdamW"])
+def test_on_the_workers_of_a_ticket(name: str, ticket: str) -> None:
+    """The rules pass a broker, and run in the isolated processes of its workers."""
+    result = farflung.train(Net(), batch, steps=6, optimizer=OPTIMIZERS[name], ticket=ticket)
+    assert different(result, plain_loop(OPTIMIZERS[name], 6)) == []
