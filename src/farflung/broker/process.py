@@ -29,6 +29,7 @@ from farflung.broker.records.broker_log import BrokerLog
 from farflung.broker.records.journal import Journal
 from farflung.broker.records.mirror import Mirror
 from farflung.broker.records.run_folders import RunFolders, StorageSettings
+from farflung.broker.requests.dashboard_tunnel import DashboardTunnel
 from farflung.broker.requests.link_profile import LinkProfile
 from farflung.broker.requests.run_control import RunControl
 from farflung.broker.requests.status_queries import StatusQueries
@@ -255,7 +256,9 @@ class Broker:
         )
         control = RunControl(runs=runs, folders=folders, handle=manager.handle, send=sessions.send, owner_key=self.names.key)
         profile = LinkProfile(runs=runs, network=self.network)
-        for part in (*others, status, watchers, control, profile):
+        tunnel = DashboardTunnel(self.home)
+        opening.callback(tunnel.close)
+        for part in (*others, status, watchers, control, profile, tunnel):
             part.register(server)
 
     def _reset_standing(self, name: str) -> None:

@@ -183,6 +183,21 @@ def test_a_ticket_of_another_broker_signs_nobody_in(cluster: Cluster, browser: A
         visitor.sees("this ticket is of another broker: paste one that this broker has issued")
 
 
+def test_the_dashboard_is_reached_from_another_machine_with_a_ticket(cluster: Cluster, browser: Any, state: Any) -> None:
+    del state
+    owner = cluster.start("owner", "ticket", "issue", "--scope", "owner", "--home", cluster.home).until(r"farflung1-\S+")[0]
+    far = cluster.start("far", "web", "--ticket", owner, "--listen", "127.0.0.1:0")
+    link = far.until(r"http://\S+/sign-in#\S+")[0]
+    with visiting(browser) as visitor:
+        visitor.page.goto(link)
+        visitor.sees("ada")
+        visitor.page.get_by_role("button", name="Pause eve").wait_for()
+        visitor.page.goto(f"http://{urlsplit(link).netloc}/run/{cluster.run}")
+        before = shown_step(visitor.page)
+        visitor.page.wait_for_function(f"parseInt(document.querySelector('.ff-figures dd').textContent) > {before}")
+        assert visitor.problems == []
+
+
 def test_the_run_is_watched_a_worker_dies_and_the_run_is_stopped(cluster: Cluster, browser: Any, state: Any) -> None:
     with visiting(browser, state=state) as visitor, visiting_also(visitor) as machines:
         page = visitor.page

@@ -32,7 +32,7 @@ class Client:
     def __init__(self, *, secure: bool = False, open_ticket: Any = None) -> None:
         self.sign_in = SignIn(b"s" * 32, b"k" * 32)
         self.rights = Rights(self.sign_in, lambda: None, open_ticket)
-        self.gate = Gate(self.page, self.rights, cookie_name="farflung-7080", secure=secure)
+        self.gate = Gate(self.page, self.rights, secure=secure)
         self.passed: list[Any] = []
 
     async def page(self, scope: Any, receive: Any, send: Any) -> None:
@@ -210,7 +210,7 @@ def test_only_so_many_tickets_are_signed_in_and_the_broker_is_asked_about_those_
     asked = [one.asked for one in made]
     now[0] += 20.0
     client.rights.refresh()
-    assert [after.asked - before for after, before in zip(made, asked, strict=True)] == [0, 1] + [0] * 52 + [1] * 11
+    assert [after.asked - before for after, before in zip(made, asked, strict=True)] == [0, 1] + [0] * 53 + [1] * 10
 
 
 def test_the_owner_acts_through_the_client_that_the_dashboard_has_now() -> None:

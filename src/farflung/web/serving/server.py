@@ -66,8 +66,7 @@ def serve(serving: Serving) -> None:
         show_welcome_message=False,
         gzip_middleware_factory=_compressed,
     )
-    port = serving.listening.getsockname()[1]
-    gate = Gate(outer, serving.rights, cookie_name=f"farflung-{port}", secure=serving.certificate is not None)
+    gate = Gate(outer, serving.rights, secure=serving.certificate is not None)
     key, certificate = serving.certificate or (None, None)
     config = uvicorn.Config(
         gate,

@@ -8,11 +8,12 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from farflung.client.control import ControlClient
+from farflung.client.dashboard_tunnel import DashboardPort
 from farflung.clock import wall_time
 from farflung.errors import DiskFull, InputError, SecurityError
 from farflung.security import Ticket, certificate_fingerprint, new_key
@@ -27,9 +28,9 @@ from farflung.web.serving.rights import Rights
 from farflung.web.serving.sign_in import SignIn
 from farflung.web.sources.broker_poll import BrokerPoll
 from farflung.web.sources.sources import Sources
-from farflung.worker.membership import join
+from farflung.worker.membership import Membership, join
 
-__all__ = ["serve_broker", "serve_owned", "serve_runs"]
+__all__ = ["serve_broker", "serve_owned", "serve_runs", "serve_tunnel"]
 
 #: Seconds for which the dashboard's own ticket is valid; it makes a new one for each connection.
 _TICKET_SECONDS = Seconds(60.0)
@@ -77,14 +78,31 @@ def serve_runs(folders: Sequence[Path], address: str, say: Callable[[str], None]
     for folder in folders:
         if not (folder / "job.json").is_file():
             raise InputError(f"{folder} has no job.json, so it is no run's folder: name a folder below runs/ of a broker")
-    listening = listen(address)
-    if not is_loopback(listening.getsockname()[0]):
-        listening.close()
-        raise InputError(f"--listen {address}: run folders are served to this machine only; use 127.0.0.1 and an ssh tunnel")
+    listening = _listen_here(address, "run folders are")
     dashboard = Dashboard.at(listening)
     say(f"dashboard: {dashboard.link()}\n{_STOP}")
     rights = Rights(SignIn(dashboard.secret, secrets.token_bytes(32)), lambda: None, None)
     serve(Serving(listening=listening, sources=Sources(folders=folders), rights=rights))
+
+
+def serve_tunnel(membership: Membership, ticket: Ticket, address: str, say: Callable[[str], None]) -> None:
+    """Serve the dashboard of a broker on another machine at ``address`` of this one, until a signal arrives.
+
+    Raises:
+        InputError: the broker has no dashboard, the address can't be listened at, or other machines could reach it.
+    """
+    listening = _listen_here(address, "the dashboard of another machine is")
+    with listening, closing(DashboardPort(ControlClient(membership))) as port:
+        say(f"dashboard: {Dashboard.at(listening).url}/sign-in#{ticket}\n{_STOP}")
+        port.serve(listening)
+
+
+def _listen_here(address: str, what: str) -> socket.socket:
+    listening = listen(address)
+    if not is_loopback(listening.getsockname()[0]):
+        listening.close()
+        raise InputError(f"--listen {address}: {what} served to this machine only; use 127.0.0.1 and an ssh tunnel")
+    return listening
 
 
 def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: bool) -> None:
