@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from farflung.cli.cluster.status import status
 from farflung.client.connection import Client
 from farflung.clock import wall_time
 from farflung.errors import InputError, SecurityError
+from farflung.protocol.events import MemberLied
 from farflung.security import new_key
 from farflung.transports.rpc import RpcClient
 from farflung.wire.frames import Frame
@@ -110,3 +112,21 @@ def test_a_certificate_alone_reaches_no_call_before_the_check(home: Path) -> Non
             with pytest.raises(SecurityError, match="was revoked"):
                 rpc.call("status", Frame("status"))
         member.client.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_restart_of_the_broker_pardons_nobody_and_the_owner_does(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Loopback(home, 1) as cluster:
+        bundle, _ = cluster.submit(text_job(workers=2))
+        cluster.broker.manager.handle(MemberLied(run=bundle.run, name="a", cause="a report of nothing"))
+    standing = "in quarantine, since it broke the protocol: a report of nothing; farflung kick a --undo resets this"
+    with Loopback(home, 1) as cluster:
+        (member,) = cluster.client.status()["members"]  # type: ignore[attr-defined]
+        assert member["standing"] == member["idle"] == standing
+        status(ticket=str(cluster.ticket("submit")))
+        assert f"standby ({standing})" in capsys.readouterr().out
+        with closing(Client(join(cluster.ticket("owner"), name="owner", role="client"))) as owner:
+            owner.kick("a", undo=True)
+            assert owner.status()["members"][0]["standing"] == ""  # type: ignore[index]
+    with Loopback(home, 1) as cluster:
+        assert cluster.broker.runs.machine.standing("a") == ""

@@ -28,7 +28,8 @@ class Conduct:
             return []
         if event.name not in run.devices and event.name not in run.awaited:
             return []
-        return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST))
+        run.late[event.name] = run.late.get(event.name, 0) + 1
+        return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST, source=run.source))
 
     def stalled(self, event: RunStalled) -> list[Command]:
         """A run makes no step, and nobody knows because of whom: whoever does not drop the attempt is found late."""

@@ -167,6 +167,7 @@ class RunSubmitted:
     recoveries: int = 0
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
+    submitter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +191,7 @@ class RunRestored:
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
     stopping: bool = False
+    submitter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,21 +159,27 @@ class Compute:
         #: How the process has died (``None``: it has not, as far as known).
         self._death: EngineCrashed | None = None
         self.scratch = tempfile.mkdtemp(prefix="farflung-scratch-")
-        self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        file = make_file(shared)
-        with channel, status:
-            try:
-                self.arena = Arena(file, own=0)
-                request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch)
-                zygote.fork(request, (channel.fileno(), status.fileno(), file))
-            finally:
-                os.close(file)
-        locked = receive(self._channel, Answer, self.arena) if _readable(self._channel, _LOCK_SECONDS) else None
-        if not isinstance(locked, Locked):
-            raise self._died("at its start")
-        #: The protections that hold.
-        self.holds = locked.holds
+        with ExitStack() as failed:  # what is undone unless the process starts
+            failed.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+            self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for end in (self._channel, self._status):
+                failed.callback(end.close)
+            with channel, status:
+                file = make_file(shared)
+                try:
+                    self.arena = Arena(file, own=0)
+                    failed.callback(self.arena.close)
+                    request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch)
+                    zygote.fork(request, (channel.fileno(), status.fileno(), file))
+                finally:
+                    os.close(file)
+            locked = receive(self._channel, Answer, self.arena) if _readable(self._channel, _LOCK_SECONDS) else None
+            if not isinstance(locked, Locked):
+                raise self._died("at its start")
+            #: The protections that hold.
+            self.holds = locked.holds
+            failed.pop_all()
 
     def ask(self, message: Message, what: str) -> Done | Reached:
         """Send ``message`` and wait for the answer; ``what`` names the call. Arrays must have been written before.
