@@ -173,25 +173,6 @@ def test_a_process_that_cannot_start_leaves_no_folder(zygote: Zygote, tmp_path: 
 
 
 _WORKER = """
-import signal, sys, tempfile
-from farflung.engines.isolated import AttemptEngine, Zygote
-tempfile.tempdir = sys.argv[1]
-attempt = AttemptEngine(Zygote(), 1 << 28)
-print("ready", flush=True)
-signal.pause()
-"""
-
-
-def test_a_killed_worker_leaves_no_folder(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", _WORKER, str(tmp_path)], stdout=subprocess.PIPE) as worker:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == b"ready\n"
-        (scratch,) = tmp_path.glob("farflung-scratch-*")
-        worker.kill()
-    until(lambda: not scratch.exists())
-
-
-_WORKER = """
 import sys
 from farflung.engines.isolated import AttemptEngine, Zygote
 from tests.engines.isolated.test_process import compute_process
