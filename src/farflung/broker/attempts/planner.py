@@ -59,7 +59,10 @@ class AttemptPlanner:
         self.notices.operator_of(live.run, f"planning for {', '.join(names)}")
         self.notices.watchers(live, watching.Planning(members=tuple(names)))
         failed = partial(self._failed, live, attempt)
-        self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt, on_error=failed)
+        try:
+            self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt, on_error=failed)
+        except RuntimeError as error:  # the system has no more threads
+            failed(error)
 
     def close(self) -> None:
         """Join the threads. What they wait for must have been woken."""
