@@ -6,10 +6,10 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
+from farflung.api.argument_names import warn_if_stretched
 from farflung.api.batches import Batches, EvaluationBatches
 from farflung.api.callbacks import Callbacks
 from farflung.api.result import Outcome
-from farflung.api.stretched_schedule import warn_if_stretched
 from farflung.checkpoint.safetensors import encode, spec_of
 from farflung.client.batch_feeder import Feeder
 from farflung.client.connection import Client

@@ -150,6 +150,11 @@ class Progress:
                 self._complete()
             return frozenset()
 
+    def reported(self, name: str) -> int:
+        """Return the number of steps that the worker ``name`` has reported, those before this attempt included."""
+        with self._lock:
+            return max((step + 1 for step, reports in self._open.items() if name in reports), default=self._next)
+
     def missing(self) -> frozenset[str]:
         """Return the workers that have not reported the open step.
 

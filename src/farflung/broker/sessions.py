@@ -80,7 +80,8 @@ class Sessions:
     def watch(self) -> None:
         """Check the leases until ``close``, on the calling thread."""
         while not self._ended.wait(_TICK):
-            for what, check in (("the handling of a lost worker", self.check_leases), ("a check of tickets", self.check_tickets)):
+            checks = {"the handling of a lost worker": self.check_leases, "a check of tickets": self._check_tickets}
+            for what, check in checks.items():
                 if error := failure_of(what, check, monotonic()):
                     self._say(f"warning: {error}")  # the leases of other workers still count
 
@@ -91,7 +92,7 @@ class Sessions:
         for session in expired:
             self._end(session, f"no message from it for {self._table.lease}: it is frozen, or cut off")
 
-    def check_tickets(self, now: float) -> None:
+    def _check_tickets(self, now: float) -> None:
         """Remove the workers that are not welcome any more; to be called every half second."""
         del now
         for name, cause in self._unwelcome(self._table.connected()).items():

@@ -171,7 +171,7 @@ class OptimizerStep:
             losses=ordered,
             samples=participation.samples(step),
             skipped=skipped,
-            rate=rates(context.setup.job, step)[-1],
+            rate=rates(context.setup.job, step)[len(context.setup.job.optimizer.groups)],
             grad_norm=norm,
             divergence=None if sync is None else sync.divergence,
             excluded=frozenset() if sync is None else sync.excluded,

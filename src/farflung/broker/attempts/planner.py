@@ -25,6 +25,7 @@ from farflung.plan.check import check_runnable
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import Event, PlanMade
 from farflung.protocol.members import Member
+from farflung.protocol.retained_states import believable
 from farflung.step.plugin_check import check_plugins
 from farflung.telemetry.faults import fault_point
 from farflung.thread_group import ThreadGroup
@@ -128,7 +129,8 @@ class AttemptPlanner:
         newest = live.store.begin(attempt)
         live.store.write_plan(planned.plan, planned.topology.to_json())
         start = Start.of(attempt, newest, live.first_source)
-        start = start.or_live(self.retained.of_members(live), bundle.graph, planned.plan)
+        held = believable(self.retained.of_members(live), _reached(live))
+        start = start.or_live(held, bundle.graph, planned.plan)
         self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
         if live.progress is not None:
             live.progress.settle(start.step, live.workers.step_reports)
@@ -156,3 +158,9 @@ class AttemptPlanner:
             relays=routes_of(to_submitter),
         )
         self.notices.watchers(live, announced)
+
+
+def _reached(live: LiveRun) -> dict[str, int]:
+    """Return how many steps each worker of the last plan has reported."""
+    devices = () if live.running is None else live.running.devices
+    return {name: live.times.recorded if live.progress is None else live.progress.reported(name) for name in devices}
