@@ -113,6 +113,8 @@ class Conduct:
         run = self._state.runs.get(event.run)
         if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
             return []
+        for name in event.suspects:
+            self._state.standing.offend(name, Offense(event.cause, 1, LAST))
         return self._attempts.lose(run, event.cause)
 
     def reset(self, event: MemberReset) -> list[Command]:

@@ -329,11 +329,12 @@ class MemberSpoilt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStalled:
-    """Plan number ``attempt`` of ``run`` has made no step for too long."""
+    """Plan number ``attempt`` of ``run`` has made no step for too long. ``suspects``: some of them may be the reason."""
 
     run: str
     attempt: int
     cause: str
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

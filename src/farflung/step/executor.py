@@ -200,6 +200,12 @@ class Executor:
         """Where received values wait."""
         return self._context.inbox
 
+    def awaited(self) -> tuple[tuple[str, ...], float]:
+        """Return the peers for whose messages the compute thread waits, and for how many seconds it has waited (any thread)."""
+        keys, seconds = self.inbox.awaited()
+        senders = {sender for key in keys if (sender := self.setup.sender(key)) != self.setup.device}
+        return tuple(sorted(senders - {""})), seconds
+
     @property
     def server(self) -> StageServer | None:
         """The server of this worker's stages, in a hybrid plan."""

@@ -63,6 +63,9 @@ class ActionSource(Protocol):
     def patience(self) -> float | None:
         """Return after how many seconds ``next`` should be asked anyway (None: never)."""
 
+    def awaits(self) -> Sequence[Hashable]:
+        """Return the keys for which the actions that may come next wait. Called under the inbox's lock."""
+
     def next(self) -> Action | None:
         """Return an action whose inputs are in the inbox (None: there is none, wait again)."""
 
@@ -86,7 +89,7 @@ def run_actions(source: ActionSource, context: StepContext, meter: StepMeter) ->
     begin = trace.now()
     while not source.done:
         with meter.waiting():
-            context.inbox.wait_until(source.has_news, source.patience())
+            context.inbox.wait_until(source.has_news, source.patience(), source.awaits)
         action = source.next()
         if action is None:
             trace.note(SpanKind.WAIT, "for slices", begin, step=step)
@@ -209,6 +212,10 @@ class QueuedActions:
     def patience(self) -> float | None:
         """See ``ActionSource``."""
         return None
+
+    def awaits(self) -> Sequence[Hashable]:
+        """See ``ActionSource``."""
+        return [key for _, keys in self._offers for key in keys]
 
     def next(self) -> Action | None:
         """See ``ActionSource``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -14,6 +14,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.messages.commands import CopyRounds
 from farflung.messages.conversions.step_reports import StepReport
+from farflung.messages.data import ValueKey
 from farflung.plan.derive import derive_bounds
 from farflung.plan.link_memory import Route, routes_of
 from farflung.plan.model import Plan
@@ -116,6 +117,15 @@ class RunSetup:
         """The stage that makes the loss; its primary leads the run."""
         position = self.graph.position[self.graph.loss.op]
         return next(stage.index for stage in self.plan.stages if stage.start <= position < stage.stop)
+
+    def sender(self, key: Hashable) -> str:
+        """Return the device that sends what waits under ``key`` in an inbox (empty: none, or several may)."""
+        if isinstance(key, ValueKey):
+            stage, trains = key.target if key.gradient else key.source, key.phase in (Phase.TRAIN.value, Phase.PROBE.value)
+            return self.places[stage][key.micro_batch] if trains else self.primary(stage)
+        parts = key if isinstance(key, tuple) else ()
+        named = [part for part in parts[1:] if part in self.peers]
+        return named[0] if named else self.leader if parts[:1] == ("verdict",) else ""
 
     @property
     def leader(self) -> str:

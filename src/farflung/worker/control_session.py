@@ -67,9 +67,18 @@ class BrokerLease:
 class ControlSession:
     """One session of a worker. ``open`` and ``frames`` belong to one thread; any thread may call the rest."""
 
-    def __init__(self, client: RpcClient, log: Callable[[str], None], disk: Callable[[], float | None] = lambda: None) -> None:
-        """``disk`` returns the free bytes of this machine's disks (None: unknown). Heartbeats report them."""
-        self._client, self._log, self._disk = client, log, disk
+    def __init__(
+        self,
+        client: RpcClient,
+        log: Callable[[str], None],
+        disk: Callable[[], float | None] = lambda: None,
+        news: Callable[[], Message | None] = lambda: None,
+    ) -> None:
+        """``disk`` returns the free bytes of this machine's disks (None: unknown). Heartbeats report them.
+
+        ``news``: what the broker gets with a heartbeat (None: nothing).
+        """
+        self._client, self._log, self._disk, self._news = client, log, disk, news
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._rpc: RpcSession | None = None
@@ -177,6 +186,8 @@ class ControlSession:
                 free = self._disk()
                 with suppress(ConnectionLost):
                     rpc.send(encode(Beat(disk=UNSET if free is None else free)))
+                    if (news := self._news()) is not None:
+                        rpc.send(encode(news))
 
 
 def _close_late(rpc: RpcSession) -> None:

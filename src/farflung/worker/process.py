@@ -125,7 +125,7 @@ class Worker:
         self._options, self._log, self._on_owner = options, log, on_owner
         self._device, self._retained = carried.device, carried.retained
         self._current = CurrentPart(carried.ended)
-        self.session = ControlSession(membership.client, log, lambda: _free(options))
+        self.session = ControlSession(membership.client, log, lambda: _free(options), self._current.waits)
         self._threads = ThreadGroup()
         self._budget = MemoryBudget(max(_LEAST_BUDGET, int(self._device.offer["memory"])))
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))

@@ -103,6 +103,11 @@ class TrainingRun(RunPart):
                 engine.end()  # no state is needed any more: nobody waits for what it computes
             self._services.storage.break_off()  # else other workers may continue from the checkpoint that it is part of
 
+    def awaited(self) -> tuple[tuple[str, ...], float]:
+        """See ``RunPart``."""
+        executor = self.executor
+        return ((), 0.0) if executor is None else executor.awaited()
+
     def reports(self) -> Sequence[StepReport]:
         """See ``RunPart``."""
         return self._reports

@@ -49,6 +49,8 @@ class RunStore:
     attempt: int = 1
     #: (attempt, step) -> device -> its shard
     _shards: dict[tuple[int, int], dict[str, tuple[ShardRecord, Committed]]] = field(default_factory=dict)
+    #: (attempt, step) of the newest shard that could not be written.
+    _given_up: tuple[int, int] = (0, -1)
     #: The ledger of the checkpoint with which the attempt began.
     _before: Mapping[str, int] = field(default_factory=dict)
     #: The newest checkpoint that this object wrote or checked, so that its bytes are not read again.
@@ -158,6 +160,19 @@ class RunStore:
     def drop_shard(self, step: int, name: str, attempt: int) -> None:
         """The shard of ``name`` can't be trusted: the checkpoint is not complete without another one."""
         self._shards.get((attempt, step), {}).pop(name, None)
+
+    def give_up(self, step: int, attempt: int) -> None:
+        """A shard of ``step`` could not be written: nobody is late with another one."""
+        self._given_up = (attempt, step)
+
+    def incomplete(self, plan: Plan) -> tuple[int, frozenset[str]] | None:
+        """Return the newest step of which some devices of ``plan`` have sent their shards, and the other devices (None: none)."""
+        begun = [step for attempt, step in list(self._shards) if attempt == self.attempt]
+        step = max(begun, default=-1)
+        if step < 0 or (self.attempt, step) == self._given_up:
+            return None
+        missing = frozenset(plan.devices) - set(self._shards.get((self.attempt, step), {}))
+        return (step, missing) if missing else None
 
     def has_shards(self, step: int, plan: Plan) -> bool:
         """Return whether all devices of ``plan`` have sent their shards of the checkpoint after ``step`` steps."""

@@ -12,7 +12,7 @@ from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.records.run_store import RunStore
 from farflung.broker.requests.permission import caller_of, client_of
 from farflung.broker.run_table import RunTable
-from farflung.errors import CheckpointError, InputError, SecurityError, WireError
+from farflung.errors import CheckpointError, DiskFull, InputError, SecurityError, WireError
 from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.calls import ShardUpload, StatesRequest, Uploaded, UploadEnd, UploadPiece, WeightsUpload
 from farflung.messages.remote_calls import serve_all
@@ -79,7 +79,11 @@ class Transfers:
             raise CheckpointError(f"run {run!r} is over: no checkpoint is kept any more")
         committed = Committed(steps=head.committed, rested=head.rested)
         if attempt == live.attempt.number:
-            stored = live.store.add_shard(step, name, self.folders.counted(run, _pieces(messages)), committed, attempt)
+            try:
+                stored = live.store.add_shard(step, name, self.folders.counted(run, _pieces(messages)), committed, attempt)
+            except (DiskFull, InputError):  # a full disk, or a quota
+                live.store.give_up(step, attempt)
+                raise
             self._check_hash(live, head, name, stored)
         with live.files:
             if attempt != live.store.attempt:
