@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from farflung.api.evaluation import Evaluation
+from farflung.api.optimizers import Given
 from farflung.api.reports import Targets
 from farflung.errors import InputError
 from farflung.job.check import check_job
@@ -23,10 +24,22 @@ from farflung.sync import get_strategy
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT_LR", "DEFAULT_WORKERS", "OptimizerFactory", "TrainArguments", "check_types", "job_of"]
+__all__ = [
+    "DEFAULT_LR",
+    "DEFAULT_WORKERS",
+    "OptimizerFactory",
+    "Schedule",
+    "TrainArguments",
+    "brought_by",
+    "check_types",
+    "job_of",
+]
 
 #: ``factory(parameters)`` makes the optimizer, or several.
 OptimizerFactory = Callable[[Any], "torch.optim.Optimizer | Sequence[torch.optim.Optimizer]"]
+
+#: ``schedule(step)`` is a factor of the learning rates, or ``schedule(optimizer)`` makes a scheduler.
+Schedule = Callable[[Any], Any]
 
 DEFAULT_LR = 1e-3
 DEFAULT_WORKERS = 3
@@ -47,7 +60,7 @@ class TrainArguments:
     micro_batches: int
     optimizer: str | OptimizerSpec | OptimizerFactory | torch.optim.Optimizer
     lr: float | None
-    lr_schedule: str | ScheduleSpec
+    lr_schedule: str | ScheduleSpec | Schedule
     clip_norm: float | None
     precision: str
     workers: int | None
@@ -67,7 +80,6 @@ class TrainArguments:
 
 #: Argument -> types that it may have, and how an error names them. Numbers and texts are checked with the job.
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "lr_schedule": ((str, ScheduleSpec), "a name or a ScheduleSpec"),
     "ticket": ((str, NoneType), "the text of a ticket"),
     "planner": ((str, PlanSpec), "a name or a PlanSpec"),
     "codec": ((str, CodecSpec), "a name or a CodecSpec"),
@@ -93,9 +105,24 @@ def check_types(given: TrainArguments, functions: Mapping[str, object]) -> None:
         value = getattr(given, name)
         if not isinstance(value, types):
             raise InputError(f"{name}={_shown(value)} is of the type {type(value).__name__}: pass {wanted}")
+    if not isinstance(given.lr_schedule, (str, ScheduleSpec)) and not callable(given.lr_schedule):
+        raise InputError(
+            f"lr_schedule={_shown(given.lr_schedule)} is of the type {type(given.lr_schedule).__name__}: pass a name, a "
+            "ScheduleSpec, a function of the step, or a function of the optimizer that makes a scheduler"
+        )
     for name, number in (("lr", given.lr), ("clip_norm", given.clip_norm)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
             raise InputError(f"{name}={number!r:.80}: must be a number")
+
+
+def brought_by(given: TrainArguments) -> Given:
+    """What the caller passed that no job can name."""
+    named = isinstance(given.optimizer, (str, OptimizerSpec))
+    schedule = given.lr_schedule
+    return Given(
+        optimizer=None if named else given.optimizer,
+        schedule=None if isinstance(schedule, (str, ScheduleSpec)) else schedule,
+    )
 
 
 def _shown(value: object) -> str:
@@ -124,7 +151,7 @@ def job_of(given: TrainArguments, threads: int) -> JobSpec:
         "threads": threads,
         "workers": given.workers if given.ticket is not None else None,
         "optimizer": _optimizer(given),
-        "schedule": _spec(given.lr_schedule, "name"),
+        "schedule": {} if callable(given.lr_schedule) else _spec(given.lr_schedule, "name"),
         "codec": _spec(given.codec, "name"),
         "plan": _plan(given),
         "sync": _spec(given.sync, "strategy"),

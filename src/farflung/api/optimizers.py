@@ -1,154 +1,216 @@
-"""From the caller's optimizer, or the name in a job, to the rules that a job carries."""
+"""From the caller's optimizer and schedule, or the names in a job, to the rules and values that a job carries.
+
+A job names its optimizer and schedule where engines know them. Whatever else the caller has is evaluated here: optimizers become
+rules, schedules become values of each step and group.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from farflung.errors import CaptureError, InputError
 from farflung.foreign_code import first_line
-from farflung.graph.ir import Graph
-from farflung.job import JobSpec
+from farflung.graph.ir import Graph, TensorSpec
+from farflung.job import JobSpec, check_job, rates
 from farflung.job.groups import group_of
-from farflung.job.optimizer_names import BUILT_IN
+from farflung.job.optimizer_names import CAPTURED
+from farflung.job.rates import curve_factor, scheduled
 from farflung.job.spec import GroupSpec, OptimizerSpec
-from farflung.optim import write_rules
+from farflung.job.value_tables import write_values
+from farflung.optim import Rule, needs_rules, write_rules
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["needs_rules", "with_named_rules", "with_optimizer"]
+    from farflung.frontends.optimizers.capture import Trained
 
+__all__ = ["Given", "with_given_optimizer", "with_named_optimizer"]
 
 _WRONG, _RETURN = "optimizer: the function gave", "return a torch.optim.Optimizer, or a list of them"
 
 
-def needs_rules(spec: OptimizerSpec) -> bool:
-    """Whether no engine has the optimizer of ``spec`` built in."""
-    groups = any(group.name is not None or group.settings for group in spec.groups)
-    return spec.name not in BUILT_IN or groups or bool(spec.settings) or spec.state != "float32"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a caller passed to ``train``: an optimizer (None: the job names it) and a schedule (None: the job names it)."""
+
+    optimizer: Any = None
+    schedule: Callable[[Any], Any] | None = None
 
 
-def with_named_rules(job: JobSpec, graph: Graph) -> JobSpec:
-    """``job`` with the rules of its named optimizers, if it needs any.
-
-    Raises:
-        InputError: an optimizer has no such setting.
-        CaptureError: an optimizer can't become rules.
-    """
-    spec = job.optimizer
-    if spec.rules or not needs_rules(spec):
-        return job
-    import torch
-
-    from farflung.frontends.optimizers.capture import Trained, capture_rules
-    from farflung.frontends.optimizers.named import named_optimizer
-
-    members: dict[int, list[str]] = {}
-    for name in graph.state:
-        if name in graph.trained:
-            members.setdefault(group_of(spec, name), []).append(name)
-    trained: list[Trained] = []
-    for index, names in members.items():
-        group = spec.groups[index] if index < len(spec.groups) else None
-        specs = [graph.state[name].spec for name in names]
-        stand_ins = [torch.nn.Parameter(torch.empty(s.shape, dtype=getattr(torch, s.dtype), device="meta")) for s in specs]
-        optimizer = named_optimizer(spec, group, stand_ins)
-        settings = optimizer.param_groups[0]
-        trained += [
-            Trained(group=index, optimizer=optimizer, settings=settings, dtype=p.dtype, shape=tuple(p.shape)) for p in stand_ins
-        ]
-    rules = write_rules(capture_rules(trained))
-    return job.model_copy(update={"optimizer": spec.model_copy(update={"rules": rules})})
-
-
-def with_optimizer(job: JobSpec, given: Any, module: nn.Module, graph: Graph) -> JobSpec:
-    """``job`` with the optimizer that the caller gave to ``train``, if it is none that a job can name.
+def with_given_optimizer(job: JobSpec, given: Given, module: nn.Module, graph: Graph) -> JobSpec:
+    """``job`` with the optimizer that the caller passed; parameters without an optimizer are frozen.
 
     Raises:
         InputError: it is no optimizer, or does not fit the module.
-        CaptureError: it can't become rules.
+        CaptureError: it can't become rules, or its schedule can't become values.
     """
-    if isinstance(given, (str, OptimizerSpec)):
+    if given.optimizer is None:
         return job
-    optimizer = _captured(_made(given, module), module, graph, job.optimizer.clip_norm)
-    return job.model_copy(update={"optimizer": optimizer})
+    spec, trained = _of_caller(job.optimizer, _made(given.optimizer, module), module, graph)
+    return _complete(job.model_copy(update={"optimizer": spec}), trained, given.schedule, rules=True)
 
 
-def _made(factory: Any, module: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
-    """What the caller's ``factory`` makes of the module's parameters, or the optimizer itself that the caller gave.
+def with_named_optimizer(job: JobSpec, graph: Graph, schedule: Callable[[Any], Any] | None = None) -> JobSpec:
+    """``job`` with the rules and values of its named optimizers and schedules, if engines do not know these.
 
     Raises:
-        InputError: the factory fails, or gives no optimizer; or the optimizer has made steps.
+        InputError: an optimizer has no such setting.
+        CaptureError: an optimizer can't become rules, or its schedule can't become values.
+    """
+    spec = job.optimizer
+    rules = needs_rules(spec) or len(scheduled(job)) > 1
+    if spec.rules or not (rules or schedule is not None):
+        return job
+    return _complete(job, _of_names(spec, graph), schedule, rules=rules)
+
+
+def _complete(job: JobSpec, trained: Sequence[Trained], schedule: Callable[[Any], Any] | None, *, rules: bool) -> JobSpec:
+    """``job`` with the values of its schedules and, if it needs them, the rules of its optimizers."""
+    job = _with_values(job, trained, schedule)
+    if rules or len(scheduled(job)) > 1:
+        job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"rules": _rules(job, trained)})})
+    check_job(job)
+    return job
+
+
+def _with_values(job: JobSpec, trained: Sequence[Trained], schedule: Callable[[Any], Any] | None) -> JobSpec:
+    from farflung.frontends.optimizers.capture import setting_of
+    from farflung.frontends.optimizers.schedules import scheduled_values
+
+    samples = {item.group: item for item in trained}
+    groups = [samples.get(index) for index in range(len(job.optimizer.groups) + 1)]
+    changed: dict[str, Any] = {}
+    values: dict[str, str] = {}
+    if schedule is not None:
+        changed["name"] = "values"
+        for item in scheduled_values(schedule, groups, job.steps):
+            values[item.name] = write_values([value for row in item.rows for value in row])
+    for name in scheduled(job)[1:]:
+        curve = getattr(job.schedule, name)
+        base = [0.0 if item is None else setting_of(item.settings, name) for item in groups]
+        if not any(base):
+            raise InputError(f"schedule.{name} has nothing to change: no optimizer has a {name} above 0; set one, or remove it")
+        factors = (curve_factor(curve, step, job.steps) for step in range(job.steps))
+        values[name] = write_values([value * factor for factor in factors for value in base])
+    return job.model_copy(update={"schedule": job.schedule.model_copy(update={**changed, "values": values})})
+
+
+def _rules(job: JobSpec, trained: Sequence[Trained]) -> str:
+    """The rules of ``trained`` for all steps of ``job``, checked against the optimizers."""
+    from farflung.api.optimizer_check import check_rules
+    from farflung.engines.torch.update_programs import Missing, missing_program
+    from farflung.frontends.optimizers.capture import capture_rules
+
+    groups = len(job.optimizer.groups) + 1
+
+    def missing(rule: Rule, item: Trained) -> Missing | None:
+        declared = TensorSpec(dtype=str(item.dtype).removeprefix("torch."), shape=item.shape)
+        return missing_program(rule, declared, (rates(job, step)[item.group :: groups] for step in range(job.steps)))
+
+    settings = scheduled(job)
+    check_rules(trained, settings)
+    return write_rules(capture_rules(trained, settings, missing))
+
+
+def _of_names(spec: OptimizerSpec, graph: Graph) -> list[Trained]:
+    """Stand-ins for the parameters of each group, with the optimizer that the job names for it."""
+    import torch
+
+    from farflung.frontends.optimizers.capture import Trained
+    from farflung.frontends.optimizers.named import named_optimizer
+
+    members: dict[int, list[TensorSpec]] = {}
+    for name, state in graph.state.items():
+        if name in graph.trained:
+            members.setdefault(group_of(spec, name), []).append(state.spec)
+    found: list[Trained] = []
+    for index, specs in members.items():
+        group = spec.groups[index] if index < len(spec.groups) else None
+        stand_ins = [torch.nn.Parameter(torch.empty(s.shape, dtype=getattr(torch, s.dtype), device="meta")) for s in specs]
+        optimizer = named_optimizer(spec, group, stand_ins)
+        settings = optimizer.param_groups[0]
+        for item in stand_ins:
+            shape = tuple(item.shape)
+            found.append(Trained(group=index, optimizer=optimizer, settings=settings, dtype=item.dtype, shape=shape))
+    return found
+
+
+def _made(given: Any, module: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
+    """What the caller's function makes of the module's parameters, or the optimizer itself that the caller gave.
+
+    Raises:
+        InputError: the function fails, or gives no optimizer.
     """
     import torch
 
-    found = factory
-    if not isinstance(factory, torch.optim.Optimizer) and callable(factory):
+    found = given
+    if not isinstance(given, torch.optim.Optimizer) and callable(given):
         try:
-            found = factory(list(module.parameters()))
-        except Exception as error:  # the factory is foreign code
+            found = given(list(module.parameters()))
+        except Exception as error:  # foreign code
             raise InputError(f"optimizer: the function failed: {type(error).__name__}: {first_line(error)}") from error
     items = tuple(found) if isinstance(found, (list, tuple)) else (found,)
     for item in items:
         if not isinstance(item, torch.optim.Optimizer):
             raise InputError(f"{_WRONG} a {type(item).__name__}: {_RETURN}")
-        if item.state:
-            raise InputError(f"optimizer={type(item).__name__} has made steps already: pass a function that makes a new one")
     if not items:
         raise InputError(f"{_WRONG} no optimizer: {_RETURN}")
     return items
 
 
-def _captured(
-    optimizers: Sequence[torch.optim.Optimizer], module: nn.Module, graph: Graph, clip_norm: float | None
-) -> OptimizerSpec:
-    """The optimizers of the parameters of ``module`` as a part of a job; parameters without an optimizer are frozen.
+#: Names of parameters, with the optimizer and the group of it that they belong to.
+_Owner = tuple[tuple[str, ...], "torch.optim.Optimizer", Mapping[str, Any]]
 
-    Raises:
-        InputError: an optimizer holds a tensor that is no parameter of the module, or two hold the same.
-        CaptureError: an optimizer can't become rules.
-    """
-    from farflung.frontends.optimizers.capture import Trained, capture_rules
+
+def _of_caller(
+    spec: OptimizerSpec, optimizers: Sequence[torch.optim.Optimizer], module: nn.Module, graph: Graph
+) -> tuple[OptimizerSpec, list[Trained]]:
+    """The caller's optimizers as groups of the job; the largest group is the default."""
     from farflung.frontends.optimizers.named import name_of
 
     owners = list(_owners(optimizers, module, graph))
+    if not owners:
+        raise InputError("optimizer: it holds no parameter that gets a gradient: give it the module's parameters")
+    owners.sort(key=lambda owner: len(owner[0]))  # stable: equal groups keep their order
+    groups = [GroupSpec(names=names, lr=float(settings["lr"])) for names, _, settings in owners[:-1]]
     taken = {name for names, _, _ in owners for name in names}
-    default = max(range(len(owners)), key=lambda index: len(owners[index][0]), default=0)
-    groups = [GroupSpec(names=names, lr=float(settings["lr"])) for i, (names, _, settings) in enumerate(owners) if i != default]
     rest = tuple(name for name in graph.state if name in graph.trained and name not in taken)
     if rest:
         groups.append(GroupSpec(names=rest, frozen=True))
-    trained, number = [], 0
-    for index, (names, optimizer, settings) in enumerate(owners):
-        own = len(groups) if index == default else number
-        number += index != default
-        for name in names:
-            spec = graph.state[name].spec
-            trained.append(Trained(group=own, optimizer=optimizer, settings=settings, dtype=_dtype(spec.dtype), shape=spec.shape))
-    _, optimizer, settings = owners[default]
+    places = [*range(len(owners) - 1), len(groups)]
     kinds = {name_of(item) for item in optimizers}
-    rules = write_rules(capture_rules(trained))
-    return OptimizerSpec(
-        name=kinds.pop() if len(kinds) == 1 else "captured",
-        lr=float(settings["lr"]),
-        groups=tuple(groups),
-        clip_norm=clip_norm,
-        rules=rules,
-    )
+    changes = {"name": kinds.pop() if len(kinds) == 1 else CAPTURED, "lr": float(owners[-1][2]["lr"]), "groups": tuple(groups)}
+    parameters = dict(module.named_parameters())
+    trained = [item for place, owner in zip(places, owners, strict=True) for item in _trained(place, owner, parameters, graph)]
+    return spec.model_copy(update=changes), trained
 
 
-def _dtype(name: str) -> torch.dtype:
+def _trained(group: int, owner: _Owner, parameters: Mapping[str, torch.Tensor], graph: Graph) -> Iterable[Trained]:
     import torch
 
-    found: torch.dtype = getattr(torch, name)
-    return found
+    from farflung.frontends.optimizers.capture import Trained, initial_states
+
+    names, optimizer, settings = owner
+    for name in names:
+        declared = graph.state[name].spec
+        initial = initial_states(optimizer.state.get(parameters[name], {}), declared.shape)
+        if initial is None:
+            kind = type(optimizer).__name__
+            raise InputError(f"optimizer={kind} has made steps already: pass a function that makes a new one")
+        yield Trained(
+            group=group,
+            optimizer=optimizer,
+            settings=settings,
+            dtype=getattr(torch, declared.dtype),
+            shape=declared.shape,
+            initial=initial,
+        )
 
 
-def _owners(
-    optimizers: Iterable[torch.optim.Optimizer], module: nn.Module, graph: Graph
-) -> Iterable[tuple[tuple[str, ...], torch.optim.Optimizer, Mapping[str, Any]]]:
+def _owners(optimizers: Iterable[torch.optim.Optimizer], module: nn.Module, graph: Graph) -> Iterable[_Owner]:
     """The trained parameters of each group of each optimizer, by their names in the graph."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     seen: set[str] = set()
@@ -162,8 +224,7 @@ def _owners(
                         "from the parameters that the function is given"
                     )
             own = tuple(name for parameter in settings["params"] if (name := names[id(parameter)]) in graph.trained)
-            twice = seen.intersection(own)
-            if twice:
+            if twice := seen.intersection(own):
                 raise InputError(f"parameter {min(twice)!r} is in two groups of optimizers: leave it in one")
             seen.update(own)
             if "lr" not in settings:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farflung.api.argument_names import in_arguments
-from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, TrainArguments, check_types, job_of
+from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, Schedule, TrainArguments, brought_by, check_types, job_of
 from farflung.api.batches import batch_rows, call_order, evaluation_order
 from farflung.api.callbacks import Callbacks, StopTraining
 from farflung.api.evaluation import Evaluation
 from farflung.api.local_folder import check_folders
 from farflung.api.local_training import LocalSettings, train_here
-from farflung.api.optimizers import with_named_rules, with_optimizer
+from farflung.api.optimizers import with_given_optimizer, with_named_optimizer
 from farflung.api.remote_training import train_there
 from farflung.api.reports import ReportArgument, Reports, targets_of
 from farflung.api.result import Outcome, TrainResult
@@ -25,6 +25,7 @@ from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, 
 from farflung.messages.submission import Bundle
 from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import StepRecord
+from farflung.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,7 @@ def train(
     micro_batches: int = 1,
     optimizer: str | OptimizerSpec | OptimizerFactory | torch.optim.Optimizer = "sgd",
     lr: float | None = None,
-    lr_schedule: str | ScheduleSpec = "constant",
+    lr_schedule: str | ScheduleSpec | Schedule = "constant",
     clip_norm: float | None = None,
     precision: str = "float32",
     workers: int | None = None,
@@ -78,7 +79,8 @@ def train(
         optimizer: a name such as ``"adamw"``, with PyTorch's defaults; an ``OptimizerSpec``; a function of the module's
             parameters that returns an optimizer or a list of optimizers; or an optimizer that has not stepped yet.
         lr: learning rate of a named optimizer, 1e-3 by default. All others have their own.
-        lr_schedule: ``"constant"``, ``"cosine"``, ``"linear"``, or a ``ScheduleSpec`` with warm-up.
+        lr_schedule: a name such as ``"cosine"``; a ``ScheduleSpec`` with warm-up; a function of the step that returns a factor of
+            the learning rates; or a function of an optimizer that returns a scheduler of ``torch.optim.lr_scheduler``.
         clip_norm: largest norm of all gradients together (None: no clipping).
         precision: ``"float32"``, or ``"bf16"`` for autocast to bfloat16.
         workers: without a ticket, how many threads of this process train (default 3). With a ticket, how many workers take part
@@ -175,9 +177,10 @@ def _train(
     first = batch_fn(0, 0)
     trainee = capture_trainee(module, first, None if evaluation is None else evaluation.batch_fn(0))
     callbacks.progress.captured()
-    job = with_optimizer(job, given.optimizer, trainee.module, trainee.graph)
+    brought = brought_by(given)
+    job = with_given_optimizer(job, brought, trainee.module, trainee.graph)
     graph = freeze(trainee.graph, job)
-    job = with_named_rules(_with_samples(job, graph, evaluation), graph)
+    job = with_named_optimizer(_with_samples(job, graph, evaluation), graph, brought.schedule)
     bundle = Bundle(run=run, job=job, graphs={job.micro_batch_sizes[0]: graph}, eval_graph=trainee.evaluation)
     batches = call_order(batch_fn, graph, first)
     side = None
@@ -229,12 +232,12 @@ def _with_result(error: BaseException, result: TrainResult) -> BaseException:
     error.__dict__["result"] = result
     if result.checkpoint and isinstance(error, KeyboardInterrupt):
         error.add_note(f"train(..., resume={result.checkpoint!r}) continues from the newest checkpoint")
-    error.add_note(f"the result of the {result.steps} steps so far is in the attribute 'result' of this exception")
+    error.add_note(f"the result so far, after {counted(result.steps, 'step')}, is in the attribute 'result' of this exception")
     return error
 
 
 def _interrupted(callbacks: Callbacks, given: TrainArguments) -> str:
-    return f"training was interrupted after {callbacks.steps} of {given.steps} steps"
+    return f"training was interrupted after {callbacks.steps} of {counted(given.steps, 'step')}"
 
 
 def _batch_text(failed: FailedBatch | None, graph: Graph, evaluation: Graph | None) -> str:

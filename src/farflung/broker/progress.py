@@ -216,7 +216,11 @@ class Progress:
         dense: dict[Pair, int] = {}
         busy: dict[int, float] = {}
         codecs: dict[Pair, CodecUse] = {}
+        helped: dict[tuple[int, str], tuple[int, float]] = {}
         for report in reports:
+            for key, (count, spent) in report.helped.items():  # a helper may serve several servers of a stage
+                before = helped.get(key, (0, 0.0))
+                helped[key] = min(before[0] + count, samples), min(before[1] + spent, seconds)
             codecs |= {pair: codecs.get(pair, CodecUse()).plus(use) for pair, use in report.codecs.items()}
             for total, part in ((sent, report.sent), (dense, report.dense)):
                 for pair, count in part.items():
@@ -238,6 +242,7 @@ class Progress:
             skipped=leader.skipped,
             codecs=dict(sorted(codecs.items())),
             grad_norm=leader.grad_norm,
+            helped=dict(sorted(helped.items())),
             divergence=max((report.divergence for report in reports if report.divergence is not None), default=None),
             excluded=excluded,
             blamed=blamed_members(by_worker, excluded),

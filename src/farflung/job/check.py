@@ -5,6 +5,7 @@ from __future__ import annotations
 from farflung.errors import InputError
 from farflung.job.patterns import compile_pattern
 from farflung.job.spec import CodecSpec, DataSpec, JobSpec, OpenSpec, OptimizerSpec, SyncSpec
+from farflung.job.value_tables import read_values
 
 __all__ = ["check_decided", "check_job", "decided"]
 
@@ -199,16 +200,28 @@ def _check_optimizer(optimizer: OptimizerSpec) -> None:
             compile_pattern(group.match)
         except InputError as error:
             raise InputError(f"{where}.match = {group.match!r:.80} {error}") from None
-        if group.frozen and not (group.lr is group.weight_decay is group.name is None and not group.settings):
+        if group.frozen and (group.settings or any(item is not None for item in (group.lr, group.weight_decay, group.name))):
             raise InputError(f"{where}: frozen parameters take no lr, weight_decay, name or settings: remove them or frozen")
 
 
 def _check_schedule(job: JobSpec) -> None:
     schedule = job.schedule
-    if schedule.warmup > job.steps:
-        raise InputError(f"schedule.warmup = {schedule.warmup} is longer than steps = {job.steps}: shorten it")
-    if schedule.name == "constant" and schedule.final:
-        raise InputError(f"schedule.final = {schedule.final} means nothing with name = 'constant': use 'cosine' or 'linear'")
+    for where, curve in (("schedule", schedule), ("momentum", schedule.momentum), ("weight_decay", schedule.weight_decay)):
+        if curve is None:
+            continue
+        path = where if where == "schedule" else f"schedule.{where}"
+        if curve.warmup > job.steps:
+            raise InputError(f"{path}.warmup = {curve.warmup} is longer than steps = {job.steps}: shorten it")
+        if curve.name in ("constant", "inverse_sqrt") and curve.final:
+            raise InputError(f"{path}.final = {curve.final} means nothing with name = {curve.name!r}: use 'cosine' or 'linear'")
+        if curve.decay and curve.name != "wsd":
+            raise InputError(f"{path}.decay = {curve.decay} means nothing with name = {curve.name!r}: use 'wsd'")
+        if curve.decay > job.steps:
+            raise InputError(f"{path}.decay = {curve.decay} is longer than steps = {job.steps}: shorten it")
+    if (schedule.name == "values") != ("lr" in schedule.values):
+        raise InputError("schedule.name = 'values' needs the values that a call of farflung.train writes: choose another name")
+    for text in schedule.values.values():
+        read_values(text, len(job.optimizer.groups) + 1)
 
 
 def _check_weights(job: JobSpec) -> None:

@@ -24,8 +24,8 @@ OptimizerName = Literal[
     "rprop",
     "captured",
 ]
-CAPTURED = "captured"
+CAPTURED: Literal["captured"] = "captured"
 #: What people can write.
-NAMED = tuple(name for name in get_args(OptimizerName) if name != CAPTURED)
+NAMED: tuple[OptimizerName, ...] = tuple(name for name in get_args(OptimizerName) if name != CAPTURED)
 #: Optimizers that an engine runs with its tensor library's own code, if nothing about them needs rules.
 BUILT_IN = ("sgd", "adamw")

@@ -20,6 +20,7 @@ from farflung.units import Bytes, Quantity, Seconds
 __all__ = [
     "CheckpointSpec",
     "CodecSpec",
+    "CurveSpec",
     "DataSpec",
     "EvaluateSpec",
     "GenerateSpec",
@@ -32,6 +33,7 @@ __all__ = [
     "PlanSpec",
     "ReportSpec",
     "ScheduleSpec",
+    "Setting",
     "SyncSpec",
     "TrafficSpec",
     "WeightsSpec",
@@ -178,15 +180,42 @@ class OptimizerSpec(_Section):
         return hash((self.name, self.lr, self.rules, self.state, len(self.groups)))
 
 
-class ScheduleSpec(_Section):
-    """The learning rate over the steps: a linear warm-up, then the decay."""
+#: Settings of an optimizer that a schedule can set.
+Setting = Literal["lr", "momentum", "weight_decay"]
 
-    #: The decay.
-    name: Literal["constant", "cosine", "linear"] = "constant"
-    #: Steps of linear warm-up.
+
+class CurveSpec(_Section):
+    """A value over the steps, as factors of the optimizer's value: a linear warm-up, then the curve."""
+
+    #: The curve. `wsd` stays constant and decays linearly in its last steps. `one_cycle` rises during `warmup` along a cosine and
+    #: then falls along a cosine. `inverse_sqrt` falls with the root of the step.
+    name: Literal["constant", "cosine", "linear", "wsd", "one_cycle", "inverse_sqrt"] = "constant"
+    #: Steps of warm-up. For `one_cycle`, 0 stands for 30 % of the steps.
+    warmup: Annotated[int, Field(ge=0)] = 0
+    #: The factor at the last step.
+    final: Annotated[float, Field(ge=0.0)] = 0.0
+    #: The last steps, in which `wsd` decays. 0: a tenth of the steps.
+    decay: Annotated[int, Field(ge=0)] = 0
+
+
+class ScheduleSpec(_Section):
+    """The learning rate over the steps: a linear warm-up, then the curve. Momentum and weight decay can have curves as well."""
+
+    #: The curve. `wsd` stays constant and decays linearly in its last steps. `one_cycle` rises during `warmup` along a cosine and
+    #: then falls along a cosine. `inverse_sqrt` falls with the root of the step. `values`: set by a call of `farflung.train`.
+    name: Literal["constant", "cosine", "linear", "wsd", "one_cycle", "inverse_sqrt", "values"] = "constant"
+    #: Steps of linear warm-up. For `one_cycle`, 0 stands for 30 % of the steps.
     warmup: Annotated[int, Field(ge=0)] = 0
     #: The factor of the learning rate at the last step.
     final: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    #: The last steps, in which `wsd` decays. 0: a tenth of the steps.
+    decay: Annotated[int, Field(ge=0)] = 0
+    #: The momentum over the steps (the first of `betas` of optimizers that have them).
+    momentum: CurveSpec | None = None
+    #: The weight decay over the steps.
+    weight_decay: CurveSpec | None = None
+    #: Values of each step and group. The submitting process writes them.
+    values: dict[Setting, Annotated[str, Field(max_length=8 << 20)]] = {}
 
 
 class CodecSpec(_Section):

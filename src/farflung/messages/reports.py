@@ -61,6 +61,8 @@ _MOST_STAGES = 100_000
 _MOST_MICRO_BATCHES = 1_000_000
 #: Retained states of one worker, and step reports that it sends again after a loss.
 _MOST_STATES, _MOST_STEPS = 256, 64
+#: Pairs of a stage and a helper in one step.
+_MOST_HELPED = 10_000
 
 #: Bytes or FLOP/s that others divide by.
 Capacity = Annotated[float, Meta(ge=1.0, le=FINITE)]
@@ -157,6 +159,7 @@ class Stepped(RunReport, kind="step", on=Channel.REPORTS):
     codecs: Annotated[tuple[tuple[Index, Index, float, float, float | None], ...], Meta(max_length=_MOST_STAGES)]
     excluded: Devices | UnsetType = UNSET
     spoilers: Devices | UnsetType = UNSET
+    helped: Annotated[tuple[tuple[Index, Member, Count, Amount], ...], Meta(max_length=_MOST_HELPED)] | UnsetType = UNSET
 
 
 class RetainedRun(Item):

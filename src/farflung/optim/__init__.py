@@ -8,7 +8,7 @@ In the order of data flow:
 ``figures``   bytes of state and operations of an update, for plans
 """
 
-from farflung.optim.document import read_rules, rules_of, write_rules
+from farflung.optim.document import check_optimizer, needs_rules, read_rules, rules_of, write_rules
 from farflung.optim.figures import state_bytes, state_factor, update_flops
 from farflung.optim.program import Rule, RuleBook, StateSlot, UpdateProgram
 
@@ -17,6 +17,8 @@ __all__ = [
     "RuleBook",
     "StateSlot",
     "UpdateProgram",
+    "check_optimizer",
+    "needs_rules",
     "read_rules",
     "rules_of",
     "state_bytes",

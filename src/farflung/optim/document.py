@@ -9,17 +9,19 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
-from farflung.errors import GraphError
+from farflung.errors import GraphError, InputError
 from farflung.graph.document import Fields, parse, read_step, write_step
 from farflung.graph.ir import DTYPES, Arg, InitStep, LocalRef, StateRef, ValueRef, iter_refs
 from farflung.graph.opset import info
 from farflung.graph.signatures import Signature, check_call, signature
 from farflung.graph.validate import Limits, check_arguments
-from farflung.job.spec import OptimizerSpec
+from farflung.job.optimizer_names import BUILT_IN
+from farflung.job.rates import rates, scheduled
+from farflung.job.spec import JobSpec, OptimizerSpec
 from farflung.optim.numbers import COMPARISONS, ITEM, NUMBERS, PREFIX
 from farflung.optim.program import SETTINGS, Key, Rule, RuleBook, StateSlot, UpdateProgram
 
-__all__ = ["MOST_BYTES", "check_types", "read_rules", "rules_of", "write_rules"]
+__all__ = ["MOST_BYTES", "check_optimizer", "check_types", "needs_rules", "read_rules", "rules_of", "write_rules"]
 
 _FORMAT, _VERSION = "farflung-optimizer", 1
 MOST_BYTES = 1 << 20
@@ -56,6 +58,27 @@ def _write_program(program: UpdateProgram) -> dict[str, Any]:
         "results": results,
         "guards": [[place, expected] for place, expected in program.guards],
     }
+
+
+def needs_rules(spec: OptimizerSpec) -> bool:
+    """Whether no engine has the optimizer of ``spec`` built in."""
+    groups = any(group.name is not None or group.settings for group in spec.groups)
+    return spec.name not in BUILT_IN or groups or bool(spec.settings) or spec.state != "float32"
+
+
+def check_optimizer(job: JobSpec) -> None:
+    """Check the rules of a submitted job.
+
+    Raises:
+        InputError: the job lacks rules or values that its optimizer needs, or they do not fit each other.
+        GraphError: its rules break a rule of the format.
+    """
+    rules, settings = rules_of(job.optimizer), scheduled(job)
+    if rules is None and (needs_rules(job.optimizer) or len(settings) > 1):
+        raise InputError(f"optimizer.name = {job.optimizer.name!r}: the job lacks its rules; submit it with farflung submit")
+    if rules is not None and rules.settings != settings:
+        raise InputError(f"the optimizer's rules take {', '.join(rules.settings)}, the job's schedule sets {', '.join(settings)}")
+    rates(job, 0)
 
 
 @lru_cache(maxsize=16)

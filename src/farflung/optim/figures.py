@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from farflung.graph.ir import Graph, TensorSpec
+from farflung.graph.ir import Graph
 from farflung.graph.opset import OpClass, info
-from farflung.job.groups import group_of
 from farflung.job.spec import OptimizerSpec
 from farflung.optim.document import rules_of
 from farflung.optim.numbers import PREFIX
-from farflung.optim.program import Rule, RuleBook
+from farflung.optim.program import Rule
 
 __all__ = ["state_bytes", "state_factor", "update_flops"]
 
@@ -26,7 +25,7 @@ _SGD_FLOPS, _FLOPS = 4.0, 16.0
 
 
 #: Bytes of state and operations per element of each trained parameter, by optimizer and graph: plans ask again and again.
-_TABLES: dict[tuple[OptimizerSpec, str], Mapping[str, tuple[float, float]]] = {}
+_TABLES: dict[tuple[OptimizerSpec, str], dict[str, tuple[float, float]]] = {}
 _MOST_TABLES = 16
 
 
@@ -73,18 +72,17 @@ def _table(spec: OptimizerSpec, graph: Graph) -> Mapping[str, tuple[float, float
             _TABLES.clear()
         rules = rules_of(spec)
         assert rules is not None
-        found = _TABLES[key] = {
-            name: _figures(spec, rules, graph.state[name].spec, group_of(spec, name)) for name in graph.trained
-        }
+        found = _TABLES[key] = {}
+        for name in graph.trained:
+            declared = graph.state[name].spec
+            found[name] = _figures(rules.rule_of(spec, name, declared), declared.shape, narrow=spec.state == "bf16")
     return found
 
 
-def _figures(spec: OptimizerSpec, rules: RuleBook, declared: TensorSpec, group: int) -> tuple[float, float]:
-    rule = rules.find(group, declared.dtype, declared.shape)
+def _figures(rule: Rule | None, shape: tuple[int, ...], *, narrow: bool) -> tuple[float, float]:
     if rule is None:
         return 0.0, _SGD_FLOPS
-    halved, shape = spec.state == "bf16", declared.shape
-    held = sum(slot.nbytes(shape) * (0.5 if halved and slot.narrows(shape) else 1.0) for slot in rule.states)
+    held = sum(slot.nbytes(shape) * (0.5 if narrow and slot.narrows(shape) else 1.0) for slot in rule.states)
     return held, _flops_of(rule, shape)
 
 

@@ -26,7 +26,7 @@ _INT_BOUND = 1 << 63
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 and exponent > 63:
         raise OverflowError("an integer power does not fit into 64 bits")
-    return base**exponent  # type: ignore[no-any-return]  # a complex result is refused by ``apply``
+    return base**exponent  # ``apply`` refuses a complex result
 
 
 _Function = Callable[..., Number]
@@ -80,7 +80,7 @@ def apply(name: str, *operands: Number) -> Number:
         GraphError: the result is no such number (a division by zero, a power that is too large).
     """
     try:
-        found = NUMBERS[name][1](*operands)
+        found: object = NUMBERS[name][1](*operands)
     except (ArithmeticError, ValueError) as error:
         raise GraphError(f"number.{name}{operands} has no result: {error}") from None
     if not isinstance(found, (int, float)) or (isinstance(found, int) and not -_INT_BOUND <= found < _INT_BOUND):

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from farflung.graph.ir import DTYPES, InitStep, LocalRef
+from farflung.graph.ir import DTYPES, InitStep, LocalRef, TensorSpec
+from farflung.job.groups import group_of
+from farflung.job.spec import OptimizerSpec
 
 __all__ = ["GRADIENT", "PARAMETER", "SETTINGS", "Key", "Rule", "RuleBook", "StateSlot", "UpdateProgram"]
 
@@ -43,9 +45,13 @@ class StateSlot:
         if self.number:
             return 8
         elements = 1
-        for size in shape if self.shape is None else self.shape:
+        for size in self.shape_for(shape):
             elements *= size
         return elements * DTYPES[self.kind]
+
+    def shape_for(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Its shape for a parameter of ``shape``; a number has none."""
+        return shape if self.shape is None else self.shape
 
     def narrows(self, shape: tuple[int, ...]) -> bool:
         """Whether a lower precision applies to it: a float32 tensor of more than one element."""
@@ -93,6 +99,10 @@ class RuleBook:
     @cached_property
     def _table(self) -> dict[Key, int]:
         return dict(self.uses)
+
+    def rule_of(self, spec: OptimizerSpec, name: str, declared: TensorSpec) -> Rule | None:
+        """The rule of the parameter ``name`` of a job's model (None: there is none)."""
+        return self.find(group_of(spec, name), declared.dtype, declared.shape)
 
     def find(self, group: int, dtype: str, shape: tuple[int, ...]) -> Rule | None:
         """The rule of a parameter (None: there is none)."""

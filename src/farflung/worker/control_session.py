@@ -13,7 +13,7 @@ from farflung.messages.commands import Beat
 from farflung.messages.reports import Hello, Wants
 from farflung.messages.schema import UNSET, Message
 from farflung.messages.wire_form import encode
-from farflung.protocol.leases import LEASE
+from farflung.protocol.leases import BEATS, LEASE
 from farflung.thread_group import ThreadGroup
 from farflung.transports.rpc import RpcClient, RpcSession
 from farflung.units import Seconds
@@ -25,8 +25,6 @@ __all__ = ["BrokerLease", "ControlSession"]
 _REPORTS = 1024
 #: How long the broker may take to answer the end of a session.
 _GOODBYE_SECONDS = 3.0
-#: Heartbeats in the length of a lease.
-_BEATS = 4
 
 
 class BrokerLease:
@@ -176,7 +174,7 @@ class ControlSession:
 
     def _beat(self, rpc: RpcSession, lease: BrokerLease) -> None:
         """Send heartbeats; end the session when the broker was silent for the length of a lease."""
-        while not rpc.over.wait(lease.length / _BEATS):
+        while not rpc.over.wait(lease.length / BEATS):
             silent = lease.silence(monotonic())
             if silent is not None:
                 self._log(f"no message from the broker for {silent}")

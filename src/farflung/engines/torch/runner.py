@@ -14,10 +14,9 @@ from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gr
 from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.arrays import check_array, from_array, to_array
 from farflung.engines.torch.heap import HEAP
-from farflung.engines.torch.optimizer import StageOptimizer, stage_optimizer
+from farflung.engines.torch.optimizer import RuleOptimizer, StageOptimizer, stage_optimizer
 from farflung.engines.torch.program import Program, Read, Source, compile_program
 from farflung.engines.torch.states import StageStates
-from farflung.engines.torch.update_programs import RuleOptimizer
 from farflung.errors import FarflungError, GraphError
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.drift import drifting

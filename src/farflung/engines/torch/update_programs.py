@@ -7,33 +7,28 @@ the optimizer's own code does, so the bits are those of that code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
-from farflung.engines.base import Array
 from farflung.engines.present import PRESENT, label
-from farflung.engines.torch.arrays import TORCH_DTYPES, from_array, spec_of, to_array
+from farflung.engines.torch.arrays import TORCH_DTYPES, spec_of
 from farflung.engines.torch.program import installed_signature, kernel, resolve
-from farflung.errors import CheckpointError, GraphError, InputError
+from farflung.errors import GraphError
 from farflung.graph.ir import InitStep, LocalRef, StateRef, TensorSpec, ValueRef, iter_refs
-from farflung.job.groups import group_of
-from farflung.job.spec import OptimizerSpec
-from farflung.optim import Rule, RuleBook, UpdateProgram
+from farflung.optim import Rule, StateSlot, UpdateProgram
 from farflung.optim.document import check_types
 from farflung.optim.numbers import ITEM, PREFIX, apply
 
-__all__ = ["RuleOptimizer"]
+__all__ = ["CompiledRule", "Missing", "ParameterStates", "missing_program"]
 
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 #: Bytes that the values of a program may take at a time: a multiple of the parameter's, and in any case.
 _GROWTH, _SMALL = 12, 1 << 20
 
-_NUMBERS = {"int": np.int64, "float": np.float64}
 
 #: The values of a parameter's states, in the order of its rule (None: no step yet).
 ParameterStates = list[Any] | None
@@ -122,14 +117,14 @@ class _Compiled:
             result = result[call.output]
         places.append(result)
 
-    def holds(self, inputs: Sequence[Any]) -> bool:
-        """Whether the guards hold, by the calls that depend on numbers and one-element states only (on copies of these).
+    def follow(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """The states after this program as far as they are numbers or have one element, the others as None.
+
+        Only the calls on such values run, on copies. None: a guard does not hold.
 
         Raises:
             GraphError: a guard depends on a tensor of several elements.
         """
-        if not self.program.guards:
-            return True
         places: list[Any] = [None, None]  # guards depend neither on the parameter nor on its gradient
         for item in inputs[2:]:
             is_tensor = isinstance(item, torch.Tensor)
@@ -146,8 +141,12 @@ class _Compiled:
             if places[-1] is None:
                 raise GraphError(f"{self.where}: a guard depends on the values of a tensor")
             if bool(places[-1]) is not expected:
-                return False  # what follows may have no result here: the root of a negative number
-        return True
+                return None  # what follows may have no result here: the root of a negative number
+        return self.results(places)
+
+    def holds(self, inputs: Sequence[Any]) -> bool:
+        """Whether the guards hold."""
+        return not self.program.guards or self.follow(inputs) is not None
 
     def check(self, rule: Rule, inputs: Sequence[Any]) -> frozenset[int]:
         """Replay on the meta device; return the steps whose result has one element.
@@ -183,7 +182,7 @@ def _check_results(rule: Rule, found: Sequence[Any], shape: tuple[int, ...], whe
         if slot.number:
             continue
         spec = spec_of(value)
-        declared = TensorSpec(dtype=slot.kind, shape=shape if slot.shape is None else slot.shape)
+        declared = TensorSpec(dtype=slot.kind, shape=slot.shape_for(shape))
         if spec != declared:
             raise GraphError(
                 f"{where}: state {slot.name!r} is declared {declared.dtype}{list(declared.shape)}, but its program gives "
@@ -236,26 +235,36 @@ def _last_uses(program: UpdateProgram, inputs: int) -> dict[int, tuple[int, ...]
     return {number: tuple(places) for number, places in found.items()}
 
 
-class _CompiledRule:
+def _empty(slot: StateSlot, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(slot.shape_for(shape), dtype=TORCH_DTYPES[slot.kind], device="meta")
+
+
+class CompiledRule:
     """The programs of a rule for parameters of one shape, element type and device."""
 
-    def __init__(self, book: RuleBook, rule: Rule, sample: torch.Tensor, where: str) -> None:
+    def __init__(self, rule: Rule, settings: int, sample: torch.Tensor, where: str) -> None:
         self.rule, self._where = rule, where
-        shape, inputs = tuple(sample.shape), 2 + len(book.settings)
+        shape, inputs = tuple(sample.shape), 2 + settings
         meta = [torch.empty(shape, dtype=sample.dtype, device="meta") for _ in range(2)]
-        states: list[Any] = []
-        for slot in rule.states:
-            size = shape if slot.shape is None else slot.shape
-            states.append(1.0 if slot.number else torch.empty(size, dtype=TORCH_DTYPES[slot.kind], device="meta"))
+        states = [1.0 if slot.number else _empty(slot, shape) for slot in rule.states]
         self._programs: tuple[list[_Compiled], list[_Compiled]] = ([], [])
         for program, later in rule.programs():
-            given: list[Any] = [*meta, *(1.0 for _ in book.settings), *(states if later else [])]
+            given: list[Any] = [*meta, *([1.0] * settings), *(states if later else [])]
             numbers = {place for place, item in enumerate(given) if isinstance(item, float)}
             count = inputs + (len(states) if later else 0)
             single = _Compiled(program, count, numbers, _META, where).check(rule, given)
-            compiled = _Compiled(program, count, numbers, sample.device, where)
+            compiled = _Compiled(program, count, numbers, _CPU if sample.is_meta else sample.device, where)
             compiled.allow_guards(single)
             self._programs[later].append(compiled)
+
+    def follow(self, settings: Sequence[float], states: ParameterStates) -> list[Any] | None:
+        """The states after a step as far as guards may depend on them (None: no program fits)."""
+        inputs = [None, None, *settings, *(states or ())]
+        for program in self._programs[states is not None]:
+            found = program.follow(inputs)
+            if found is not None:
+                return found
+        return None
 
     def run(
         self, parameter: torch.Tensor, gradient: torch.Tensor, settings: Sequence[float], states: ParameterStates
@@ -270,8 +279,8 @@ class _CompiledRule:
             if program.holds(inputs):
                 return _own(program.run(inputs), inputs[:2], states or ())
         raise GraphError(
-            f"{self._where}: the optimizer's code takes a way that was not captured (settings {', '.join(map(repr, settings))}); "
-            "submit the job again with a smaller number of steps"
+            f"{self._where}: no program of the optimizer fits this step (settings {', '.join(map(repr, settings))}); submit the "
+            "job again, with as many steps as it will have"
         )
 
 
@@ -290,97 +299,26 @@ def _own(results: Sequence[Any], given: Sequence[torch.Tensor], states: Sequence
     return found
 
 
-class RuleOptimizer:
-    """Steps the parameters of one stage by the rules that a job carries."""
+#: Values of the settings, and of the states as far as they are numbers or have one element, in a step that no program fits.
+Missing = tuple[tuple[float, ...], list[Any] | None]
 
-    def __init__(self, spec: OptimizerSpec, book: RuleBook, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._parameters, self._narrow = dict(parameters), spec.state == "bf16"
-        self._groups, self._settings = len(spec.groups) + 1, len(book.settings)
-        self._group = {name: group_of(spec, name) for name in parameters}
-        self._rules: dict[str, _CompiledRule] = {}
-        self._states: dict[str, list[Any]] = {}
-        compiled: dict[tuple[int, torch.Size, torch.dtype], _CompiledRule] = {}
-        for name, parameter in self._parameters.items():
-            dtype, shape = spec_of(parameter).dtype, tuple(parameter.shape)
-            rule = book.find(self._group[name], dtype, shape)
-            if rule is None:
-                raise GraphError(
-                    f"the optimizer's rules have none for parameter {name!r} ({dtype}{list(shape)}): submit the job again"
-                )
-            key = id(rule), parameter.shape, parameter.dtype
-            if key not in compiled:
-                compiled[key] = _CompiledRule(book, rule, parameter.detach(), f"the update of {name!r:.80}")
-            self._rules[name] = compiled[key]
 
-    def step(self, rates: Sequence[float]) -> None:
-        """One step; ``rates`` has the learning rates of all groups, then their other settings.
+def missing_program(rule: Rule, spec: TensorSpec, settings: Iterable[Sequence[float]]) -> Missing | None:
+    """Follow the guards of ``rule`` through a whole run; ``settings``: values of each step. None: some program fits each step.
 
-        Raises:
-            InputError: not as many rates as groups and settings.
-            GraphError: an operator fails, or no program applies.
-        """
-        if len(rates) != self._groups * self._settings:
-            raise InputError(f"{len(rates)} values for {self._settings} settings of {self._groups} groups")
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                if parameter.grad is not None:
-                    settings = rates[self._group[name] :: self._groups]
-                    states = self._rules[name].run(parameter.detach(), parameter.grad, settings, self._wide(name))
-                    self._states[name] = self._stored(name, states)
-
-    def _wide(self, name: str) -> ParameterStates:
-        states = self._states.get(name)
-        if states is None or not self._narrow:
-            return states
-        slots, shape = self._rules[name].rule.states, tuple(self._parameters[name].shape)
-        return [item.float() if slot.narrows(shape) else item for slot, item in zip(slots, states, strict=True)]
-
-    def _stored(self, name: str, states: list[Any]) -> list[Any]:
-        if not self._narrow:
-            return states
-        slots, shape = self._rules[name].rule.states, tuple(self._parameters[name].shape)
-        return [item.bfloat16() if slot.narrows(shape) else item for slot, item in zip(slots, states, strict=True)]
-
-    def export(self, *, copy: bool = True) -> dict[str, Array]:
-        """``<slot>/<parameter>`` -> value."""
-        found: dict[str, Array] = {}
-        for name, states in self._states.items():
-            for slot, item in zip(self._rules[name].rule.states, states, strict=True):
-                array = (
-                    to_array(item, copy=copy) if isinstance(item, torch.Tensor) else np.asarray(item, dtype=_NUMBERS[slot.kind])
-                )
-                found[f"{slot.name}/{name}"] = array
-        return found
-
-    def load(self, states: Mapping[str, Array]) -> None:
-        """Set what ``export`` gave (parameters without an entry start afresh).
-
-        Raises:
-            CheckpointError: an entry is of another parameter or optimizer, or is missing.
-        """
-        given: dict[str, dict[str, Array]] = {}
-        for key, array in states.items():
-            slot, _, name = key.partition("/")
-            if name not in self._parameters:
-                raise CheckpointError(f"optimizer state {key!r} belongs to no trained parameter of this stage")
-            given.setdefault(name, {})[slot] = array
-        self._states = {name: self._read(name, arrays) for name, arrays in given.items()}
-
-    def _read(self, name: str, arrays: Mapping[str, Array]) -> list[Any]:
-        parameter, slots = self._parameters[name], self._rules[name].rule.states
-        if arrays.keys() != {slot.name for slot in slots}:
-            wrong = min(arrays.keys() ^ {slot.name for slot in slots})
-            raise CheckpointError(f"optimizer state {wrong!r} of parameter {name!r} is missing, or of another optimizer")
-        found: list[Any] = []
-        for slot in slots:
-            array, shape = arrays[slot.name], tuple(parameter.shape)
-            wanted = () if slot.number else shape if slot.shape is None else slot.shape
-            if array.shape != wanted:
-                raise CheckpointError(f"optimizer state '{slot.name}/{name}' has shape {array.shape}, its rule {wanted}")
-            if slot.number:
-                found.append(array.item())
-                continue
-            value = from_array(array, _CPU if array.ndim == 0 else parameter.device)
-            kept = torch.bfloat16 if self._narrow and slot.narrows(shape) else TORCH_DTYPES[slot.kind]
-            found.append(value.to(kept))
-        return found
+    Raises:
+        GraphError: a guard depends on a tensor of several elements.
+    """
+    if not any(program.guards for program, _ in rule.programs()):
+        return None
+    sample = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device="meta")
+    states: list[Any] | None = None
+    compiled: CompiledRule | None = None
+    with torch.no_grad():
+        for values in settings:
+            compiled = compiled or CompiledRule(rule, len(values), sample, "an update")
+            found = compiled.follow(values, states)
+            if found is None:
+                return tuple(values), states
+            states = found
+    return None

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line
@@ -23,25 +24,44 @@ from farflung.graph.ir import DTYPES, LocalRef
 from farflung.optim import Rule, RuleBook, StateSlot, UpdateProgram
 from farflung.optim.program import GRADIENT, PARAMETER, SETTINGS, Key
 
-__all__ = ["Trained", "capture_rules", "setting_of"]
+__all__ = ["PLAIN", "FindMissing", "Initial", "Trained", "capture_rules", "initial_states", "set_setting", "setting_of"]
 
 #: Factors of the settings in the two notes of a step: no code's constants are their products.
 _HINTS = (1.0123456789, 0.9876543211)
-#: Steps after the first that are noted.
-_STEPS = 3
+#: What is noted in place of a setting that is 0.
+_USUAL = 1e-3
+#: Steps after the first that are noted, and programs that a rule may have.
+_STEPS, _MOST_WAYS = 3, 16
 #: Faster forms of the same update, whose bits differ; the update is noted in its plain form.
-_PLAIN = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
+PLAIN = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """A state that exists before the first step. ``dtype``: None: no tensor. ``shape``: None: the parameter's, all ``value``."""
+
+    value: Any
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] | None = ()
+
+    def tensor(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """The state of a parameter of ``shape``."""
+        return torch.full(shape if self.shape is None else self.shape, self.value, dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A parameter that is trained: its group in the job, the optimizer and the optimizer's group that it belongs to."""
+    """A parameter that is trained: its group in the job, the optimizer and the optimizer's group that it belongs to.
+
+    ``initial``: states that the optimizer made before its first step (``initial_states``).
+    """
 
     group: int
     optimizer: torch.optim.Optimizer
     settings: Mapping[str, Any]
     dtype: torch.dtype
     shape: tuple[int, ...]
+    initial: tuple[tuple[str, Initial], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +74,17 @@ class _Note:
     slots: tuple[StateSlot, ...]
 
 
-def capture_rules(trained: Iterable[Trained], settings: Sequence[str] = ("lr",)) -> RuleBook:
+#: What finds a step of a run that no program of a rule fits: the values of its settings, and the states before it, as far as
+#: they are numbers or have one element (None: the first step).
+FindMissing = Callable[[Rule, Trained], tuple[Sequence[float], Sequence[Any] | None] | None]
+
+
+def capture_rules(
+    trained: Iterable[Trained], settings: Sequence[str] = ("lr",), missing: FindMissing = lambda rule, item: None
+) -> RuleBook:
     """The rules of the parameters ``trained``; ``settings`` are the values that a schedule sets.
+
+    ``missing`` is asked until the programs of each rule fit all steps of the run.
 
     Raises:
         CaptureError: an optimizer can't become a program; the text names the line of its code.
@@ -66,11 +95,29 @@ def capture_rules(trained: Iterable[Trained], settings: Sequence[str] = ("lr",))
     for item in trained:
         key = item.group, str(item.dtype).removeprefix("torch."), item.shape
         if key not in uses:
-            rule = _rule(item, ordered)
+            rule = _Capture(item, ordered).rule(missing)
             if rule not in rules:
                 rules.append(rule)
             uses[key] = rules.index(rule)
     return RuleBook(settings=ordered, rules=tuple(rules), uses=tuple(uses.items()))
+
+
+def initial_states(states: Mapping[Any, Any], shape: tuple[int, ...]) -> tuple[tuple[str, Initial], ...] | None:
+    """The states of a parameter before its first step (None: these are states after steps)."""
+    found: list[tuple[str, Initial]] = []
+    for name, value in states.items():
+        if isinstance(value, torch.Tensor):
+            if value.is_meta or isinstance(value, FakeTensor):
+                return None
+            whole = tuple(value.shape) == shape and value.numel() > 1
+            if (not whole and value.numel() != 1) or not bool((value == value.reshape(-1)[0]).all()):
+                return None
+            found.append((name, Initial(value.reshape(-1)[0].item(), value.dtype, None if whole else tuple(value.shape))))
+        else:
+            found.append((name, Initial(value)))
+        if name == "step" and found[-1][1].value:
+            return None
+    return tuple(found)
 
 
 def setting_of(group: Mapping[str, Any], name: str) -> float:
@@ -80,17 +127,46 @@ def setting_of(group: Mapping[str, Any], name: str) -> float:
     return float(group.get(name, 0.0))
 
 
-def _rule(item: Trained, settings: Sequence[str]) -> Rule:
-    first = [_step(item, settings, hint, None) for hint in _HINTS]
-    programs = _different(item, first)
-    later: list[_Note] = []
-    note = first[0]
-    for number in range(_STEPS):
-        note = _step(item, settings, _HINTS[number % 2], note)
-        if note.slots != first[0].slots:
-            raise _refused(item, "it has other states after its second step than after its first: make all states in the first")
-        later.append(note)
-    return Rule(states=first[0].slots, first=programs, later=_different(item, later))
+class _Capture:
+    """The notes of one parameter's update."""
+
+    def __init__(self, item: Trained, settings: Sequence[str]) -> None:
+        self._item, self._settings = item, settings
+        usual = [setting_of(item.settings, name) or _USUAL for name in settings]
+        self._first = [self._noted(usual, hint, None) for hint in _HINTS]
+        self._later: list[_Note] = []
+        note = self._first[0]
+        for number in range(_STEPS):
+            note = self._noted(usual, _HINTS[number % 2], note)
+            self._later.append(note)
+
+    def _noted(self, values: Sequence[float], hint: float, before: _Note | None) -> _Note:
+        note = _step(self._item, dict(zip(self._settings, (value * hint for value in values), strict=True)), before)
+        if before is not None and note.slots != before.slots:
+            raise _refused(self._item, "a later step has other states than the first step: make all states in the first one")
+        return note
+
+    def rule(self, missing: FindMissing) -> Rule:
+        """The rule, whose programs fit all steps that ``missing`` looks at."""
+        while True:
+            first, later = _different(self._item, self._first), _different(self._item, self._later)
+            rule = Rule(states=self._first[0].slots, first=first, later=later)
+            found = missing(rule, self._item)
+            if found is None:
+                return rule
+            if len(first) + len(later) >= _MOST_WAYS:
+                raise _refused(self._item, f"it takes more than {_MOST_WAYS} different ways through its code during the run")
+            self._extend(*found)
+
+    def _extend(self, values: Sequence[float], states: Sequence[Any] | None) -> None:
+        """Note a step that begins with ``states``, twice."""
+        before, notes = None, self._first
+        if states is not None:
+            last, notes = self._later[-1], self._later
+            known = dict(zip((slot.name for slot in last.slots), states, strict=True))
+            given = {name: item for name, item in known.items() if item is not None}
+            before = _Note(last.program, last.lines, {**last.states, **given}, last.slots)
+        notes += [self._noted(values, hint, before) for hint in _HINTS]
 
 
 def _different(item: Trained, notes: Sequence[_Note]) -> tuple[UpdateProgram, ...]:
@@ -124,24 +200,25 @@ def _refused(item: Trained, why: str) -> CaptureError:
     return CaptureError(f"optimizer {type(item.optimizer).__name__} can't be captured: {why}")
 
 
-def _step(item: Trained, settings: Sequence[str], hint: float, before: _Note | None) -> _Note:
-    """Note one step after ``before`` (None: the first one)."""
+def _step(item: Trained, settings: Mapping[str, float], before: _Note | None) -> _Note:
+    """Note one step with ``settings`` after ``before`` (None: the first one)."""
     count = 2 + len(settings)
     slots = () if before is None else before.slots
     recorder = UpdateRecorder(count + len(slots))
     parameter = torch.nn.Parameter(torch.empty(item.shape, dtype=item.dtype, device="meta"))
     parameter.grad = recorder.input_tensor(torch.empty(item.shape, dtype=item.dtype, device="meta"), GRADIENT)
     recorder.input_tensor(parameter, PARAMETER)
-    group = {**item.settings, "params": [parameter]} | {key: value for key, value in _PLAIN.items() if key in item.settings}
-    for place, name in enumerate(settings, 2):
-        value = setting_of(item.settings, name)
-        _set(group, name, recorder.input_number((value or 1e-3) * hint, place))
+    group = {**item.settings, "params": [parameter]} | {key: value for key, value in PLAIN.items() if key in item.settings}
+    for place, (name, value) in enumerate(settings.items(), 2):
+        set_setting(group, name, recorder.input_number(value, place))
     optimizer = copy.copy(item.optimizer)
     optimizer.__dict__.pop("step", None)  # a learning-rate scheduler puts one there, which steps the original
     optimizer.param_groups = [group]
     optimizer.state = defaultdict(dict)
     if before is not None:
         optimizer.state[parameter] = {**before.states, **_inputs(recorder, before, count)}
+    elif item.initial:
+        optimizer.state[parameter] = {name: _begun(recorder, parameter, state) for name, state in item.initial}
     kept = dict(group)
     geometry = parameter.untyped_storage()._cdata
     try:
@@ -157,7 +234,16 @@ def _step(item: Trained, settings: Sequence[str], hint: float, before: _Note | N
     return _note(item, recorder, dict(optimizer.state[parameter]))
 
 
-def _set(group: dict[str, Any], name: str, value: Any) -> None:
+def _begun(recorder: UpdateRecorder, parameter: torch.Tensor, state: Initial) -> Any:
+    if state.dtype is None:
+        return state.value
+    if state.shape is None and parameter.numel() > 1:
+        return recorder.full_state(parameter, state.value, state.dtype)
+    return state.tensor(tuple(parameter.shape))
+
+
+def set_setting(group: dict[str, Any], name: str, value: Any) -> None:
+    """Set what ``setting_of`` gives; a group without this setting stays as it is."""
     if name == "momentum" and "momentum" not in group and "betas" in group:
         group["betas"] = (value, *group["betas"][1:])
     elif name in group:
@@ -176,7 +262,7 @@ def _inputs(recorder: UpdateRecorder, before: _Note, place: int) -> dict[str, An
     return found
 
 
-def _note(item: Trained, recorder: UpdateRecorder, states: dict[str, Any]) -> _Note:
+def _note(item: Trained, recorder: UpdateRecorder, states: Mapping[Any, Any]) -> _Note:
     slots: list[StateSlot] = []
     results: list[LocalRef | int | float] = []
     kept: dict[str, Any] = {}
@@ -212,7 +298,7 @@ def _check_group(item: Trained, before: Mapping[str, Any], after: Mapping[str, A
     for name in after:
         old, new = before.get(name), after[name]
         changed = is_traced(new) and not is_traced(old)
-        if name != "params" and (changed or (new is not old and new != old)):
+        if name != "params" and (changed or not (new is old or new == old)):
             raise _refused(item, f"its step changes the setting {name!r} of a group: keep it in self.state[parameter]")
 
 

@@ -10,6 +10,7 @@ import torch
 
 from farflung.errors import InputError
 from farflung.foreign_code import first_line
+from farflung.job.optimizer_names import CAPTURED, NAMED, OptimizerName
 from farflung.job.spec import GroupSpec, OptimizerSpec
 
 __all__ = ["CLASSES", "Lion", "name_of", "named_optimizer"]
@@ -71,9 +72,9 @@ CLASSES: Mapping[str, type[torch.optim.Optimizer]] = {
 _KEYS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
 
 
-def name_of(optimizer: torch.optim.Optimizer) -> str:
+def name_of(optimizer: torch.optim.Optimizer) -> OptimizerName:
     """The name of an optimizer in a job: ``captured`` for a class of the caller's own."""
-    return next((name for name, kind in CLASSES.items() if type(optimizer) is kind), "captured")
+    return next((name for name in NAMED if CLASSES.get(name) is type(optimizer)), CAPTURED)
 
 
 def named_optimizer(spec: OptimizerSpec, group: GroupSpec | None, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:

@@ -118,6 +118,14 @@ class UpdateRecorder:
             return self.input_tensor(value.clone(), place)
         return self.input_tensor(torch.empty_like(value), place)
 
+    def full_state(self, parameter: torch.Tensor, value: Number, dtype: torch.dtype) -> torch.Tensor:
+        """A stand-in for a state like ``parameter`` that is ``value`` everywhere before the first step."""
+        kind = ("dtype", DTypeArg(_dtype_name(dtype)))
+        place = self._note("aten.full_like.default", (LocalRef(self._place(parameter)), value), (kind,))
+        made = torch.empty_like(parameter, dtype=dtype)
+        self._register(made, place)
+        return made
+
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor``, or its value where it has one element."""
         value = self.value_of(tensor)
@@ -388,7 +396,7 @@ class _Functions(TorchFunctionMode):
     """Sees Python's calls of torch, with traced numbers among their arguments."""
 
     def __init__(self, recorder: UpdateRecorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

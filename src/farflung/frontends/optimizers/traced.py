@@ -94,8 +94,8 @@ for _kind in (TracedFloat, TracedInt):
         setattr(_kind, f"__r{_name}__", _method(_name, reflected=True))
     for _name in (*COMPARISONS, "neg", "abs"):
         setattr(_kind, f"__{_name}__", _method(_name))
-    _kind.__bool__ = _bool  # type: ignore[assignment, method-assign]
-    _kind.__hash__ = _kind.__base__.__hash__  # type: ignore[assignment, method-assign, union-attr]
+    _kind.__bool__ = _bool  # type: ignore[method-assign]
+    _kind.__hash__ = _kind.__base__.__hash__  # type: ignore[assignment, method-assign]
 
 
 def _function(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ class StepReport:
     in the step. ``divergence``: the largest relative distance of this worker's parameters from the mean of the replicas, in a
     step that averaged some. ``excluded``: devices whose gradients were not finite, so that a robust rule left them out;
     ``spoilers``: those that sent this worker values of a micro-batch that were not finite. ``codecs``: what they took here, by
-    (sending stage, receiving stage).
+    (sending stage, receiving stage). ``helped``: samples and seconds of helpers of this server, by (stage, helper).
     """
 
     step: int
@@ -42,6 +42,7 @@ class StepReport:
     excluded: frozenset[str] = frozenset()
     spoilers: frozenset[str] = frozenset()
     codecs: Mapping[Link, CodecUse] = field(default_factory=dict)
+    helped: Mapping[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
 
 
 def message_of(report: StepReport, run: str, attempt: int) -> Stepped:
@@ -65,6 +66,7 @@ def message_of(report: StepReport, run: str, attempt: int) -> Stepped:
         divergence=report.divergence,
         excluded=tuple(sorted(report.excluded)) or UNSET,
         spoilers=tuple(sorted(report.spoilers)) or UNSET,
+        helped=tuple((*key, *work) for key, work in report.helped.items()) or UNSET,
         codecs=tuple((*pair, use.encode_seconds, use.decode_seconds, use.error) for pair, use in report.codecs.items()),
     )
 
@@ -88,6 +90,7 @@ def report_of(message: Stepped) -> StepReport:
         divergence=message.divergence,
         excluded=frozenset(message.excluded or ()),
         spoilers=frozenset(message.spoilers or ()),
+        helped={(stage, helper): (samples, seconds) for stage, helper, samples, seconds in message.helped or ()},
         codecs={
             (source, target): CodecUse(encode_seconds=encode, decode_seconds=decode, error=error)
             for source, target, encode, decode, error in message.codecs

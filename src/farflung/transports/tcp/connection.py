@@ -158,7 +158,7 @@ class Connection:
         self.heartbeat = 0.5
         self.congestion = kernel_view(sock).congestion
         #: Whether it is given nothing for a moment, and whether its next message shall be more than a lonely small packet.
-        self.resting = self.padded = False
+        self._resting = self.padded = False
         self._breather = Breather() if self.congestion == "bbr" else None
         self._link = link
         self._wrote_at = 0.0
@@ -235,7 +235,7 @@ class Connection:
             if self._looking:
                 self._looking = self._link.looks(self)
                 longest = min(longest, _LOOK_MS)
-            wants = self._out is not None or (not self.resting and self._link.waits(self))
+            wants = self._out is not None or (not self._resting and self._link.waits(self))
             poll.modify(self.sock, select.POLLIN | (select.POLLOUT if wants else 0))
             found = dict(poll.poll(0 if more else min(longest, math.ceil(1e3 * self._link.pause()) or longest)))
             if self._wake_in.fileno() in found:
@@ -255,15 +255,15 @@ class Connection:
         self.believed = float(view.rate)
         now = monotonic()
         breather.saw(view, now)
-        self.resting = self.padded = False
+        self._resting = self.padded = False
         if breather.near(now):
             queued = unconfirmed(self.sock) + (0 if self._out is None else len(self._out))
-            self.resting = breather.holds(now, queued, view)
+            self._resting = breather.holds(now, queued, view)
             expired = breather.expired(now)
             self.padded = expired and not queued
             if expired and queued:
                 return _PAUSE_MS  # to see when the next round trip is taken
-        if self.resting:
+        if self._resting:
             return _PAUSE_MS
         settled = self._wrote_at + 1.5 * view.round_trip / 1e6 + _PAUSE_MS / 1e3
         return min(max(1e3 * (settled - now), 1.0), _POLL_MS) if settled > now else _POLL_MS
@@ -305,7 +305,7 @@ class Connection:
 
     def _write(self) -> bool:
         """Send one message, or as much of it as the system takes; False after the last words."""
-        if self._out is None and self.resting:
+        if self._out is None and self._resting:
             return True
         if self._out is None:
             message = self._link.next_message(self)
