@@ -19,7 +19,6 @@ from farflung.protocol.events import (
     MemberLied,
     MemberLost,
     MemberReset,
-    MembersDiffer,
     MemberSpoilt,
     Offer,
     PlanMade,
@@ -247,7 +246,7 @@ def test_members_that_wait_for_each_other_are_planned_last_the_second_time() -> 
 def test_replicas_that_differ_lose_standing_and_the_attempt_ends() -> None:
     made = machine("a", "b", "c")
     train(made, "a", "b", "c")
-    commands = made.handle(MembersDiffer(run="r", names=("a", "b"), attempt=1, step=4))
     cause = "the states of a and b after step 4 differ, although they must be equal"
-    assert commands[-1] == RecoverRun(run="r", cause=cause)
-    assert made.handle(MembersDiffer(run="r", names=("a", "b"), attempt=1, step=4)) == [], "of an attempt that is over"
+    stalled = RunStalled(run="r", attempt=1, cause=cause, suspects=("a", "b"))
+    assert made.handle(stalled)[-1] == RecoverRun(run="r", cause=cause)
+    assert made.handle(stalled) == [], "of an attempt that is over"

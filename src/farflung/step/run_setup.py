@@ -20,7 +20,7 @@ from farflung.plan.link_memory import Route, routes_of
 from farflung.plan.model import Plan
 from farflung.telemetry.trace import Span
 
-__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key"]
+__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key", "sender_of"]
 
 
 def attempt_name(run: str, attempt: int) -> str:
@@ -118,15 +118,6 @@ class RunSetup:
         position = self.graph.position[self.graph.loss.op]
         return next(stage.index for stage in self.plan.stages if stage.start <= position < stage.stop)
 
-    def sender(self, key: Hashable) -> str:
-        """Return the device that sends what waits under ``key`` in an inbox (empty: none, or several may)."""
-        if isinstance(key, ValueKey):
-            stage, trains = key.target if key.gradient else key.source, key.phase in (Phase.TRAIN.value, Phase.PROBE.value)
-            return self.places[stage][key.micro_batch] if trains else self.primary(stage)
-        parts = key if isinstance(key, tuple) else ()
-        named = [part for part in parts[1:] if part in self.peers]
-        return named[0] if named else self.leader if parts[:1] == ("verdict",) else ""
-
     @property
     def leader(self) -> str:
         """The device that knows the loss and decides whether a step is applied."""
@@ -216,6 +207,16 @@ class RunSetup:
         if stage == 0:
             return ()
         return tuple(name for name in piece.states if name in self.graph.unread and name in piece.graph.uses)
+
+
+def sender_of(setup: RunSetup, key: Hashable) -> str:
+    """Return the device that sends what waits under ``key`` in an inbox (empty: none, or several may)."""
+    if isinstance(key, ValueKey):
+        stage, trains = key.target if key.gradient else key.source, key.phase in (Phase.TRAIN.value, Phase.PROBE.value)
+        return setup.places[stage][key.micro_batch] if trains else setup.primary(stage)
+    parts = key if isinstance(key, tuple) else ()
+    named = [str(part) for part in parts[1:] if part in setup.peers]
+    return named[0] if named else setup.leader if parts[:1] == ("verdict",) else ""
 
 
 class RunHooks(Protocol):

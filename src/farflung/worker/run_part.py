@@ -13,6 +13,7 @@ from typing import NamedTuple
 from farflung.data.base import Place
 from farflung.engines.base import Engine
 from farflung.errors import ConnectionLost, FarflungError, GraphError, WireError
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.commands import Help, Helper, HelperGone, Prepare
 from farflung.messages.conversions.failed_batches import batch_item
 from farflung.messages.conversions.step_reports import StepReport
@@ -46,13 +47,14 @@ class Sender(NamedTuple):
 class RunServices:
     """What a worker offers to its part in a run.
 
-    ``memory``: bytes for training. ``report`` sends a message to the broker. ``log`` takes lines for the person here.
-    ``place``: where jobs find files.
+    ``memory``: bytes for training. ``budget``: for what peers send. ``report`` sends a message to the broker. ``log`` takes lines
+    for the person here. ``place``: where jobs find files.
     """
 
     engine: Engine
     device: str
     memory: int
+    budget: MemoryBudget
     place: Place
     links: PeerLinks
     retained: RetainedStates

@@ -157,13 +157,13 @@ class RunStore:
         self._shards.setdefault((attempt or self.attempt, step), {})[name] = record, committed
         return record.sha256
 
-    def drop_shard(self, step: int, name: str, attempt: int) -> None:
-        """The shard of ``name`` can't be trusted: the checkpoint is not complete without another one."""
-        self._shards.get((attempt, step), {}).pop(name, None)
+    def give_up(self, step: int, name: str, attempt: int) -> None:
+        """The shard of ``name`` could not be written, or can't be trusted: the checkpoint is not complete without another one.
 
-    def give_up(self, step: int, attempt: int) -> None:
-        """A shard of ``step`` could not be written: nobody is late with another one."""
+        Nobody is late with a shard of this checkpoint any more.
+        """
         self._given_up = (attempt, step)
+        self._shards.get((attempt, step), {}).pop(name, None)
 
     def incomplete(self, plan: Plan) -> tuple[int, frozenset[str]] | None:
         """Return the newest step of which some devices of ``plan`` have sent their shards, and the other devices (None: none)."""

@@ -135,10 +135,6 @@ class SliceActions:
             return True
         return any(self._ready(stage, kind) for stage in self._parts.pools for kind in ActionKind) or self.done
 
-    def awaits(self) -> tuple[Hashable, ...]:
-        """See ``ActionSource``: slices have owners that change."""
-        return ()
-
     def patience(self) -> float | None:
         """See ``ActionSource``: pools take tasks back from helpers that are late."""
         times = [at for pool in self._parts.pools.values() if (at := pool.deadline()) is not None]
