@@ -149,7 +149,7 @@ def test_a_worker_that_sends_nothing_is_named_though_it_leaves_attempts_in_time(
         computed(source, action, context)
 
     monkeypatch.setattr(ready_loop, "_compute", withhold)
-    monkeypatch.setattr(control_session, "_BEATS", 120)  # every second
+    monkeypatch.setattr(control_session, "BEATS", 120)  # every second
     with Loopback(home, 2) as cluster:
         bundle, _ = cluster.submit(text_job(steps=4))
         texts = _texts(cluster, bundle.run)

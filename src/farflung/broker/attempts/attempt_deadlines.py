@@ -139,7 +139,7 @@ class AttemptDeadlines:
             return Phase(run=run.run, progress=(run.attempts, len(run.prepared)), seconds=seconds)
         if run.state is RunState.RUNNING and live.progress is not None:
             seconds = settings.step + settings.times * (predicted.step + predicted.evaluation + predicted.moving)
-            done = (run.attempts, live.progress.count, live.progress.missing(), len(run.ended))
+            done = (run.attempts, live.progress.count, live.progress.missing(), len(run.ended), live.store.arrived)
             return Phase(run=run.run, progress=done, seconds=seconds)
         if run.state is RunState.WAITING and run.awaited:
             seconds = settings.drop + settings.times * predicted.step
@@ -167,7 +167,7 @@ class AttemptDeadlines:
     def _share(self, live: LiveRun, run: Run) -> Phase:
         """Return the phase in which the shares of a checkpoint come."""
         seconds = self.settings.checkpoint + self.settings.times * _predicted(live).moving
-        return Phase(run=run.run, progress=(run.attempts, _open_share(live)), seconds=seconds)
+        return Phase(run=run.run, progress=(run.attempts, _open_share(live), live.store.arrived), seconds=seconds)
 
 
 def _open_share(live: LiveRun) -> tuple[int, frozenset[str]] | None:

@@ -49,6 +49,8 @@ class RunStore:
     attempt: int = 1
     #: (attempt, step) -> device -> its shard
     _shards: dict[tuple[int, int], dict[str, tuple[ShardRecord, Committed]]] = field(default_factory=dict)
+    #: Bytes of shards that have arrived: an upload over a slow link is no silence.
+    arrived: int = 0
     #: (attempt, step) of the newest shard that could not be written.
     _given_up: tuple[int, int] = (0, -1)
     #: The ledger of the checkpoint with which the attempt began.
@@ -153,7 +155,7 @@ class RunStore:
         self, step: int, name: str, pieces: Iterable[bytes | memoryview], committed: Committed, attempt: int | None = None
     ) -> str:
         """Store one worker's shard of the checkpoint after ``step`` steps; return its SHA-256."""
-        record = self.checkpoints.store_shard(step, name, pieces)
+        record = self.checkpoints.store_shard(step, name, _counted(self, pieces))
         self._shards.setdefault((attempt or self.attempt, step), {})[name] = record, committed
         return record.sha256
 
@@ -252,6 +254,12 @@ class RunStore:
             write_file(path, [text.encode("utf-8")])
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error}") from None
+
+
+def _counted(store: RunStore, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    for piece in pieces:
+        store.arrived += len(piece)
+        yield piece
 
 
 def resumable(source: Path, bundle: Bundle) -> tuple[CheckpointStore, Manifest]:
