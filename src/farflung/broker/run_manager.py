@@ -7,6 +7,7 @@ event makes plans, writes files and tells people after it has released the lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,8 +145,9 @@ class RunManager:
             actions = [action for command in commands if (action := self._executor.apply(command)) is not None]
             self._runs.wake()
         self._stores.standing(judged)
-        for action in actions:
-            action()
+        with ExitStack() as left:  # each action runs even if one before it raises: another run may wait for it
+            for action in reversed(actions):
+                left.callback(action)
         if isinstance(event, StopRequested):  # a broker that is killed now must not train on after its restart
             self._stores.journal(event.run, "stopping", stopping=True)
 

@@ -7,7 +7,16 @@ from enum import StrEnum
 
 from farflung.protocol.members import Member
 
-__all__ = ["Run", "RunState"]
+__all__ = ["MemberFailure", "Run", "RunState"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFailure:
+    """``reporter`` has reported a failure of ``kind`` for which ``culprit`` is to blame."""
+
+    reporter: str
+    culprit: str
+    kind: str
 
 
 class RunState(StrEnum):
@@ -44,6 +53,8 @@ class Run:
     steps_since_crash: int = 0
     #: worker -> how often it was late in this run
     late: dict[str, int] = field(default_factory=dict)
+    #: The failures since the last new step for which a member was replaced.
+    failures: list[MemberFailure] = field(default_factory=list)
     #: Whether there was a plan for it once.
     began: bool = False
     #: A run of an earlier broker process waits for this many workers, and for those that are ``expected_names``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from farflung.errors import DiskFull, SecurityError
 from farflung.protocol.standing import StandingRecord
@@ -60,6 +61,6 @@ def _text(record: StandingRecord) -> str:
     return json.dumps({"points": dict(record.points), "causes": [cause[:_MOST] for cause in record.causes]})
 
 
-def _record(found: dict[str, dict[str, int] | list[str]]) -> StandingRecord:
+def _record(found: dict[str, Any]) -> StandingRecord:
     points = {str(source): int(many) for source, many in dict(found["points"]).items()}
     return StandingRecord(points=points, causes=tuple(str(cause) for cause in found["causes"]))

@@ -97,9 +97,7 @@ def _guard(engine: Engine, spawn: Spawn, files: Sequence[int]) -> None:
         _compute(engine, spawn, (channel, memory), alone=alone)
     os.close(channel)
     os.close(memory)
-    _watch(child, socket.socket(fileno=status))
-    shutil.rmtree(spawn.scratch, ignore_errors=True)  # the worker may have been killed
-    os._exit(0)
+    _watch(child, socket.socket(fileno=status), spawn.scratch)
 
 
 def _close_all_but(files: Sequence[int]) -> None:
@@ -110,8 +108,8 @@ def _close_all_but(files: Sequence[int]) -> None:
     os.closerange(first, max(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
 
 
-def _watch(child: int, status: socket.socket) -> None:
-    """Wait for the end of ``child`` or of the worker; end ``child``."""
+def _watch(child: int, status: socket.socket, scratch: str) -> None:
+    """Wait for the end of ``child`` or of the worker, then remove ``scratch``, which a killed worker leaves; never returns."""
     ended = os.pidfd_open(child)
     poll = select.poll()
     poll.register(ended, select.POLLIN)
@@ -127,6 +125,8 @@ def _watch(child: int, status: socket.socket) -> None:
     else:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+    shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(0)
 
 
 def _compute(engine: Engine, spawn: Spawn, files: Sequence[int], *, alone: bool) -> None:
