@@ -47,7 +47,7 @@ class Conduct:
         culprit, text = self._blame(run, event)
         if text:
             return self._attempts.fail(run, replace(event, cause=text))
-        self._state.standing.offend(culprit, Offense(f"it failed: {event.cause}", LAST))
+        self._state.standing.offend(culprit, Offense(f"it failed: {event.cause}", LAST, source=run.source))
         return [self._judged(run.run, culprit), *self._attempts.lose(run, f"worker {culprit} is replaced: {event.cause}")]
 
     def _blame(self, run: Run, event: RunFailed) -> tuple[str, str]:
@@ -63,7 +63,7 @@ class Conduct:
         elsewhere = [known for known in alike if known.culprit != culprit and known.reporter != failure.reporter]
         cause = f"worker {culprit}: {event.cause}" + (f" (told by worker {event.name})" if culprit != event.name else "")
         for known in elsewhere:
-            self._state.standing.pardon(known.culprit, LAST)
+            self._state.standing.pardon(known.culprit, LAST, run.source)
         if elsewhere:
             return culprit, f"{cause}; the attempt with worker {elsewhere[-1].culprit} failed like this, too"
         again = any(known.culprit == culprit for known in alike)
@@ -91,7 +91,9 @@ class Conduct:
     def spoilt(self, event: MemberSpoilt) -> list[Command]:
         """A member's gradients were not finite. Data can be the cause, so this alone leads to no quarantine."""
         standing, last = self._state.standing, self._state.standing.last(event.name)
-        offense = Offense(f"its gradients were not finite in step {event.step} of {event.run}", 1, LAST)
+        run = self._state.runs.get(event.run)
+        source = event.run if run is None else run.source
+        offense = Offense(f"its gradients were not finite in step {event.step} of {event.run}", 1, LAST, source)
         standing.offend(event.name, offense)
         if last or not standing.last(event.name):
             return []
