@@ -77,7 +77,7 @@ def draft_stages(problem: Problem, stages: tuple[Stage, ...], planner: str) -> t
         planner=planner,
         stages=stages,
         links=assign_codecs(stages, pieces, problem.topology, codec_of(job), _pace(problem, stages)),
-        schedule=job.plan.order,
+        schedule=job.plan.base_schedule,
         micro_batch_sizes=job.micro_batch_sizes,
     )
     return plan, pieces
@@ -124,7 +124,7 @@ def with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequence
         for held in stage.replicas or (Replica(device=stage.device, first=0, end=job.micro_batches),):
             cost = problem.tables.table(problem.topology.device(held.device).kind)
             share = (held.first, held.end)
-            flying = part_of(job.plan.order, len(stages), job.micro_batches, stage.index, share).in_flight
+            flying = part_of(job.plan.base_schedule, len(stages), job.micro_batches, stage.index, share).in_flight
             full = float(memory_of(cost, stage, sub, job, flying, recompute=False).total[0]) + extra
             kept.setdefault(held.device, []).append(_Kept(cost, stage, sub, flying, extra, full))
     chosen: set[int] = set()

@@ -22,10 +22,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from farflung.cluster import Topology
-from farflung.cost import optimizer_factor
 from farflung.errors import PlanError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
+from farflung.optim import state_factor
 from farflung.plan import CostTables, Estimate, Stage, check_memory, check_replicas, estimate
 from farflung.plan.model import Plan, Replica
 from farflung.plan.synchronization import with_sync
@@ -308,7 +308,7 @@ def _work(problem: Problem, factor: float) -> HybridPsWork:
         message=cut_bytes(problem),
         mini_batches=job.micro_batches,
         layers=len(problem.runs),
-        parameters=factor * trained * (2.0 + optimizer_factor(job.optimizer.name, job.optimizer.momentum)),
+        parameters=factor * trained * (2.0 + state_factor(job.optimizer, problem.graph)),
     )
 
 

@@ -73,7 +73,7 @@ class Search:
         self.evaluate = evaluate or self._estimate
         self.deadline = None if settings.seconds is None else clock.now() + settings.seconds
         if problem.job.plan.schedule == "auto":
-            plain = problem.job.plan.model_copy(update={"schedule": problem.job.plan.order})
+            plain = problem.job.plan.model_copy(update={"schedule": problem.job.plan.base_schedule})
             problem = replace(problem, job=problem.job.model_copy(update={"plan": plain}))
         self.problem = self._narrowed(problem)
         job, topology = self.problem.job, self.problem.topology
@@ -178,7 +178,7 @@ class Search:
         """Grids of replicas and stages, priced quickly: all numbers on two orders of devices, the best of them on the others."""
         job = self.problem.job
         whole = (0, len(self.problem.graph.ops))
-        base = Layout(((0,),), whole, job.plan.order, job.micro_batch_sizes)
+        base = Layout(((0,),), whole, job.plan.base_schedule, job.micro_batch_sizes)
         replicas = [self.wanted] if self.wanted > 1 else steps(max(1, self.wide))
         most = min(self.most, 4 * (self.settings.stages or self.most) * max(replicas))
         found = list(grids(self.context, base, most, replicas))

@@ -1,0 +1,142 @@
+"""Python numbers that note what is computed with them.
+
+An optimizer computes with its learning rate, its step count and values that ``Tensor.item`` gives. These enter as instances of
+``TracedFloat`` and ``TracedInt``, which are a float and an int everywhere. Their arithmetic gives such numbers again, and each
+comparison becomes a guard.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from unittest.mock import patch
+
+from farflung.optim.numbers import COMPARISONS, NUMBERS, Number
+
+__all__ = ["Place", "Tape", "TracedFloat", "TracedInt", "is_traced", "plain", "traced", "traced_functions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a number comes from: place ``index`` of a program. ``data``: it depends on the values of tensors."""
+
+    index: int
+    data: bool
+
+
+class Tape(Protocol):
+    """What notes the arithmetic."""
+
+    def number(self, name: str, operands: tuple[Number, ...]) -> Any:
+        """Note the operator ``name``; return its result."""
+
+
+class TracedFloat(float):
+    """A float that notes what is computed with it."""
+
+    tape: Tape
+    place: Place
+
+
+class TracedInt(int):
+    """An int that notes what is computed with it."""
+
+    tape: Tape
+    place: Place
+
+
+def is_traced(value: object) -> bool:
+    """Whether ``value`` notes what is computed with it."""
+    return isinstance(value, (TracedFloat, TracedInt))
+
+
+def plain(value: Number) -> Number:
+    """The number alone."""
+    return float(value) if isinstance(value, float) else int(value)
+
+
+def traced(value: Number, tape: Tape, place: Place) -> TracedFloat | TracedInt:
+    """``value`` as a number that notes what is computed with it."""
+    found = TracedFloat(value) if isinstance(value, float) else TracedInt(value)
+    found.tape, found.place = tape, place
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _noted(name: str, *operands: Any) -> Any:
+    tape: Tape = next(item for item in operands if is_traced(item)).tape
+    return tape.number(name, operands)
+
+
+def _method(name: str, *, reflected: bool = False) -> Callable[..., Any]:
+    def method(self: Any, *others: Any) -> Any:
+        if not all(_is_number(other) for other in others):
+            return NotImplemented  # a tensor, which has operators of its own
+        return _noted(name, *((*others, self) if reflected else (self, *others)))
+
+    return method
+
+
+def _bool(self: Any) -> bool:
+    return bool(_noted("ne", self, 0))
+
+
+for _kind in (TracedFloat, TracedInt):
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+        setattr(_kind, f"__{_name}__", _method(_name))
+        setattr(_kind, f"__r{_name}__", _method(_name, reflected=True))
+    for _name in (*COMPARISONS, "neg", "abs"):
+        setattr(_kind, f"__{_name}__", _method(_name))
+    _kind.__bool__ = _bool  # type: ignore[method-assign]
+    _kind.__hash__ = _kind.__base__.__hash__  # type: ignore[assignment, method-assign]
+
+
+def _function(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and is_traced(args[0]):
+            return _noted(name, args[0])
+        return original(*args, **kwargs)
+
+    return function
+
+
+def _extreme(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        items = list(args[0]) if len(args) == 1 and not kwargs and isinstance(args[0], (list, tuple)) else list(args)
+        if kwargs or len(items) < 2 or not any(map(is_traced, items)) or not all(map(_is_number, items)):
+            return original(*args, **kwargs)
+        found = items[0]
+        for item in items[1:]:
+            found = _noted(name, found, item) if is_traced(found) or is_traced(item) else original(found, item)
+        return found
+
+    return function
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if is_traced(base) or is_traced(exponent):
+        return _noted("pow", _noted("float", base) if is_traced(base) else float(base), exponent)
+    return _PLAIN_POWER(base, exponent)
+
+
+_PLAIN_POWER = math.pow
+
+
+@contextmanager
+def traced_functions() -> Iterator[None]:
+    """Inside, the functions of ``math``, ``min`` and ``max`` note what they do to traced numbers."""
+    with ExitStack() as stack:
+        for name, (count, _) in NUMBERS.items():
+            if count == 1 and hasattr(math, name):
+                stack.enter_context(patch.object(math, name, _function(name, getattr(math, name))))
+        stack.enter_context(patch.object(math, "pow", _power))
+        for name in ("max", "min"):
+            stack.enter_context(patch.object(builtins, name, _extreme(name, getattr(builtins, name))))
+        yield
