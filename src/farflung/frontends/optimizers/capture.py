@@ -231,7 +231,7 @@ def _step(item: Trained, settings: Mapping[str, float], before: _Note | None) ->
     _check_group(item, kept, group)
     if parameter.untyped_storage()._cdata != geometry:
         raise _refused(item, "it puts another tensor into parameter.data: change the parameter in place, with copy_")
-    return _note(item, recorder, dict(optimizer.state[parameter]))
+    return _note(item, recorder, optimizer.state[parameter], {slot.name: slot for slot in slots})
 
 
 def _begun(recorder: UpdateRecorder, parameter: torch.Tensor, state: Initial) -> Any:
@@ -262,7 +262,7 @@ def _inputs(recorder: UpdateRecorder, before: _Note, place: int) -> dict[str, An
     return found
 
 
-def _note(item: Trained, recorder: UpdateRecorder, states: Mapping[Any, Any]) -> _Note:
+def _note(item: Trained, recorder: UpdateRecorder, states: Mapping[Any, Any], before: Mapping[str, StateSlot]) -> _Note:
     slots: list[StateSlot] = []
     results: list[LocalRef | int | float] = []
     kept: dict[str, Any] = {}
@@ -270,6 +270,8 @@ def _note(item: Trained, recorder: UpdateRecorder, states: Mapping[Any, Any]) ->
         if not isinstance(name, str) or not name.isidentifier():
             raise _refused(item, f"its state has the key {name!r:.60}: name states with plain words")
         slot = _slot(item, name, value)
+        if slot is not None and slot.number and name in before and before[name].number:
+            slot = before[name]  # an int is traced as a float
         kept[name] = value
         if slot is not None:
             slots.append(slot)
