@@ -33,6 +33,8 @@ def _serve(ticket: Ticket, number: int) -> None:
         overhead=1e-5,
         relay=False,
         reliable=True,
+        region=f"region {number % 4}",
+        disk=5e10,
     )
     session.open(lambda limits: Hello(address="", offer=offer))
     try:

@@ -121,9 +121,9 @@ class PacedEngine:
 
     # -- what belongs to no stage takes no modelled time ----------------------------------------------------------------
 
-    def attempt(self, device: str, memory: int) -> Engine:
+    def attempt(self, device: str, memory: int, patience: float = 0.0) -> Engine:
         """This engine: it computes in this process."""
-        del device, memory
+        del device, memory, patience
         return self
 
     @property

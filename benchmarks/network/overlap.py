@@ -31,7 +31,7 @@ from farflung.units import FlopsPerSecond, Seconds
 
 __all__ = ["Bound", "Chain", "Overlap", "OverlapSettings", "lower_bound"]
 
-_TARGET = 1.15
+_TARGET = 1.10
 #: Payload of an Ethernet packet that an emulated link charges: the rate that planners are told.
 GOODPUT = 0.956
 #: name -> (seconds of forward and backward of a typical stage, seconds of one value on a link). Links get faster from case to

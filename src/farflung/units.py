@@ -27,6 +27,15 @@ def _prefixed(units: dict[str, float]) -> dict[str, float]:
     return table
 
 
+def _prefixed_text(value: float, unit: str) -> str:
+    """``value`` with three digits and a decimal prefix."""
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        digits = f"{value / scale:.3g}"
+        if abs(float(digits)) >= 1:  # after rounding, so that 999.9 is "1 k" and not "1e+03"
+            return f"{digits} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
 class Quantity(float):
     """A float with a unit; subclasses list the spellings that they read."""
 
@@ -67,11 +76,7 @@ class Quantity(float):
         return cls(value)
 
     def __str__(self) -> str:
-        for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-            digits = f"{float(self) / scale:.3g}"
-            if abs(float(digits)) >= 1:  # after rounding, so that 999.9 is "1 k" and not "1e+03"
-                return f"{digits} {prefix}{self.base}"
-        return f"{float(self):.3g} {self.base}"
+        return _prefixed_text(float(self), self.base)
 
 
 class Seconds(Quantity):
@@ -108,16 +113,26 @@ class Bytes(Quantity):
     base = "B"
     examples = '"8 GB" or "8 GiB"'
 
+    def written(self, digits: int = 4) -> str:
+        """See ``Quantity``. A whole number of GiB or MiB is written so, because its author wrote it so."""
+        for unit, scale in (("GiB", 2.0**30), ("MiB", 2.0**20)):
+            if self >= scale and self % scale == 0 and self % 1e6 and self < scale * 10**digits:
+                return f"{float(self) / scale:.{digits}g} {unit}"
+        return Quantity.written(self, digits)
+
 
 class BytesPerSecond(Quantity):
-    """A rate in bytes per second; also read from bits per second."""
+    """A rate in bytes per second; also read from bits per second, and shown in them, as people name the speed of a link."""
 
     __slots__ = ()
     table = _prefixed({"B/s": 1.0, "bit/s": 0.125, "bps": 0.125})
     what = "a rate"
     spellings = (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("kbit/s", 125.0), ("bit/s", 0.125))
-    base = "B/s"
+    base = "bit/s"
     examples = '"100 Mbit/s" or "12 MB/s"'
+
+    def __str__(self) -> str:
+        return _prefixed_text(8 * float(self), self.base)
 
 
 class Flops(Quantity):

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from farflung.broker.access_control import AccessControl
 from farflung.client.connection import Client
 from farflung.clock import wall_time
 from farflung.errors import InputError, SecurityError
-from farflung.security import new_key
+from farflung.security import Caller, new_key
+from farflung.security.audit_log import AuditLog
+from farflung.security.name_book import NameBook
+from farflung.security.ticket_book import TicketBook
 from farflung.transports.rpc import RpcClient
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
@@ -110,3 +114,16 @@ def test_a_certificate_alone_reaches_no_call_before_the_check(home: Path) -> Non
             with pytest.raises(SecurityError, match="was revoked"):
                 rpc.call("status", Frame("status"))
         member.client.close()
+
+
+def test_a_member_that_is_refused_again_and_again_does_not_fill_the_log(tmp_path: Path) -> None:
+    tickets, names = TicketBook(tmp_path / "tickets.sqlite"), NameBook(tmp_path / "names.sqlite")
+    access = AccessControl(tickets, names, AuditLog(tmp_path, wall_time))
+    for name, key in (("ann", "k1"), ("bob", "k2")):
+        names.bar(name, key, barred=True)
+        for _ in range(100):
+            with pytest.raises(SecurityError, match=f"'{name}' was kicked"):
+                access.check(Caller(name=name, role="worker", key=key), "session", "")
+    lines = [json.loads(line)["name"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert 60 <= lines.count("ann") < 80, "60 a minute"
+    assert 60 <= lines.count("bob") < 80, "each key has its own"

@@ -57,6 +57,11 @@ def test_a_run_is_reported_though_nobody_watches(tmp_path: Path) -> None:
         found = cluster.run(text_job(steps=6, report={"to": ["csv"]}))
     RunFollower(found.folder, "csv", CsvTracker).follow(lambda seconds: True)  # what the broker's end cut short
     assert rows(found.folder) == list(enumerate(found.losses, start=1))
+    with (found.folder / "trackers/csv/texts.csv").open(newline="") as file:
+        texts = [(int(step), name, text) for step, name, text in csv.reader(file)]
+    assert (6, "events/checkpoint", "checkpoint after step 6") in texts
+    ((step, _, text),) = [one for one in texts if one[1] == "events/plan"]
+    assert (step, text.startswith("plan 1: ")) == (0, True)
 
 
 def test_a_refused_job_leaves_no_run(tmp_path: Path) -> None:

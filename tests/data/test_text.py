@@ -171,7 +171,7 @@ def test_unreadable_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DataError, match=r"data 'corpus': a\.txt can't be read on this machine: Permission denied"):
         text(tmp_path).check()
 
@@ -315,3 +315,13 @@ def test_bad_tokenizer_files(tmp_path: Path, content: str) -> None:
     (tmp_path / "tok.json").write_text(content)
     with pytest.raises(DataError, match=r"tokenizer 'tok\.json' can't be read: .*; it must be a tokenizer\.json"):
         FileTokenizer(tmp_path / "tok.json", "tok.json")
+
+
+def test_a_pipe_that_takes_the_place_of_a_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    corpus(tmp_path, {"a.txt": "abcdefgh"})
+    source = text(tmp_path)
+    source._files  # noqa: B018 - the files are found
+    (tmp_path / "corpus" / "a.txt").unlink()
+    os.mkfifo(tmp_path / "corpus" / "a.txt")
+    with pytest.raises(DataError, match=r"a\.txt is a pipe, a socket or a device, not a file: remove it"):
+        source.check()

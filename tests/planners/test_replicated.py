@@ -16,10 +16,11 @@ from farflung.graph.builder import GraphBuilder
 from farflung.graph.ir import Graph
 from farflung.job import JobSpec
 from farflung.job.load import make_job
-from farflung.plan import Plan, check_plan
-from farflung.planners import get_planner
+from farflung.job.spec import SyncSpec
+from farflung.plan import Estimate, Plan, check_plan, estimate
+from farflung.planners import Judged, get_planner
 from farflung.planners.replicated import shares
-from farflung.units import FlopsPerSecond
+from farflung.units import Bytes, FlopsPerSecond
 
 
 def chain_graph(layers: int) -> Graph:
@@ -113,3 +114,64 @@ def test_shares_are_whole_and_best(data: st.DataObject) -> None:
     assert found[-1][1] == len(sizes)
     best = min(slowest(cuts) for cuts in combinations(ends[:-1], len(speeds) - 1))
     assert slowest(tuple(end for _, end in found[:-1])) == pytest.approx(best)
+
+
+def roomy_for_pipelines_only(job: JobSpec) -> Topology:
+    """Four devices with memory for what a strategy exchanges, and not for the parts of 64 virtual replicas in their order."""
+    graph, topology = chain_graph(8), Topology.preset("homogeneous-4")
+    plan = get_planner("equal_compute").plan(graph, topology, job=job)
+    need = max(device.memory_bytes for device in estimate(graph, plan, topology, job).devices)
+    exact = job.model_copy(update={"sync": SyncSpec()})
+    summed = get_planner("equal_compute").plan(graph, topology, job=exact)
+    assert max(device.memory_bytes for device in estimate(graph, summed, topology, exact).devices) > 1.02 * need
+    return topology.with_devices([replace(device, memory=Bytes(1.02 * need)) for device in topology.devices])
+
+
+@pytest.mark.parametrize("planner", ["equal_number", "equal_compute", "op_fence", "random"])
+def test_memory_is_checked_for_the_exchange_that_the_job_has(planner: str) -> None:
+    job = job_of(2, (1,) * 64, sync={"strategy": "ssgd"})
+    topology = roomy_for_pipelines_only(job)
+    plan = planned(topology, job, planner)
+    assert plan.sync is not None
+    assert estimate(chain_graph(8), plan, topology, job).feasible
+
+
+def test_the_judge_sees_the_plan_that_runs() -> None:
+    """The schedule is chosen for plans with the job's strategy, and the result is one of them."""
+    graph, topology, job = chain_graph(8), Topology.preset("homogeneous-4"), job_of(2, sync={"strategy": "ssgd"})
+    job = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": "auto"})})
+    seen: list[Plan] = []
+
+    def judge(plan: Plan) -> Estimate:
+        seen.append(plan)
+        return estimate(graph, plan, topology, job)
+
+    planner = get_planner("equal_compute")
+    assert isinstance(planner, Judged)
+    plan = planner.judged_by(judge).plan(graph, topology, job=job)
+    assert plan in seen
+    assert all(tried.sync is not None and tried.replicated for tried in seen)
+
+
+def test_the_planner_inside_leaves_memory_for_the_exchange() -> None:
+    """Stages that the inner planner would fill to the brim leave room for what replicas exchange."""
+    job, graph = job_of(2, (1,) * 8, sync={"strategy": "ssgd"}), chain_graph(8)
+    unequal = faster(Topology.preset("homogeneous-4"), {0: 4.0, 1: 4.0})
+    free = get_planner("op_fence").plan(graph, unequal, job=job)
+    most = max(device.memory_bytes for device in estimate(graph, free, unequal, job).devices)
+    tight = unequal.with_devices([replace(device, memory=Bytes(0.9 * most)) for device in unequal.devices])
+    plan = get_planner("op_fence").plan(graph, tight, job=job)
+    assert estimate(graph, plan, tight, job).feasible
+
+
+def test_random_groups_are_random() -> None:
+    """DT-FM's baseline without a scheduler: replicas that exchange gradients lie anywhere."""
+    site = np.array([0, 1, 0, 1])
+    near = site[:, None] == site[None, :]
+    topology = Topology.from_matrices(np.where(near, 1e-4, 0.05), np.where(near, 1e9, 1e6))
+    sites = dict(zip(topology.names, site.tolist(), strict=True))
+    plans = [planned(topology, job_of(2, seed=seed), "random") for seed in range(8)]
+    mixed = [any(len({sites[name] for name in stage.devices}) > 1 for stage in plan.stages) for plan in plans]
+    assert True in mixed
+    searched = [planned(topology, job_of(2, seed=seed), "equal_compute") for seed in range(8)]
+    assert all(len({sites[name] for name in stage.devices}) == 1 for plan in searched for stage in plan.stages)

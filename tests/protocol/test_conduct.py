@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import (
     AbortRun,
     Command,
+    FinishRun,
     MakePlan,
     MemberJoined,
     MemberJudged,
@@ -17,9 +19,11 @@ from farflung.protocol.events import (
     MemberLied,
     MemberLost,
     MemberReset,
+    MemberSpoilt,
     Offer,
     PlanMade,
     RecoverRun,
+    RunAdvanced,
     RunDropped,
     RunFailed,
     RunPrepared,
@@ -139,3 +143,90 @@ def test_who_was_right_keeps_its_standing() -> None:
         made.handle(MemberJoined(name="b", address="b:1", offer=OFFER))
         assert drop(made, "a", "c") == [MakePlan(run="r", members=("a", "c", "b"), attempt=attempt)]
     assert made.standing("a") == ""
+
+
+def test_a_member_with_spoilt_gradients_is_planned_last_at_the_second_time_and_never_in_quarantine() -> None:
+    made = machine("a", "b")
+    train(made, "a", "b")
+    assert made.handle(MemberSpoilt(run="r", name="b", step=3)) == []
+    (judged,) = made.handle(MemberSpoilt(run="r", name="b", step=4))
+    cause = "its gradients were not finite in step 4 of r; farflung kick b --undo resets this"
+    assert judged == MemberJudged(name="b", run="r", text=f"worker b is planned last, since {cause}")
+    for step in range(5, 15):
+        assert made.handle(MemberSpoilt(run="r", name="b", step=step)) == [], "said once"
+    assert made.standing("b").startswith("planned last")
+    assert made.runs["r"].state is RunState.RUNNING
+
+
+FAILED = RunFailed(run="r", name="a", cause="no sense", kind="DataError")
+
+
+def replaced(made: BrokerMachine, event: RunFailed, culprit: str) -> None:
+    """``event`` ends an attempt, and ``culprit`` is left out."""
+    devices = made.runs["r"].devices
+    commands = made.handle(event)
+    assert RecoverRun(run="r", cause=f"worker {culprit} is replaced: {event.cause}") in commands
+    (judged,) = [one for one in commands if isinstance(one, MemberJudged)]
+    assert judged.text.startswith(f"worker {culprit} is planned last, since it failed: {event.cause}; ")
+    (plan,) = drop(made, *devices)
+    assert isinstance(plan, MakePlan)
+    assert culprit not in plan.members
+    train(made, *plan.members)
+
+
+def test_a_run_continues_without_a_member_that_fails() -> None:
+    made = machine("a", "b", "c")
+    train(made, "a", "b", "c")
+    replaced(made, FAILED, "a")
+    assert made.runs["r"].state is RunState.RUNNING
+
+
+def test_a_failure_that_repeats_elsewhere_ends_the_run_and_pardons_the_first() -> None:
+    made = machine("a", "b", "c")
+    train(made, "a", "b", "c")
+    replaced(made, FAILED, "a")
+    finish = made.handle(replace(FAILED, name="b"))[-1]
+    cause = "worker b: no sense; the attempt with worker a failed like this, too"
+    assert finish == FinishRun(run="r", outcome="failed", cause=cause, kind="DataError")
+    assert made.standing("a") == ""
+
+
+def test_another_failure_is_no_evidence() -> None:
+    made = machine("a", "b", "c")
+    train(made, "a", "b", "c")
+    replaced(made, FAILED, "a")
+    replaced(made, replace(FAILED, name="b", kind="GraphError"), "b")
+
+
+def test_a_new_step_is_evidence_that_the_job_is_well() -> None:
+    made = machine("a", "b", "c")
+    train(made, "a", "b", "c")
+    replaced(made, FAILED, "a")
+    made.handle(RunAdvanced(run="r"))
+    replaced(made, replace(FAILED, name="b"), "b")
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+def test_a_member_without_which_there_is_no_run_ends_it(names: tuple[str, ...]) -> None:
+    made = machine(*names, workers=len(names))
+    train(made, *names)
+    finish = made.handle(FAILED)[-1]
+    assert finish == FinishRun(run="r", outcome="failed", cause="worker a: no sense", kind="DataError")
+
+
+def test_who_is_blamed_is_replaced_once_and_then_who_blames() -> None:
+    """A member that blames one after the other ends no run."""
+    made = machine("a", "b", "c", "d")
+    train(made, "a", "b", "c", "d")
+    replaced(made, replace(FAILED, blames="d"), "d")
+    replaced(made, replace(FAILED, blames="c"), "a")
+    assert made.runs["r"].devices == ("b", "c")
+
+
+def test_two_that_blame_different_members_are_evidence() -> None:
+    made = machine("a", "b", "c", "d")
+    train(made, "a", "b", "c", "d")
+    replaced(made, replace(FAILED, blames="d"), "d")
+    finish = made.handle(replace(FAILED, name="b", blames="c"))[-1]
+    assert isinstance(finish, FinishRun)
+    assert finish.cause == "worker c: no sense (told by worker b); the attempt with worker d failed like this, too"

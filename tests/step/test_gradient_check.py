@@ -15,6 +15,7 @@ from farflung.step.context import StepContext
 from farflung.step.gradient_check import GradientCheck
 from farflung.step.inbox import Inbox
 from farflung.step.stages.local_stages import LocalStages
+from farflung.step.transfer.spoilt_values import SpoiltValues
 from tests.support.small_runs import small_setup
 
 CLIPPED = {"name": "sgd", "lr": 0.1, "clip_norm": 2.0}
@@ -27,7 +28,8 @@ class Scene:
 
     def __init__(self, *, norms: Mapping[str, float] | None = None, spoilt: tuple[str, ...] = (), **job: Any) -> None:
         self.setup, self.inbox, self.posted = small_setup("a", **job), Inbox(), list[tuple[str, Norms]]()
-        transfer = SimpleNamespace(post=lambda peer, message: self.posted.append((peer, message)))
+        self.spoilt = SpoiltValues()
+        transfer = SimpleNamespace(post=lambda peer, message: self.posted.append((peer, message)), spoilt=self.spoilt)
         engine = SimpleNamespace(clip_scale=lambda ordered, limit: np.float32(limit / sum(ordered)))
         context = SimpleNamespace(setup=self.setup, inbox=self.inbox, transfer=transfer, engine=engine)
         runner = SimpleNamespace(gradient_norms=lambda: dict(norms or {}), spoilt_gradients=lambda: list(spoilt))
@@ -89,3 +91,38 @@ def test_a_bad_gradient_is_named(spoilt: tuple[str, ...], text: str) -> None:
 
 def test_good_gradients_pass() -> None:
     Scene().check.check_local(4)
+
+
+def blamed(scene: Scene, verdict: Verdict = FINE, norm: float = np.inf) -> str:
+    with pytest.raises(TrainingError) as caught:
+        scene.check.judge(4, verdict, norm)
+    return caught.value.blames
+
+
+def test_whose_norm_is_not_finite_is_to_blame() -> None:
+    scene = Scene(optimizer=CLIPPED)
+    scene.check.receive("b", Norms(run="run-small", step=4, norms={"third.weight": np.inf}))
+    scene.check.exchange(4, {"first.weight": 3.0})
+    assert blamed(scene) == "b"
+
+
+def test_whoever_sent_infinite_gradients_is_to_blame_and_not_the_worker_that_got_them() -> None:
+    scene = Scene(optimizer=CLIPPED)
+    scene.check.receive("b", Norms(run="run-small", step=4, norms={"third.weight": 1.0}))
+    scene.check.exchange(4, {"first.weight": np.inf})
+    assert blamed(scene) == "", "this worker's own"
+    scene.spoilt.check(4, "b", np.array([1.0, np.inf], np.float32))
+    assert blamed(scene) == "b"
+
+
+def test_a_local_gradient_that_is_not_finite_blames_who_sent_the_numbers() -> None:
+    scene = Scene(spoilt=("first.weight",))
+    scene.spoilt.check(4, "b", np.array([np.nan], np.float32))
+    with pytest.raises(TrainingError) as caught:
+        scene.check.check_local(4)
+    assert caught.value.blames == "b"
+
+
+def test_the_last_stage_computed_a_loss_that_is_not_finite() -> None:
+    scene = Scene()
+    assert blamed(scene, BAD) == scene.setup.places[scene.setup.loss_stage][1] == "b"

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
 import pytest
 
 from farflung.errors import TrainingError, WireError
 from farflung.step.inbox import Inbox
-
-PATIENCE = 20.0
-
-
-def later(action: Callable[[], Any]) -> Future[Any]:
-    """``action`` on a thread of its own."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(action())
-        except BaseException as error:  # noqa: BLE001 - it belongs to the future
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
+from tests.support.futures import PATIENCE, later
 
 
 def test_take_waits_for_its_own_key() -> None:

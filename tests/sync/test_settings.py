@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from farflung.errors import InputError
 from farflung.job.load import make_job
 from farflung.sync import SyncRound, World, check_clipping, get_strategy, renormalized
-from farflung.sync.robust_rules import RULES
+from farflung.sync.robust_rules import RULES, merged
 from farflung.testing.replicas import Task
 from farflung.units import Seconds
 from tests.support.small_nets import flat, gradient, group, start, task, world
@@ -199,6 +199,25 @@ def test_a_minority_of_liars_moves_the_aggregate_little(rule: str, lie: float) -
 def test_trimmed_mean_leaves_out_both_ends() -> None:
     rows = np.array([[1.0, 9.0], [2.0, 1.0], [3.0, 2.0], [100.0, 3.0]])
     np.testing.assert_allclose(RULES["trimmed_mean"](rows, 1), [2.5, 2.5])
+
+
+def test_trimmed_mean_counts_a_spoilt_number_as_a_faulty_one_of_its_coordinate() -> None:
+    nan, inf = float("nan"), float("inf")
+    rows = np.array([[1.0, 1.0, 1.0], [2.0, nan, inf], [3.0, 3.0, nan], [5.0, 8.0, 2.0], [9.0, 9.0, 9.0]])
+    np.testing.assert_allclose(RULES["trimmed_mean"](rows, 1)[:2], [(2 + 3 + 5) / 3, (1 + 3 + 8 + 9) / 4])
+    np.testing.assert_allclose(RULES["trimmed_mean"](rows, 2), [3.0, (3 + 8) / 2, (1 + 2 + 9) / 3])
+    assert merged("trimmed_mean", rows, 2)[1] == (1, 2)
+
+
+@pytest.mark.parametrize("rule", ["geometric_median", "flag"])
+def test_rules_over_whole_vectors_do_not_see_spoilt_ones(rule: str) -> None:
+    rows = np.random.default_rng(2).standard_normal((5, 40))
+    spoilt = rows.copy()
+    spoilt[2, 7] = float("-inf")
+    found, excluded = merged(rule, spoilt, 1)
+    assert excluded == (2,)
+    np.testing.assert_array_equal(found, RULES[rule](np.delete(rows, 2, axis=0), 0))
+    assert merged(rule, rows * 1e300, 1)[1] == (), "a sum that overflows is no spoilt number"
 
 
 def test_geometric_median_of_a_line_is_the_middle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,6 +167,45 @@ def test_a_torn_last_line_waits_for_its_end(tmp_path: Path) -> None:
         file.write(text[-10:])
     follow(folder, tracker)
     assert tracker.steps("train/loss") == [1, 2]
+
+
+def add_event(folder: RunFolder, records: int, kind: str, **fields: object) -> None:
+    """As ``broker.records.watch_history`` writes it."""
+    with (folder.root / "watch.log").open("a") as file:
+        file.write(f"2026-11-23 07:00:00 {json.dumps([records, kind, fields])}\n")
+
+
+def test_events_come_between_the_steps_before_and_after_them(tmp_path: Path) -> None:
+    folder, tracker = begin_run(tmp_path / "run-1"), RecordingTracker()
+    add_event(folder, 0, "planned", attempt=1, summary="2 stages on a, b", plan="{}")
+    add_event(folder, 2, "note", text="attic joined and is not used")
+    add_event(folder, 2, "note", text="for experts", detail=True)
+    add_event(folder, 3, "checkpoint", step=3)
+    add_steps(folder, 0, 3)
+    assert not follow(folder, tracker)
+    assert tracker.texts == [
+        (0, "events/plan", "plan 1: 2 stages on a, b"),
+        (2, "events/note", "attic joined and is not used"),
+        (3, "events/checkpoint", "checkpoint after step 3"),
+    ]
+    add_event(folder, 9, "note", text="its records are still to come")
+    later = RecordingTracker()
+    assert not follow(folder, later)
+    assert later.texts == []
+    end_run(folder)
+    assert follow(folder, later)
+    assert later.texts[0] == (3, "events/note", "its records are still to come")
+
+
+def test_a_tracker_that_lost_everything_gets_the_events_again_and_a_damaged_line_is_left_out(tmp_path: Path) -> None:
+    folder = begin_run(tmp_path / "run-1")
+    (folder.root / "watch.log").write_text("2026-11-23 07:00:00 [0,\n2026 nothing\n")
+    add_event(folder, 1, "checkpoint", step=1)
+    add_steps(folder, 0, 2)
+    for stored, expected in (({}, 1), ({"train/loss": 2}, 0), ({"train/loss": 1}, 0), ({}, 1)):
+        tracker = RecordingTracker(stored)
+        assert not follow(folder, tracker)
+        assert len(tracker.texts) == expected
 
 
 def test_only_one_process_reports_a_run_to_a_tracker(tmp_path: Path) -> None:

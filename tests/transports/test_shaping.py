@@ -193,6 +193,6 @@ def test_wrong_shapes_are_refused(hub: MemoryHub) -> None:
     a = ShapedEndpoint(hub.endpoint("a", _ignore), {"b": _shape(0.0, 10.0, "far")})
     with pytest.raises(InputError, match="the link to b is shaped already"):
         a.shape("b", _shape(0.0, 10.0))
-    with pytest.raises(InputError, match=r"share the link 'far' must name one rate: c says 20 B/s, another one 10 B/s"):
+    with pytest.raises(InputError, match=r"share the link 'far' must name one rate: c says 160 bit/s, another one 80 bit/s"):
         a.shape("c", _shape(0.0, 20.0, "far"))
     a.close()

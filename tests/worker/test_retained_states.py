@@ -15,10 +15,11 @@ from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.errors import EngineCrashed
 from farflung.messages.commands import AttemptMessage, CopyRounds, LiveStart, Prepare
+from farflung.messages.data import StatesWanted
 from farflung.messages.schema import Message
 from farflung.protocol.events import MemberJoined, Offer
 from farflung.protocol.retained_states import Decision, RetainedState
-from farflung.worker.retained_states import RetainedStates
+from farflung.worker.retained_states import Continuation, RetainedStates
 
 
 class Held:
@@ -59,8 +60,10 @@ def test_a_part_that_ends_after_its_run_was_forgotten_leaves_nothing() -> None:
     retained = RetainedStates()
     retained.store("r", Held(7, "a"))
     retained.forget("r")
-    retained.store("r", Held(7, "a"))
+    late = Held(7, "a")
+    retained.store("r", late)
     assert (retained.run, kept(retained)) == ("", [])
+    assert late.released, "the process that holds the states must end"
     retained.keep_only("r")  # it works for the run again
     retained.store("r", Held(7, "a"))
     assert (retained.run, kept(retained)) == ("r", [(7, "a")])
@@ -162,3 +165,16 @@ def test_the_states_of_a_process_that_has_died_are_not_there() -> None:
     retained.store("r", Held(6, "ab"), Dead(7, "ab"))
     assert retained.read("r", 7, ["a"]) == {}
     assert kept(retained) == [(6, "ab")]
+
+
+def test_a_peer_is_sent_the_states_of_an_attempt_once() -> None:
+    """Each answer is a copy in memory and a thread: a peer that asks again and again must not fill this machine."""
+    posted: list[str] = []
+    endpoint: Any = SimpleNamespace(post=lambda peer, frame, urgency: posted.append(frame.kind))
+    retained, wanted = RetainedStates(), StatesWanted(run="r/2", base="r", attempt=2, names=("a",))
+    retained.store("r", Held(7, "a"))
+    retained.settle("r", 2, Continuation(LiveStart(step=7, committed=7, decision=None, moves={})), ["b"])
+    for _ in range(3):
+        retained.lend(endpoint, "b", wanted)
+    retained.join()
+    assert posted == ["lent-end"]

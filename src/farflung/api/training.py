@@ -25,6 +25,7 @@ from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, 
 from farflung.messages.submission import Bundle
 from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import StepRecord
+from farflung.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -231,12 +232,12 @@ def _with_result(error: BaseException, result: TrainResult) -> BaseException:
     error.__dict__["result"] = result
     if result.checkpoint and isinstance(error, KeyboardInterrupt):
         error.add_note(f"train(..., resume={result.checkpoint!r}) continues from the newest checkpoint")
-    error.add_note(f"the result of the {result.steps} steps so far is in the attribute 'result' of this exception")
+    error.add_note(f"the result so far, after {counted(result.steps, 'step')}, is in the attribute 'result' of this exception")
     return error
 
 
 def _interrupted(callbacks: Callbacks, given: TrainArguments) -> str:
-    return f"training was interrupted after {callbacks.steps} of {given.steps} steps"
+    return f"training was interrupted after {callbacks.steps} of {counted(given.steps, 'step')}"
 
 
 def _batch_text(failed: FailedBatch | None, graph: Graph, evaluation: Graph | None) -> str:

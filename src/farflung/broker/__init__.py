@@ -14,7 +14,7 @@ In the order in which a worker or a job passes through it:
 - ``planning``: from a job and the joined machines to a plan with its estimate.
 - ``live_run``: ``LiveRun``: one run in memory.
 - ``attempts``: an attempt: planning, launch, helpers, better plans, end.
-- ``progress``, ``run_recorder``: step reports become the run's records.
+- ``progress``, ``excluded_members``, ``run_recorder``: step reports become the run's records.
 - ``run_trackers``: ``RunTrackers``: runs are reported to experiment trackers.
 - ``notices``: messages to the operator and to the watchers of a run.
 - ``straggler_monitor``: slow devices and links, silent workers.

@@ -29,6 +29,7 @@ from farflung.broker.records.broker_log import BrokerLog
 from farflung.broker.records.journal import Journal
 from farflung.broker.records.mirror import Mirror
 from farflung.broker.records.run_folders import RunFolders, StorageSettings
+from farflung.broker.requests.dashboard_tunnel import DashboardTunnel
 from farflung.broker.requests.link_profile import LinkProfile
 from farflung.broker.requests.run_control import RunControl
 from farflung.broker.requests.status_queries import StatusQueries
@@ -152,7 +153,7 @@ class Broker:
         mirror = Mirror(storage.mirror, say) if storage.mirror else None
         if mirror is not None:
             opening.callback(mirror.close)
-        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror)
+        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror, handle=self.manager.handle)
         submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas, check=trackers.check)
         self._serve_requests(opening, server, folders, (transfers, submissions))
         restored = RestoredRuns(
@@ -193,7 +194,7 @@ class Broker:
 
     def _make_notices(self, opening: ExitStack, log: BrokerLog, allowed: tuple[str, ...]) -> tuple[Notices, RunTrackers]:
         def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves
-            notices.if_known(run, text)
+            notices.everybody(run, text)
 
         trackers = RunTrackers(self.runs, warn, allowed)
         opening.callback(trackers.close)
@@ -235,6 +236,7 @@ class Broker:
             retained=manager.retained,
             of_runs=of_runs,
             stragglers=manager.stragglers,
+            disk=self.sessions.put_disk,
         )
 
     def _serve_requests(
@@ -254,7 +256,9 @@ class Broker:
         )
         control = RunControl(runs=runs, folders=folders, handle=manager.handle, send=sessions.send, owner_key=self.names.key)
         profile = LinkProfile(runs=runs, network=self.network)
-        for part in (*others, status, watchers, control, profile):
+        tunnel = DashboardTunnel(self.home)
+        opening.callback(tunnel.close)
+        for part in (*others, status, watchers, control, profile, tunnel):
             part.register(server)
 
     def _reset_standing(self, name: str) -> None:

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from math import exp
 
+from farflung.broker.excluded_members import blamed_members, excluded_members
 from farflung.clock import Clock, monotonic
 from farflung.errors import WireError
 from farflung.job.spec import JobSpec
 from farflung.messages.conversions.step_reports import StepReport
+from farflung.sync import get_strategy
 from farflung.telemetry.records import CodecUse, EvaluationRecord, StepRecord
 from farflung.units import Seconds
 
@@ -81,7 +83,7 @@ class Progress:
         first_step: int = 0,
     ) -> None:
         self._job, self._workers, self._sink = job, frozenset(workers), sink
-        self._predicted = predicted_seconds
+        self._predicted, self._faulty = predicted_seconds, _faulty(job)
         #: Reentrant: ``sink`` may end the run, which calls ``close``.
         self._lock = threading.Condition(threading.RLock())
         #: step -> the reports that came, by worker
@@ -148,6 +150,11 @@ class Progress:
                 self._complete()
             return frozenset()
 
+    def reported(self, name: str) -> int:
+        """Return the number of steps that the worker ``name`` has reported, those before this attempt included."""
+        with self._lock:
+            return max((step + 1 for step, reports in self._open.items() if name in reports), default=self._next)
+
     def missing(self) -> frozenset[str]:
         """Return the workers that have not reported the open step.
 
@@ -162,6 +169,8 @@ class Progress:
             raise WireError(f"a report of step {report.step} came from {name}, which has no part in the plan")
         if name in self._open.get(report.step, {}):
             raise WireError(f"{name} reported step {report.step} twice")
+        if strangers := (report.excluded | report.spoilers) - self._workers:
+            raise WireError(f"a report of step {report.step} names {min(strangers):.60}, which has no part in the plan")
         losses, most = len(report.losses), len(self._job.micro_batch_sizes)
         if losses > most:
             raise WireError(f"a report of step {report.step} has {losses} losses, and the job has {most} micro-batches")
@@ -193,20 +202,25 @@ class Progress:
 
     def _complete(self) -> None:
         """Put the next step on record (under the lock)."""
-        self._last = self._merge(list(self._open.pop(self._next).values()))
+        self._last = self._merge(self._open.pop(self._next))
         self._next += 1
         self._lock.notify_all()
         self._sink(self._last)
 
-    def _merge(self, reports: list[StepReport]) -> StepRecord:
-        seconds, elapsed = self._times.step()
+    def _merge(self, by_worker: Mapping[str, StepReport]) -> StepRecord:
+        reports, (seconds, elapsed) = list(by_worker.values()), self._times.step()
+        excluded = excluded_members(by_worker, self._faulty)
         leader = next((report for report in reports if report.loss is not None), reports[0])
         samples = min(leader.samples, sum(self._job.micro_batch_sizes))  # fewer where replicas rest in the step
         sent: dict[Pair, int] = {}
         dense: dict[Pair, int] = {}
         busy: dict[int, float] = {}
         codecs: dict[Pair, CodecUse] = {}
+        helped: dict[tuple[int, str], tuple[int, float]] = {}
         for report in reports:
+            for key, (count, spent) in report.helped.items():  # a helper may serve several servers of a stage
+                before = helped.get(key, (0, 0.0))
+                helped[key] = min(before[0] + count, samples), min(before[1] + spent, seconds)
             codecs |= {pair: codecs.get(pair, CodecUse()).plus(use) for pair, use in report.codecs.items()}
             for total, part in ((sent, report.sent), (dense, report.dense)):
                 for pair, count in part.items():
@@ -228,5 +242,14 @@ class Progress:
             skipped=leader.skipped,
             codecs=dict(sorted(codecs.items())),
             grad_norm=leader.grad_norm,
+            helped=dict(sorted(helped.items())),
             divergence=max((report.divergence for report in reports if report.divergence is not None), default=None),
+            excluded=excluded,
+            blamed=blamed_members(by_worker, excluded),
         )
+
+
+def _faulty(job: JobSpec) -> int:
+    """Return how many faulty replicas the job's strategy tolerates."""
+    sync = job.sync
+    return 0 if sync.strategy == "exact" else get_strategy(sync.strategy, **sync.settings).traits.faulty

@@ -7,6 +7,7 @@ event makes plans, writes files and tells people after it has released the lock.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from farflung.broker.attempts.command_executor import CommandExecutor
@@ -130,8 +131,9 @@ class RunManager:
             commands = self._runs.machine.handle(event)
             actions = [action for command in commands if (action := self._executor.apply(command)) is not None]
             self._runs.wake()
-        for action in actions:
-            action()
+        with ExitStack() as left:  # each action runs even if one before it raises: another run may wait for it
+            for action in reversed(actions):
+                left.callback(action)
         if isinstance(event, StopRequested):  # a broker that is killed now must not train on after its restart
             self._journal(event.run, "stopping", stopping=True)
 

@@ -9,7 +9,7 @@ from farflung.broker.notices import Notices
 from farflung.broker.progress import Progress
 from farflung.broker.run_table import RunTable
 from farflung.clock import MonotonicClock
-from farflung.protocol.events import Event, RunAdvanced
+from farflung.protocol.events import Event, MemberSpoilt, RunAdvanced
 from farflung.telemetry.records import Record, RelayedRecord, StepRecord
 from farflung.units import Bytes
 
@@ -41,6 +41,8 @@ class RunRecorder:
             live.times.furthest = record.step + 1
             if self._runs.machine.runs[live.run].lost:
                 self._handle(RunAdvanced(run=live.run))
+            for name in record.blamed:
+                self._handle(MemberSpoilt(run=live.run, name=name, step=record.step))
 
     def relayed(self, run: str, record: RelayedRecord) -> None:
         """Put on record what a relay carried for ``run``."""

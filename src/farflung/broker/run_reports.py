@@ -30,6 +30,7 @@ from farflung.messages.reports import (
     Evaluated,
     Failed,
     Generated,
+    Hashed,
     Helping,
     Noted,
     Prepared,
@@ -86,6 +87,7 @@ class RunReports:
         router.register(Dropped, self._dropped)
         router.register(Helping, self._helping)
         router.register(Stepped, self._stepped)
+        router.register(Hashed, self._hashed)
         router.register(Evaluated, self._evaluated)
         router.register(Traced, self._traced)
         router.register(Generated, self._generated)
@@ -132,6 +134,7 @@ class RunReports:
             lost_peer=message.lost_peer is True,
             batch=failed_batch(message.batch),
             attempt=message.attempt,
+            blames=message.blames or "",
         )
         self.handle(event)
 
@@ -154,6 +157,13 @@ class RunReports:
             for late in live.progress.report(part.name, report_of(message)):
                 self.handle(MemberLate(run=live.run, name=late, attempt=message.attempt, what="reported no step for too long"))
             self.stragglers.step(live.run, live.attempt.number, part.name, message.busy)
+
+    def _hashed(self, part: _Part, message: Hashed) -> None:
+        plan, of = None if part.live.planned is None else part.live.planned.plan, message.of or part.name
+        stages = () if plan is None else [stage.devices for stage in plan.stages if stage.devices[0] == of]
+        if of != part.name and not (stages and all(part.name in devices for devices in stages)):
+            raise WireError(f"{part.name} is no replica of {of!r:.80}, and hashes its share of a checkpoint")
+        part.live.hashes.report((message.attempt, message.step), part.name, of, message.sha256)
 
     def _evaluated(self, part: _Part, message: Evaluated) -> None:
         live = part.live

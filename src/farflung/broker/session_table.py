@@ -24,7 +24,7 @@ class Session:
     """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does).
 
     ``handling``: a report of it is being handled, which may take long.
-    ``begun``: when, in monotonic seconds.
+    ``begun``: when, in monotonic seconds. ``disk``: free bytes of the worker's disks, as it reported last (None: unknown).
     """
 
     name: str
@@ -34,6 +34,7 @@ class Session:
     ended: str = ""
     handling: bool = False
     begun: float = field(default_factory=monotonic)
+    disk: float | None = None
 
 
 class SessionTable:
@@ -88,6 +89,17 @@ class SessionTable:
         """Return the time since the session of the worker ``name`` began (0: it has none)."""
         session = self.session(name)
         return Seconds(0.0 if session is None else monotonic() - session.begun)
+
+    def disk(self, name: str) -> float | None:
+        """Return the free bytes of the disks of the worker ``name`` (None: unknown)."""
+        session = self.session(name)
+        return None if session is None else session.disk
+
+    def put_disk(self, name: str, free: float) -> None:
+        """The worker ``name`` has reported its ``free`` bytes."""
+        session = self.session(name)
+        if session is not None:
+            session.disk = free
 
     def admit(self, name: str) -> None:
         """``name`` was given a certificate: it will connect soon."""

@@ -58,6 +58,8 @@ class WorkerReports:
     retained: RetainedStates
     of_runs: RunReports
     stragglers: StragglerMonitor
+    #: Takes the name of a worker and the free bytes of its disks.
+    disk: Callable[[str, float], None]
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
@@ -73,6 +75,7 @@ class WorkerReports:
             report = RetainedReport(run=holds.run, attempt=holds.attempt, states=states, steps=steps)
             if not self.retained.rejoin(name, report):
                 self.send(name, Forget(run=holds.run))
+        self._free(name, hello.offer.disk)
         self.network.reachability.joined(name, address)
         wants = self._owner_limits(name, hello)  # with the same event: no run may begin on a paused worker
         self.handle(MemberJoined(name=name, address=address, offer=offer, generation=generation, wants=wants))
@@ -116,13 +119,17 @@ class WorkerReports:
     def _of_workers(self) -> Router[str, None]:
         """Reports that concern no attempt; the sender is the worker's name."""
         router = Router[str, None](Channel.REPORTS)
-        router.register(Beat, lambda name, message: None)  # the session has noted that the worker runs
+        router.register(Beat, lambda name, message: self._free(name, message.disk))
         router.register(Measured, self._measured)
         router.register(Wants, lambda name, message: self.handle(self._owner_limits(name, message)))
         router.register(Probed, lambda name, found: self.network.probes.answer(name, found.peer, probe_of(found)))
         router.register(Reached, lambda name, told: self.network.reachability.answer(name, told.question, told.found))
         router.register(Relayed, self._relayed)
         return router
+
+    def _free(self, name: str, disk: float | UnsetType) -> None:
+        if not isinstance(disk, UnsetType):
+            self.disk(name, disk)
 
     def _measured(self, name: str, message: Measured) -> None:
         event = MemberMeasured(
@@ -162,9 +169,10 @@ def _offer(message: Hello) -> Offer:
         relay=item.relay,
         reliable=item.reliable,
         isolation=item.isolation or "",
+        region=item.region or "",
     )
 
 
 def _describe(offer: Offer) -> str:
     name = f"{offer.kind} ({offer.description})" if offer.description else offer.kind
-    return f"{name}, {Bytes(offer.memory)}, {FlopsPerSecond(offer.speed)}{'' if offer.reliable else ', unreliable'}"
+    return f"{name}, {Bytes(offer.memory).written(3)}, {FlopsPerSecond(offer.speed)}{'' if offer.reliable else ', unreliable'}"

@@ -6,9 +6,11 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +19,7 @@ from farflung.errors import DataError, InputError
 from farflung.ids import content_hash
 from farflung.job.patterns import Pattern, compile_pattern
 
-__all__ = ["atomic_file", "content_digest", "default_cache", "find", "inside", "resolve"]
+__all__ = ["atomic_file", "content_digest", "default_cache", "find", "inside", "opened", "resolve"]
 
 #: Folders that differ between machines although the data is the same, or that hold no data.
 _SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages"})
@@ -71,6 +73,21 @@ def inside(files: Sequence[Path], path: str, place: Place) -> Sequence[Path]:
                 "or with --any-path to let jobs read everything"
             )
     return files
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[BufferedReader]:
+    """``file``, open to be read. A pipe that took the file's place since it was found is refused, and never waited for.
+
+    Raises:
+        DataError: it is no regular file.
+        OSError: it can't be opened.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DataError(f"{file} is a pipe, a socket or a device, not a file: remove it, or leave it out with data.glob")
+        yield stream
 
 
 def find(path: str, glob: str, place: Place) -> tuple[Path, list[Path]]:
@@ -148,15 +165,15 @@ def _name_pattern(part: str) -> str:
 
 def content_digest(root: Path, files: Sequence[Path], cache: Path) -> str:
     """SHA-256 over relative names, sizes and contents, in order; kept in ``cache`` under names, sizes and change times."""
-    stats = [file.stat() for file in files]
+    sizes = [file.stat() for file in files]
     names = [file.relative_to(root).as_posix() for file in files]
-    signature = "\n".join(f"{file}\t{stat.st_size}\t{stat.st_mtime_ns}" for file, stat in zip(files, stats, strict=True))
+    signature = "\n".join(f"{file}\t{one.st_size}\t{one.st_mtime_ns}" for file, one in zip(files, sizes, strict=True))
     kept = cache / f"digest-{content_hash(signature.encode())}"
     if kept.is_file() and len(text := kept.read_text(encoding="ascii", errors="replace")) == 64:
         return text
     whole = hashlib.sha256()
     for name, file in zip(names, files, strict=True):
-        with file.open("rb") as stream:
+        with opened(file) as stream:
             inner = hashlib.file_digest(stream, "sha256").hexdigest()
         whole.update(f"{name}\t{inner}\n".encode())
     digest = whole.hexdigest()

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
-from farflung.data.files import content_digest, find
+from farflung.data.files import content_digest, find, opened
 from farflung.errors import DataError, InputError
 from farflung.graph.ir import TensorSpec
 from farflung.ids import content_hash
 from farflung.job.spec import DataSpec
 
-__all__ = ["ImageSource", "open_images"]
+__all__ = ["ImageSource"]
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})
 # The statistics of ImageNet (RGB), which most pretrained networks expect.
@@ -118,7 +118,7 @@ class ImageSource:
             raise InputError("data.kind = 'images' needs pillow: pip install 'farflung[images]'") from None
         shape = (self._spec.size, self._spec.size)
         try:
-            with Image.open(file) as image:
+            with opened(file) as stream, Image.open(stream) as image:
                 pixels = np.asarray(image.convert("RGB").resize(shape, Image.Resampling.BILINEAR), np.float32)
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             name = file.relative_to(self._root).as_posix()
@@ -139,8 +139,3 @@ def _images(spec: DataSpec, place: Place, path: str) -> tuple[Path, list[Path]]:
 
 def _class(root: Path, file: Path) -> str:
     return file.relative_to(root).parts[0]
-
-
-def open_images(spec: DataSpec, place: Place, path: str) -> ImageSource:
-    """An image source over ``path`` (the training or the evaluation path of ``spec``)."""
-    return ImageSource(spec, place, path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from functools import cached_property
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
-from farflung.data.files import atomic_file, content_digest, find, resolve
+from farflung.data.files import atomic_file, content_digest, find, opened, resolve
 from farflung.data.tokenizers import BytesTokenizer, CharsTokenizer, FileTokenizer, Tokenizer
 from farflung.errors import DataError
 from farflung.graph.ir import TensorSpec
 from farflung.ids import content_hash
 from farflung.job.spec import DataSpec
 
-__all__ = ["TextSource", "open_text"]
+__all__ = ["TextSource"]
 
 _FIELDS = ("inputs", "targets", "labels", "attention_mask")
 _BLOCK = 1 << 24
@@ -100,7 +101,7 @@ class TextSource:
         """See that there are files, that they can be opened, and that the tokenizer can be read."""
         for file in self._files[1]:
             try:
-                with file.open("rb"):
+                with opened(file):
                     pass
             except OSError as error:
                 raise DataError(f"data {self._path!r}: {file.name} can't be read on this machine: {error.strerror}") from None
@@ -134,23 +135,23 @@ class TextSource:
         return np.memmap(path, dtype=dtype, mode="r")
 
 
-def open_text(spec: DataSpec, place: Place, path: str) -> TextSource:
-    """A text source over ``path`` (the training or the evaluation path of ``spec``)."""
-    return TextSource(spec, place, path)
-
-
 def _write(stream: BinaryIO, files: list[Path], tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
     for file in files:
         if isinstance(tokenizer, BytesTokenizer):
-            with file.open("rb") as source:
+            with opened(file) as source:
                 while block := source.read(_BLOCK):
                     stream.write(block)
             continue
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = _text(file)
         ids = tokenizer.encode_document(text) if isinstance(tokenizer, FileTokenizer) else tokenizer.encode(text)
         stream.write(np.asarray(ids, dtype=dtype).tobytes())
 
 
 def _characters(files: list[Path]) -> Iterator[str]:
     for file in files:
-        yield from set(file.read_text(encoding="utf-8", errors="replace"))
+        yield from set(_text(file))
+
+
+def _text(file: Path) -> str:
+    with opened(file) as stream, TextIOWrapper(stream, encoding="utf-8", errors="replace") as text:
+        return text.read()

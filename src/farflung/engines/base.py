@@ -193,8 +193,10 @@ class StageRunner(Protocol):
 class Engine(Protocol):
     """Makes stage runners, and does the tensor work of a job that belongs to no stage."""
 
-    def attempt(self, device: str, memory: int) -> Engine:
+    def attempt(self, device: str, memory: int, patience: float = 0.0) -> Engine:
         """The engine of one attempt of a run, with ``memory`` bytes for its tensors on ``device`` (0: no limit).
+
+        ``patience``: how many seconds a forward or backward may take in a process of its own (0: it is not known).
 
         It is this engine, or one in a process of its own, whose states end with it.
         """

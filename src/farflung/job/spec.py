@@ -273,8 +273,8 @@ class PlanSpec(_Section):
     again: bool | Literal["auto"] = "auto"
 
     @property
-    def order(self) -> str:
-        """The schedule that a planner starts from: ``schedule``, or 1F1B where that is ``auto``."""
+    def base_schedule(self) -> str:
+        """The schedule that planners place stages for: ``schedule``, or ``1f1b`` if that is ``auto``."""
         return "1f1b" if self.schedule == "auto" else self.schedule
 
 
@@ -438,8 +438,8 @@ class JobSpec(_Section):
     on_loss: Literal["recover", "stop"] = "recover"
     #: The run fails after more than this number of consecutive worker losses without a completed step.
     recoveries: Count = 8
-    #: The number of other machines that store a copy of each stage's state. `auto`: one for each stage without a replica, where
-    #: memory allows.
+    #: The number of other machines of the plan that store a copy of each stage's state. `auto`: one for each stage without a
+    #: replica, where memory allows.
     copies: Annotated[int, Field(ge=0, le=8)] | Literal["auto"] = "auto"
     #: Steps between two copies. Without a value: chosen from links, step time and `mtbf_hours`.
     copy_every: Count | None = None

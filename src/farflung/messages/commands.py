@@ -52,6 +52,7 @@ __all__ = [
     "Meet",
     "OwnerRequest",
     "Pairs",
+    "PhaseLimits",
     "Prepare",
     "Probe",
     "Reach",
@@ -130,7 +131,9 @@ class Fenced(Message, kind="fenced", on=Channel.COMMANDS):
 
 
 class Beat(Message, kind="beat", on=(Channel.COMMANDS, Channel.REPORTS)):
-    """The sender is alive. Sent when there is nothing else to send."""
+    """The sender is alive. Sent when there is nothing else to send. ``disk``: free bytes of a worker's disks."""
+
+    disk: Amount | UnsetType = UNSET
 
 
 class Dismissed(Message, kind="dismissed", on=Channel.COMMANDS):
@@ -191,6 +194,13 @@ class JobMessage(SectionedMessage):
     notes: dict[Name, Document]
 
 
+class PhaseLimits(Item):
+    """How many seconds one micro-batch may take on a worker: its ``data`` to come, and a forward or backward to ``compute``."""
+
+    data: Amount
+    compute: Amount
+
+
 class AttemptMessage(JobMessage):
     """Base of messages with a job and an attempt to run it. The last document is the plan.
 
@@ -215,6 +225,7 @@ class Prepare(AttemptMessage, kind="prepare", on=Channel.COMMANDS, sections=ANY_
     device: Member
     addresses: Addresses
     relays: Routes
+    limits: PhaseLimits
     live: LiveStart | UnsetType = UNSET
 
 

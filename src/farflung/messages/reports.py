@@ -37,6 +37,7 @@ __all__ = [
     "Evaluated",
     "Failed",
     "Generated",
+    "Hashed",
     "Hello",
     "Helping",
     "LinkItem",
@@ -59,6 +60,8 @@ _MOST_STAGES = 100_000
 _MOST_MICRO_BATCHES = 1_000_000
 #: Retained states of one worker, and step reports that it sends again after a loss.
 _MOST_STATES, _MOST_STEPS = 256, 64
+#: Pairs of a stage and a helper in one step.
+_MOST_HELPED = 10_000
 
 #: Bytes or FLOP/s that others divide by.
 Capacity = Annotated[float, Meta(ge=1.0, le=FINITE)]
@@ -66,6 +69,7 @@ Finite = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
 #: The name of a host, a processor or a version.
 Word = Annotated[str, Meta(max_length=100, pattern=PLAIN)]
 Factor = Annotated[float, Meta(ge=_LEAST_FACTOR, le=FINITE)]
+Devices = Annotated[tuple[Member, ...], Meta(max_length=10_000)]
 #: [sending stage, receiving stage, bytes]
 PairBytes = Annotated[tuple[tuple[Index, Index, Count], ...], Meta(max_length=_MOST_STAGES)]
 
@@ -74,7 +78,7 @@ class OfferItem(Item):
     """What a worker offers: its device, its speed and its versions.
 
     ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio. ``isolation``: of a job's
-    process.
+    process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes.
     """
 
     memory: Capacity
@@ -90,6 +94,8 @@ class OfferItem(Item):
     relay: bool
     reliable: bool
     isolation: Literal["full", "partial", "off"] | UnsetType = UNSET
+    region: Word | UnsetType = UNSET
+    disk: Amount | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):
@@ -150,6 +156,9 @@ class Stepped(RunReport, kind="step", on=Channel.REPORTS):
     grad_norm: float | None
     divergence: float | None
     codecs: Annotated[tuple[tuple[Index, Index, float, float, float | None], ...], Meta(max_length=_MOST_STAGES)]
+    excluded: Devices | UnsetType = UNSET
+    spoilers: Devices | UnsetType = UNSET
+    helped: Annotated[tuple[tuple[Index, Member, Count, Amount], ...], Meta(max_length=_MOST_HELPED)] | UnsetType = UNSET
 
 
 class RetainedRun(Item):
@@ -236,13 +245,15 @@ class Ended(RunReport, kind="ended", on=Channel.REPORTS):
 class Failed(RunReport, kind="failed", on=Channel.REPORTS):
     """This worker's part has failed. ``kind``: the error's class. ``lost_peer``: the connection to a peer was lost.
 
-    ``batch``: on which it failed, if it failed while a batch was computed.
+    ``batch``: on which it failed, if it failed while a batch was computed. ``blames``: the peer from which the message or the
+    numbers came on which it failed.
     """
 
     cause: Text
     kind: Label
     lost_peer: Flag = UNSET
     batch: BatchItem | UnsetType = UNSET
+    blames: Member | UnsetType = UNSET
 
 
 class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):
@@ -250,6 +261,17 @@ class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):
 
     states: Annotated[tuple[RetainedStateItem, ...], Meta(max_length=_MOST_STATES)]
     steps: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_STEPS)]
+
+
+class Hashed(RunReport, kind="hashed", on=Channel.REPORTS):
+    """The hash of a share of the checkpoint after ``step`` steps, which goes another way than its bytes.
+
+    ``of``: the worker whose share it is, since this one is its replica (unset: its own).
+    """
+
+    step: Count
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    of: Member | UnsetType = UNSET
 
 
 class Evaluated(RunReport, kind="evaluation", on=Channel.REPORTS):

@@ -352,7 +352,7 @@ class Chain:
             count = stages * self.pieces
             job = self.problem.job
             places, whole = range(0, count, self.pieces), (0, job.micro_batches)
-            parts = (part_of(job.plan.order, count, job.micro_batches, place, whole) for place in places)
+            parts = (part_of(job.plan.base_schedule, count, job.micro_batches, place, whole) for place in places)
             self._flying[stages] = tuple(part.in_flight for part in parts)
         return self._flying[stages]
 

@@ -20,7 +20,7 @@ from farflung.plan.synchronization import named_sync
 from farflung.planners.cuts import join_runs
 from farflung.schedules import part_of
 
-__all__ = ["Draft", "Problem", "draft_plan", "draft_stages", "finish", "settle"]
+__all__ = ["Draft", "Problem", "draft_plan", "draft_stages", "finish", "settle", "with_recompute"]
 
 
 _RUNS: WeakKeyDictionary[CostTables, tuple[ModuleRun, ...]] = WeakKeyDictionary()
@@ -71,13 +71,13 @@ def draft_stages(problem: Problem, stages: tuple[Stage, ...], planner: str) -> t
     """The plan of given stages, which may have replicas: recomputation and codecs are decided here; and its cut."""
     graph, job = problem.graph, problem.job
     pieces = problem.tables.cutter.cut([(stage.start, stage.stop) for stage in stages])
-    stages = _with_recompute(problem, stages, pieces)
+    stages = with_recompute(problem, stages, pieces)
     plan = Plan(
         graph_hash=graph.hash,
         planner=planner,
         stages=stages,
         links=assign_codecs(stages, pieces, problem.topology, codec_of(job), _pace(problem, stages)),
-        schedule=job.plan.order,
+        schedule=job.plan.base_schedule,
         micro_batch_sizes=job.micro_batch_sizes,
     )
     return plan, pieces
@@ -113,7 +113,7 @@ def settle(problem: Problem, placed: Sequence[tuple[int, int, str]], planner: st
     return draft.plan
 
 
-def _with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequence[SubGraph]) -> tuple[Stage, ...]:
+def with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequence[SubGraph]) -> tuple[Stage, ...]:
     """``auto``: on a device that is too small, stages recompute in the order of what they save, until it fits."""
     wish, job = problem.job.plan.recompute, problem.job
     if wish != "auto":
@@ -124,7 +124,7 @@ def _with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequenc
         for held in stage.replicas or (Replica(device=stage.device, first=0, end=job.micro_batches),):
             cost = problem.tables.table(problem.topology.device(held.device).kind)
             share = (held.first, held.end)
-            flying = part_of(job.plan.order, len(stages), job.micro_batches, stage.index, share).in_flight
+            flying = part_of(job.plan.base_schedule, len(stages), job.micro_batches, stage.index, share).in_flight
             full = float(memory_of(cost, stage, sub, job, flying, recompute=False).total[0]) + extra
             kept.setdefault(held.device, []).append(_Kept(cost, stage, sub, flying, extra, full))
     chosen: set[int] = set()

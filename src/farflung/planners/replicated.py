@@ -8,7 +8,8 @@ to its speed (whole virtual replicas of the job); the group counts as one device
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -16,33 +17,37 @@ import numpy as np
 
 from farflung.cluster import Device, Topology
 from farflung.errors import PlanError
-from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec, SyncSpec
-from farflung.plan import check_memory, check_replicas, estimate
+from farflung.plan import Estimate, check_memory, check_replicas, estimate
 from farflung.plan.model import Plan, Replica, Stage
 from farflung.plan.synchronization import with_sync
 from farflung.planners.base import Evaluate, Judged, Planner
-from farflung.planners.finish import Problem
-from farflung.planners.grid import assign_grid
+from farflung.planners.finish import Problem, with_recompute
+from farflung.planners.grid import GridMethod, assign_grid
 from farflung.units import Bytes, FlopsPerSecond
 
 __all__ = ["Replicating", "cut_bytes", "shares"]
 
 #: Evaluations that finding the groups may take (not seconds: the same job gives the same plan).
 _EVALUATIONS = 2000
+#: Plans after the first, each with less memory for what the planner inside counts.
+_TRIES = 6
 
 
 class Replicating:
-    """``planner``, but a job that wants replicas gets them: ``job.plan.replicas`` devices for each stage."""
+    """``planner``, but a job that wants replicas gets them: ``job.plan.replicas`` devices for each stage.
 
-    def __init__(self, planner: Planner, evaluate: Evaluate | None = None) -> None:
-        self._planner, self._evaluate = planner, evaluate
+    ``groups``: the method of ``assign_grid`` that finds the groups; ``random`` is DT-FM's baseline without a scheduler.
+    """
+
+    def __init__(self, planner: Planner, evaluate: Evaluate | None = None, groups: GridMethod = "search") -> None:
+        self._planner, self._evaluate, self._method = planner, evaluate, groups
         self.name = planner.name
 
     def judged_by(self, evaluate: Evaluate) -> Planner:
         """The same planner; one that compares plans compares them by ``evaluate``."""
-        return Replicating(self._planner, evaluate)
+        return Replicating(self._planner, evaluate, self._method)
 
     def plan(self, graph: Graph, topology: Topology, *, job: JobSpec | None = None) -> Plan:
         """See ``Planner.plan``.
@@ -54,24 +59,29 @@ class Replicating:
         if job.plan.replicas == 1:
             return self._inside(self._evaluate).plan(graph, topology, job=job)
         problem = Problem.of(graph, topology, job)
-        groups = _groups(problem, job.plan.replicas)
+        groups = _groups(problem, job.plan.replicas, self._method)
         heads = [_head(topology, group) for group in groups]
-        members = {head.name: group for head, group in zip(heads, groups, strict=True)}
-        pace = None if job.sync.strategy == "exact" else _pace(topology, groups)
+        spreading = _Spreading(problem, {head.name: group for head, group in zip(heads, groups, strict=True)})
 
-        def spread(plain: Plan) -> Plan:
-            return replace(
-                plain, stages=tuple(_spread(topology, stage, members[stage.device], job, pace) for stage in plain.stages)
-            )
+        def priced(plan: Plan) -> Estimate:
+            return estimate(graph, plan, topology, job, tables=problem.tables)
 
-        judge, given = self._evaluate, job.plan.model_copy(update={"replicas": 1})
-        inner = self._inside(None if judge is None else lambda plain: judge(spread(plain)))
-        inside = job.model_copy(update={"workers": None, "plan": given, "sync": SyncSpec()})
-        plan = spread(inner.plan(graph, _between(topology, groups, heads), job=inside))
-        pieces = cut(graph, plan.bounds)
-        check_replicas(plan, pieces, job)
-        check_memory(estimate(graph, plan, topology, job, subgraphs=pieces))
-        return with_sync(plan, graph, pieces, topology, job, problem.cost)
+        judge = self._evaluate or priced
+        inner = self._inside(lambda plain: judge(spreading.spread(plain)))
+        inside = job.model_copy(update={"workers": None, "plan": job.plan.model_copy(update={"replicas": 1}), "sync": SyncSpec()})
+        plan = spreading.spread(inner.plan(graph, _between(topology, groups, heads), job=inside))
+        found = priced(plan)
+        for _ in range(_TRIES):  # the planner inside knows nothing of what replicas exchange: leave memory for that
+            lacks = {device.device: device.lack for device in found.devices}
+            left = [float(head.memory) - max(lacks.get(name, 0.0) for name in spreading.members(head)) for head in heads]
+            if found.feasible or min(left) <= 0:
+                break
+            heads = [replace(head, memory=Bytes(memory)) for head, memory in zip(heads, left, strict=True)]
+            with suppress(PlanError):
+                plan = spreading.spread(inner.plan(graph, _between(topology, groups, heads), job=inside))
+                found = priced(plan)
+        check_memory(found, job)
+        return plan
 
     def _inside(self, evaluate: Evaluate | None) -> Planner:
         if evaluate is not None and isinstance(self._planner, Judged):
@@ -110,7 +120,7 @@ def shares(speeds: Sequence[float], job: JobSpec) -> list[tuple[int, int]]:
     return [(bounds[a], bounds[b]) for a, b in pairwise(cuts)]
 
 
-def _groups(problem: Problem, wanted: int) -> list[list[int]]:
+def _groups(problem: Problem, wanted: int, method: GridMethod) -> list[list[int]]:
     """Indices of the devices of each group, groups in the order of the pipeline, members aligned with their neighbours."""
     topology, job = problem.topology, problem.job
     usable = min(len(topology), job.workers or len(topology))
@@ -132,6 +142,7 @@ def _groups(problem: Problem, wanted: int) -> list[list[int]]:
         pp=stages,
         pp_bytes=cut_bytes(problem) * job.micro_batches / wanted,  # what one pipeline sends in a step, as ``dtfm`` has it
         dp_bytes=parameters / stages * parts,
+        method=method,
         seconds=None,
         evaluations=_EVALUATIONS,
         seed=job.seed,
@@ -170,13 +181,43 @@ def _between(topology: Topology, groups: Sequence[Sequence[int]], heads: Sequenc
     return Topology.from_matrices(alpha, beta, heads, name=f"groups of {topology.name}")
 
 
-def _pace(topology: Topology, groups: Sequence[Sequence[int]]) -> list[float]:
+def _pace(topology: Topology, groups: Iterable[Sequence[int]]) -> list[float]:
     """The speed of each pipeline of replicas that train alone: of its slowest device. They have the same share in all stages."""
     return [min(float(topology.speeds[i]) for i in members) for members in zip(*groups, strict=True)]
 
 
-def _spread(topology: Topology, stage: Stage, group: Sequence[int], job: JobSpec, pace: Sequence[float] | None = None) -> Stage:
-    """``pace``: of each member's pipeline (None: members count by themselves)."""
-    ranges = shares([float(topology.speeds[i]) for i in group] if pace is None else pace, job)
-    held = tuple(Replica(device=topology.names[i], first=a, end=b) for i, (a, b) in zip(group, ranges, strict=True))
-    return replace(stage, device=held[0].device, replicas=held)
+class _Spreading:
+    """Plans of groups as plans of their members: shares, recomputation, and the job's strategy.
+
+    ``groups``: device indices of each group, by the name of the device that stands for it.
+    """
+
+    def __init__(self, problem: Problem, groups: Mapping[str, Sequence[int]]) -> None:
+        self.problem, self.groups = problem, groups
+        alone = problem.job.sync.strategy != "exact"
+        self._pace = _pace(problem.topology, groups.values()) if alone else None
+
+    def spread(self, plain: Plan) -> Plan:
+        """``plain`` on all members, complete: what a judge sees is what runs.
+
+        Raises:
+            PlanError: a stage can't have replicas, or the strategy can't work on these stages.
+        """
+        problem, job = self.problem, self.problem.job
+        stages = tuple(self._stage(stage) for stage in plain.stages)
+        pieces = problem.tables.cutter.cut(plain.bounds)
+        ordered = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": plain.schedule})})
+        plan = replace(plain, stages=with_recompute(replace(problem, job=ordered), stages, pieces))
+        check_replicas(plan, pieces, job)
+        return with_sync(plan, problem.graph, pieces, problem.topology, job, problem.cost)
+
+    def members(self, head: Device) -> list[str]:
+        """The names of the devices that ``head`` stands for."""
+        return [self.problem.topology.names[i] for i in self.groups[head.name]]
+
+    def _stage(self, stage: Stage) -> Stage:
+        topology, group = self.problem.topology, self.groups[stage.device]
+        speeds = [float(topology.speeds[i]) for i in group] if self._pace is None else self._pace
+        ranges = shares(speeds, self.problem.job)
+        members = tuple(Replica(device=topology.names[i], first=a, end=b) for i, (a, b) in zip(group, ranges, strict=True))
+        return replace(stage, device=members[0].device, replicas=members)

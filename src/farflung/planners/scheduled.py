@@ -37,9 +37,9 @@ class Scheduling:
         job = job or JobSpec()
         if job.plan.schedule != "auto":
             return self._planner.plan(graph, topology, job=job)
-        plain = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": job.plan.order})})
+        plain = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": job.plan.base_schedule})})
         best = self._planner.plan(graph, topology, job=plain)
-        if best.schedule != job.plan.order or len(best.stages) < 2:
+        if best.schedule != job.plan.base_schedule or len(best.stages) < 2:
             return best
         tables = CostTables.of(graph)
         judge = self._evaluate or (lambda plan: estimate(graph, plan, topology, plain, tables=tables))

@@ -3,7 +3,8 @@
 The loss of a member, or of a link between two, ends the attempt. The other workers drop it and report the states that they
 retain; only then are they free again. The run is planned again for the present workers, and continues from retained states or
 from its newest checkpoint (``retained_states`` decides which). A run without recoveries fails instead, and so does a run that
-is lost too often without a new step. Events of an attempt that is over are ignored.
+is lost too often without a new step. A member that reports a failure is replaced first (``conduct``). Events of an attempt that
+is over are ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from farflung.protocol.helper_pool import HelperPool
 from farflung.protocol.runs import Run, RunState
 from farflung.protocol.standing import LAST, Offense
 
-__all__ = ["Attempts"]
+__all__ = ["Attempts", "stale"]
 
 #: A run whose job has ended the processes of so many attempts fails: a third worker is not tried.
 _CRASHES = 2
@@ -66,11 +67,11 @@ class Attempts:
             self.wait(run)
             return [RecoverRun(run=run.run, cause=f"no plan for those who are left: {event.error}")]
         if event.error:
-            return self._fail(run, RunFailed(run=run.run, cause=event.error, kind=event.kind))
+            return self.fail(run, RunFailed(run=run.run, cause=event.error, kind=event.kind))
         strange = [name for name in event.devices if name not in run.devices]
         if strange or not event.devices:
             cause = f"the plan names {', '.join(strange) or 'nobody'}, who was not offered to it"
-            return self._fail(run, RunFailed(run=run.run, cause=cause, kind=PLAN_ERROR))
+            return self.fail(run, RunFailed(run=run.run, cause=cause, kind=PLAN_ERROR))
         for name in set(run.devices) - set(event.devices):
             self._state.release(run, name)
         run.devices, run.began = event.devices, True
@@ -80,7 +81,7 @@ class Attempts:
     def prepared(self, event: RunPrepared) -> list[Command]:
         """A worker is prepared; training begins with the last one."""
         run = self._state.run(event.run)
-        if run.state is not RunState.PREPARING or event.name not in run.devices or _stale(event, run):
+        if run.state is not RunState.PREPARING or event.name not in run.devices or stale(event, run):
             return []
         run.prepared.add(event.name)
         if run.prepared != set(run.devices):
@@ -91,20 +92,22 @@ class Attempts:
 
     def advanced(self, event: RunAdvanced) -> list[Command]:
         """The run has made a new step."""
-        self._state.run(event.run).lost = 0
+        run = self._state.run(event.run)
+        run.lost = 0
+        run.failures.clear()
         return []
 
     def dropped(self, event: RunDropped) -> list[Command]:
         """A worker has dropped the last attempt."""
         run = self._state.run(event.run)
-        if not _stale(event, run):
+        if not stale(event, run):
             self.free(run, event.name)
         return []
 
     def ended(self, event: RunEnded) -> list[Command]:
         """A worker has ended its part; with the last one, the run or its attempt is over."""
         run = self._state.run(event.run)
-        if run.state is not RunState.RUNNING or event.name not in run.devices or _stale(event, run):
+        if run.state is not RunState.RUNNING or event.name not in run.devices or stale(event, run):
             return []
         run.ended.add(event.name)
         run.unfinished = run.unfinished or not event.whole
@@ -120,17 +123,17 @@ class Attempts:
         """A worker has failed, or lost a peer; or the whole run has failed."""
         run = self._state.run(event.run)
         working = event.name in run.devices or event.name in run.helpers
-        if event.kind == ENGINE_CRASHED and working and not (run.state.over or _stale(event, run)):
+        if event.kind == ENGINE_CRASHED and working and not (run.state.over or stale(event, run)):
             run.crashed.append(event.name)
             if len(run.crashed) >= _CRASHES:
                 often = f"the job has ended the processes of {len(run.crashed)} attempts and is not tried again"
-                return self._fail(run, replace(event, cause=f"worker {event.name}: {event.cause}; {often}"))
-        if event.name in run.helpers and not _stale(event, run):
+                return self.fail(run, replace(event, cause=f"worker {event.name}: {event.cause}; {often}"))
+        if event.name in run.helpers and not stale(event, run):
             return self._helpers.fail(run, event.name, event.cause)
-        if run.state.over or (event.name and event.name not in run.devices) or event.name in run.ended or _stale(event, run):
+        if run.state.over or (event.name and event.name not in run.devices) or event.name in run.ended or stale(event, run):
             return []
         if not event.name:
-            return self._fail(run, event)
+            return self.fail(run, event)
         if event.lost_peer:  # the cause names the lost peer, whose own session may break a moment later
             cause = f"{event.cause} (told by worker {event.name})"
             run.accuser = event.name
@@ -138,10 +141,9 @@ class Attempts:
             offense = Offense(f"it reported a loss of a peer that was there: {event.cause}", 1, LAST)
             self._state.standing.offend(event.name, offense)
             return self.lose(run, cause)
-        failure = replace(event, cause=f"worker {event.name}: {event.cause}")
         if event.kind == ENGINE_CRASHED:  # the worker is well, and its process's states are elsewhere or in the checkpoint
-            return self.lose(run, failure.cause, ENGINE_CRASHED)
-        return self._fail(run, failure)
+            return self.lose(run, f"worker {event.name}: {event.cause}", ENGINE_CRASHED)
+        return self.fail(run, replace(event, cause=f"worker {event.name}: {event.cause}"))
 
     def better(self, event: BetterPlan) -> list[Command]:
         """End the attempt as after a loss; but all workers retain the last committed step, so nothing is repeated."""
@@ -171,7 +173,7 @@ class Attempts:
             return [*self._abort(run, cause), *self.finish(run, RunState.STOPPED)]
         if run.lost >= run.recoveries:
             often = f" ({run.lost} recoveries without a new step came before)" if run.lost else ""
-            return self._fail(run, RunFailed(run=run.run, cause=cause + often, kind=kind))
+            return self.fail(run, RunFailed(run=run.run, cause=cause + often, kind=kind))
         run.lost += 1
         return self._drop(run, RecoverRun(run=run.run, cause=cause))
 
@@ -218,13 +220,14 @@ class Attempts:
         busy = run.state in (RunState.PREPARING, RunState.RUNNING)
         return [AbortRun(run=run.run, name=name, cause=cause, keep=keep) for name in self._state.workers_of(run) if busy]
 
-    def _fail(self, run: Run, failure: RunFailed) -> list[Command]:
+    def fail(self, run: Run, failure: RunFailed) -> list[Command]:
+        """The run fails: all its workers drop it."""
         return [*self._abort(run, failure.cause), *self.finish(run, RunState.FAILED, failure)]
 
     def _stop_after_step(self, run: Run) -> list[Command]:
         return [StopRun(run=run.run, name=name) for name in self._state.workers_of(run)]
 
 
-def _stale(event: RunPrepared | RunDropped | RunEnded | RunFailed, run: Run) -> bool:
+def stale(event: RunPrepared | RunDropped | RunEnded | RunFailed, run: Run) -> bool:
     """Return whether the event belongs to an attempt that is over."""
     return event.attempt not in (0, run.attempts)

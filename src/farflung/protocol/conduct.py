@@ -1,11 +1,29 @@
-"""Members that break the protocol, are late or accuse others: their run continues without them, and their standing drops."""
+"""Members that break the protocol, are late, fail or accuse others: their run continues without them, and their standing drops.
+
+A member that reports a failure may have a broken disk, or lie. So its word ends no run that can continue without the member that
+is to blame. The run fails if another member reports a failure of the same kind with somebody else to blame, since then the job
+or its data are the cause.
+"""
 
 from __future__ import annotations
 
-from farflung.protocol.attempts import Attempts
+from dataclasses import replace
+
+from farflung.protocol.attempts import Attempts, stale
 from farflung.protocol.cluster_state import ClusterState
-from farflung.protocol.events import Command, MemberJudged, MemberLate, MemberLied, MemberReset, RunStalled
-from farflung.protocol.runs import RunState
+from farflung.protocol.events import (
+    ENGINE_CRASHED,
+    Command,
+    MemberJudged,
+    MemberLate,
+    MemberLied,
+    MemberReset,
+    MembersDiffer,
+    MemberSpoilt,
+    RunFailed,
+    RunStalled,
+)
+from farflung.protocol.runs import MemberFailure, Run, RunState
 from farflung.protocol.standing import LAST, QUARANTINE, Offense
 
 __all__ = ["Conduct"]
@@ -21,6 +39,46 @@ class Conduct:
         """A member sent what no honest member sends."""
         return self._expel(event.run, event.name, Offense(f"it broke the protocol: {event.cause}", QUARANTINE))
 
+    def failed(self, event: RunFailed) -> list[Command]:
+        """A worker has failed, or lost a peer; or the whole run has failed."""
+        run = self._state.run(event.run)
+        alone = event.name in run.devices and event.name not in run.ended and not (run.state.over or stale(event, run))
+        if not alone or event.lost_peer or event.kind == ENGINE_CRASHED:
+            return self._attempts.failed(event)
+        culprit, text = self._blame(run, event)
+        if text:
+            return self._attempts.fail(run, replace(event, cause=text))
+        self._state.standing.offend(culprit, Offense(f"it failed: {event.cause}", LAST))
+        return [self._judged(run.run, culprit), *self._attempts.lose(run, f"worker {culprit} is replaced: {event.cause}")]
+
+    def _blame(self, run: Run, event: RunFailed) -> tuple[str, str]:
+        """Return who is to blame for the failure that ``event.name`` reports; if that ends the run, the cause.
+
+        A member that has blamed another one before is to blame for the next failure that it reports.
+        """
+        accused = event.blames if event.blames in run.devices else event.name
+        serial = any(known.reporter == event.name != known.culprit for known in run.failures)
+        failure = MemberFailure(event.name, event.name if serial else accused, event.kind)
+        culprit = failure.culprit
+        alike = [known for known in run.failures if known.kind == failure.kind]
+        elsewhere = [known for known in alike if known.culprit != culprit and known.reporter != failure.reporter]
+        cause = f"worker {culprit}: {event.cause}" + (f" (told by worker {event.name})" if culprit != event.name else "")
+        for known in elsewhere:
+            self._state.standing.pardon(known.culprit, LAST)
+        if elsewhere:
+            return culprit, f"{cause}; the attempt with worker {elsewhere[-1].culprit} failed like this, too"
+        again = any(known.culprit == culprit for known in alike)
+        run.failures.append(failure)
+        dispensable = not again and run.lost < run.recoveries and not run.stopping and self._replaceable(run, culprit)
+        return culprit, "" if dispensable else cause
+
+    def _replaceable(self, run: Run, name: str) -> bool:
+        """Return whether ``run`` has enough members without ``name``."""
+        state = self._state
+        others = [one for one in state.members.values() if one.name != name and run.plans_for(one)]
+        able = [one.name for one in others if state.serves(one.name, run) or state.may_take(run.run, one)]
+        return sum(not state.standing.quarantined(one) for one in able) >= run.needs
+
     def late(self, event: MemberLate) -> list[Command]:
         """A member has not done its part of an attempt in time."""
         run = self._state.runs.get(event.run)
@@ -29,6 +87,26 @@ class Conduct:
         if event.name not in run.devices and event.name not in run.awaited:
             return []
         return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST))
+
+    def differ(self, event: MembersDiffer) -> list[Command]:
+        """Replicas have different states: one of them lies, or computes wrong. The attempt ends; all of them lose standing."""
+        run = self._state.runs.get(event.run)
+        if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
+            return []
+        names = " and ".join(event.names)
+        cause = f"the states of {names} after step {event.step} differ, although they must be equal"
+        for name in event.names:
+            self._state.standing.offend(name, Offense(cause, 1, LAST))
+        return self._attempts.lose(run, cause)
+
+    def spoilt(self, event: MemberSpoilt) -> list[Command]:
+        """A member's gradients were not finite. Data can be the cause, so this alone leads to no quarantine."""
+        standing, last = self._state.standing, self._state.standing.last(event.name)
+        offense = Offense(f"its gradients were not finite in step {event.step} of {event.run}", 1, LAST)
+        standing.offend(event.name, offense)
+        if last or not standing.last(event.name):
+            return []
+        return [MemberJudged(name=event.name, run=event.run, text=f"worker {event.name} is {standing.text(event.name)}")]
 
     def stalled(self, event: RunStalled) -> list[Command]:
         """A run makes no step, and nobody knows because of whom: whoever does not drop the attempt is found late."""
@@ -45,7 +123,7 @@ class Conduct:
     def _expel(self, name_of_run: str, name: str, offense: Offense) -> list[Command]:
         """Let the run continue without ``name``, whose states are not used."""
         self._state.standing.offend(name, offense)
-        judged = MemberJudged(name=name, run=name_of_run, text=f"worker {name} is {self._state.standing.text(name)}")
+        judged = self._judged(name_of_run, name)
         run = self._state.runs.get(name_of_run)
         if run is None or run.state.over:
             return [judged]
@@ -56,3 +134,6 @@ class Conduct:
             self._state.release(run, name)
             self._attempts.free(run, name)
         return commands
+
+    def _judged(self, run: str, name: str) -> MemberJudged:
+        return MemberJudged(name=name, run=run, text=f"worker {name} is {self._state.standing.text(name)}")

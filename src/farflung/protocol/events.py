@@ -30,7 +30,9 @@ __all__ = [
     "MemberMeasured",
     "MemberReset",
     "MemberSlowed",
+    "MemberSpoilt",
     "MemberWants",
+    "MembersDiffer",
     "MigrateRun",
     "Offer",
     "PlanMade",
@@ -70,7 +72,7 @@ class Offer:
     ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
     computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
     otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
-    up (empty: unknown).
+    up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown).
     """
 
     memory: float
@@ -86,6 +88,7 @@ class Offer:
     relay: bool = True
     reliable: bool = True
     isolation: str = ""
+    region: str = ""
 
 
 # -- events ---------------------------------------------------------------------------------------------------------------
@@ -265,6 +268,7 @@ class RunFailed:
     """A worker's part failed (``lost_peer``: because another could not be reached); without ``name``, the run as a whole.
 
     ``kind`` is the class of the error (of ``farflung.errors``). ``batch``: on which it came. ``attempt`` as in ``RunPrepared``.
+    ``blames``: the worker from which the numbers came on which it failed (empty: it failed by itself).
     """
 
     run: str
@@ -274,6 +278,7 @@ class RunFailed:
     lost_peer: bool = False
     attempt: int = 0
     batch: FailedBatch | None = None
+    blames: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +306,25 @@ class MemberLate:
     name: str
     what: str
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembersDiffer:
+    """Replicas ``names`` of plan number ``attempt`` have different states after ``step`` steps, and nobody outvotes anybody."""
+
+    run: str
+    names: tuple[str, ...]
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSpoilt:
+    """The gradients of a member were not finite in ``step`` of ``run``, which tolerated it."""
+
+    run: str
+    name: str
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,6 +363,8 @@ Event = (
     | StopRequested
     | MemberLied
     | MemberLate
+    | MembersDiffer
+    | MemberSpoilt
     | RunStalled
     | MemberReset
 )

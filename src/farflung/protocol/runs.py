@@ -7,7 +7,16 @@ from enum import StrEnum
 
 from farflung.protocol.members import Member
 
-__all__ = ["Run", "RunState"]
+__all__ = ["MemberFailure", "Run", "RunState"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFailure:
+    """``reporter`` has reported a failure of ``kind`` for which ``culprit`` is to blame."""
+
+    reporter: str
+    culprit: str
+    kind: str
 
 
 class RunState(StrEnum):
@@ -38,6 +47,8 @@ class Run:
     lost: int = 0
     #: The workers whose process died while it computed for the run, in the order in which that happened.
     crashed: list[str] = field(default_factory=list)
+    #: The failures since the last new step for which a member was replaced.
+    failures: list[MemberFailure] = field(default_factory=list)
     #: Whether there was a plan for it once.
     began: bool = False
     #: A run of an earlier broker process waits for this many workers, and for those that are ``expected_names``.

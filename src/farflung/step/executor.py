@@ -73,7 +73,8 @@ class Executor:
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
         vote = StepVote(context, copies.due, participation.takes_part)
-        check, commit = GradientCheck(context, stages), TwoPhaseCommit(context, stages)
+        faulty = 0 if sync is None else sync.strategy.traits.faulty
+        check, commit = GradientCheck(context, stages, faulty), TwoPhaseCommit(context, stages)
         messages = PeerRouter()
         messages.register(Losses, vote.receive_losses)
         messages.register(Verdict, vote.receive_verdict)
@@ -258,7 +259,9 @@ class Executor:
 
     def _checkpoint(self) -> None:
         fault_point("checkpoint.before_shard", step=self.step, device=self.setup.device)
-        states, optimizer = self.stages.shard()
+        for device in self._reproduced():
+            self._context.hooks.on_copy(self.step, device, *self.stages.shard(device))
+        states, optimizer = self.stages.shard(self.setup.device)
         if self._parts.sync is not None:
             optimizer |= self._parts.sync.retained()
         samples = self._context.transfer.samples
@@ -268,3 +271,13 @@ class Executor:
         committed = Committed(steps=self.stages.committed, rested=self._step.rested)
         self._context.hooks.on_checkpoint(self.step, committed, states, optimizer)
         self.stages.saved()
+
+    def _reproduced(self) -> list[str]:
+        """Return the devices whose whole share of a checkpoint this worker has too, bit by bit: the primaries of its stages."""
+        setup = self.setup
+        if setup.plan.sync is not None or self._context.transfer.samples.on:
+            return []
+        primaries = [setup.primary(index) for index in range(len(setup.plan.stages))]
+        others = sorted({primaries[index] for index in setup.own_stages} - {setup.device})
+        needed = {device: {index for index, primary in enumerate(primaries) if primary == device} for device in others}
+        return [device for device in others if needed[device] <= set(setup.own_stages)]

@@ -16,8 +16,11 @@ __all__ = ["GradientCheck"]
 class GradientCheck:
     """One worker's part (compute thread)."""
 
-    def __init__(self, context: StepContext, stages: LocalStages) -> None:
-        self._context, self._stages = context, stages
+    def __init__(self, context: StepContext, stages: LocalStages, faulty: int = 0) -> None:
+        """``faulty``: a sync strategy tolerates any gradients of so many replicas (see ``sync.Traits``)."""
+        self._context, self._stages, self._faulty = context, stages, faulty
+        #: Which worker's norm of this step is not finite; this worker's comes first (empty: all are finite).
+        self._spoilt_norms = ""
         job = context.setup.job
         self._limit = None if job.optimizer.clip_by == "previous" else job.optimizer.clip_norm
         #: Whether the norm of all gradients is needed. A job that continues after numbers that are not finite needs it, too: a
@@ -36,11 +39,15 @@ class GradientCheck:
 
     def exchange(self, step: int, norms: dict[str, float]) -> tuple[float, Array | None]:
         """Send ``norms`` to the workers of the same update; return the norm of all gradients and the factor that clips it."""
+        self._spoilt_norms = "" if all(map(math.isfinite, norms.values())) else self._context.setup.device
         setup, transfer, inbox = self._context.setup, self._context.transfer, self._context.inbox
         for peer in setup.update_group:
             transfer.post(peer, Norms(run=setup.run, step=step, norms=dict(norms)))  # encoded later: a copy
         for peer in setup.update_group:
-            norms |= inbox.take(("norms", step, peer))
+            found = inbox.take(("norms", step, peer))
+            if not all(map(math.isfinite, found.values())):
+                self._spoilt_norms = self._spoilt_norms or peer
+            norms |= found
         ordered = [norms[state.name] for state in setup.graph.parameters if state.name in norms]
         scale = None if self._limit is None else self._context.engine.clip_scale(ordered, self._limit)
         return math.sqrt(sum(norm * norm for norm in ordered)), scale
@@ -55,29 +62,50 @@ class GradientCheck:
         Raises:
             TrainingError: the loss or the norm is not finite, and the job says ``stop``.
         """
-        if verdict.finite and (norm is None or math.isfinite(norm)):
+        if self._tolerates(verdict) and (norm is None or math.isfinite(norm)):
             return None
         policy = self._context.setup.job.on_nan
         if policy == "stop":
             losses = f"the loss of micro-batches {list(verdict.bad)}"
-            raise _not_finite(step, losses if not verdict.finite else "the norm of the gradients")
+            raise self._not_finite(step, losses if not verdict.finite else "the norm of the gradients", self._origin(verdict))
         return policy
+
+    def _tolerates(self, verdict: Verdict) -> bool:
+        """Return whether the losses are finite, except those of replicas that the sync strategy tolerates."""
+        setup = self._context.setup
+        if verdict.finite or not self._faulty:
+            return verdict.finite
+        return (
+            len({device for index, device in enumerate(setup.places[setup.loss_stage]) if index in verdict.bad}) <= self._faulty
+        )
+
+    def _origin(self, verdict: Verdict) -> str:
+        """Return the worker that computed what is not finite."""
+        setup = self._context.setup
+        made = [setup.places[setup.loss_stage][index] for index in verdict.bad if index < len(setup.places[setup.loss_stage])]
+        return made[0] if made else self._spoilt_norms
 
     def check_local(self, step: int) -> None:
         """Check the gradients of the own stages, where no norm was needed.
 
+        A strategy that tolerates faulty replicas judges all gradients when it merges them: here nothing is checked.
+
         Raises:
             TrainingError: one is not finite.
         """
-        for index, runner in self._stages.bases.items():
+        for index, runner in self._stages.bases.items() if not self._faulty else ():
             bad = runner.spoilt_gradients()
             if bad:
                 more = f" (and of {len(bad) - 1} more parameters of stage {index})" if len(bad) > 1 else ""
-                raise _not_finite(step, f"the gradient of {bad[0]!r}{more}")
+                raise self._not_finite(step, f"the gradient of {bad[0]!r}{more}", self._context.setup.device)
 
-
-def _not_finite(step: int, what: str) -> TrainingError:
-    return TrainingError(
-        f"step {step}: {what} is not a finite number; lower the learning rate, clip gradients "
-        '(optimizer.clip_norm), or set on_nan = "skip" or "rollback"'
-    )
+    def _not_finite(self, step: int, what: str, origin: str) -> TrainingError:
+        """Return the error. The worker ``origin`` is to blame, or the peer that sent this worker what is not finite."""
+        error = TrainingError(
+            f"step {step}: {what} is not a finite number; lower the learning rate, clip gradients "
+            '(optimizer.clip_norm), or set on_nan = "skip" or "rollback"'
+        )
+        own = self._context.setup.device
+        blamed = self._context.transfer.spoilt.source(step) if origin == own else origin
+        error.blames = "" if blamed == own else blamed
+        return error

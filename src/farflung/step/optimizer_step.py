@@ -174,6 +174,9 @@ class OptimizerStep:
             rate=rates(context.setup.job, step)[len(context.setup.job.optimizer.groups)],
             grad_norm=norm,
             divergence=None if sync is None else sync.divergence,
+            excluded=frozenset() if sync is None else sync.excluded,
+            helped=dict(meter.helped),
+            spoilers=frozenset({context.transfer.spoilt.source(step)} - {"", context.setup.device}),
         )
         # Logged before it is sent: if this worker is lost, another one has the losses of the step.
         self._parts.commit.log(report, everyone, participation.mean(step, everyone))

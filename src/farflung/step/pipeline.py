@@ -74,6 +74,8 @@ class _ScheduledActions(QueuedActions):
         context, setup = mode.context, mode.context.setup
         super().__init__(context.inbox, StepRoutes(context.transfer, Phase.TRAIN, step), step)
         self._mode, self._context, self._stages = mode, context, mode.stages
+        #: Whether the strategy tolerates replicas whose values are not finite.
+        self._tolerant = mode.sync is not None and mode.sync.strategy.traits.faulty > 0
         #: micro-batch -> loss
         self.losses: dict[int, float] = {}
         schedule = get_schedule(setup.plan.schedule)
@@ -114,6 +116,9 @@ class _ScheduledActions(QueuedActions):
         if self._is_last_backward(action):
             assert self._mode.sync is not None
             self._mode.sync.watched(action.stage)
+        if self._tolerant and action.kind is ActionKind.FORWARD:  # gradients that come back say nothing of their senders then
+            for value in result.values.values():
+                self._context.transfer.spoilt.check(self.step, self._context.setup.device, value)
         super().finish(action, result)
 
     def completed(self, action: Action, result: ActionResult) -> None:

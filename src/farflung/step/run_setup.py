@@ -242,6 +242,12 @@ class RunHooks(Protocol):
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         """Store this worker's share of the checkpoint after ``step`` steps; the arrays are valid until this returns."""
 
+    def on_copy(self, step: int, device: str, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        """Report what ``device`` must write into the checkpoint after ``step`` steps: this worker has the same states.
+
+        Called before ``on_checkpoint``.
+        """
+
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Report means over the evaluation's micro-batches (on the worker that makes the outputs)."""
 

@@ -87,7 +87,7 @@ class Traits:
     that brings more than this part of samples per second (0: they stay as planned). ``layer_gain``: the layers of each step
     follow measured times where that shortens a period by more than this part (0: they stay). ``fixed_sets``: the layers of each
     step of a period, where the user gave them. ``zeroth_order``: given where a step has no backward. ``needs_one_stage``:
-    settings that forbid parameters that two stages share.
+    settings that forbid parameters that two stages share. ``faulty``: members whose gradients may be anything, NaN included.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Traits:
     fixed_sets: tuple[tuple[int, ...], ...] = ()
     zeroth_order: ZerothOrder | None = None
     needs_one_stage: tuple[NeedsOneStage, ...] = ()
+    faulty: int = 0
 
     @property
     def drifts(self) -> bool:

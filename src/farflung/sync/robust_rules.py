@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RULES", "flag", "geometric_median", "trimmed_mean"]
+__all__ = ["RULES", "flag", "geometric_median", "merged", "trimmed_mean"]
 
 Matrix = npt.NDArray[np.floating]
 Vector = npt.NDArray[np.floating]
@@ -23,10 +23,22 @@ LARGEST = 1e18
 
 
 def trimmed_mean(rows: Matrix, faulty: int) -> Vector:
-    """Coordinate-wise trimmed mean (Yin et al. 2018): without the ``faulty`` largest and smallest. Cost O(n K log K)."""
-    cut = min(faulty, (len(rows) - 1) // 2)
-    ordered = np.sort(_finite(rows), axis=0)
-    return np.asarray(ordered[cut : len(rows) - cut].mean(axis=0), dtype=rows.dtype)
+    """Coordinate-wise trimmed mean (Yin et al. 2018): without the ``faulty`` largest and smallest. Cost O(n K log K).
+
+    What differs: a number that is not finite is left out first, and counts as one of the ``faulty`` of its coordinate. So a
+    coordinate of a tied parameter gets the same value in every stage that holds it, whatever else a stage's vector contains.
+    """
+    count = len(rows)
+    cut = min(faulty, (count - 1) // 2)
+    ordered = np.sort(np.where(np.isfinite(rows), rows, np.nan), axis=0)  # NaN comes last
+    found = np.asarray(ordered[cut : count - cut].mean(axis=0), dtype=rows.dtype)
+    absent = np.isnan(ordered).sum(axis=0)
+    for wrong in range(1, int(absent.max(initial=0)) + 1):
+        columns = absent == wrong
+        low = max(cut - wrong, 0)
+        high = max(count - max(cut, wrong), low + 1)
+        found[columns] = np.nan_to_num(ordered[low:high, columns].mean(axis=0))
+    return found
 
 
 def geometric_median(rows: Matrix, faulty: int) -> Vector:
@@ -89,6 +101,21 @@ RULES: Mapping[str, Callable[[Matrix, int], Vector]] = {
     "geometric_median": geometric_median,
     "flag": flag,
 }
+
+
+def merged(rule: str, rows: Matrix, faulty: int) -> tuple[Vector, tuple[int, ...]]:
+    """Return what ``rule`` makes of ``rows``, and the numbers of the rows that contain a NaN or an infinity.
+
+    Such a row is certainly wrong. Rules over whole vectors do not see it, and tolerate that many fewer ``faulty`` rows among the
+    others. With more such rows than ``faulty``, the result means nothing: the caller refuses it.
+    """
+    # A sum of float64 is finite only if all numbers are; an overflow of finite numbers only costs the second pass.
+    sound = np.isfinite(rows.sum(axis=1, dtype=np.float64))
+    for number in np.flatnonzero(~sound):
+        sound[number] = bool(np.isfinite(rows[number]).all())
+    excluded = tuple(int(number) for number in np.flatnonzero(~sound))
+    whole = rule != "trimmed_mean" and 0 < len(excluded) <= faulty
+    return RULES[rule](rows[sound] if whole else rows, faulty - len(excluded) if whole else faulty), excluded
 
 
 def _finite(rows: Matrix) -> Matrix:

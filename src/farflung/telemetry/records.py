@@ -59,8 +59,9 @@ class StepRecord:
     without a codec. ``busy_seconds``: computing time of each stage. ``predicted_seconds``: the plan's estimate of ``seconds``.
     ``learning_rate``: of the default group. ``skipped``: the loss was not a number and nothing was applied. ``divergence``: under
     a sync strategy, the largest relative distance of a replica's parameters from the mean, in a step that averaged some.
+    ``excluded``: workers whose gradients were not finite, so that a robust rule left them out; ``blamed``: the origins.
     ``codecs``: what they took on each link that has one. ``grad_norm``: the norm of all gradients before clipping (None: the job
-    does not need it, so nobody computed it).
+    does not need it, so nobody computed it). ``helped``: samples and computing seconds of helpers, by (stage, helper).
     """
 
     step: int
@@ -78,6 +79,9 @@ class StepRecord:
     divergence: float | None = None
     codecs: Mapping[Link, CodecUse] = field(default_factory=dict)
     grad_norm: float | None = None
+    helped: Mapping[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
 
     @property
     def samples_per_second(self) -> float:
@@ -113,6 +117,8 @@ class StepRecord:
             **({} if self.divergence is None else {"divergence": self.divergence}),
             **({"codecs": _codec_table(self.codecs)} if self.codecs else {}),
             **({} if self.grad_norm is None else {"grad_norm": self.grad_norm}),
+            **({"helped": [[*key, *work] for key, work in self.helped.items()]} if self.helped else {}),
+            **({"excluded": list(self.excluded), "blamed": list(self.blamed)} if self.excluded else {}),
         }
 
     def to_line(self) -> str:
@@ -308,13 +314,13 @@ def read_record(line: str) -> Record | None:
         divergence=_optional(body, "divergence"),
         codecs=_codecs(body) if "codecs" in body else {},
         grad_norm=_optional(body, "grad_norm"),
+        helped=_helped(body) if "helped" in body else {},
+        excluded=_names(body, "excluded"),
+        blamed=_names(body, "blamed"),
     )
 
 
 def _recovery(body: Mapping[str, Any]) -> RecoveryRecord:
-    devices = body.get("devices")
-    if not isinstance(devices, list):
-        raise DataError(f"devices must be a list, got {devices!r}; the file is damaged or of another version")
     return RecoveryRecord(
         source=str(body.get("source", "checkpoint")),
         moved=int(body.get("moved", 0)),
@@ -324,7 +330,7 @@ def _recovery(body: Mapping[str, Any]) -> RecoveryRecord:
         pause=_number(body, "pause"),
         elapsed=_number(body, "elapsed"),
         cause=str(body.get("cause", "")),
-        devices=tuple(str(name) for name in devices),
+        devices=_names(body, "devices"),
     )
 
 
@@ -349,6 +355,13 @@ def _codecs(body: Mapping[str, Any]) -> dict[Link, CodecUse]:
     }
 
 
+def _helped(body: Mapping[str, Any]) -> dict[tuple[int, str], tuple[int, float]]:
+    try:
+        return {(int(stage), str(name)): (int(samples), float(seconds)) for stage, name, samples, seconds in body["helped"]}
+    except (TypeError, ValueError):
+        raise DataError(f"helped must be a list of rows, got {body['helped']!r:.60}; the file is damaged") from None
+
+
 def _object(text: str, what: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
@@ -370,6 +383,13 @@ def _number(body: Mapping[str, Any], key: str) -> float:
 
 def _optional(body: Mapping[str, Any], key: str) -> float | None:
     return None if body.get(key) is None else _number(body, key)
+
+
+def _names(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = body.get(key, ())
+    if not isinstance(value, list | tuple):
+        raise DataError(f"{key} must be a list, got {value!r}; the file is damaged or of another version")
+    return tuple(str(name) for name in value)
 
 
 def _whole(body: Mapping[str, Any], key: str) -> int:

@@ -21,7 +21,7 @@ from farflung.codecs.keys import derive, signs
 from farflung.job.spec import OptimizerSpec
 from farflung.sync import Strategy, World, renormalized
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
-from farflung.sync.robust_rules import RULES
+from farflung.sync.robust_rules import merged
 from farflung.sync.strategies.seed_and_scalar import narrow
 
 __all__ = ["Group", "Inner", "Replica", "Task"]
@@ -248,11 +248,11 @@ class Group:
     def _aggregate(self, replica: Replica, command: Aggregate) -> None:
         values = self._posts[command.tag].values
         rows = np.stack([np.concatenate([v.reshape(-1) for v in values[rank]]) for rank in sorted(values)])
-        merged = RULES[command.rule](rows, command.faulty)
+        values_of_all, _ = merged(command.rule, rows, command.faulty)
         into, start = replica.registers[command.into], 0
         for layer in command.layers:
             size = into[layer].size
-            into[layer] = merged[start : start + size].reshape(into[layer].shape)
+            into[layer] = values_of_all[start : start + size].reshape(into[layer].shape)
             start += size
 
     def _scale(self, replica: Replica, command: Clip | Damp) -> None:

@@ -6,6 +6,7 @@ In the order in which a record passes through it:
 - ``__main__``: that process.
 - ``follower``: ``RunFollower``: reads the records of a run, while it trains or afterwards.
 - ``cursor``: ``Cursor``: how far a run is reported.
+- ``run_events``: plans, checkpoints, losses and other notes, from the run's folder.
 - ``values``: records as values under the names that users of trackers expect.
 - ``base``: ``Tracker``: the protocol that a tracker has. Its members are in ``farflung.integrations.trackers``.
 - ``registry``: ``TRACKERS``: trackers by name.

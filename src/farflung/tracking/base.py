@@ -55,7 +55,7 @@ class Tracker(Protocol):
         """Take the ``values`` of ``step`` by name, such as ``train/loss``; ``docs/trackers.md`` lists the names."""
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Take a text: ``events/recovery``, or ``samples/generated``."""
+        """Take a text: an event such as ``events/checkpoint``, or ``samples/generated``. A name may come twice in a step."""
 
     def flush(self) -> None:
         """See that everything so far is stored, or on its way to the server in another process."""

@@ -36,6 +36,7 @@ class Cursor:
 
     ``run``: the id under which the tracker has the run. ``file``, ``offset``: which metrics file was read up to which byte, and
     ``furthest``: the highest step there, counted from 1. ``train`` and ``evaluation``: the newest steps that the tracker has.
+    ``records``: lines before ``offset``. ``events``: which byte of ``watch.log`` follows the newest event that the tracker has.
     ``attempt``: of the newest recovery. ``trouble``: why the last process ended early. ``refused``: it would do so again.
     """
 
@@ -43,6 +44,8 @@ class Cursor:
     file: int = 0
     offset: int = 0
     furthest: int = 0
+    records: int = 0
+    events: int = 0
     train: int = 0
     evaluation: int = -1
     attempt: int = 1

@@ -6,7 +6,9 @@ on disk, with a cursor that says from where.
 
 from __future__ import annotations
 
+import math
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -18,6 +20,7 @@ from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import EvaluationRecord, Record, StepRecord, read_record
 from farflung.tracking.base import MakeTracker, TrackedRun, Tracker
 from farflung.tracking.cursor import Cursor, claimed, tracker_folder
+from farflung.tracking.run_events import RunEvent, read_events
 from farflung.tracking.values import evaluation_values, recovery_values, settings_of, step_values
 
 __all__ = ["RunFollower", "read_job", "run_name"]
@@ -104,19 +107,24 @@ class RunFollower:
             if stored is not None:
                 self._believe(stored)
             self._save()
-            ends = False
+            ends = settled = False
             while True:
                 over = self._folder.result.is_file()  # before the read: no record follows it
-                more = self._report(tracker)
+                more = self._report(tracker, over=over)
                 if more:
                     continue
-                if over or ends:
+                if ends or (over and (settled or not self._watched)):
                     break
-                ends = wait(_POLL)
+                settled, ends = over, wait(_POLL)
             if not over:
                 return False
             self._end(tracker)
             return True
+
+    @property
+    def _watched(self) -> bool:
+        """Whether the run has events. The broker writes the last ones at about the time of the result."""
+        return (self._folder.root / "watch.log").is_file()
 
     def _run(self) -> TrackedRun:
         spec, root = self._spec, self._folder.root
@@ -136,23 +144,35 @@ class RunFollower:
         """Continue after what the tracker has ``stored``. It may be less than what it was given: then the run is read again."""
         cursor, train, evaluation = self.cursor, stored.get("train/loss", 0), stored.get("eval/loss", -1)
         if not cursor.offset or train < cursor.train or evaluation < cursor.evaluation:
-            cursor.offset, cursor.furthest, cursor.attempt = 0, 0, 1
+            cursor.offset, cursor.furthest, cursor.attempt, cursor.records = 0, 0, 1, 0
+            cursor.events = cursor.events if stored else 0
             self._recovered = stored.get("events/recoveries", -1)
         cursor.train, cursor.evaluation = train, evaluation
 
-    def _report(self, tracker: Tracker) -> bool:
-        """Report some more records. Return whether there were any."""
+    def _report(self, tracker: Tracker, *, over: bool) -> bool:
+        """Report some more records, and the events between them. Return whether there were any. ``over``: no record follows."""
         lines = self._read()
-        if not lines:
+        events = deque(read_events(self._folder.root, self.cursor.events))
+        if not lines and not (events and (over or events[0].records <= self.cursor.records)):
             return False
         with self._guard():
             for line in lines:
+                self._tell(tracker, events, self.cursor.records)
+                self.cursor.records += 1
                 if (record := read_record(line.decode("utf-8", "replace"))) is not None:
                     self._take(tracker, record)
+            self._tell(tracker, events, math.inf if over and not lines else self.cursor.records)
             tracker.flush()
         self.cursor.offset += sum(len(line) for line in lines)
         self._save()
         return True
+
+    def _tell(self, tracker: Tracker, events: deque[RunEvent], records: float) -> None:
+        """Report the first of ``events``, those after at most ``records`` records."""
+        while events and events[0].records <= records:
+            event = events.popleft()
+            tracker.text(self.cursor.furthest, event.name, event.text)
+            self.cursor.events = event.end
 
     def _read(self) -> list[bytes]:
         """Return the next whole lines of the metrics file."""
@@ -160,7 +180,7 @@ class RunFollower:
             with self._folder.metrics.open("rb") as file:
                 number = os.fstat(file.fileno()).st_ino
                 if number != self.cursor.file:  # a resumed run writes its first records anew
-                    self.cursor.file, self.cursor.offset, self.cursor.furthest = number, 0, 0
+                    self.cursor.file, self.cursor.offset, self.cursor.furthest, self.cursor.records = number, 0, 0, 0
                 file.seek(self.cursor.offset)
                 lines = file.readlines(_BATCH)
         except FileNotFoundError:

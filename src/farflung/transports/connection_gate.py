@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from farflung.clock import monotonic
 from farflung.transports.descriptors import descriptor_limit
+from farflung.units import counted
 
 __all__ = ["ConnectionGate", "GateLimits", "Newcomer", "crowded_out", "gate_limits", "group_of"]
 
@@ -150,7 +151,7 @@ class ConnectionGate:
         while self._waiting and (oldest := next(iter(self._waiting))).until <= now:
             self._drop(oldest)
         if self._cut and now - self._reported > _REPORT_SECONDS:
-            self._log(f"{self._cut} connections were closed that sent nothing")
+            self._log(f"refused {counted(self._cut, 'connection')} that sent no {'handshake' if self._tls else 'request'}")
             self._cut, self._reported = 0, now
 
     def _accept(self) -> None:
@@ -184,7 +185,10 @@ class ConnectionGate:
             missing = self._missing(one.sock)
         except BlockingIOError:
             return
-        except (OSError, ValueError):
+        except OSError:  # the caller has ended it: it only asked whether this port answers, and that is not worth a line
+            self._forget(one)
+            return
+        except ValueError:
             self._drop(one)
             return
         if missing:  # the system wakes this thread when all of it has come
@@ -204,11 +208,12 @@ class ConnectionGate:
         """Return how many bytes must lie in ``sock`` before it is passed on (0: they do).
 
         Raises:
-            ValueError: these are not the first bytes of a handshake, or the caller has ended the connection.
+            ValueError: these are not the first bytes of a handshake.
+            OSError: the caller has ended the connection.
         """
         head = sock.recv(_TLS_HEAD + _TLS_MOST if self._tls else 1, socket.MSG_PEEK)
         if not head:
-            raise ValueError
+            raise ConnectionAbortedError
         if not self._tls:
             return 0
         if head[0] != _TLS_HANDSHAKE:
@@ -219,10 +224,13 @@ class ConnectionGate:
         return whole if len(head) < whole else 0
 
     def _drop(self, one: _Waiting) -> None:
+        self._forget(one)
+        self._cut += 1
+
+    def _forget(self, one: _Waiting) -> None:
         del self._waiting[one]
         self._selector.unregister(one.sock)
         one.sock.close()
-        self._cut += 1
 
 
 def _calls(server: socket.socket) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from farflung.data import Loader, check_vocabulary, open_source, placeholders_of
 from farflung.data.base import Source
 from farflung.data.text import TextSource
+from farflung.data.timed_reads import TimedReads
 from farflung.engines.base import Array
 from farflung.errors import InputError
 from farflung.graph.cut import SubGraph
@@ -19,7 +21,7 @@ from farflung.job import JobSpec
 from farflung.messages.submission import Bundle
 from farflung.step.run_setup import Phase, RunSetup, data_key
 
-__all__ = ["CallerFeed", "FileFeed"]
+__all__ = ["CallerFeed", "DataKey", "FileFeed", "TimedFeed"]
 
 #: Kind of data, step, micro-batch, placeholder.
 DataKey = tuple[str, int, int, str]
@@ -139,6 +141,27 @@ class FileFeed:
         if not isinstance(source, TextSource):
             raise InputError('text can only be generated from data.kind = "text": remove [generate] from the job')
         return source
+
+
+class TimedFeed:
+    """A feed whose micro-batches come in time, or the run ends here. Only the compute thread calls."""
+
+    def __init__(self, feed: FileFeed, reads: TimedReads, limit: float) -> None:
+        """``limit``: seconds that a micro-batch may take."""
+        self._feed, self._reads, self._limit = feed, reads, limit
+
+    def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
+        """The arrays of placeholders ``names``.
+
+        Raises:
+            DataError: they have not come in time.
+        """
+        what = f"micro-batch {micro_batch} of step {step}"
+        return self._reads.read(what, partial(self._feed.provide, phase, step, micro_batch, names), self._limit)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens as text."""
+        return self._feed.decode(tokens)
 
 
 def _loader(job: JobSpec, graph: Graph, source: Source | None, wanted: set[str]) -> Loader | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from farflung.checkpoint import Weights, match_states
@@ -100,18 +100,13 @@ class FirstStates:
     """First states of a run's stages, from the source that the broker names. The compute thread reads them."""
 
     def __init__(
-        self,
-        bundle: Bundle,
-        source: str,
-        stored: Callable[[str, Sequence[str]], Mapping[str, Array]],
-        place: Place,
-        fetch: StateFetch | None,
+        self, source: str, stored: Callable[[str, Sequence[str]], Mapping[str, Array]], fetch: StateFetch | None
     ) -> None:
         """``source``: "checkpoint", "weights" (both at the broker), "file", or anything else for initializers.
 
-        ``stored`` fetches tensors from the broker. ``fetch``: states that workers have retained, which take precedence.
+        ``stored`` reads tensors of a source. ``fetch``: states that workers have retained, which take precedence.
         """
-        self._bundle, self._source, self._stored, self._place, self._fetch = bundle, source, stored, place, fetch
+        self._source, self._stored, self._fetch = source, stored, fetch
 
     @property
     def fetch(self) -> StateFetch | None:
@@ -130,11 +125,7 @@ class FirstStates:
         """The first values of the states ``names``; None: replay the recorded initializers."""
         if self._fetch is not None:
             return self._fetch.states(names)
-        if self._source in ("checkpoint", "weights"):
-            return self._stored(self._source, names)
-        if self._source == "file":
-            return dict(file_states(self._bundle, names, _weights_path(self._bundle.job.weights.path, self._place)))
-        return None
+        return self._stored(self._source, names) if self._source in ("checkpoint", "weights", "file") else None
 
     def optimizer(self, parameters: Sequence[str]) -> Mapping[str, Array]:
         """Optimizer slots of ``parameters`` (empty: the run begins anew)."""
@@ -143,13 +134,11 @@ class FirstStates:
         return self._stored("optimizer", parameters) if self._source == "checkpoint" else {}
 
 
-def file_states(bundle: Bundle, names: Iterable[str], path: Path) -> Iterator[tuple[str, Array]]:
-    """States ``names`` from a weights file in another tool's names (missing ones only if the job is not strict)."""
-    weights = Weights.open(path)
-    match = match_states(weights, bundle.graph.states, strict=bundle.job.weights.strict)
-    for name in names:
-        if name in match.names:
-            yield name, weights.read(match.names[name], bundle.graph.state[name].spec.dtype)
+def file_states(bundle: Bundle, place: Place, names: Iterable[str]) -> dict[str, Array]:
+    """States ``names`` from the job's weights file, in another tool's names (missing ones only if the job is not strict)."""
+    weights = Weights.open(_weights_path(bundle.job.weights.path, place))
+    found = match_states(weights, bundle.graph.states, strict=bundle.job.weights.strict).names
+    return {name: weights.read(found[name], bundle.graph.state[name].spec.dtype) for name in names if name in found}
 
 
 def _weights_path(path: str, place: Place) -> Path:

@@ -20,6 +20,7 @@ class WorkerOptions:
     ``reliable``: it stays; else it may go at any time, and jobs with ``plan.helpers`` give it no stage, but let it help.
     ``data``: the folder that relative data paths start from; jobs read nothing else but Python's standard library, unless
     ``any_path`` lets them read whatever this process may read. ``isolation``: as ``engines.isolation.open_engine``.
+    ``region``: where the machine is, for planners and people (empty: unknown).
     """
 
     device: str = "cpu"
@@ -32,3 +33,4 @@ class WorkerOptions:
     isolation: str = "off"
     relay: bool = True
     reliable: bool = True
+    region: str = ""

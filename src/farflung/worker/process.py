@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from farflung.data.base import Place
 from farflung.data.files import default_cache
 from farflung.errors import ConnectionLost, FarflungError, TrainingError
+from farflung.memory_budget import MemoryBudget
 from farflung.messages import commands
 from farflung.messages.commands import (
     Abort,
@@ -40,6 +43,7 @@ from farflung.messages.router import Router
 from farflung.messages.schema import UNSET, Channel, UnsetType
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
+from farflung.telemetry.shortage import free_space
 from farflung.thread_group import ThreadGroup
 from farflung.transports import TransportConfig
 from farflung.transports.addresses import congestion_control
@@ -66,6 +70,8 @@ __all__ = ["CarriedOver", "Worker"]
 #: How long the part in a run may take to end, in seconds: when this worker leaves, and else.
 _LEAVE_SECONDS, _END_SECONDS = 5.0, 30.0
 _MIN_FRAME = 64 << 20
+#: Of what arrives, on a machine that offers less.
+_LEAST_BUDGET = 2 * _MIN_FRAME
 #: Bytes of small frames that may be under way to a peer.
 _SMALL = 256 << 10
 #: Of one link.
@@ -119,15 +125,18 @@ class Worker:
         self._options, self._log, self._on_owner = options, log, on_owner
         self._device, self._retained = carried.device, carried.retained
         self._current = CurrentPart(carried.ended)
-        self.session = ControlSession(membership.client, log)
+        self.session = ControlSession(membership.client, log, lambda: _free(options))
         self._threads = ThreadGroup()
+        self._budget = MemoryBudget(max(_LEAST_BUDGET, int(self._device.offer["memory"])))
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
         endpoint = TcpEndpoint(
             membership.credentials,
             PeerFrames(self._current, lambda peer, wanted: self._retained.lend(self.endpoint, peer, wanted)).receive,
             listen=options.listen,
             advertise=options.advertise or membership.own_host,
-            config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL),
+            config=TransportConfig(
+                limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL, budget=self._budget, peers_only=True
+            ),
             events=EndpointEvents(on_lost=self._current.on_lost, on_arrival=self._current.on_arrival, log=log),
         )
         links = PeerLinks(endpoint)
@@ -191,7 +200,9 @@ class Worker:
     def announce(self, limits: Mapping[str, Any]) -> None:
         """Report what this machine's owner allows from now on: ``paused``, ``parting``, ``memory`` (as ``MemberWants``),
         ``bandwidth`` (bytes per second; None: no limit)."""
-        rate = limits.get("bandwidth")
+        memory, rate = limits.get("memory"), limits.get("bandwidth")
+        if isinstance(memory, (int, float)):
+            self._budget.total = max(_LEAST_BUDGET, int(memory))
         self._services.links.limit_rate(rate if isinstance(rate, (int, float)) else None)
         self.session.announce(limits)
 
@@ -216,7 +227,14 @@ class Worker:
         fault_point("worker.before_join", device=self.membership.name)
         address, options, ended = self.endpoint.address, self._options, self._current.ended
         relay = options.relay and bool(address)
-        offer = OfferItem(**self._device.offer, relay=relay, reliable=options.reliable)
+        free = _free(options)
+        offer = OfferItem(
+            **self._device.offer,
+            relay=relay,
+            reliable=options.reliable,
+            region=options.region or UNSET,
+            disk=UNSET if free is None else free,
+        )
         holds: RetainedRun | UnsetType = UNSET
         if ended is not None and ended.run == self._retained.run:
             states, steps = self._leftovers(ended.run, ended.attempt)
@@ -275,7 +293,7 @@ class Worker:
     def _welcome(self, command: Welcome) -> None:
         self.session.welcome(command.lease)
         name, offer, address = self.membership.name, self._device.offer, self.endpoint.address
-        offered = f"{Bytes(offer['memory'])}, {FlopsPerSecond(offer['speed'])}"
+        offered = f"{Bytes(offer['memory']).written(3)}, {FlopsPerSecond(offer['speed'])}"
         self._log(
             f"{name}: joined the broker at {self.membership.client.address} with {offer['kind']} ({offered}); "
             f"{f'peers reach it at {address}' if address else 'it dials its peers'}"
@@ -326,3 +344,8 @@ class Worker:
         if part is not None:
             self._services.storage.break_off()
             part.join(_LEAVE_SECONDS if self.session.leaving else _END_SECONDS)
+
+
+def _free(options: WorkerOptions) -> float | None:
+    """Free bytes of the fullest of the disks with the data, the cache and the scratch folders of jobs."""
+    return free_space((options.data, default_cache(), Path(tempfile.gettempdir())))

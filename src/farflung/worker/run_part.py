@@ -18,7 +18,7 @@ from farflung.messages.conversions.failed_batches import batch_item
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import RunMessage
 from farflung.messages.reports import Failed
-from farflung.messages.schema import Flag, Message
+from farflung.messages.schema import UNSET, Flag, Message
 from farflung.step.run_setup import attempt_name
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Arrival
@@ -194,8 +194,10 @@ class RunPart(ABC):
         except Exception as error:  # noqa: BLE001 - the thread's outermost: whatever ends this part, the broker gets a report
             self._report_failure(error)
         finally:
-            self._close()
-            self._on_end(self)
+            try:
+                self._close()
+            finally:
+                self._on_end(self)  # else this worker would count as busy
 
     def _report_failure(self, error: Exception) -> None:
         if self._requests.broker_knows:
@@ -207,7 +209,8 @@ class RunPart(ABC):
         self._services.log(line)
         with suppress(ConnectionLost):  # the broker is lost too
             batch = batch_item(error.batch if isinstance(error, GraphError) else None)
-            head = partial(Failed, run=self.run, attempt=self.attempt, lost_peer=lost_peer, batch=batch)
+            blames = (error.blames or UNSET) if isinstance(error, FarflungError) else UNSET
+            head = partial(Failed, run=self.run, attempt=self.attempt, lost_peer=lost_peer, batch=batch, blames=blames)
             self._services.report(head(cause=cause[:3000], kind=kind))
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 
+from farflung.data.timed_reads import TimedReads
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
+from farflung.messages.calls import ShardUpload
 from farflung.messages.commands import Helper, HelperGone, Prepare
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import Batch, LentEnd, LentPiece, PeerHello, RunMessage
 from farflung.messages.hybrid import SliceAnswer
-from farflung.messages.reports import Ended, Noted, Prepared
+from farflung.messages.reports import Ended, Hashed, Noted, Prepared
 from farflung.messages.schema import Flag, UnsetType, kind_of
 from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import encode
@@ -26,8 +28,8 @@ from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.transports.base import Arrival, Endpoint, LinkStatistics, Urgency
 from farflung.units import Bytes, BytesPerSecond, Seconds, counted
-from farflung.worker.data_feed import CallerFeed, DataKey, FileFeed
-from farflung.worker.first_states import FirstStates, StateFetch
+from farflung.worker.data_feed import CallerFeed, DataKey, FileFeed, TimedFeed
+from farflung.worker.first_states import FirstStates, StateFetch, file_states
 from farflung.worker.links.link_shaping import shape_links
 from farflung.worker.links.peer_links import PeerLinks
 from farflung.worker.retained_states import Continuation
@@ -48,6 +50,8 @@ class TrainingRun(RunPart):
         super().__init__(command, services, on_end)
         self._command: Prepare | None = command
         self._submitter = command.submitter
+        #: Who may call this worker while the part lasts.
+        self._peers: Sequence[str] = ()
         self._continuation = None if isinstance(command.live, UnsetType) else Continuation(command.live)
         #: Set when the broker reports that all workers are prepared (False: the part is over).
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -57,6 +61,8 @@ class TrainingRun(RunPart):
         #: The endpoint of this run: the worker's own, or one with emulated links.
         self._endpoint: Endpoint = services.links.endpoint
         self._reports: Sequence[StepReport] = ()
+        self._reads = TimedReads(self.run, f"the data folder {services.place.base}")
+        self._limits = command.limits
         #: From the preparation until the end of the part.
         self._engine: Engine | None = None
 
@@ -68,7 +74,11 @@ class TrainingRun(RunPart):
     # -- from other threads -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """See ``RunPart``."""
+        """See ``RunPart``. Peers are admitted at once: they may call before the process that computes has started."""
+        command = self._command
+        assert command is not None
+        self._services.links.connect({command.submitter: ""} | dict(command.addresses), command.relays)
+        self._peers = [*command.addresses, command.submitter]
         self._threads.spawn(f"compute-{self.run}", self._main)
 
     def begin(self) -> None:
@@ -83,6 +93,7 @@ class TrainingRun(RunPart):
         """See ``RunPart``."""
         self._requests.end(error, broker_knows=broker_knows, keep=keep)
         self._go.put(False)
+        self._reads.end(error)
         executor = self.executor
         if executor is not None:
             executor.abort(error)
@@ -145,14 +156,14 @@ class TrainingRun(RunPart):
         assert command is not None
         bundle, plan = Bundle.of(command), plan_of(command)
         self._command = None  # the documents are read: release their bytes
-        engine = self._engine = services.engine.attempt(services.device, services.memory)
+        engine = self._engine = services.engine.attempt(services.device, services.memory, self._limits.compute)
         self._requests.raise_if_ended()  # an earlier ``abort`` did not reach the engine
         engine.set_threads(bundle.job.threads)
         setup = _read_setup(self.name, command, bundle, plan)
-        _connect(services.links, command)
+        _greet(services.links, command.addresses)
         if bundle.emulate:
             self._endpoint = shape_links(services.links.endpoint, bundle, setup)
-        feed, fingerprints = self._feed(bundle, setup)
+        feed, fingerprints = self._reads.read("the check of the data", partial(self._feed, bundle, setup))
         states = self._first_states(command, bundle)
         executor = Executor(setup, self._endpoint, self._hooks(bundle, feed, states), engine, services.device)
         self._open = _PeerMessages(self.run, executor, states, self._submitter, self.abort)
@@ -169,7 +180,12 @@ class TrainingRun(RunPart):
 
     def _hooks(self, bundle: Bundle, feed: FileFeed | CallerFeed, states: FirstStates) -> WorkerHooks:
         services = self._services
-        upload = self._upload = CheckpointUpload(bundle.job, services.storage.upload, self._requests, self._note)
+
+        def store(head: ShardUpload, tensors: Mapping[str, Array]) -> None:
+            hashed = partial(Hashed, run=self.run, attempt=self.attempt, step=head.step)
+            services.storage.upload(head, tensors, lambda digest: services.report(hashed(sha256=digest)))
+
+        upload = self._upload = CheckpointUpload(bundle.job, store, self._requests, self._note)
         return WorkerHooks(
             run=self.run,
             attempt=self.attempt,
@@ -177,7 +193,7 @@ class TrainingRun(RunPart):
             log=services.log,
             note=self._note,
             requests=self._requests,
-            feed=feed,
+            feed=feed if isinstance(feed, CallerFeed) else TimedFeed(feed, self._reads, self._limits.data),
             states=states,
             upload=upload,
             links=services.links.endpoint.statistics,
@@ -209,8 +225,13 @@ class TrainingRun(RunPart):
         services, fetch = self._services, None
         if self._continuation is not None:
             fetch = StateFetch(self._continuation, self.run, self.attempt, services.retained)
-        stored = partial(services.storage.states, self.run)
-        return FirstStates(bundle, command.states, stored, services.place, fetch)
+
+        def stored(source: str, names: Sequence[str]) -> Mapping[str, Array]:
+            if source == "file":
+                return self._reads.read("the weights file", partial(file_states, bundle, services.place, names))
+            return services.storage.states(self.run, source, names)
+
+        return FirstStates(command.states, stored, fetch)
 
     def _note(self, text: str, *, detail: bool = False) -> None:
         """Show a line to people here and to all who watch the run."""
@@ -224,22 +245,23 @@ class TrainingRun(RunPart):
     def _close(self) -> None:
         services, executor = self._services, self.executor
         self._open = None
-        if executor is not None:
-            executor.abort(ConnectionLost(f"run {self.run} is over here"))  # wakes transport threads that wait in it
-            executor.close()
-            self._reports = executor.reports
-            retained = executor.retained() if self._requests.keep else []
-            if retained:
-                services.retained.store(self.run, *retained)
-            elif self._engine is not None:
-                self._engine.end()
-        elif self._engine is not None:
-            self._engine.end()
-        self._engine = None
-        if self._endpoint is not services.links.endpoint:
-            self._endpoint.close()
-        if executor is not None:
-            services.links.release([*executor.setup.peers, self._submitter])
+        with ExitStack() as closing:  # called in reverse order, and each one whatever another one raises
+            closing.callback(services.links.release, self._peers)
+            if self._endpoint is not services.links.endpoint:
+                closing.callback(self._endpoint.close)
+            closing.callback(self._reads.close)
+            closing.callback(setattr, self, "_engine", None)
+            ending = closing.enter_context(ExitStack())
+            if self._engine is not None:
+                ending.callback(self._engine.end)
+            if executor is not None:
+                executor.abort(ConnectionLost(f"run {self.run} is over here"))  # wakes transport threads that wait in it
+                executor.close()
+                self._reports = executor.reports
+                retained = executor.retained() if self._requests.keep else []
+                if retained:
+                    services.retained.store(self.run, *retained)
+                    ending.pop_all()  # the engine holds the retained states, which end it
 
 
 def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSetup:
@@ -270,10 +292,9 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
     )
 
 
-def _connect(links: PeerLinks, command: Prepare) -> None:
+def _greet(links: PeerLinks, peers: Iterable[str]) -> None:
     """Dial the peers of the plan."""
-    links.connect({command.submitter: ""} | dict(command.addresses), command.relays)
-    for peer in command.addresses:
+    for peer in peers:
         with suppress(ConnectionLost):  # the first frame on the link reports the loss
             links.endpoint.post(peer, encode(PeerHello()), Urgency.CONTROL)  # a peer that can't dial this machine is dialled
 
@@ -310,12 +331,12 @@ class _PeerMessages:
             if server is not None and not self._participates(peer):
                 raise server.refuse(peer, error) from error
             if isinstance(error, (WireError, CodecError, VersionError)):
-                self._abort(type(error)(f"a bad {kind_of(message)!r} came from {peer}: {error}"))
+                self._abort(_blamed(type(error)(f"a bad {kind_of(message)!r} came from {peer}: {error}"), peer))
                 raise
             if not isinstance(error, _MALFORMED):
                 raise
             wrong = WireError(f"a bad {kind_of(message)!r} came from {peer}: {type(error).__name__}: {error}")
-            self._abort(wrong)
+            self._abort(_blamed(wrong, peer))
             raise wrong from error
 
     def _refusal(self, peer: str, message: RunMessage) -> WireError:
@@ -325,7 +346,7 @@ class _PeerMessages:
         """``peer`` sent a frame that is not a message."""
         server = self.executor.server
         if self._participates(peer):
-            self._abort(WireError(f"{peer} sent a frame that cannot be read: {error}"))
+            self._abort(_blamed(WireError(f"{peer} sent a frame that cannot be read: {error}"), peer))
         elif server is not None and server.knows(peer):
             server.refuse(peer, error)
 
@@ -369,6 +390,12 @@ class _PeerMessages:
             server.went(peer, str(error))  # if it helps
         if self._needs(peer):
             self._abort(error)
+
+
+def _blamed(error: FarflungError, peer: str) -> FarflungError:
+    """Return ``error``, for which ``peer`` is to blame."""
+    error.blames = peer
+    return error
 
 
 def _log_links(peers: Sequence[str], seen: Mapping[str, LinkStatistics], log: Callable[[str], None]) -> None:

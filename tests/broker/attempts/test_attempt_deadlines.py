@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from farflung.broker.attempts import attempt_deadlines
 from farflung.broker.attempts.attempt_deadlines import DeadlineSettings
+from farflung.engines.base import Array
+from farflung.step.run_setup import Phase
 from farflung.telemetry import injecting
+from farflung.worker.data_feed import FileFeed
 from farflung.worker.training_run import TrainingRun
 from tests.support.loopback import Loopback, text_job
 from tests.support.watched_runs import watched
@@ -70,3 +75,52 @@ def test_a_worker_whose_forward_hangs_is_left_out(home: Path, monkeypatch: pytes
             over.set()
     assert any(text.startswith("lost: no step was made for ") for text in texts)
     assert any("worker b is planned last, since it did not leave the attempt within " in text for text in texts)
+
+
+class _Hanging:
+    """The data of ``step`` hang on the thread ``data-*`` of the worker ``device``, until ``over``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, device: str, step: int) -> None:
+        self.over, self.hangs, self._device, self._step = threading.Event(), threading.Event(), device, step
+        provide = FileFeed.provide
+
+        def read(feed: FileFeed, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
+            self.look(feed._setup.device, step)
+            return provide(feed, phase, step, micro_batch, names)
+
+        monkeypatch.setattr(FileFeed, "provide", read)
+
+    def look(self, device: str, step: int) -> None:
+        """``device`` reads the data of ``step``."""
+        if (device, step) == (self._device, self._step):
+            self.hangs.set()
+            self.over.wait()
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_whose_data_hang_is_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt_deadlines, "_SETTINGS", replace(SHORT, step=100.0, data=2.0, times=0.0))
+    hanging = _Hanging(monkeypatch, "a", 1)
+    with Loopback(home, 2) as cluster:
+        try:
+            bundle, _ = cluster.submit(text_job(steps=4))
+            texts = _texts(cluster, bundle.run)
+        finally:
+            hanging.over.set()
+    cause = f"micro-batch 0 of step 1 has not come within 2.00 s from the data folder {home}: "
+    assert any(text.startswith(f"lost: worker a is replaced: {cause}") for text in texts), texts
+    assert any(text.startswith(f"worker a is planned last, since it failed: {cause}") for text in texts)
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_whose_data_hang_is_free_after_a_stop(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = _Hanging(monkeypatch, "a", 1)
+    with Loopback(home, 1) as cluster:
+        try:
+            bundle, _ = cluster.submit(text_job(steps=4))
+            assert hanging.hangs.wait(60.0)
+            cluster.client.stop(bundle.run, now=True)
+            hanging.hangs.clear()
+            assert cluster.run(text_job(steps=1)).result.status == "finished", "the read still hangs"
+        finally:
+            hanging.over.set()

@@ -71,7 +71,7 @@ def bit_equal(own: Loopback, **changes: object) -> tuple[object, ...]:
 def test_two_that_cannot_be_dialled_train_through_a_third(place: Path) -> None:
     with cluster(place, "ab", "r") as own:
         finished, told = bit_equal(own)
-        assert "a and b cannot connect directly: their traffic goes through r (125 MB/s, 2 ms there; 125 MB/s, 2 ms back)" in told
+        assert "a and b cannot connect directly: their traffic goes through r (1 Gbit/s, 2 ms there; 1 Gbit/s, 2 ms back)" in told
         assert "a -> b through r" in told
         topology = Topology.from_json(RunFolder(finished.folder).topology.read_text())
         assert topology.via == {("a", "b"): ("r",)}
@@ -83,7 +83,7 @@ def test_two_that_cannot_be_dialled_train_through_a_third(place: Path) -> None:
         run = load_run(finished.folder)
         table = relays(run)
         assert table is not None
-        assert [row[:5] for row in table.rows] == [("r", "a", "b", "2 ms", "125 MB/s"), ("r", "b", "a", "2 ms", "125 MB/s")]
+        assert [row[:5] for row in table.rows] == [("r", "a", "b", "2 ms", "1 Gbit/s"), ("r", "b", "a", "2 ms", "1 Gbit/s")]
         assert any("through r" in row[1] for row in links(run).rows)
         assert any("link to b through r: " in line for line in own.said["a"]), own.said
         assert any(line.startswith(f"run {finished.run}: relays between a and b") for line in own.said["r"])

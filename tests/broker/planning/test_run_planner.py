@@ -12,7 +12,7 @@ from farflung.errors import InputError, PlanError
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.ir import ValueRef
 from farflung.job.check import check_decided, check_job
-from farflung.job.spec import JobSpec, LimitSpec, OpenSpec, PlanSpec
+from farflung.job.spec import CheckpointSpec, JobSpec, LimitSpec, OpenSpec, PlanSpec
 from farflung.messages.submission import Bundle
 from farflung.plan.check import check_runnable
 from farflung.planners import get_planner
@@ -47,6 +47,15 @@ def members_of(*names):
     return [Member(name=name, address="x", offer=Offer(memory=1e9, speed=1e9)) for name in names]
 
 
+def test_the_region_of_a_worker_is_that_of_the_submitted_topology_else_its_owners():
+    preset = Topology.preset("local4-two-regions")
+    offer = Offer(memory=1e9, speed=1e9, region="attic")
+    there = [Member(name=name, address="x", offer=offer) for name in preset.names]
+    bundle = Bundle(run="r", job=JobSpec(), graphs={}, topology=None)
+    assert set(cluster_of(bundle, there, LinkTable()).regions) == {"attic"}
+    assert cluster_of(replace(bundle, topology=preset), there).regions == preset.regions
+
+
 def test_workers_that_the_submitted_topology_does_not_have_are_left_out_and_named():
     builder = GraphBuilder("chain")
     value = builder.input("x", "float32", (4, 8))
@@ -74,17 +83,22 @@ def test_a_plan_on_one_of_several_machines_says_why_nobody_stores_copies():
     builder = GraphBuilder("chain")
     value = builder.add("fc", "Linear", builder.input("x", "float32", (2, 8)), in_features=8, out_features=8)
     builder.add("loss", "MSELoss", value, builder.label("y", "float32", (2, 8)))
-    job = JobSpec(micro_batch_sizes=(2, 2), limits=LimitSpec(stages=1))
+    often = CheckpointSpec(recover_every=1e-9)
+    job = JobSpec(micro_batch_sizes=(2, 2), limits=LimitSpec(stages=1), checkpoint=CheckpointSpec(recover_every=0.0))
     bundle = Bundle(run="r", job=job, graphs={2: builder.build()})
 
     def exposed(count, **changes):
         changed = job.model_copy(update=changes)
         return plan_run(replace(bundle, job=changed), Topology.preset(f"homogeneous-{count}")).exposed(changed)
 
-    assert exposed(2) == (
-        "copies of the state: none (the plan has one machine, and only machines of the plan store copies): after a death the run "
-        "repeats the steps since the newest checkpoint (one each 1 min 0 s); plan.replicas = 2 avoids that"
+    text = (
+        "no copies of the state (the plan has one machine, and only machines of the plan store copies): a death repeats the "
+        "steps since the newest checkpoint{}; plan.replicas = 2 avoids that"
     )
+    assert exposed(2) == text.format("")
+    assert exposed(2, checkpoint=often) == text.format(", at most about 0.001 us")
+    assert exposed(2, checkpoint=CheckpointSpec()) == "", "the run is over before a minute has passed"
+    assert exposed(2, checkpoint=CheckpointSpec(), copies=1) == text.format(", at most about 1 min 0 s"), "the job asks for it"
     assert exposed(1) == "", "there is no other machine"
     assert exposed(2, copies=0) == exposed(2, on_loss="stop") == exposed(2, plan=PlanSpec(replicas=2)) == ""
 

@@ -41,3 +41,10 @@ def test_a_folder_of_somebody_else(tmp_path: Path, capsys: pytest.CaptureFixture
     monkeypatch.setattr(os, "listdir", forbidden)
     found = refused(capsys, tmp_path)
     assert found == f"farflung: --data {tmp_path} can't be read: Permission denied; check the rights of this user"
+
+
+@pytest.mark.parametrize("region", ["x" * 101, "a\nb"])
+def test_a_region_that_no_page_could_show(tmp_path: Path, capsys: pytest.CaptureFixture[str], region: str) -> None:
+    assert refused(capsys, tmp_path, "--region", region) == (
+        f"farflung: --region takes at most 100 printable characters, got {region!r:.40}: choose a short name"
+    )

@@ -140,16 +140,17 @@ def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest
         ),
     )
     wishes.begin({})
-    assert run(capsys, "pause")[1] == ("attic: paused, and hands over a run that it works on; farflung resume ends the pause\n")
+    assert run(capsys, "pause")[1] == ("attic: paused; a run that it works on moves to others; farflung resume ends the pause\n")
     assert wishes.read().paused
     assert run(capsys, "resume", "attic")[1] == "attic: no longer paused\n"
     assert not wishes.read().paused
     assert run(capsys, "limit", "--memory", "4 GB", "--bandwidth", "20 Mbit/s", "--hours", "22:00-07:00")[1] == (
         "attic: works from 22:00 to 07:00, memory 4 GB, sends at most 20 Mbit/s\n"
     )
+    assert "memory 4 GiB, " in run(capsys, "limit", "--memory", "4 GiB")[1]
     code, _, err = run(capsys, "limit", "--bandwidth", "0 Mbit/s")
     assert code == 2
-    assert err == "farflung: a limit of bandwidth must be at least 8 bit/s, got 0 B/s: farflung pause lets a worker rest\n"
+    assert err == "farflung: a limit of bandwidth must be at least 8 bit/s, got 0 bit/s: farflung pause lets a worker rest\n"
     assert run(capsys, "limit", "attic", "--hours", "", "--memory", "", "--bandwidth", "")[1] == "attic: no limits\n"
     assert run(capsys, "drain")[1] == "attic: leaves after the run that it works on, at once if there is none\n"
     assert wishes.read().parting == "drain"

@@ -35,7 +35,7 @@ def test_a_plan_shows_relays_and_refuses_where_there_is_none(tmp_path: Path, cap
     base: list[str | Path] = ["plan", job, "--planner", "equal_number", "--topology"]
     code, out, _ = run([*base, far], capsys)
     assert code == 0
-    assert "a and b cannot connect directly: their traffic goes through r (10 MB/s, 10 ms there; 10 MB/s, 10 ms back)" in out
+    assert "a and b cannot connect directly: their traffic goes through r (80 Mbit/s, 10 ms there; 80 Mbit/s, 10 ms back)" in out
     code, out, _ = run([*base, far, "--json"], capsys)
     assert json.loads(out)["relays"][0]["relays"] == ["r"]
     code, _, err = run([*base, near], capsys)

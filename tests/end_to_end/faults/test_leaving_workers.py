@@ -303,7 +303,7 @@ def test_owner_limits(tmp_path: Path) -> None:
         OwnerLimits(hours="always")
     with pytest.raises(InputError, match="unknown way to go 'fly': known are drain, leave"):
         OwnerLimits(parting="fly")
-    with pytest.raises(InputError, match=r"a limit of bandwidth must be at least 8 bit/s, got 0 B/s: farflung pause lets"):
+    with pytest.raises(InputError, match=r"a limit of bandwidth must be at least 8 bit/s, got 0 bit/s: farflung pause lets"):
         OwnerLimits(bandwidth=0.0)
     with pytest.raises(InputError, match=r"a limit of memory must be at least 1 B, got 0\.5 B: farflung pause lets"):
         OwnerLimits(memory=0.5)

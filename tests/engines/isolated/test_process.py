@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +19,12 @@ import pytest
 from farflung.engines import EngineSettings, MicroBatch, StageRunner
 from farflung.engines.base import Engine
 from farflung.engines.isolated import AttemptEngine, IsolatedEngine, Zygote
+from farflung.engines.isolated import process as starting
 from farflung.engines.isolated.process import Deadlines
 from farflung.errors import EngineCrashed, GraphError, InputError
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph, InitStep, LocalRef, State, StateKind, TensorSpec
+from tests.support.loopback import until
 from tests.support.unguarded import crashing_graph, without_guards
 
 ONES = np.ones(4, np.float32)
@@ -148,6 +154,38 @@ def test_the_process_ends_with_the_last_reference(zygote: Zygote) -> None:
     del runner
     psutil.wait_procs([process], timeout=30)
     assert not process.is_running()
+
+
+def test_a_process_that_cannot_start_leaves_no_folder(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(starting, "make_file", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        AttemptEngine(zygote, 1 << 28)
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+_WORKER = """
+import signal, sys, tempfile
+from farflung.engines.isolated import AttemptEngine, Zygote
+tempfile.tempdir = sys.argv[1]
+attempt = AttemptEngine(Zygote(), 1 << 28)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_a_killed_worker_leaves_no_folder(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", _WORKER, str(tmp_path)], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"ready\n"
+        (scratch,) = tmp_path.glob("farflung-scratch-*")
+        worker.kill()
+    until(lambda: not scratch.exists())
 
 
 def test_an_engine_that_does_not_start_is_an_error_with_a_remedy() -> None:

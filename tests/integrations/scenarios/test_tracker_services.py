@@ -5,7 +5,9 @@ They are not among the test requirements: install them beside farflung, and run 
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -15,6 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from farflung.errors import InputError
@@ -44,6 +47,18 @@ def report_in_two_parts(root: Path, name: str) -> RunFolder:
     return folder
 
 
+def members_of(group: int) -> list[int]:
+    """The processes of a process group."""
+    return [process.pid for process in psutil.process_iter() if _group(process.pid) == group]
+
+
+def _group(process: int) -> int:
+    try:
+        return os.getpgid(process)
+    except ProcessLookupError:
+        return 0
+
+
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An MLflow server."""
@@ -55,7 +70,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         port = free.getsockname()[1]
     command = [str(program), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     url = f"http://127.0.0.1:{port}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
 
@@ -69,8 +86,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         until(answers, 120.0)
         yield url
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGKILL)  # the server starts processes of its own, which survive its end
         process.wait()
+        until(lambda: not members_of(process.pid))
 
 
 def test_mlflow(tmp_path: Path, server: str) -> None:

@@ -153,7 +153,7 @@ class Orders(RuleBasedStateMachine):
         for run in waiting:
             free = idle - self._kept_from(run, [other for other in waiting if other.expected and other is not run])
             refused = bool(run.refused) and free <= run.refused
-            assert len(free) < run.needs or refused or not run.expected_names <= free
+            assert run.awaited or len(free) < run.needs or refused or not run.expected_names <= free
         for run in self.machine.runs.values():
             assert run.state is not RunState.WAITING or run.awaited or not run.stopping, "who stops it, and when?"
 

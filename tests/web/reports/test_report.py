@@ -78,7 +78,7 @@ def test_a_report_has_plots_and_tables(make_run: MakeRun) -> None:
 def test_the_figures_are_those_of_the_run(make_run: MakeRun) -> None:
     found = cells(read(write_report(make_run(steps=60, seconds=0.5, nbytes=2_000))))
     assert {"2 kB", "1 kB", "100 kB", "50×", "100×", "120 kB", "60 kB"} <= found, "bytes by link, factors, totals"
-    assert {"20 ms", "1 MB/s", "30 ms", "2 MB/s"} <= found, "latency and bandwidth of both directions"
+    assert {"20 ms", "8 Mbit/s", "30 ms", "16 Mbit/s"} <= found, "latency and bandwidth of both directions"
     assert {"laptop", "office", "home", "town", "150 ms", "250 ms", "64"} <= found, "stages"
     assert {"1.12", "450 ms", "76,800", "600", "ckpt/60"} <= found, "predictions and totals"
     assert {"adatopk", "adamw", "2 × 4, 2"} <= found, "settings that are not the defaults"
@@ -168,7 +168,7 @@ def test_markdown_has_its_pictures_beside_it(make_run: MakeRun, tmp_path: Path) 
     assert names == [f"my%20report-{name}.svg" for name in ("loss", "step-time", "prediction", "link-bytes", "plan-map")]
     for name in names:
         ET.parse(tmp_path / name.replace("%20", " "))
-    assert "| 0 (laptop) | 1 (office) | activations | topk(ratio=100) | 20 ms | 1 MB/s | 2 kB | 100 kB | 50× | 120 kB |" in text
+    assert "| 0 (laptop) | 1 (office) | activations | topk(ratio=100) | 20 ms | 8 Mbit/s | 2 kB | 100 kB | 50× | 120 kB |" in text
 
 
 def test_a_run_cut_short_is_shown_as_far_as_it_went(make_run: MakeRun) -> None:

@@ -19,6 +19,10 @@ MEMBERS = ({"name": "a"}, {"name": "b"}, {"name": "c"})
     [
         (ClusterState(problem="the broker does not answer"), Alert("the broker does not answer", severe=True)),
         (ClusterState(members=({"name": "a", "silence": 7.0},)), Alert("a has been silent for 7.00 s.", severe=True)),
+        (
+            ClusterState(members=({"name": "a", "disk": 9e8}, {"name": "b", "disk": 1e9}, {"name": "c", "disk": None})),
+            Alert("The disk of a has 900 MB left: free some space there.", severe=True),
+        ),
         (ClusterState(members=({"name": "a", "warnings": ["other torch"]},)), Alert("a: other torch")),
         (ClusterState(runs=({"run": "r", "slow": ["a"]},)), Alert("a computes slower than usual (run r).")),
         (ClusterState(runs=({"run": "r", "slow": ["a -> b"]},)), Alert("The link from a to b is slow (run r).")),

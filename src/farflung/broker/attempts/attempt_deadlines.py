@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from farflung.broker.live_run import LiveRun
+from farflung.broker.planning.planned import Planned
 from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
+from farflung.job import JobSpec
+from farflung.messages.commands import PhaseLimits
+from farflung.messages.submission import Bundle
 from farflung.protocol.broker import Run, RunState
 from farflung.protocol.deadlines import Deadlines, Phase
 from farflung.protocol.events import Event, MemberLate, RunStalled
@@ -20,7 +24,7 @@ from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.units import Seconds
 
-__all__ = ["AttemptDeadlines", "DeadlineSettings"]
+__all__ = ["AttemptDeadlines", "DeadlineSettings", "Predicted", "worker_limits"]
 
 #: Seconds between two checks.
 _TICK = 1.0
@@ -28,15 +32,51 @@ _TICK = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineSettings:
-    """Floors in seconds: of preparing, of a step, of dropping an attempt. ``times``: how much longer than predicted."""
+    """Floors in seconds, by phase; ``times``: how much longer than predicted a phase may last.
+
+    ``data`` and ``compute`` are for one micro-batch, and ``checkpoint`` for the last share after the first one. They are shorter
+    than ``step``, so that the worker that hangs reports itself first.
+    """
 
     prepare: float = 600.0
     step: float = 300.0
     drop: float = 120.0
+    data: float = 120.0
+    compute: float = 150.0
+    exchange: float = 200.0
+    checkpoint: float = 200.0
     times: float = 30.0
 
 
 _SETTINGS = DeadlineSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What a plan predicts, in seconds: a step, an evaluation, and sending all states over the slowest link."""
+
+    step: float = 0.0
+    evaluation: float = 0.0
+    moving: float = 0.0
+
+    @classmethod
+    def of(cls, planned: Planned | None, bundle: Bundle | None, job: JobSpec) -> Predicted:
+        """Return the figures of ``planned``; states have two optimizer slots each."""
+        if planned is None or bundle is None:
+            return cls()
+        step = planned.estimate.step_seconds
+        rates = planned.topology.beta[planned.topology.beta > 0]
+        slowest = float(rates.min()) if rates.size else float("inf")
+        moving = 3 * sum(state.spec.nbytes for state in bundle.graph.states) / slowest
+        return cls(step=step, evaluation=step * job.evaluate.batches / max(len(job.micro_batch_sizes), 1), moving=moving)
+
+
+def worker_limits(planned: Planned, bundle: Bundle, job: JobSpec) -> PhaseLimits:
+    """Return what a worker of ``planned`` watches by itself."""
+    settings, predicted = _SETTINGS, Predicted.of(planned, bundle, job)
+    return PhaseLimits(
+        data=settings.data + settings.times * predicted.step, compute=settings.compute + settings.times * predicted.step
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,33 +124,22 @@ class AttemptDeadlines:
         """Return what ``run`` waits for (None: for more workers, or for a plan)."""
         settings, predicted = self.settings, _predicted(live)
         if run.state is RunState.PREPARING:
-            seconds = settings.prepare + settings.times * _moving(live)
+            seconds = settings.prepare + settings.times * predicted.moving
             return Phase(run=run.run, progress=(run.attempts, len(run.prepared)), seconds=seconds)
         if run.state is RunState.RUNNING and live.progress is not None:
-            evaluates = live.job.evaluate.batches / max(len(live.job.micro_batch_sizes), 1)
-            seconds = settings.step + settings.times * (predicted * (1 + evaluates) + _moving(live))
+            seconds = settings.step + settings.times * (predicted.step + predicted.evaluation + predicted.moving)
             done = (run.attempts, live.progress.count, live.progress.missing(), len(run.ended))
             return Phase(run=run.run, progress=done, seconds=seconds)
         if run.state is RunState.WAITING and run.awaited:
-            seconds = settings.drop + settings.times * predicted
+            seconds = settings.drop + settings.times * predicted.step
             return Phase(run=run.run, progress=(run.attempts, len(run.awaited)), seconds=seconds)
         return None
 
 
-def _predicted(live: LiveRun) -> float:
-    """Return the predicted seconds of a step, or the last one's if it took longer."""
-    planned, last = live.planned, live.records.latest.step
-    return max(0.0 if planned is None else planned.estimate.step_seconds, 0.0 if last is None else float(last.seconds))
-
-
-def _moving(live: LiveRun) -> float:
-    """Return the seconds in which all states, with two optimizer slots each, go over the slowest link of the plan."""
-    planned, bundle = live.planned, live.submission.bundle
-    if planned is None or bundle is None:
-        return 0.0
-    rates = planned.topology.beta[planned.topology.beta > 0]
-    slowest = float(rates.min()) if rates.size else float("inf")
-    return 3 * sum(state.spec.nbytes for state in bundle.graph.states) / slowest
+def _predicted(live: LiveRun) -> Predicted:
+    """Return what the plan of ``live`` predicts; a step lasts as long as the last one, if that took longer."""
+    found, last = Predicted.of(live.planned, live.submission.bundle, live.job), live.records.latest.step
+    return found if last is None else replace(found, step=max(found.step, float(last.seconds)))
 
 
 def _late(live: LiveRun, run: Run, seconds: Seconds) -> list[Event]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import asdict
 
+from farflung.broker.attempts.attempt_deadlines import worker_limits
 from farflung.broker.attempts.retained_states import RetainedStates
 from farflung.broker.links.routes import Routes
 from farflung.broker.live_run import Attempt, LiveRun
@@ -48,9 +49,11 @@ class AttemptLauncher:
     def prepare(self, live: LiveRun, name: str) -> None:
         """Send job, graphs and plan to the worker ``name``; with the first worker, notify the lenders, too."""
         planned, start, preparation = live.attempt.planned, live.attempt.start, live.attempt.preparation
+        bundle = live.submission.bundle
         assert planned is not None
         assert start is not None
         assert preparation is not None
+        assert bundle is not None
         peers = {peer: address for peer, address in self.routes.addresses(planned.plan.devices).items() if peer != name}
         lenders = self.routes.addresses(start.moves.get(name, {}))  # a lender may have no part in the plan
         routes = self.routes.to_peers(planned.topology, name, {**lenders, **peers})
@@ -64,6 +67,7 @@ class AttemptLauncher:
                 device=name,
                 addresses=routes.addresses,
                 relays=routes.relays,
+                limits=worker_limits(planned, bundle, live.job),
                 live=UNSET if retained is None else retained,
             ),
         )

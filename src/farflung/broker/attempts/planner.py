@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from farflung.broker.attempts.preparation import preparation_of
 from farflung.broker.attempts.retained_states import RetainedStates
@@ -15,8 +16,7 @@ from farflung.broker.planning.attempt_start import Start
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
-from farflung.errors import FarflungError, PlanError
-from farflung.foreign_code import translated
+from farflung.errors import FarflungError
 from farflung.messages import watching
 from farflung.messages.conversions.relays import routes_of
 from farflung.messages.submission import Bundle
@@ -25,6 +25,7 @@ from farflung.plan.check import check_runnable
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import Event, PlanMade
 from farflung.protocol.members import Member
+from farflung.protocol.retained_states import believable
 from farflung.step.plugin_check import check_plugins
 from farflung.telemetry.faults import fault_point
 from farflung.thread_group import ThreadGroup
@@ -57,7 +58,8 @@ class AttemptPlanner:
         names = [member.name for member in members]
         self.notices.operator_of(live.run, f"planning for {', '.join(names)}")
         self.notices.watchers(live, watching.Planning(members=tuple(names)))
-        self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt)
+        failed = partial(self._failed, live, attempt)
+        self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt, on_error=failed)
 
     def close(self) -> None:
         """Join the threads. What they wait for must have been woken."""
@@ -68,28 +70,25 @@ class AttemptPlanner:
         if bundle is None:
             return  # the run was stopped meanwhile
         fault_point("broker.before_plan", run=live.run)
-
-        def failure(error: Exception) -> Exception:  # of a plug-in's planner, too
-            if isinstance(error, FarflungError):
-                return error
-            return PlanError(f"the planner {live.job.plan.planner} failed: {type(error).__name__}: {error}")
-
-        try:
-            with translated(failure):
-                made = self._make(live, bundle, members, attempt)
-        except FarflungError as error:
-            self.handle(PlanMade(run=live.run, attempt=attempt, error=str(error), kind=type(error).__name__))
-            return
+        made = self._make(live, bundle, members, attempt)
         if made is None:
             return
         planned = made.planned
         assert planned is not None
         with self.runs.changed:
             run = self.runs.machine.runs[live.run]
-            if run.state is RunState.PLANNING and run.attempts == attempt:
+            current = run.state is RunState.PLANNING and run.attempts == attempt
+            if current:
                 self._install(live, made, {member.name for member in members})
-        self.notices.operator_of(live.run, planned.summary)
+        if current:
+            self.notices.operator_of(live.run, planned.summary)
         self.handle(PlanMade(run=live.run, attempt=attempt, devices=planned.plan.devices))
+
+    def _failed(self, live: LiveRun, attempt: int, error: BaseException) -> None:
+        """Planning has failed: with an error for people, or inside. Either way the run must not wait for a plan."""
+        ours = isinstance(error, FarflungError)
+        cause = str(error) if ours else f"planning failed inside: {type(error).__name__}: {error}"
+        self.handle(PlanMade(run=live.run, attempt=attempt, error=cause, kind=type(error).__name__ if ours else "PlanError"))
 
     def _make(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
         """Return the attempt (None: a newer one has begun meanwhile)."""
@@ -130,7 +129,8 @@ class AttemptPlanner:
         newest = live.store.begin(attempt)
         live.store.write_plan(planned.plan, planned.topology.to_json())
         start = Start.of(attempt, newest, live.first_source)
-        start = start.or_live(self.retained.of_members(live), bundle.graph, planned.plan)
+        held = believable(self.retained.of_members(live), _reached(live))
+        start = start.or_live(held, bundle.graph, planned.plan)
         self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
         if live.progress is not None:
             live.progress.settle(start.step, live.workers.step_reports)
@@ -158,3 +158,9 @@ class AttemptPlanner:
             relays=routes_of(to_submitter),
         )
         self.notices.watchers(live, announced)
+
+
+def _reached(live: LiveRun) -> dict[str, int]:
+    """Return how many steps each worker of the last plan has reported."""
+    devices = () if live.running is None else live.running.devices
+    return {name: live.times.recorded if live.progress is None else live.progress.reported(name) for name in devices}

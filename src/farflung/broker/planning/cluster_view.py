@@ -41,6 +41,7 @@ def devices_of(members: Sequence[Member], threads: int = 1) -> dict[str, Device]
             speed_factor=figures[member.name].factor / member.drift,
             overhead=_overhead(figures[member.name], member.drift),
             convolution=figures[member.name].convolution,
+            region=member.offer.region,
             kind=_kind(member.offer.kind),
             reliable=member.offer.reliable,
             host=shared[member.name][0] if member.name in shared else "",
@@ -128,6 +129,7 @@ def _measured(known: Device, offered: Device) -> Device:
     return replace(
         known,
         memory=memory,
+        region=known.region or offered.region,
         reliable=known.reliable and offered.reliable,
         speed=offered.speed,
         speed_factor=offered.speed_factor,

@@ -77,16 +77,20 @@ class Planned:
         return protect(self.plan, self.topology, job, self.estimate)
 
     def exposed(self, job: JobSpec) -> str:
-        """Return what the death of a device costs, where idle devices could store copies and do not (empty: elsewhere)."""
+        """Return what the death of a device costs, where idle devices could store copies and do not (empty: elsewhere).
+
+        A run that is shorter than the time between two checkpoints for recovery has little to lose, and is left out.
+        """
         protection = self.protection(job)
         wanted = job.on_loss == "recover" and job.copies != 0 and self.plan.sync is None
         alone = any(len(stage.devices) == 1 for stage in self.plan.stages)
-        if protection.guards or not (wanted and alone and self.unused):
+        between = job.checkpoint.recover_every
+        short = job.copies == "auto" and job.steps * self.estimate.step_seconds <= between
+        if protection.guards or short or not (wanted and alone and self.unused):
             return ""
-        every = f"one each {Seconds(job.checkpoint.recover_every)}" if job.checkpoint.recover_every else "as the job sets them"
         return (
-            f"{protection}: after a death the run repeats the steps since the newest checkpoint ({every}); "
-            "plan.replicas = 2 avoids that"
+            f"no copies of the state ({protection.why_not}): a death repeats the steps since the newest checkpoint"
+            f"{f', at most about {Seconds(between)}' if between else ''}; plan.replicas = 2 avoids that"
         )
 
     @property

@@ -4,6 +4,7 @@
 - ``bundle_file``: the job of a run with its graphs.
 - ``journal``: ``Journal``: which runs there are and how far each is, in SQLite.
 - ``run_store``: ``RunStore``: documents, metrics and checkpoints of one run.
+- ``share_hashes``: ``ShareHashes``: what workers report of the shares of checkpoints.
 - ``run_log``: ``RunLog``: the latest lines of a run, in order for each watcher.
 - ``latest_records``: the newest step and evaluation of a run.
 - ``broker_log``: log files of the broker and of runs.

@@ -149,10 +149,19 @@ class RunStore:
 
     def add_shard(
         self, step: int, name: str, pieces: Iterable[bytes | memoryview], committed: Committed, attempt: int | None = None
-    ) -> None:
-        """Store one worker's shard of the checkpoint after ``step`` steps."""
+    ) -> str:
+        """Store one worker's shard of the checkpoint after ``step`` steps; return its SHA-256."""
         record = self.checkpoints.store_shard(step, name, pieces)
         self._shards.setdefault((attempt or self.attempt, step), {})[name] = record, committed
+        return record.sha256
+
+    def drop_shard(self, step: int, name: str, attempt: int) -> None:
+        """The shard of ``name`` can't be trusted: the checkpoint is not complete without another one."""
+        self._shards.get((attempt, step), {}).pop(name, None)
+
+    def has_shards(self, step: int, plan: Plan) -> bool:
+        """Return whether all devices of ``plan`` have sent their shards of the checkpoint after ``step`` steps."""
+        return set(plan.devices) <= set(self._shards.get((self.attempt, step), {}))
 
     def complete(self, step: int, bundle: Bundle, plan: Plan) -> bool:
         """Write the manifest of the checkpoint of ``step`` once all devices of the plan have sent their shards.
@@ -164,7 +173,7 @@ class RunStore:
             CheckpointError: the workers disagree on how many those are, or a share is missing or torn.
         """
         shards = self._shards.get((self.attempt, step), {})
-        if not set(plan.devices) <= set(shards):
+        if not self.has_shards(step, plan):
             return False
         counts = {shards[device][1] for device in plan.devices}
         if len(counts) > 1:

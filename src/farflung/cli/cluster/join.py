@@ -33,6 +33,9 @@ __all__ = ["register"]
 #: How long the threads of the command may take to end, in seconds.
 _END_SECONDS = 5.0
 
+#: Characters of the name of a region.
+_LONGEST_REGION = 100
+
 #: The variable of the environment that holds a ticket to join.
 TICKET = "FARFLUNG_TICKET"
 
@@ -59,6 +62,7 @@ def join(
     bandwidth: Annotated[str | None, typer.Option(help='Limit of the upload rate, e.g. "20 Mbit/s".')] = None,
     service: Annotated[bool, typer.Option("--service", help="Write a systemd unit for this command, and exit.")] = False,
     user: Annotated[bool, typer.Option("--user", help="With --service: a unit of your user, without root.")] = False,
+    region: Annotated[str, typer.Option(help='Where this machine is, e.g. "home" or "eu-west-1", for planners and pages.')] = "",
     no_listen: Annotated[bool, typer.Option("--no-listen", help="Accept no connections from other workers.")] = False,
     unreliable: Annotated[
         bool,
@@ -94,6 +98,7 @@ def join(
         relay=not no_relay,
         reliable=not unreliable,
         isolation=_known_isolation(isolation),
+        region=_checked_region(region),
     )
     own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
@@ -162,6 +167,14 @@ def _known_isolation(isolation: str) -> str:
     return isolation
 
 
+def _checked_region(region: str) -> str:
+    if len(region) > _LONGEST_REGION or not region.isprintable():
+        raise InputError(
+            f"--region takes at most {_LONGEST_REGION} printable characters, got {region!r:.40}: choose a short name"
+        )
+    return region
+
+
 def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:
     """Write the unit of the worker ``own``, and print how to start it. ``given``: options as the user wrote them."""
     from farflung.cli.cluster.systemd_units import keep_join_ticket, unit_text, write_unit
@@ -174,6 +187,7 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
     for option, value in {**given, "--advertise": options.advertise}.items():
         words += [] if value is None else [option, value]
     words += ["--any-path"] if options.any_path else []
+    words += ["--region", options.region] if options.region else []
     words += [] if options.relay else ["--no-relay"]
     words += [] if options.reliable else ["--unreliable"]
     words += [] if options.isolation == "auto" else ["--isolation", options.isolation]

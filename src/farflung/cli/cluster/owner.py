@@ -38,7 +38,7 @@ def pause(name: NameArgument = None, ticket: TicketOption = None, home: HomeOpti
     """Pause a worker until `farflung resume`. Its run continues without it after the current step."""
     found = _wish("pause", name, ticket, home, paused=True)
     answer(
-        f"{found}: paused, and hands over a run that it works on; farflung resume ends the pause",
+        f"{found}: paused; a run that it works on moves to others; farflung resume ends the pause",
         {"worker": found, "paused": True},
         as_json=as_json,
     )

@@ -59,9 +59,11 @@ def status(
 
 
 def _measured(member: Mapping[str, Any]) -> str:
-    """Return the measured figures of a worker and its isolation, for experts."""
+    """Return the measured figures of a worker, its isolation, its region and its free disk, for experts."""
     figures = f"reaches {member['speed_factor']:.0%} of its peak speed, {Seconds(member['overhead'])} per operator"
-    return f"  ({figures}, isolation {member.get('isolation') or 'unknown'})"
+    places = [f"region {member['region']}"] if member.get("region") else []
+    places += [f"{Bytes(member['disk'])} free on disk"] if member.get("disk") is not None else []
+    return f"  ({', '.join([figures, 'isolation ' + (member.get('isolation') or 'unknown'), *places])})"
 
 
 def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]], *, verbose: bool) -> None:
@@ -70,7 +72,7 @@ def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]
     for member in members:
         _say(
             f"  {member['name']:24} {member['address']:22} {member['kind']:5} "
-            f"{Bytes(member['memory'])!s:>9} {FlopsPerSecond(member['speed'])!s:>13}  "
+            f"{Bytes(member['memory']).written(3):>9} {FlopsPerSecond(member['speed'])!s:>13}  "
             f"{_state_of(member)}{_measured(member) if verbose else ''}"
         )
         for warning in member.get("warnings", ()):

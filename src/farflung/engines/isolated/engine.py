@@ -78,9 +78,9 @@ class AttemptEngine:
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
-    def attempt(self, device: str, memory: int) -> AttemptEngine:
+    def attempt(self, device: str, memory: int, patience: float = 0.0) -> AttemptEngine:
         """Return this engine: it is one attempt's already."""
-        del device, memory
+        del device, memory, patience
         return self
 
     @property
@@ -189,13 +189,14 @@ class IsolatedEngine:
         self._threads = 1
         self._devices: tuple[ComputeDevice, ...] = ()
 
-    def attempt(self, device: str, memory: int) -> AttemptEngine:
+    def attempt(self, device: str, memory: int, patience: float = 0.0) -> AttemptEngine:
         """Start a process with ``memory`` bytes for tensors (0: no limit).
 
         Raises:
             EngineCrashed: it ends before it is ready.
         """
-        return AttemptEngine(self._zygote, memory, accelerator=device.partition(":")[0] != "cpu")
+        deadlines = Deadlines(computing=patience)
+        return AttemptEngine(self._zygote, memory, accelerator=device.partition(":")[0] != "cpu", deadlines=deadlines)
 
     @property
     def lost(self) -> bool:

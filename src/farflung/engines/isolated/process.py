@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,22 @@ _START_SECONDS, _END_SECONDS, _LOCK_SECONDS = 300.0, 10.0, 60.0
 
 
 class Deadlines:
-    """How long a call may take: ``first`` seconds at first, then ``_PATIENCE`` times the slowest so far, at least ``floor``."""
+    """How long a call may take: ``first`` seconds at first, then ``_PATIENCE`` times the slowest so far, at least ``floor``.
+
+    ``computing``: how long a forward or backward may take, derived from the plan's prediction (0: there is none).
+    """
 
     _PATIENCE = 30.0
+    _COMPUTES = ("the forward", "the backward")
 
-    def __init__(self, floor: float = 300.0, first: float = 3600.0) -> None:
-        self._floor, self._first = floor, first
+    def __init__(self, floor: float = 300.0, first: float = 3600.0, computing: float = 0.0) -> None:
+        self._floor, self._first, self._computing = floor, first, computing
         self._slowest: dict[str, float] = {}
 
     def of(self, what: str) -> float:
         """Seconds that a call of the kind ``what`` may take."""
+        if self._computing and what in self._COMPUTES:
+            return max(self._computing, self._PATIENCE * self._slowest.get(what, 0.0))
         return max(self._floor, self._PATIENCE * self._slowest[what]) if what in self._slowest else self._first
 
     def took(self, what: str, seconds: float) -> None:
@@ -159,21 +165,28 @@ class Compute:
         #: How the process has died (``None``: it has not, as far as known).
         self._death: EngineCrashed | None = None
         self.scratch = tempfile.mkdtemp(prefix="farflung-scratch-")
-        self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        file = make_file(shared)
-        with channel, status:
-            try:
-                self.arena = Arena(file, own=0)
-                request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch)
-                zygote.fork(request, (channel.fileno(), status.fileno(), file))
-            finally:
-                os.close(file)
-        locked = receive(self._channel, Answer, self.arena) if _readable(self._channel, _LOCK_SECONDS) else None
-        if not isinstance(locked, Locked):
-            raise self._died("at its start")
-        #: The protections that hold.
-        self.holds = locked.holds
+        with ExitStack() as opened:
+            opened.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+            self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(self._channel)
+            self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(self._status)
+            with channel, status:
+                file = make_file(shared)
+                try:
+                    self.arena = Arena(file, own=0)
+                    opened.callback(self.arena.close)
+                    request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch)
+                    zygote.fork(request, (channel.fileno(), status.fileno(), file))
+                finally:
+                    os.close(file)
+            locked = receive(self._channel, Answer, self.arena) if _readable(self._channel, _LOCK_SECONDS) else None
+            if not isinstance(locked, Locked):
+                raise self._died("at its start")
+            #: The protections that hold.
+            self.holds = locked.holds
+            #: What ``close`` releases.
+            self._opened = opened.pop_all()
 
     def ask(self, message: Message, what: str) -> Done | Reached:
         """Send ``message`` and wait for the answer; ``what`` names the call. Arrays must have been written before.
@@ -218,10 +231,7 @@ class Compute:
     def close(self) -> None:
         """End the process and release everything; nobody may call afterwards."""
         self.end()
-        self._channel.close()
-        self._status.close()
-        self.arena.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._opened.close()
 
     def _present(self) -> str:
         """The operator that runs, as the process has noted it: foreign text."""

@@ -38,9 +38,9 @@ class TorchEngine:
         """Return this machine's devices, the CPU last."""
         return compute_devices(self._probe)
 
-    def attempt(self, device: str, memory: int) -> TorchEngine:
+    def attempt(self, device: str, memory: int, patience: float = 0.0) -> TorchEngine:
         """Return this engine: it computes in this process."""
-        del device, memory
+        del device, memory, patience
         return self
 
     @property

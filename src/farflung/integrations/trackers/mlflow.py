@@ -32,6 +32,8 @@ class MlflowTracker:
         self._client: Any = None
         self._run = ""
         self._metrics: list[Any] = []
+        #: The tags with texts, by key.
+        self._texts: dict[str, str] = {}
 
     def begin(self, run: TrackedRun) -> Mapping[str, int]:
         """See ``Tracker``."""
@@ -47,6 +49,7 @@ class MlflowTracker:
         found = client.search_runs([number], f"tags.`{_TAG}` = '{run.id}'", max_results=1)
         if found:
             self._run = found[0].info.run_id
+            self._texts = {key: text for key, text in found[0].data.tags.items() if "/" in key}
             client.update_run(self._run, status="RUNNING")
             return {name: self._last(name) for name in found[0].data.metrics}
         tags = {_TAG: run.id, **({"group": run.group} if run.group else {}), **dict.fromkeys(run.tags, "")}
@@ -63,7 +66,10 @@ class MlflowTracker:
 
     def text(self, step: int, name: str, text: str) -> None:
         """See ``Tracker``. A tag, since not every server takes files."""
-        self._client.set_tag(self._run, f"{name}/{step}", text[:_CHARACTERS])
+        key = f"{name}/{step}"
+        before = f"{self._texts[key]}\n" if key in self._texts else ""
+        self._texts[key] = f"{before}{text}"[:_CHARACTERS]
+        self._client.set_tag(self._run, key, self._texts[key])
 
     def flush(self) -> None:
         """See ``Tracker``. A request is stored whole or not at all."""

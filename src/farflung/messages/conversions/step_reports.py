@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from farflung.messages.reports import Stepped, Traced
+from farflung.messages.schema import UNSET
 from farflung.telemetry.records import CodecUse, Link
 from farflung.telemetry.trace import ClockOffset, ProcessTrace, unpack_spans
 
@@ -19,7 +20,9 @@ class StepReport:
     Seconds are wall-clock. ``sent`` and ``dense`` are bytes by (sending stage, receiving stage), as sent and as they would
     be without a codec. ``loss``, ``losses`` (by micro-batch) come from the leader only. ``samples``: that count
     in the step. ``divergence``: the largest relative distance of this worker's parameters from the mean of the replicas, in a
-    step that averaged some. ``codecs``: what they took here, by (sending stage, receiving stage).
+    step that averaged some. ``excluded``: devices whose gradients were not finite, so that a robust rule left them out;
+    ``spoilers``: those that sent this worker values of a micro-batch that were not finite. ``codecs``: what they took here, by
+    (sending stage, receiving stage). ``helped``: samples and seconds of helpers of this server, by (stage, helper).
     """
 
     step: int
@@ -36,7 +39,10 @@ class StepReport:
     rate: float = 0.0
     grad_norm: float | None = None
     divergence: float | None = None
+    excluded: frozenset[str] = frozenset()
+    spoilers: frozenset[str] = frozenset()
     codecs: Mapping[Link, CodecUse] = field(default_factory=dict)
+    helped: Mapping[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
 
 
 def message_of(report: StepReport, run: str, attempt: int) -> Stepped:
@@ -58,6 +64,9 @@ def message_of(report: StepReport, run: str, attempt: int) -> Stepped:
         rate=report.rate,
         grad_norm=report.grad_norm,
         divergence=report.divergence,
+        excluded=tuple(sorted(report.excluded)) or UNSET,
+        spoilers=tuple(sorted(report.spoilers)) or UNSET,
+        helped=tuple((*key, *work) for key, work in report.helped.items()) or UNSET,
         codecs=tuple((*pair, use.encode_seconds, use.decode_seconds, use.error) for pair, use in report.codecs.items()),
     )
 
@@ -79,6 +88,9 @@ def report_of(message: Stepped) -> StepReport:
         rate=message.rate,
         grad_norm=message.grad_norm,
         divergence=message.divergence,
+        excluded=frozenset(message.excluded or ()),
+        spoilers=frozenset(message.spoilers or ()),
+        helped={(stage, helper): (samples, seconds) for stage, helper, samples, seconds in message.helped or ()},
         codecs={
             (source, target): CodecUse(encode_seconds=encode, decode_seconds=decode, error=error)
             for source, target, encode, decode, error in message.codecs

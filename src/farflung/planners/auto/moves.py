@@ -42,7 +42,7 @@ class Moves:
 
     def _any(self) -> Layout:
         job = self.context.problem.job
-        return Layout(((0,),), (0, len(self.context.problem.graph.ops)), job.plan.order, job.micro_batch_sizes)
+        return Layout(((0,),), (0, len(self.context.problem.graph.ops)), job.plan.base_schedule, job.micro_batch_sizes)
 
     def neighbour(self, layout: Layout) -> Layout | None:
         """One of them; None: the move that was drawn does not apply here."""

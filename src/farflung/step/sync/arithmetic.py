@@ -9,7 +9,7 @@ import numpy as np
 from farflung.engines.base import Array
 from farflung.step.sync.stage_replica import StageReplica
 from farflung.sync.commands import Aggregate, Axpy, Clip, Damp, Mean
-from farflung.sync.robust_rules import RULES
+from farflung.sync.robust_rules import merged
 
 __all__ = ["aggregated", "axpy", "norm_of", "rescale", "weighted_mean"]
 
@@ -41,17 +41,22 @@ def weighted_mean(replica: StageReplica, command: Mean, arrived: Sequence[Mappin
     return sums
 
 
-def aggregated(command: Aggregate, arrived: Sequence[Mapping[str, Array]], names: Sequence[str]) -> dict[str, Array]:
-    """What the robust rule of ``command`` makes of members' values, each one vector over all of ``names``."""
+def aggregated(
+    command: Aggregate, arrived: Sequence[Mapping[str, Array]], names: Sequence[str]
+) -> tuple[dict[str, Array], tuple[int, ...]]:
+    """Return what the robust rule of ``command`` makes of members' values, each one vector over all of ``names``.
+
+    Also return the ranks whose vector is not finite: the rule leaves them out.
+    """
     # One row for each member, in the order of the group: a robust rule compares whole vectors.
     stacked = np.stack([np.concatenate([values[name].reshape(-1) for name in names]) for values in arrived])
-    merged = RULES[command.rule](stacked, command.faulty)
+    vector, excluded = merged(command.rule, stacked, command.faulty)
     found, at = {}, 0
     for name in names:
         like = arrived[0][name]
-        found[name] = merged[at : at + like.size].reshape(like.shape).astype(like.dtype)
+        found[name] = vector[at : at + like.size].reshape(like.shape).astype(like.dtype)
         at += like.size
-    return found
+    return found, tuple(command.group[number] for number in excluded)
 
 
 def rescale(replica: StageReplica, command: Clip | Damp, names: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from farflung.engines.base import Array
+from farflung.errors import TrainingError
 from farflung.step.reduction.averaging import Outcome
 from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.sync.arithmetic import aggregated, axpy, norm_of, rescale, weighted_mean
@@ -33,7 +34,8 @@ class StepFacts:
 
     ``rates``: learning rates of the parameter groups. ``scale``: what to multiply gradients by (``None``: nothing). ``slopes``:
     of each replica by rank, where a step has no backward. ``divergence``: the largest relative distance of a replica's
-    parameters from the mean (``None``: the step averaged no parameters).
+    parameters from the mean (``None``: the step averaged no parameters). ``excluded``: devices whose gradients were not finite,
+    and which a robust rule left out.
     """
 
     step: int
@@ -41,6 +43,7 @@ class StepFacts:
     scale: Array | None = None
     slopes: Mapping[int, float] = field(default_factory=dict)
     divergence: float | None = None
+    excluded: set[str] = field(default_factory=set)
 
 
 class CommandRunner:
@@ -90,15 +93,26 @@ class CommandRunner:
             case Mean():
                 self._mean(replica, command, names)
             case Aggregate():
-                arrived = self._values.end(replica, command, names)
-                self._record(replica, command, _nbytes(arrived[0]), None)
-                replica.write(command.into, aggregated(command, arrived, names))
+                self._aggregate(replica, command, names)
             case Clip() | Damp():
                 rescale(replica, command, names)
             case Replay():
                 replica.write("gradient", replayed(command, self.facts.slopes, replica.read("parameters", names)))
             case Probe():
                 pass  # measured and sent before the verdict on the step
+
+    def _aggregate(self, replica: StageReplica, command: Aggregate, names: Sequence[str]) -> None:
+        arrived = self._values.end(replica, command, names)
+        self._record(replica, command, _nbytes(arrived[0]), None)
+        merged, excluded = aggregated(command, arrived, names)
+        devices = [self._devices[replica.stage][rank] for rank in excluded]
+        if len(devices) > command.faulty:
+            raise TrainingError(
+                f"step {self.facts.step}: the gradients of {', '.join(devices)} in stage {replica.stage} are not finite numbers, "
+                f"with sync.settings.faulty = {command.faulty}: lower the learning rate, or raise faulty"
+            )
+        self.facts.excluded.update(devices)
+        replica.write(command.into, merged)
 
     def _update(self, replica: StageReplica, names: Sequence[str]) -> None:
         scale = self.facts.scale

@@ -147,6 +147,11 @@ class Synchronizer:
         """The largest relative distance of a replica's parameters from the mean in this step (``None``: it averaged none)."""
         return self._commands.facts.divergence
 
+    @property
+    def excluded(self) -> frozenset[str]:
+        """The devices whose gradients of this step were not finite, so that a robust rule left them out."""
+        return frozenset(self._commands.facts.excluded)
+
     def agree(self, tag: str) -> None:
         """At the end of training: the mean of the replicas' parameters becomes everybody's."""
         if not self.drifts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from farflung.step.run_setup import RunSetup
 from farflung.step.sync.interpreter import Synchronizer
@@ -24,11 +25,15 @@ class Participation:
         return number in self._sync.participants(step)
 
     def mean(self, step: int, losses: Sequence[float]) -> float:
-        """``losses``: of the micro-batches of the replicas that take part in ``step``, in order."""
-        if self._setup.job.weighting == "equal":
-            return sum(losses) / len(losses)
-        sizes = self._sizes(step)
-        return sum(size * loss for size, loss in zip(sizes, losses, strict=True)) / sum(sizes)
+        """Return the mean of ``losses``: of the micro-batches of the replicas that take part in ``step``, in order.
+
+        A strategy that tolerates faulty replicas leaves out losses that are not finite, unless all are.
+        """
+        sizes = [1] * len(losses) if self._setup.job.weighting == "equal" else self._sizes(step)
+        counted = list(zip(sizes, losses, strict=True))
+        if self._sync is not None and self._sync.strategy.traits.faulty:
+            counted = [(size, loss) for size, loss in counted if isfinite(loss)] or counted
+        return sum(size * loss for size, loss in counted) / sum(size for size, _ in counted)
 
     def samples(self, step: int) -> int:
         """How many samples ``step`` counts."""

@@ -28,6 +28,7 @@ from farflung.step.run_setup import Phase, RunSetup
 from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.step.transfer.sample_cache import SampleCache, packed_value
+from farflung.step.transfer.spoilt_values import SpoiltValues
 from farflung.transports.base import Urgency
 from farflung.wire.arrays import DTYPES
 
@@ -50,6 +51,8 @@ class ValueTransfer:
         self.samples = SampleCache(setup, inbox.poke)
         #: Time and error of codecs.
         self.gauge = CodecGauge()
+        #: Who sent what is not finite.
+        self.spoilt = SpoiltValues()
 
     def key(self, phase: Phase, step: int, micro_batch: int, edge: Edge, *, gradient: bool) -> ValueKey:
         """Under which key the value (or its gradient) of ``edge`` waits in the inbox."""
@@ -133,7 +136,10 @@ class ValueTransfer:
         key = value.key
         if isinstance(key, ValueKey):
             self._check_size(key, value)
-            self._inbox.put(key, self._planned(peer, key, value))
+            array = self._planned(peer, key, value)
+            if key.phase == Phase.TRAIN.value:
+                self.spoilt.check(key.step, peer, array)
+            self._inbox.put(key, array)
         else:  # checked against the largest array of the run
             self._inbox.put(key, decode_array(PackedArray(value.array, value.payload, value.sections), self._largest))
 

@@ -143,6 +143,7 @@ class Robust(StrategyDefaults):
             codec=self.codec,
             one_by_one=True,
             needs_one_stage=() if self.rule == "trimmed_mean" else (whole,),
+            faulty=self.faulty,
         )
 
     def check(self, world: World) -> None:

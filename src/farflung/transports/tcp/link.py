@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from farflung.clock import monotonic
@@ -35,14 +35,13 @@ from farflung.wire.packed import pack_value, unpack_value
 __all__ = ["TcpLink"]
 
 _TEXT = 1500
-_REFUSED_GRACE = 1.0
+_REFUSED_GRACE, _GOODBYE_SECONDS = 1.0, 1.0
 #: Bytes per round trip that one connection carries for certain: buffers hold ten times as much, its thread may be slow.
 _ONE_CARRIES = 0.25e6
 #: What makes a state more than one packet.
 _PADDING = 4096
 _CORRUPT_LIMIT = 16
 _FIRST_WITHOUT_BBR = 4
-_GOODBYE_SECONDS = 1.0
 _BACKLOG_SECONDS, _MIN_BACKLOG, _MAX_BACKLOG = 0.04, 64 << 10, 4 << 20
 
 
@@ -67,7 +66,7 @@ class TcpLink(Measured):
         #: Where the peer is, for the texts of errors.
         self.address = "an unknown address"
         self._outbox: Outbox[_Pending] = Outbox(config.window, config.credit, config.small)
-        self._inbox = Inbox(lambda: host.limits(peer), config.credit, config.window)
+        self._inbox = Inbox(lambda: host.limits(peer), config.credit, config.window, config.budget)
         self._probe = StripeProbe(config.stripes, max(config.stripes, config.max_stripes))
         self._peer_wants = 1
         self._errors: deque[tuple[int, int, str, str]] = deque(maxlen=ERRORS_KEPT)
@@ -336,10 +335,8 @@ class TcpLink(Measured):
             gone, unreadable = self._peer_left and not self.connections, self._unreadable
             if not gone and unreadable is None:
                 self._dial_if_needed()
-        if unreadable is not None:
-            self.fail(ConnectionLost(f"lost {self.peer}: it sent what can't be read: {unreadable}"))
-        elif gone:
-            self.fail(lost(self.peer, self.address, "it ended the connection"), quiet=True)
+        if gone or unreadable is not None:
+            self._end()
         elif self._corrupt > _CORRUPT_LIMIT and error is not None:
             self.fail(error)
 
@@ -366,8 +363,7 @@ class TcpLink(Measured):
             alone = self.alone_since
             if alone is None:
                 return
-            known = self.peer_id or not self._host.can_dial(self)  # who can't be dialled is waited for
-            patience = self._config.resume if known else self._config.connect_timeout
+            patience = self.dialer.patience(self._config, known=bool(self.peer_id or not self._host.can_dial(self)))
             refused = self.peer_id is not None and self.dialer.refused_for(now) > _REFUSED_GRACE
             wanted = self._wanted()
         if wanted and (refused or now - alone > patience):
@@ -428,6 +424,7 @@ class TcpLink(Measured):
             pending = self._outbox.drop()
             connections, told = list(self.connections), self.peer_sent and not quiet
             self._lanes.stop()
+            self._inbox.close()
             self.changed.notify_all()
         for connection in connections:
             connection.break_off(str(error))
@@ -436,11 +433,19 @@ class TcpLink(Measured):
         self._host.link_over(self, error, told=told)
 
     def let_go(self) -> None:
-        """If the peer has said goodbye, wait until the link is over: what is sent now belongs to the next one."""
+        """If the peer has said goodbye or sent what can't be read, wait until the link is over: a frame now needs a new link."""
         with self.changed:
-            if not self._peer_left or self.changed.wait_for(lambda: self.over is not None, _GOODBYE_SECONDS):
+            ending = self._peer_left or self._unreadable is not None
+            if not ending or self.changed.wait_for(lambda: self.over is not None, _GOODBYE_SECONDS):
                 return
-        self.fail(lost(self.peer, self.address, "it ended the connection"), quiet=True)
+        self._end()
+
+    def _end(self) -> None:
+        """End the link because of what the peer sent last."""
+        if self._unreadable is None:
+            self.fail(lost(self.peer, self.address, "it ended the connection"), quiet=True)
+        else:
+            self.fail(ConnectionLost(f"lost {self.peer}: it sent what can't be read: {self._unreadable}"))
 
     def close(self) -> None:
         """Say goodbye if nothing is on its way, else break off."""
@@ -450,13 +455,12 @@ class TcpLink(Measured):
                 return
             self._leaving = True
             self.changed.notify_all()
-            busy = self._outbox.busy or self._outbox.unhandled > 0
             connections = list(self.connections)
-            if not busy:
-                for connection in connections:
-                    connection.last_words = build_message(MessageKind.GOODBYE, ())
-                    connection.wake()
-        for connection in connections if not busy else ():
+            leaving = [] if self._outbox.busy or self._outbox.unhandled > 0 else connections
+            for connection in leaving:
+                connection.last_words = build_message(MessageKind.GOODBYE, ())
+                connection.wake()
+        for connection in leaving:
             connection.join(_GOODBYE_SECONDS)
         self.fail(error, quiet=True)
         for connection in connections:
@@ -465,12 +469,8 @@ class TcpLink(Measured):
     def view(self, seen: LinkStatistics) -> LinkStatistics:
         """``seen`` with what the link knows."""
         with self.changed:
-            return LinkStatistics(
-                frames_sent=seen.frames_sent,
-                bytes_sent=seen.bytes_sent,
-                frames_received=seen.frames_received,
-                bytes_received=seen.bytes_received,
-                busy_seconds=seen.busy_seconds,
+            return replace(
+                seen,
                 connections=len(self.connections),
                 congestion=self._congestion,
                 rate=self.rate.bytes_per_second,

@@ -70,7 +70,7 @@ class Way:
         return self.begin < self.end
 
     def move(self) -> None:
-        """Move what can be moved now, up to a budget.
+        """Move what can be moved now, up to a budget. A piece that is not full is the last for now: the selector reports more.
 
         Raises:
             OSError: a side broke off; what went before counts in ``moved``.
@@ -90,6 +90,8 @@ class Way:
                 break
             self.begin += sent
             self.moved += sent
+            if not self.full and self.end < PIECE:
+                break
 
 
 @dataclass(slots=True, eq=False)
@@ -102,12 +104,19 @@ class Splice:
     moved_at: float
     #: When it is cut, in monotonic seconds.
     until: float = math.inf
+    #: The events for which the selector waits, by socket.
+    awaited: list[int] = field(default_factory=lambda: [0, 0])
 
     def wants(self, which: int) -> int:
         """Events of socket ``which`` that matter now."""
         forth, back = self.ways[which], self.ways[1 - which]
         reads = selectors.EVENT_READ if not (forth.full or forth.over) else 0
         return reads | (selectors.EVENT_WRITE if back.full else 0)
+
+    def ready(self, which: int, events: int) -> set[Way]:
+        """The ways that can move after ``events`` of socket ``which``."""
+        reads = {self.ways[which]} if events & selectors.EVENT_READ else set()
+        return reads | {self.ways[1 - which]} if events & selectors.EVENT_WRITE else reads
 
 
 class Forwarder:
@@ -193,28 +202,33 @@ class Forwarder:
             chosen.register(self._wake_in, selectors.EVENT_READ)
             swept = monotonic()
             while not self._closed:
-                touched = {key.data[0] for key, _ in chosen.select(_TICK) if key.data is not None}
-                with suppress(BlockingIOError):
-                    self._wake_in.recv(4096)
+                touched: dict[Splice, set[Way]] = {}
+                for key, events in chosen.select(_TICK):
+                    if key.data is None:
+                        self._wake_in.recv(4096)
+                    else:
+                        splice, which = key.data
+                        touched.setdefault(splice, set()).update(splice.ready(which, events))
                 with self._lock:
-                    touched |= set(self._new)
+                    touched |= {one: set(one.ways) for one in self._new}
                     self._new.clear()
                 now = monotonic()
                 if now - swept > _TICK:  # whose ends are both gone without a word
                     swept = now
                     with self._lock:
-                        touched |= {one for one in self.splices if self._late(one, now)}
-                for splice in touched:
-                    self._serve(chosen, splice, now)
+                        touched |= {one: set(one.ways) for one in self.splices if self._late(one, now)}
+                for splice, ways in touched.items():
+                    self._serve(chosen, splice, ways, now)
             with self._lock:
                 left = list(self.splices)
             for splice in left:
                 self._end(chosen, splice)
 
-    def _serve(self, chosen: selectors.BaseSelector, splice: Splice, now: float) -> None:
+    def _serve(self, chosen: selectors.BaseSelector, splice: Splice, ways: Iterable[Way], now: float) -> None:
+        """Move what waits on ``ways``, and await what the splice wants next."""
         broken = False
         try:
-            for way in splice.ways:
+            for way in ways:
                 way.move()
         except OSError:
             broken = True
@@ -223,12 +237,13 @@ class Forwarder:
             self._end(chosen, splice)
             return
         for which, one in enumerate(splice.sockets):
-            events, known = splice.wants(which), chosen.get_map().get(one)
-            if known is None and events:
+            events, before = splice.wants(which), splice.awaited[which]
+            splice.awaited[which] = events
+            if events and not before:
                 chosen.register(one, events, (splice, which))
-            elif known is not None and not events:
+            elif before and not events:
                 chosen.unregister(one)
-            elif known is not None and events != known.events:
+            elif events != before:
                 chosen.modify(one, events, (splice, which))
 
     def _late(self, splice: Splice, now: float) -> bool:
@@ -245,8 +260,8 @@ class Forwarder:
     def _end(self, chosen: selectors.BaseSelector, splice: Splice) -> None:
         with self._lock:
             self.splices.discard(splice)
-        for one in splice.sockets:
-            if chosen.get_map().get(one) is not None:
+        for one, awaited in zip(splice.sockets, splice.awaited, strict=True):
+            if awaited:
                 chosen.unregister(one)
             one.close()
         self._ended(splice)

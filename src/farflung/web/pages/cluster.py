@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from nicegui import ui
-
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.web.pages.actions import WORKER_ACTIONS, act_on_worker, share_link
 from farflung.web.pages.link_map import link_map
@@ -31,9 +29,7 @@ _NOTHING = "–"
 
 def build(view: View) -> None:
     """Build the page."""
-    page = _ClusterPage(view)
-    page.show()
-    ui.timer(1.0, page.show)
+    view.follow(_ClusterPage(view).show)
 
 
 class _ClusterPage:
@@ -61,6 +57,7 @@ class _ClusterPage:
                     "device",
                     "engine",
                     "memory",
+                    "free disk",
                     "speed",
                     "utilization",
                     "uptime",
@@ -124,7 +121,7 @@ def _machines(
     for region in sorted(groups):
         rows += [[region or "no region"]] if len(groups) > 1 or region else []
         rows += groups[region]
-    width = 9 if owner else 8
+    width = 10 if owner else 9
     rows += [
         [one["name"], badge("gone", "bad"), str(one["cause"] or "").partition("\n")[0], *[""] * (width - 3)] for one in gone[-8:]
     ]
@@ -141,6 +138,7 @@ def _machine(one: Mapping[str, Any], use: float | None, owner: bool) -> list[Cel
         str(one.get("description") or one["kind"]),
         str(one["versions"].get("engine", _NOTHING)),
         str(Bytes(one["memory"])),
+        _NOTHING if one.get("disk") is None else str(Bytes(one["disk"])),
         str(FlopsPerSecond(one["speed"])),
         _NOTHING if use is None else meter(use, f"{use:.0%}"),
         _uptime(float(one["uptime"])) if "uptime" in one else _NOTHING,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from farflung.telemetry.shortage import free_space
 from farflung.units import Bytes, Seconds
 from farflung.web.sources.broker_poll import ClusterState
 from farflung.web.sources.live_run import LiveRun
@@ -14,8 +14,9 @@ from farflung.web.sources.run_analysis import Analysis
 
 __all__ = ["Alert", "cluster_alerts", "disk_alert", "run_alerts"]
 
-#: Seconds without a message after which a worker is called silent, and free bytes below which a disk is called nearly full.
-_SILENT, _LOW_DISK = 5.0, 5e9
+#: Seconds without a message after which a worker is called silent, and free bytes below which a disk is called nearly full: the
+#: broker's, which takes the checkpoints, and a worker's.
+_SILENT, _LOW_DISK, _LOW_WORKER_DISK = 5.0, 5e9, 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,13 @@ class Alert:
 
 
 def cluster_alerts(cluster: ClusterState) -> list[Alert]:
-    """Return what the broker reports: no answer, silent workers, stragglers, relays, warnings of versions."""
+    """Return what the broker reports: no answer, silent workers, stragglers, relays, full disks, versions."""
     found = [Alert(cluster.problem, severe=True)] if cluster.problem else []
     for member in cluster.members:
         if float(member.get("silence", 0.0)) > _SILENT:
             found.append(Alert(f"{member['name']} has been silent for {Seconds(member['silence'])}.", severe=True))
+        if (free := member.get("disk")) is not None and float(free) < _LOW_WORKER_DISK:
+            found.append(Alert(f"The disk of {member['name']} has {Bytes(free)} left: free some space there.", severe=True))
         found += [Alert(f"{member['name']}: {warning}") for warning in member.get("warnings", ())]
     for run in cluster.runs:
         found += [Alert(f"{_slow(str(one))} (run {run['run']}).") for one in run.get("slow", ())]
@@ -63,10 +66,7 @@ def run_alerts(run: LiveRun, analysis: Analysis | None) -> list[Alert]:
 
 def disk_alert(place: Path | None, low: float = _LOW_DISK) -> Sequence[Alert]:
     """Return whether the broker's disk is nearly full."""
-    try:
-        free = None if place is None else shutil.disk_usage(place).free
-    except OSError:
-        return []
+    free = None if place is None else free_space([place])
     if free is None or free >= low:
         return []
     return [Alert(f"The broker's disk has {Bytes(free)} left: remove old runs, or checkpoints will fail.", severe=True)]
