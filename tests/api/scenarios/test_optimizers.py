@@ -14,7 +14,7 @@ from farflung.api.optimizers import with_named_optimizer
 from farflung.errors import CaptureError, InputError
 from farflung.job.spec import GroupSpec, JobSpec, OptimizerSpec, SyncSpec
 from farflung.optim import state_bytes
-from tests.support.optimizers import OPTIMIZERS, Net, batch, plain_loop
+from tests.support.optimizers import OPTIMIZERS, Net, batch, plain_loop, table
 
 STEPS = 20
 
@@ -40,6 +40,15 @@ def test_equals_the_loop(name: str) -> None:
         result = farflung.train(Net(), batch, steps=STEPS, optimizer=OPTIMIZERS[name], workers=workers)
         assert different(result, truth) == []
         assert len(result.plan.devices) == workers
+
+
+def test_the_table_of_the_page() -> None:
+    page = Path(__file__).parents[3] / "docs" / "optimizers.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    begin = next(index for index, line in enumerate(lines) if line.startswith("| optimizer | name in a job |")) + 2
+    rows = table()
+    assert lines[begin : begin + len(rows)] == rows
+    assert not lines[begin + len(rows)].startswith("|")
 
 
 @pytest.mark.parametrize(
