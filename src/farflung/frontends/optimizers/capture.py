@@ -92,10 +92,15 @@ def capture_rules(
     ordered = tuple(name for name in SETTINGS if name in settings)
     rules: list[Rule] = []
     uses: dict[Key, int] = {}
+    finished: dict[tuple[int, Rule], Rule] = {}
     for item in trained:
         key = item.group, str(item.dtype).removeprefix("torch."), item.shape
         if key not in uses:
-            rule = _Capture(item, ordered).rule(missing)
+            noted = _Capture(item, ordered)
+            begun = item.group, noted.rule()
+            if begun not in finished:  # following a run takes long; parameters of other shapes mostly take the same ways
+                finished[begun] = noted.complete(missing)
+            rule = finished[begun]
             if rule not in rules:
                 rules.append(rule)
             uses[key] = rules.index(rule)
@@ -146,15 +151,19 @@ class _Capture:
             raise _refused(self._item, "a later step has other states than the first step: make all states in the first one")
         return note
 
-    def rule(self, missing: FindMissing) -> Rule:
+    def rule(self) -> Rule:
+        """The rule with the programs that are noted."""
+        first, later = _different(self._item, self._first), _different(self._item, self._later)
+        return Rule(states=self._first[0].slots, first=first, later=later)
+
+    def complete(self, missing: FindMissing) -> Rule:
         """The rule, whose programs fit all steps that ``missing`` looks at."""
         while True:
-            first, later = _different(self._item, self._first), _different(self._item, self._later)
-            rule = Rule(states=self._first[0].slots, first=first, later=later)
+            rule = self.rule()
             found = missing(rule, self._item)
             if found is None:
                 return rule
-            if len(first) + len(later) >= _MOST_WAYS:
+            if len(rule.first) + len(rule.later) >= _MOST_WAYS:
                 raise _refused(self._item, f"it takes more than {_MOST_WAYS} different ways through its code during the run")
             self._extend(*found)
 
