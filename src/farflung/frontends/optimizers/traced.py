@@ -87,8 +87,8 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     setattr(Traced, f"__r{_name}__", _method(_name, reflected=True))
 for _name in (*COMPARISONS, "neg", "abs"):
     setattr(Traced, f"__{_name}__", _method(_name))
-Traced.__bool__ = _bool  # type: ignore[attr-defined]
-Traced.__hash__ = float.__hash__  # type: ignore[method-assign]
+setattr(Traced, "__bool__", _bool)  # noqa: B010 - a class attribute that type checkers take for a method
+setattr(Traced, "__hash__", float.__hash__)  # noqa: B010 - defining __eq__ took it away
 
 
 def _function(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
