@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line
-from farflung.frontends.optimizers.recorder import Line, UpdateRecorder, line_text
+from farflung.frontends.optimizers.notes import Line, Notes, line_text
+from farflung.frontends.optimizers.recorder import UpdateRecorder
 from farflung.frontends.optimizers.traced import is_traced, plain
 from farflung.frontends.torch.data_dependence import line_of
 from farflung.graph.ir import DTYPES, LocalRef
@@ -240,7 +241,7 @@ def _step(item: Trained, settings: Mapping[str, float], before: _Note | None) ->
     _check_group(item, kept, group)
     if parameter.untyped_storage()._cdata != geometry:
         raise _refused(item, "it puts another tensor into parameter.data: change the parameter in place, with copy_")
-    return _note(item, recorder, optimizer.state[parameter], {slot.name: slot for slot in slots})
+    return _note(item, recorder.notes, optimizer.state[parameter], {slot.name: slot for slot in slots})
 
 
 def _begun(recorder: UpdateRecorder, parameter: torch.Tensor, state: Initial) -> Any:
@@ -271,7 +272,7 @@ def _inputs(recorder: UpdateRecorder, before: _Note, place: int) -> dict[str, An
     return found
 
 
-def _note(item: Trained, recorder: UpdateRecorder, states: Mapping[Any, Any], before: Mapping[str, StateSlot]) -> _Note:
+def _note(item: Trained, notes: Notes, states: Mapping[Any, Any], before: Mapping[str, StateSlot]) -> _Note:
     slots: list[StateSlot] = []
     results: list[LocalRef | int | float] = []
     kept: dict[str, Any] = {}
@@ -284,10 +285,10 @@ def _note(item: Trained, recorder: UpdateRecorder, states: Mapping[Any, Any], be
         kept[name] = value
         if slot is not None:
             slots.append(slot)
-            results.append(recorder.result(value))
-            kept[name] = recorder.known(value) if isinstance(value, torch.Tensor) else plain(value)
-    program = UpdateProgram(steps=tuple(recorder.steps), results=tuple(results), guards=tuple(recorder.guards))
-    return _Note(program, tuple(recorder.lines), kept, tuple(slots))
+            results.append(notes.result(value))
+            kept[name] = notes.known(value) if isinstance(value, torch.Tensor) else plain(value)
+    program = UpdateProgram(steps=tuple(notes.steps), results=tuple(results), guards=tuple(notes.guards))
+    return _Note(program, tuple(notes.lines), kept, tuple(slots))
 
 
 def _slot(item: Trained, name: str, value: Any) -> StateSlot | None:
