@@ -86,7 +86,8 @@ class Conduct:
             return []
         if event.name not in run.devices and event.name not in run.awaited:
             return []
-        return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST))
+        run.late[event.name] = run.late.get(event.name, 0) + 1
+        return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST, source=run.source))
 
     def differ(self, event: MembersDiffer) -> list[Command]:
         """Replicas have different states: one of them lies, or computes wrong. The attempt ends; all of them lose standing."""

@@ -170,6 +170,7 @@ class RunSubmitted:
     recoveries: int = 0
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
+    submitter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +194,7 @@ class RunRestored:
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
     stopping: bool = False
+    submitter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
