@@ -28,6 +28,7 @@ from farflung.graph.ir import Graph, InitStep, LocalRef, State, StateKind, Tenso
 from tests.support.quiet import until
 from tests.support.unguarded import crashing_graph, without_guards
 
+ROOT = Path(__file__).parents[3]
 PATIENCE = 60.0
 ONES = np.ones(4, np.float32)
 
