@@ -98,6 +98,8 @@ class WorkerFacts:
     retained: dict[str, list[RetainedState]] = field(default_factory=dict)
     #: Reports of steps that a dead worker may not have reported.
     step_reports: list[StepReport] = field(default_factory=list)
+    #: Hashes of their shares of checkpoints.
+    hashes: ShareHashes = field(default_factory=ShareHashes)
 
 
 class RunRecords:
@@ -154,8 +156,6 @@ class LiveRun:
     #: The newest generated text.
     sample: str = ""
     result: RunResult | None = None
-    #: What workers report of the shares of checkpoints.
-    hashes: ShareHashes = field(default_factory=ShareHashes)
     #: Guards ``store``. Lock order: ``files`` before ``RunTable.changed``.
     files: threading.Lock = field(default_factory=threading.Lock)
 
