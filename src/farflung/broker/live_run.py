@@ -15,7 +15,6 @@ from farflung.broker.records.backlog import Backlog
 from farflung.broker.records.latest_records import LatestRecords
 from farflung.broker.records.run_log import RunLog
 from farflung.broker.records.run_store import RunStore
-from farflung.broker.records.share_hashes import ShareHashes
 from farflung.clock import monotonic
 from farflung.cluster import Topology
 from farflung.errors import DataError
@@ -98,8 +97,6 @@ class WorkerFacts:
     retained: dict[str, list[RetainedState]] = field(default_factory=dict)
     #: Reports of steps that a dead worker may not have reported.
     step_reports: list[StepReport] = field(default_factory=list)
-    #: Hashes of their shares of checkpoints.
-    hashes: ShareHashes = field(default_factory=ShareHashes)
 
 
 class RunRecords:
