@@ -21,7 +21,8 @@ from farflung.security.ticket_book import TicketBook
 from farflung.transports.rpc import RpcClient
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback, captured, text_job, until
+from tests.support.loopback import Loopback, captured, text_job
+from tests.support.quiet import until
 
 
 def audit(home: Path) -> list[dict[str, str]]:
@@ -118,6 +119,19 @@ def test_a_certificate_alone_reaches_no_call_before_the_check(home: Path) -> Non
         member.client.close()
 
 
+def test_a_member_that_is_refused_again_and_again_does_not_fill_the_log(tmp_path: Path) -> None:
+    tickets, names = TicketBook(tmp_path / "tickets.sqlite"), NameBook(tmp_path / "names.sqlite")
+    access = AccessControl(tickets, names, AuditLog(tmp_path, wall_time))
+    for name, key in (("ann", "k1"), ("bob", "k2")):
+        names.bar(name, key, barred=True)
+        for _ in range(100):
+            with pytest.raises(SecurityError, match=f"'{name}' was kicked"):
+                access.check(Caller(name=name, role="worker", key=key), "session", "")
+    lines = [json.loads(line)["name"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert 60 <= lines.count("ann") < 80, "60 a minute"
+    assert 60 <= lines.count("bob") < 80, "each key has its own"
+
+
 @pytest.mark.timeout(300)
 def test_a_restart_of_the_broker_pardons_nobody_and_the_owner_does(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Loopback(home, 1) as cluster:
@@ -134,16 +148,3 @@ def test_a_restart_of_the_broker_pardons_nobody_and_the_owner_does(home: Path, c
             assert owner.status()["members"][0]["standing"] == ""  # type: ignore[index]
     with Loopback(home, 1) as cluster:
         assert cluster.broker.runs.machine.standing("a") == ""
-
-
-def test_a_member_that_is_refused_again_and_again_does_not_fill_the_log(tmp_path: Path) -> None:
-    tickets, names = TicketBook(tmp_path / "tickets.sqlite"), NameBook(tmp_path / "names.sqlite")
-    access = AccessControl(tickets, names, AuditLog(tmp_path, wall_time))
-    for name, key in (("ann", "k1"), ("bob", "k2")):
-        names.bar(name, key, barred=True)
-        for _ in range(100):
-            with pytest.raises(SecurityError, match=f"'{name}' was kicked"):
-                access.check(Caller(name=name, role="worker", key=key), "session", "")
-    lines = [json.loads(line)["name"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    assert 60 <= lines.count("ann") < 80, "60 a minute"
-    assert 60 <= lines.count("bob") < 80, "each key has its own"

@@ -96,10 +96,10 @@ class Attempts:
         """The run has made a new step."""
         run = self._state.run(event.run)
         run.lost = 0
+        run.failures.clear()
         run.steps_since_crash += 1
         if run.steps_since_crash >= _SETTLED:
             self._settle(run)
-        run.failures.clear()
         return []
 
     def dropped(self, event: RunDropped) -> list[Command]:

@@ -18,7 +18,6 @@ from farflung.protocol.events import (
     MemberLate,
     MemberLied,
     MemberReset,
-    MembersDiffer,
     MemberSpoilt,
     RunFailed,
     RunStalled,
@@ -89,17 +88,6 @@ class Conduct:
         run.late[event.name] = run.late.get(event.name, 0) + 1
         return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST, source=run.source))
 
-    def differ(self, event: MembersDiffer) -> list[Command]:
-        """Replicas have different states: one of them lies, or computes wrong. The attempt ends; all of them lose standing."""
-        run = self._state.runs.get(event.run)
-        if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
-            return []
-        names = " and ".join(event.names)
-        cause = f"the states of {names} after step {event.step} differ, although they must be equal"
-        for name in event.names:
-            self._state.standing.offend(name, Offense(cause, 1, LAST, run.source))
-        return self._attempts.lose(run, cause)
-
     def spoilt(self, event: MemberSpoilt) -> list[Command]:
         """A member's gradients were not finite. Data can be the cause, so this alone leads to no quarantine."""
         standing, last = self._state.standing, self._state.standing.last(event.name)
@@ -116,6 +104,8 @@ class Conduct:
         run = self._state.runs.get(event.run)
         if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
             return []
+        for name in event.suspects:
+            self._state.standing.offend(name, Offense(event.cause, 1, LAST))
         return self._attempts.lose(run, event.cause)
 
     def reset(self, event: MemberReset) -> list[Command]:

@@ -45,6 +45,8 @@ class Run:
     #: It survives this many losses in a row without a new step; ``lost`` counts them.
     recoveries: int = 0
     lost: int = 0
+    #: The failures since the last new step for which a member was replaced.
+    failures: list[MemberFailure] = field(default_factory=list)
     #: Who submitted it (empty: unknown).
     submitter: str = ""
     #: The workers whose process died while it computed for the run, in the order in which that happened, with the cause.
@@ -53,8 +55,6 @@ class Run:
     steps_since_crash: int = 0
     #: worker -> how often it was late in this run
     late: dict[str, int] = field(default_factory=dict)
-    #: The failures since the last new step for which a member was replaced.
-    failures: list[MemberFailure] = field(default_factory=list)
     #: Whether there was a plan for it once.
     began: bool = False
     #: A run of an earlier broker process waits for this many workers, and for those that are ``expected_names``.

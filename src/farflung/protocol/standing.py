@@ -49,7 +49,7 @@ class StandingRecord:
         """Return the record after ``offense``."""
         added = max(0, min(offense.points, offense.most - self.total))
         full = len(self.points) >= _MOST_SOURCES and offense.source not in self.points
-        source = list(self.points)[-1] if full else offense.source
+        source = tuple(self.points)[-1] if full else offense.source
         points = {**self.points, source: self.points.get(source, 0) + added}
         return StandingRecord(points=points, causes=(*self.causes, offense.cause)[-QUARANTINE:])
 
