@@ -60,7 +60,7 @@ def choose_server(servers: Sequence[Server], speed: float) -> Server:
     now = _seconds(servers)
     unit = _EQUAL * max(now.values()) or 1.0
 
-    def after(stage: int) -> tuple[list[float], float, int]:
+    def after(stage: int) -> tuple[list[int], float, int]:
         added = fmean(effective_speed(server, speed) for server in stages[stage])
         seconds = now | {stage: _with(stages[stage], added)}
         rounded = sorted((round(value / unit) for value in seconds.values()), reverse=True)
