@@ -13,7 +13,8 @@ from farflung.broker.records.journal import Journal
 from farflung.broker.records.run_store import RunStore
 from farflung.errors import DataError, InputError
 from farflung.telemetry import RunResult, StepRecord
-from tests.support.loopback import Loopback, plainly, same, states_of, text_job, until
+from tests.support.loopback import Loopback, plainly, same, states_of, text_job
+from tests.support.quiet import until
 from tests.support.watched_runs import watched
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from farflung.frontends.optimizers.named import Lion
+from farflung.frontends.optimizers.capture import Trained, capture_rules
+from farflung.frontends.optimizers.named import Lion, name_of
 
 Factory = Callable[[list[nn.Parameter]], Any]
 
@@ -135,3 +136,22 @@ def plain_loop(
         for scheduler in schedulers:
             scheduler.step()
     return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def table() -> list[str]:
+    """The rows of the table in docs/optimizers.md: what the rules of each optimizer keep for a matrix and for a vector."""
+    rows = []
+    for row, make in OPTIMIZERS.items():
+        matrix, vector = nn.Parameter(torch.zeros(256, 128)), nn.Parameter(torch.zeros(256))
+        made = make([matrix, vector])
+        kept: dict[int, float] = {}
+        for optimizer in made if isinstance(made, list) else [made]:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    shape = tuple(p.shape)
+                    book = capture_rules([Trained(group=0, optimizer=optimizer, settings=group, dtype=p.dtype, shape=shape)])
+                    kept[p.ndim] = sum(slot.nbytes(shape) for slot in book.rules[0].states) / p.nbytes
+        names = dict.fromkeys(name_of(optimizer) for optimizer in (made if isinstance(made, list) else [made]))
+        shown = ", ".join(f"`{name}`" for name in names if name != "captured") or "none"
+        rows.append(f"| {row} | {shown} | {kept[2]:.2f} | {kept[1]:.2f} |")
+    return rows

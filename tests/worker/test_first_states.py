@@ -18,7 +18,7 @@ from farflung.step.inbox import Inbox
 from farflung.worker.first_states import StateFetch
 from farflung.worker.retained_states import Continuation, RetainedStates
 from tests.support.futures import PATIENCE, later
-from tests.support.loopback import until
+from tests.support.quiet import until
 from tests.support.small_runs import small_setup
 
 SETUP = small_setup("a")

@@ -16,7 +16,8 @@ from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.owner_limits import OwnerLimitsFile
 from farflung.worker.reconnect import Service
-from tests.support.loopback import Loopback, until
+from tests.support.loopback import Loopback
+from tests.support.quiet import until
 
 
 @dataclass

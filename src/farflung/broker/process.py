@@ -29,6 +29,7 @@ from farflung.broker.records.broker_log import BrokerLog
 from farflung.broker.records.journal import Journal
 from farflung.broker.records.mirror import Mirror
 from farflung.broker.records.run_folders import RunFolders, StorageSettings
+from farflung.broker.records.standing_book import StandingBook
 from farflung.broker.requests.dashboard_tunnel import DashboardTunnel
 from farflung.broker.requests.link_profile import LinkProfile
 from farflung.broker.requests.run_control import RunControl
@@ -37,7 +38,7 @@ from farflung.broker.requests.submissions import Submissions
 from farflung.broker.requests.transfers import Transfers
 from farflung.broker.requests.watchers import Watchers
 from farflung.broker.restored_runs import RestoredRuns
-from farflung.broker.run_manager import RunManager
+from farflung.broker.run_manager import RunManager, Stores
 from farflung.broker.run_reports import RunReports
 from farflung.broker.run_table import RunTable
 from farflung.broker.run_trackers import RunTrackers
@@ -142,7 +143,10 @@ class Broker:
         opening.callback(journal.close)
         notices, trackers = self._make_notices(opening, log, storage.trackers)
         self.network = self._make_network(links, _dialer(credentials, say))
-        self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
+        standing = StandingBook(self.home / "names.sqlite", say)
+        self.runs.machine.restore_standing(standing.read())
+        stores = Stores(journal=journal.write, standing=standing.write)
+        self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, stores)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
         server = RpcServer(credentials, host=RpcHost(log=say, check=access.check))
         door = RpcServer(credentials, host=RpcHost(log=say), door=True)

@@ -102,8 +102,22 @@ def training_hash(job: JobSpec) -> str:
     schedule.) The graph has a hash of its own, so that neither a moved recipe file nor moved weights matter.
     """
     kept = job.model_dump(mode="json", include=set(_TRAINING))
-    kept["schedule"].pop("values")  # they have one row for each step, and a run may continue for more steps
+    # A run may continue for more steps: then there are more values, and perhaps more programs of the optimizer.
+    kept["schedule"].pop("values")
+    if kept["optimizer"]["rules"]:
+        kept["optimizer"]["rules"] = _first_programs(kept["optimizer"]["rules"])
     return content_hash(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _first_programs(rules: str) -> Any:
+    """The rules of an optimizer with the programs that every run has: a rule's last ones."""
+    try:
+        document = json.loads(rules)
+        for rule in document["rules"]:
+            rule |= {key: rule[key][-1:] for key in ("first", "later")}
+    except (ValueError, TypeError, KeyError):
+        return rules  # damaged, which whoever runs them finds
+    return document
 
 
 def _parse(text: str, source: str) -> JobSpec:

@@ -26,6 +26,8 @@ __all__ = ["ConnectionGate", "GateLimits", "Newcomer", "crowded_out", "gate_limi
 #: Connections that are accepted before those that have sent something get their turn.
 _BATCH = 64
 _TICK = 0.25
+#: A silent connection costs this process nothing for so many seconds: it takes no descriptor and wakes no thread.
+_DEFERRED = 30
 #: Seconds between two lines about connections that were cut.
 _REPORT_SECONDS = 60.0
 #: The head of a TLS record, its longest body, and its type for a handshake.
@@ -34,11 +36,15 @@ _TLS_HEAD, _TLS_MOST, _TLS_HANDSHAKE = 5, 1 << 14, 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateLimits:
-    """``waiting``: connections that may wait at once, ``of_address``: from one address; each waits ``seconds`` at most."""
+    """``waiting``: connections that may wait at once, ``of_address``: from one address; each waits ``seconds`` at most.
+
+    ``deferred``: seconds for which the system itself keeps a connection that has sent nothing, before the gate sees it (0: none).
+    """
 
     waiting: int
     of_address: int
     seconds: float = 5.0
+    deferred: int = 0
 
 
 class Newcomer(Protocol):
@@ -65,7 +71,7 @@ class _Waiting:
 def gate_limits() -> GateLimits:
     """Return limits that leave most of this process's descriptors to others."""
     waiting = max(16, min(512, descriptor_limit() // 8))
-    return GateLimits(waiting=waiting, of_address=max(8, waiting // 2))
+    return GateLimits(waiting=waiting, of_address=max(8, waiting // 2), deferred=_DEFERRED)
 
 
 def group_of(host: str) -> str:
@@ -116,6 +122,7 @@ class ConnectionGate:
         self._cut, self._reported = 0, monotonic()
         self._wake_in, self._wake_out = socket.socketpair()
         server.setblocking(False)
+        _defer(server, (limits or gate_limits()).deferred)
 
     def close(self) -> None:
         """Accept nothing any more, from any thread; ``run`` cuts what waits, and returns."""
@@ -231,6 +238,13 @@ class ConnectionGate:
         del self._waiting[one]
         self._selector.unregister(one.sock)
         one.sock.close()
+
+
+def _defer(server: socket.socket, seconds: int) -> None:
+    """Let the system report connections at ``server`` once they have sent something, where it can. Source: tcp(7)."""
+    if seconds and hasattr(socket, "TCP_DEFER_ACCEPT"):
+        with suppress(OSError):  # not a TCP socket
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, seconds)
 
 
 def _calls(server: socket.socket) -> bool:

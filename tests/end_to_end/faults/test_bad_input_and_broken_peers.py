@@ -45,8 +45,9 @@ from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
 from farflung.worker.run_part import RunPart, Sender
 from farflung.worker.training_run import TrainingRun
-from tests.support.loopback import Loopback, text_folder, text_job, until
+from tests.support.loopback import Loopback, text_folder, text_job
 from tests.support.played_runs import PATIENCE, play, renamed
+from tests.support.quiet import until
 from tests.support.small_runs import small_bundle
 from tests.support.watched_runs import watched
 

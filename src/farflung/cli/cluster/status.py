@@ -89,6 +89,8 @@ def _state_of(member: Mapping[str, Any]) -> str:
     notes = [word for word in (member.get("parting"), "paused" if member.get("paused") else "") if word]
     if member.get("idle") and not notes:
         notes.append(member["idle"])
+    if member.get("standing") and member["standing"] not in notes:
+        notes.append(member["standing"])
     if member.get("bandwidth"):
         notes.append(f"sends at most {BytesPerSecond(member['bandwidth']).written()}")
     if member.get("shares_with"):

@@ -25,7 +25,7 @@ import numpy as np
 from farflung.engines.base import Engine, EngineSettings, MicroBatch
 from farflung.engines.isolated.arena import Arena
 from farflung.engines.isolated.control import Exited, Locked, Spawn, Started, receive_with_files, send
-from farflung.engines.isolated.lockdown import Limits, lock_down, new_namespaces
+from farflung.engines.isolated.lockdown import Limits, adopt_orphans, lock_down, new_namespaces
 from farflung.engines.isolated.service import Service
 from farflung.engines.present import PRESENT
 from farflung.engines.registry import get_engine
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str]) -> None:
     _warm_up(engine)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards report for themselves
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards report for themselves, and nobody waits for their ends
+    adopt_orphans()
     send(control, Started(version=engine.version()))
     while True:
         spawn, files = receive_with_files(control, Spawn, _FILES)

@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line
-from farflung.frontends.optimizers.recorder import Line, UpdateRecorder, line_text
+from farflung.frontends.optimizers.notes import Line, Notes, line_text
+from farflung.frontends.optimizers.recorder import UpdateRecorder
 from farflung.frontends.optimizers.traced import is_traced, plain
 from farflung.frontends.torch.data_dependence import line_of
 from farflung.graph.ir import DTYPES, LocalRef
@@ -92,10 +93,15 @@ def capture_rules(
     ordered = tuple(name for name in SETTINGS if name in settings)
     rules: list[Rule] = []
     uses: dict[Key, int] = {}
+    finished: dict[tuple[int, Rule], Rule] = {}
     for item in trained:
         key = item.group, str(item.dtype).removeprefix("torch."), item.shape
         if key not in uses:
-            rule = _Capture(item, ordered).rule(missing)
+            noted = _Capture(item, ordered)
+            begun = item.group, noted.rule()
+            if begun not in finished:  # following a run takes long; parameters of other shapes mostly take the same ways
+                finished[begun] = noted.complete(missing)
+            rule = finished[begun]
             if rule not in rules:
                 rules.append(rule)
             uses[key] = rules.index(rule)
@@ -146,15 +152,19 @@ class _Capture:
             raise _refused(self._item, "a later step has other states than the first step: make all states in the first one")
         return note
 
-    def rule(self, missing: FindMissing) -> Rule:
+    def rule(self) -> Rule:
+        """The rule with the programs that are noted."""
+        first, later = _different(self._item, self._first), _different(self._item, self._later)
+        return Rule(states=self._first[0].slots, first=first, later=later)
+
+    def complete(self, missing: FindMissing) -> Rule:
         """The rule, whose programs fit all steps that ``missing`` looks at."""
         while True:
-            first, later = _different(self._item, self._first), _different(self._item, self._later)
-            rule = Rule(states=self._first[0].slots, first=first, later=later)
+            rule = self.rule()
             found = missing(rule, self._item)
             if found is None:
                 return rule
-            if len(first) + len(later) >= _MOST_WAYS:
+            if len(rule.first) + len(rule.later) >= _MOST_WAYS:
                 raise _refused(self._item, f"it takes more than {_MOST_WAYS} different ways through its code during the run")
             self._extend(*found)
 
@@ -231,7 +241,7 @@ def _step(item: Trained, settings: Mapping[str, float], before: _Note | None) ->
     _check_group(item, kept, group)
     if parameter.untyped_storage()._cdata != geometry:
         raise _refused(item, "it puts another tensor into parameter.data: change the parameter in place, with copy_")
-    return _note(item, recorder, dict(optimizer.state[parameter]))
+    return _note(item, recorder.notes, optimizer.state[parameter], {slot.name: slot for slot in slots})
 
 
 def _begun(recorder: UpdateRecorder, parameter: torch.Tensor, state: Initial) -> Any:
@@ -262,7 +272,7 @@ def _inputs(recorder: UpdateRecorder, before: _Note, place: int) -> dict[str, An
     return found
 
 
-def _note(item: Trained, recorder: UpdateRecorder, states: Mapping[Any, Any]) -> _Note:
+def _note(item: Trained, notes: Notes, states: Mapping[Any, Any], before: Mapping[str, StateSlot]) -> _Note:
     slots: list[StateSlot] = []
     results: list[LocalRef | int | float] = []
     kept: dict[str, Any] = {}
@@ -270,13 +280,15 @@ def _note(item: Trained, recorder: UpdateRecorder, states: Mapping[Any, Any]) ->
         if not isinstance(name, str) or not name.isidentifier():
             raise _refused(item, f"its state has the key {name!r:.60}: name states with plain words")
         slot = _slot(item, name, value)
+        if slot is not None and slot.number and name in before and before[name].number:
+            slot = before[name]  # an int is traced as a float
         kept[name] = value
         if slot is not None:
             slots.append(slot)
-            results.append(recorder.result(value))
-            kept[name] = recorder.known(value) if isinstance(value, torch.Tensor) else plain(value)
-    program = UpdateProgram(steps=tuple(recorder.steps), results=tuple(results), guards=tuple(recorder.guards))
-    return _Note(program, tuple(recorder.lines), kept, tuple(slots))
+            results.append(notes.result(value))
+            kept[name] = notes.known(value) if isinstance(value, torch.Tensor) else plain(value)
+    program = UpdateProgram(steps=tuple(notes.steps), results=tuple(results), guards=tuple(notes.guards))
+    return _Note(program, tuple(notes.lines), kept, tuple(slots))
 
 
 def _slot(item: Trained, name: str, value: Any) -> StateSlot | None:

@@ -7,12 +7,9 @@ place or not: a view stays a view when the calls are repeated, so nothing needs 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,13 +18,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from farflung.errors import CaptureError, GraphError
+from farflung.frontends.optimizers.notes import Notes, dtype_name, place_text
 from farflung.frontends.optimizers.traced import Place, is_traced, plain, traced, traced_functions
-from farflung.frontends.torch.data_dependence import is_between, line_of
-from farflung.graph.ir import DTYPES, Arg, DTypeArg, InitStep, LocalRef
+from farflung.graph.ir import Arg, DTypeArg, LocalRef
 from farflung.graph.opset import OPSET, check_target, info
-from farflung.optim.numbers import COMPARISONS, Number, apply
+from farflung.optim.numbers import Number
 
-__all__ = ["Line", "UpdateRecorder", "line_text"]
+__all__ = ["UpdateRecorder"]
 
 #: Operators that give their argument itself.
 _SAME = frozenset({"aten.lift_fresh.default", "aten.detach.default", "aten.alias.default", "aten.lift.default"})
@@ -38,42 +35,8 @@ _UNSET = {
     "aten.new_empty.default": "aten.new_zeros.default",
 }
 _PLACED = frozenset({"device", "layout", "pin_memory", "non_blocking"})
-_OPTIM = str(Path(torch.optim.__file__).parent)
 #: What a value of a tensor is taken for while code computes with it; no code's constants are this number.
 _UNKNOWN = 0.7310585786300049
-
-_Geometry = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
-
-
-#: File and number of a line of code.
-Line = tuple[str, int]
-
-
-def _line() -> Line | None:
-    """The innermost line of the optimizer's own code that runs."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(_OPTIM):
-            if not file.endswith("optim/optimizer.py"):
-                return file, frame.f_lineno
-        elif not is_between(file):
-            return file, frame.f_lineno
-        frame = frame.f_back
-    return None
-
-
-def line_text(line: Line | None) -> str:
-    """``lion.py:17: p.add_(...)``."""
-    if line is None:
-        return "its step"
-    place, text = line_of(*line)
-    return f"{place}: {text}"
-
-
-def place_text() -> str:
-    """The text of the line of the optimizer's own code that runs."""
-    return line_text(_line())
 
 
 @dataclass(slots=True)
@@ -86,31 +49,22 @@ class _Pending:
 
 
 class UpdateRecorder:
-    """The calls of one step. ``inputs``: the number of input places."""
+    """Notes one step. ``inputs``: the number of input places."""
 
     def __init__(self, inputs: int) -> None:
-        self.steps: list[InitStep] = []
-        #: The line of code of each step.
-        self.lines: list[Line | None] = []
-        self.guards: list[tuple[int, bool]] = []
-        self._inputs = inputs
-        self._places: dict[int, int] = {}
-        self._geometries: dict[_Geometry, int] = {}
-        self._alive: list[torch.Tensor] = []
-        #: The values of meta tensors with one element that follow from the program alone.
-        self._values: dict[int, torch.Tensor] = {}
+        self.notes = Notes(inputs)
         self._pending: list[_Pending] = []
 
     # -- what is known ------------------------------------------------------------------------------------------------
 
     def input_tensor(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
         """Take ``tensor`` for the value of the input ``place``."""
-        self._register(tensor, place)
+        self.notes.register(tensor, place)
         return tensor
 
     def input_number(self, value: Number, place: int) -> Any:
         """``value`` as the number of the input ``place``."""
-        return traced(value, self, Place(place, data=False))
+        return traced(value, self.notes, Place(place, data=False))
 
     def input_state(self, value: torch.Tensor, place: int) -> torch.Tensor:
         """A stand-in for a state that the step before left as ``value`` (``known``), at the input ``place``."""
@@ -120,95 +74,20 @@ class UpdateRecorder:
 
     def full_state(self, parameter: torch.Tensor, value: Number, dtype: torch.dtype) -> torch.Tensor:
         """A stand-in for a state like ``parameter`` that is ``value`` everywhere before the first step."""
-        kind = ("dtype", DTypeArg(_dtype_name(dtype)))
-        place = self._note("aten.full_like.default", (LocalRef(self._place(parameter)), value), (kind,))
+        kind = ("dtype", DTypeArg(dtype_name(dtype)))
+        place = self.notes.note("aten.full_like.default", (LocalRef(self.notes.place(parameter)), value), (kind,))
         made = torch.empty_like(parameter, dtype=dtype)
-        self._register(made, place)
+        self.notes.register(made, place)
         return made
-
-    def known(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor``, or its value where it has one element."""
-        value = self.value_of(tensor)
-        return tensor if value is None else value
-
-    def _register(self, tensor: torch.Tensor, place: int) -> None:
-        self._alive.append(tensor)
-        self._places[id(tensor)] = place
-        self._geometries[_geometry(tensor)] = place
-
-    def result(self, value: Any) -> LocalRef | Number:
-        """Where a state's value comes from.
-
-        Raises:
-            CaptureError: no step made it.
-        """
-        if isinstance(value, torch.Tensor):
-            return LocalRef(self._place(value))
-        return LocalRef(value.place.index) if is_traced(value) else value
-
-    def value_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The value of a tensor with one element, if it is known."""
-        if tensor.device.type != "meta":
-            return tensor
-        return self._values.get(id(tensor))
-
-    def _place(self, tensor: torch.Tensor) -> int:
-        found = self._places.get(id(tensor), self._geometries.get(_geometry(tensor)))
-        if found is not None:
-            return found
-        if tensor.device.type == "meta" or tensor.numel() != 1:
-            raise CaptureError(
-                f"{place_text()} reads a tensor {list(tensor.shape)} that is neither the parameter, its gradient nor a state: "
-                "keep it in self.state[parameter]"
-            )
-        return self._constant(tensor, tensor.item())
-
-    def _constant(self, tensor: torch.Tensor, value: Arg) -> int:
-        """Note that ``tensor``, which has one element on the host, is made with ``value``."""
-        place = self._note("aten.scalar_tensor.default", (value,), (("dtype", DTypeArg(_dtype_name(tensor.dtype))),))
-        if tensor.dim():
-            place = self._note("aten.reshape.default", (LocalRef(place), tuple(tensor.shape)), ())
-        self._register(tensor, place)
-        return place
-
-    # -- notes --------------------------------------------------------------------------------------------------------
-
-    def _note(self, target: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...] = (), output: int = 0) -> int:
-        self.steps.append(InitStep(target=target, args=args, kwargs=kwargs, output=output))
-        self.lines.append(_line())
-        return self._inputs + len(self.steps) - 1
-
-    def number(self, name: str, operands: tuple[Number, ...]) -> Any:
-        """Note an operator on numbers; comparisons become guards.
-
-        Raises:
-            CaptureError: a branch depends on the values of tensors.
-        """
-        data = any(is_traced(item) and item.place.data for item in operands)  # type: ignore[union-attr]
-        args = tuple(LocalRef(item.place.index) if is_traced(item) else item for item in operands)  # type: ignore[union-attr]
-        try:
-            value = apply(name, *map(plain, operands))
-        except GraphError as error:
-            raise CaptureError(f"{place_text()}: {error}") from None
-        if name in COMPARISONS and data:
-            raise CaptureError(
-                f"{place_text()} decides by the values of a tensor, which are unknown before the run: "
-                "use torch.where, or min and max of two numbers"
-            )
-        place = self._note(f"number.{name}", args)
-        if name in COMPARISONS:
-            self.guards.append((place, bool(value)))
-            return bool(value)
-        return traced(value, self, Place(place, data))
 
     def item(self, tensor: torch.Tensor) -> Any:
         """The value of a tensor with one element as a traced number."""
         if tensor.numel() != 1:
             raise CaptureError(f"{place_text()}: item() of a tensor {list(tensor.shape)}, which has several elements")
-        value = self.value_of(tensor)
-        place = self._note("number.item", (LocalRef(self._place(tensor)),))
+        value = self.notes.value_of(tensor)
+        place = self.notes.note("number.item", (LocalRef(self.notes.place(tensor)),))
         known: Number = _UNKNOWN if value is None else value.item()
-        return traced(known, self, Place(place, data=value is None))
+        return traced(known, self.notes, Place(place, data=value is None))
 
     def make(self, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
         """A tensor that is made from a traced number."""
@@ -218,7 +97,7 @@ class UpdateRecorder:
             raise CaptureError(f"{place_text()} makes a tensor of several numbers: make one tensor of each")
         with _disable_current_modes():
             made = torch.tensor([plain(number)] if number is not given else plain(number), dtype=kwargs.get("dtype"))
-        self._constant(made, LocalRef(number.place.index))
+        self.notes.constant(made, LocalRef(number.place.index))
         return made
 
     # -- modes --------------------------------------------------------------------------------------------------------
@@ -256,16 +135,16 @@ class UpdateRecorder:
                 raise CaptureError(f"{place_text()} uses {name}, which is not on the operator allow-list")
             return func(*args, **kwargs)
         if name == "aten._local_scalar_dense.default":
-            value = self.value_of(tensors[0])
+            value = self.notes.value_of(tensors[0])
             if value is None:
                 raise CaptureError(f"{place_text()} reads a value of a tensor, which is unknown before the run: use torch.where")
             return value.item()
-        values = [self.value_of(item) for item in tensors]
+        values = [self.notes.value_of(item) for item in tensors]
         noted = self._written(func, args, kwargs)
         result = self._run(func, args, kwargs, tensors)
         results = [item for item in pytree.tree_leaves(result) if isinstance(item, torch.Tensor)]
         if name in _SAME:
-            self._register(results[0], self._place(tensors[0]))
+            self.notes.register(results[0], self.notes.place(tensors[0]))
         else:
             self._finish(noted, func, results)
         self._follow(func, args, kwargs, (values, results))
@@ -288,7 +167,7 @@ class UpdateRecorder:
         known = iter(values)
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(known), (args, kwargs))
         kwargs = {**kwargs, "device": "cpu"} if kwargs.get("device") is not None else kwargs
-        self._values[id(results[0])] = func(*args, **kwargs)
+        self.notes.values[id(results[0])] = func(*args, **kwargs)
 
     def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, tuple[Arg, ...], dict[str, Arg]]:
         """The call in a program's terms, without devices."""
@@ -312,11 +191,11 @@ class UpdateRecorder:
 
     def _argument(self, value: Any) -> Arg:
         if isinstance(value, torch.Tensor):
-            return LocalRef(self._place(value))
+            return LocalRef(self.notes.place(value))
         if isinstance(value, (list, tuple)):
             return tuple(self._argument(item) for item in value)
         if isinstance(value, torch.dtype):
-            return DTypeArg(_dtype_name(value))
+            return DTypeArg(dtype_name(value))
         if isinstance(value, torch.memory_format):
             return str(value).removeprefix("torch.")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -347,16 +226,16 @@ class UpdateRecorder:
         _check_allowed(name)
         kwargs = tuple(sorted(named.items()))
         for index, item in enumerate(results):
-            place = self._note(name, args, kwargs, index)
-            self._register(item, place)
+            place = self.notes.note(name, args, kwargs, index)
+            self.notes.register(item, place)
 
     def _change(self, name: str, given: tuple[tuple[Arg, ...], dict[str, Arg]], written: Arg, result: torch.Tensor) -> None:
         """Note an operator without a form that changes its argument: compute, then copy."""
         _check_allowed(name)
-        value = self._note(name, given[0], tuple(sorted(given[1].items())))
-        self._note("aten.copy_.default", (written, LocalRef(value)))
+        value = self.notes.note(name, given[0], tuple(sorted(given[1].items())))
+        self.notes.note("aten.copy_.default", (written, LocalRef(value)))
         assert isinstance(written, LocalRef)
-        self._register(result, written.index)
+        self.notes.register(result, written.index)
 
 
 def _check_allowed(name: str) -> None:
@@ -378,18 +257,6 @@ def _functional_out(func: Any) -> str:
     base, overload = func._schema.name.partition("::")[2], func._overloadname
     kept = overload.removesuffix("_out")
     return f"aten.{base}.{'default' if overload == 'out' else kept}"
-
-
-def _geometry(tensor: torch.Tensor) -> _Geometry:
-    storage = int(tensor.untyped_storage()._cdata)
-    return storage, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise CaptureError(f"{place_text()}: element type {name} is not supported")
-    return name
 
 
 class _Functions(TorchFunctionMode):

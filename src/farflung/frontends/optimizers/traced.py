@@ -1,8 +1,9 @@
 """Python numbers that note what is computed with them.
 
 An optimizer computes with its learning rate, its step count and values that ``Tensor.item`` gives. These enter as instances of
-``TracedFloat`` and ``TracedInt``, which are a float and an int everywhere. Their arithmetic gives such numbers again, and each
-comparison becomes a guard.
+``Traced``, which is a float everywhere. Their arithmetic gives such numbers again, and each comparison becomes a guard. A step
+count that is an int enters as a float, too: Python would compute ``0.9**count`` without asking a subclass of int. In a run it is
+an int again, and both give the same bits below 2**53.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from unittest.mock import patch
 
 from farflung.optim.numbers import COMPARISONS, NUMBERS, Number
 
-__all__ = ["Place", "Tape", "TracedFloat", "TracedInt", "is_traced", "plain", "traced", "traced_functions"]
+__all__ = ["Place", "Tape", "Traced", "is_traced", "plain", "traced", "traced_functions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,8 @@ class Tape(Protocol):
         """Note the operator ``name``; return its result."""
 
 
-class TracedFloat(float):
-    """A float that notes what is computed with it."""
-
-    tape: Tape
-    place: Place
-
-
-class TracedInt(int):
-    """An int that notes what is computed with it."""
+class Traced(float):
+    """A number that notes what is computed with it."""
 
     tape: Tape
     place: Place
@@ -51,17 +45,17 @@ class TracedInt(int):
 
 def is_traced(value: object) -> bool:
     """Whether ``value`` notes what is computed with it."""
-    return isinstance(value, (TracedFloat, TracedInt))
+    return isinstance(value, Traced)
 
 
 def plain(value: Number) -> Number:
     """The number alone."""
-    return float(value) if isinstance(value, float) else int(value)
+    return float(value) if isinstance(value, float) else value
 
 
-def traced(value: Number, tape: Tape, place: Place) -> TracedFloat | TracedInt:
+def traced(value: Number, tape: Tape, place: Place) -> Traced:
     """``value`` as a number that notes what is computed with it."""
-    found = TracedFloat(value) if isinstance(value, float) else TracedInt(value)
+    found = Traced(value)
     found.tape, found.place = tape, place
     return found
 
@@ -88,14 +82,13 @@ def _bool(self: Any) -> bool:
     return bool(_noted("ne", self, 0))
 
 
-for _kind in (TracedFloat, TracedInt):
-    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-        setattr(_kind, f"__{_name}__", _method(_name))
-        setattr(_kind, f"__r{_name}__", _method(_name, reflected=True))
-    for _name in (*COMPARISONS, "neg", "abs"):
-        setattr(_kind, f"__{_name}__", _method(_name))
-    _kind.__bool__ = _bool  # type: ignore[method-assign]
-    _kind.__hash__ = _kind.__base__.__hash__  # type: ignore[assignment, method-assign]
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(Traced, f"__{_name}__", _method(_name))
+    setattr(Traced, f"__r{_name}__", _method(_name, reflected=True))
+for _name in (*COMPARISONS, "neg", "abs"):
+    setattr(Traced, f"__{_name}__", _method(_name))
+setattr(Traced, "__bool__", _bool)  # noqa: B010 - a class attribute that type checkers take for a method
+setattr(Traced, "__hash__", float.__hash__)  # noqa: B010 - defining __eq__ took it away
 
 
 def _function(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

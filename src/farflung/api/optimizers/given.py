@@ -100,7 +100,7 @@ def _with_values(job: JobSpec, trained: Sequence[Trained], schedule: Callable[[A
 
 def _rules(job: JobSpec, trained: Sequence[Trained]) -> str:
     """The rules of ``trained`` for all steps of ``job``, checked against the optimizers."""
-    from farflung.api.optimizer_check import check_rules
+    from farflung.api.optimizers.check import check_rules
     from farflung.engines.torch.update_programs import Missing, missing_program
     from farflung.frontends.optimizers.capture import capture_rules
 

@@ -16,9 +16,12 @@ from typing import Any
 import torch
 
 from farflung.engines.torch.optimizer import RuleOptimizer
+from farflung.engines.torch.update_programs import Missing, missing_program
 from farflung.errors import CaptureError
 from farflung.frontends.optimizers.capture import PLAIN, Trained, capture_rules, set_setting, setting_of
+from farflung.graph.ir import TensorSpec
 from farflung.job.spec import GroupSpec, OptimizerSpec
+from farflung.optim import Rule
 
 __all__ = ["check_rules"]
 
@@ -40,12 +43,17 @@ def check_rules(trained: Sequence[Trained], settings: Sequence[str] = ("lr",)) -
     real = {names[index]: torch.nn.Parameter(value.clone()) for index, value in enumerate(values)}
     ruled = {names[index]: torch.nn.Parameter(value.clone()) for index, value in enumerate(values)}
     usual = {name: [setting_of(item.settings, name) for item in small] for name in settings}
-    book = capture_rules(small, settings)
+    scales = [1.0 - step / 16 for step in range(_STEPS)]
+
+    def missing(rule: Rule, item: Trained) -> Missing | None:
+        declared = TensorSpec(dtype=str(item.dtype).removeprefix("torch."), shape=item.shape)
+        return missing_program(rule, declared, ([base[item.group] * scale for base in usual.values()] for scale in scales))
+
+    book = capture_rules(small, settings, missing)
     groups = tuple(GroupSpec(names=(name,)) for name in names.values())
     rules = RuleOptimizer(OptimizerSpec(name="captured", groups=groups), book, ruled)
     copies = _copies(small, list(real.values()))
-    for step in range(_STEPS):
-        scale = 1.0 - step / 16
+    for scale in scales:
         for item, mine, other in zip(small, real.values(), ruled.values(), strict=True):
             mine.grad = _random(item, generator)
             other.grad = mine.grad.clone()
