@@ -230,3 +230,23 @@ def test_two_that_blame_different_members_are_evidence() -> None:
     finish = made.handle(replace(FAILED, name="b", blames="c"))[-1]
     assert isinstance(finish, FinishRun)
     assert finish.cause == "worker c: no sense (told by worker b); the attempt with worker d failed like this, too"
+
+
+def test_members_that_wait_for_each_other_are_planned_last_the_second_time() -> None:
+    made = machine("a", "b", "c")
+    for attempt, devices in [(1, ("a", "b", "c")), (2, ("a", "b", "c")), (3, ("a",))]:
+        assert made.runs["r"].attempts == attempt
+        train(made, *devices)
+        made.handle(RunStalled(run="r", attempt=attempt, cause="b and c have waited for each other", suspects=("b", "c")))
+        drop(made, *devices)
+        if attempt == 2:
+            assert made.standing("b").startswith("planned last, since b and c have waited for each other")
+
+
+def test_replicas_that_differ_lose_standing_and_the_attempt_ends() -> None:
+    made = machine("a", "b", "c")
+    train(made, "a", "b", "c")
+    cause = "the states of a and b after step 4 differ, although they must be equal"
+    stalled = RunStalled(run="r", attempt=1, cause=cause, suspects=("a", "b"))
+    assert made.handle(stalled)[-1] == RecoverRun(run="r", cause=cause)
+    assert made.handle(stalled) == [], "of an attempt that is over"

@@ -66,3 +66,24 @@ def test_poke_makes_waiters_look_again() -> None:
     seen[0] = True
     box.poke()
     assert waiting.result(PATIENCE) is None
+
+
+def test_whoever_asks_hears_for_what_the_compute_thread_waits() -> None:
+    inbox, waiting = Inbox(), threading.Event()
+
+    def awaits() -> tuple[str, ...]:
+        return ("here", "there")
+
+    def ready() -> bool:
+        waiting.set()
+        return "there" in [*inbox._items]
+
+    assert inbox.awaited()[0] == []
+    inbox.put("here", 1)
+    thread = threading.Thread(target=inbox.wait_until, args=(ready, None, awaits))
+    thread.start()
+    waiting.wait()
+    assert inbox.awaited()[0] == ["there"]
+    inbox.put("there", 2)
+    thread.join()
+    assert inbox.awaited()[0] == []

@@ -29,7 +29,7 @@ from farflung.protocol.retained_states import RetainedState
 from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.records import Record, RelayedRecord, RunResult
 
-__all__ = ["Attempt", "LiveRun", "RunRecords", "Submission", "TrainingTimes", "WorkerFacts", "new_run"]
+__all__ = ["Attempt", "LiveRun", "RunRecords", "Submission", "TrainingTimes", "WaitingWorker", "WorkerFacts", "new_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,15 @@ class TrainingTimes:
         self.lost, self.lost_at = lost, now - away
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingWorker:
+    """A worker waits for ``peers`` in plan number ``attempt``, since ``since`` (monotonic seconds)."""
+
+    attempt: int
+    peers: tuple[str, ...]
+    since: float
+
+
 @dataclass(slots=True)
 class WorkerFacts:
     """What the workers of a run have reported (under ``RunTable.changed``)."""
@@ -83,6 +92,8 @@ class WorkerFacts:
     fingerprints: dict[str, Mapping[str, str]] = field(default_factory=dict)
     #: Workers that measured their device for this run.
     measured: set[str] = field(default_factory=set)
+    #: worker -> what it waits for
+    waits: dict[str, WaitingWorker] = field(default_factory=dict)
     #: worker -> states that it retains since the last loss
     retained: dict[str, list[RetainedState]] = field(default_factory=dict)
     #: Reports of steps that a dead worker may not have reported.

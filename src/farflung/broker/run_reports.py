@@ -13,11 +13,12 @@ from farflung.broker.attempts.replanner import Replanner
 from farflung.broker.attempts.retained_states import RetainedReport, RetainedStates
 from farflung.broker.links.network import Network
 from farflung.broker.links.traffic_figures import update_from_traffic
-from farflung.broker.live_run import LiveRun
+from farflung.broker.live_run import LiveRun, WaitingWorker
 from farflung.broker.notices import Notices
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
+from farflung.clock import monotonic
 from farflung.data import compare_fingerprints
 from farflung.errors import FarflungError, WireError
 from farflung.messages.conversions.failed_batches import failed_batch
@@ -37,6 +38,7 @@ from farflung.messages.reports import (
     RunReport,
     Stepped,
     Traced,
+    Waits,
 )
 from farflung.messages.router import Router
 from farflung.messages.schema import Channel
@@ -88,6 +90,7 @@ class RunReports:
         router.register(Helping, self._helping)
         router.register(Stepped, self._stepped)
         router.register(Hashed, self._hashed)
+        router.register(Waits, self._waits)
         router.register(Evaluated, self._evaluated)
         router.register(Traced, self._traced)
         router.register(Generated, self._generated)
@@ -164,6 +167,14 @@ class RunReports:
         if of != part.name and not (stages and all(part.name in devices for devices in stages)):
             raise WireError(f"{part.name} is no replica of {of!r:.80}, and hashes its share of a checkpoint")
         part.live.hashes.report((message.attempt, message.step), part.name, of, message.sha256)
+
+    def _waits(self, part: _Part, message: Waits) -> None:
+        with self.runs.changed:
+            waits = part.live.workers.waits
+            waits.pop(part.name, None)
+            if message.peers:
+                since = monotonic() - message.seconds
+                waits[part.name] = WaitingWorker(attempt=message.attempt, peers=message.peers, since=since)
 
     def _evaluated(self, part: _Part, message: Evaluated) -> None:
         live = part.live

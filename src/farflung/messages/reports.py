@@ -52,6 +52,7 @@ __all__ = [
     "RetainedStateItem",
     "Stepped",
     "Traced",
+    "Waits",
     "Wants",
 ]
 
@@ -272,6 +273,13 @@ class Hashed(RunReport, kind="hashed", on=Channel.REPORTS):
     step: Count
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     of: Member | UnsetType = UNSET
+
+
+class Waits(RunReport, kind="waits", on=Channel.REPORTS):
+    """This worker has waited for ``seconds`` for messages of ``peers`` (none: it waits no more). Repeated while it waits."""
+
+    peers: Annotated[tuple[Member, ...], Meta(max_length=4096)]
+    seconds: Amount
 
 
 class Evaluated(RunReport, kind="evaluation", on=Channel.REPORTS):

@@ -18,7 +18,6 @@ from farflung.protocol.events import (
     MemberLate,
     MemberLied,
     MemberReset,
-    MembersDiffer,
     MemberSpoilt,
     RunFailed,
     RunStalled,
@@ -48,7 +47,7 @@ class Conduct:
         culprit, text = self._blame(run, event)
         if text:
             return self._attempts.fail(run, replace(event, cause=text))
-        self._state.standing.offend(culprit, Offense(f"it failed: {event.cause}", LAST))
+        self._state.standing.offend(culprit, Offense(f"it failed: {event.cause}", LAST, source=run.source))
         return [self._judged(run.run, culprit), *self._attempts.lose(run, f"worker {culprit} is replaced: {event.cause}")]
 
     def _blame(self, run: Run, event: RunFailed) -> tuple[str, str]:
@@ -64,7 +63,7 @@ class Conduct:
         elsewhere = [known for known in alike if known.culprit != culprit and known.reporter != failure.reporter]
         cause = f"worker {culprit}: {event.cause}" + (f" (told by worker {event.name})" if culprit != event.name else "")
         for known in elsewhere:
-            self._state.standing.pardon(known.culprit, LAST)
+            self._state.standing.pardon(known.culprit, LAST, run.source)
         if elsewhere:
             return culprit, f"{cause}; the attempt with worker {elsewhere[-1].culprit} failed like this, too"
         again = any(known.culprit == culprit for known in alike)
@@ -89,21 +88,12 @@ class Conduct:
         run.late[event.name] = run.late.get(event.name, 0) + 1
         return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST, source=run.source))
 
-    def differ(self, event: MembersDiffer) -> list[Command]:
-        """Replicas have different states: one of them lies, or computes wrong. The attempt ends; all of them lose standing."""
-        run = self._state.runs.get(event.run)
-        if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
-            return []
-        names = " and ".join(event.names)
-        cause = f"the states of {names} after step {event.step} differ, although they must be equal"
-        for name in event.names:
-            self._state.standing.offend(name, Offense(cause, 1, LAST))
-        return self._attempts.lose(run, cause)
-
     def spoilt(self, event: MemberSpoilt) -> list[Command]:
         """A member's gradients were not finite. Data can be the cause, so this alone leads to no quarantine."""
         standing, last = self._state.standing, self._state.standing.last(event.name)
-        offense = Offense(f"its gradients were not finite in step {event.step} of {event.run}", 1, LAST)
+        run = self._state.runs.get(event.run)
+        source = event.run if run is None else run.source
+        offense = Offense(f"its gradients were not finite in step {event.step} of {event.run}", 1, LAST, source)
         standing.offend(event.name, offense)
         if last or not standing.last(event.name):
             return []
@@ -114,6 +104,8 @@ class Conduct:
         run = self._state.runs.get(event.run)
         if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
             return []
+        for name in event.suspects:
+            self._state.standing.offend(name, Offense(event.cause, 1, LAST))
         return self._attempts.lose(run, event.cause)
 
     def reset(self, event: MemberReset) -> list[Command]:

@@ -32,7 +32,6 @@ __all__ = [
     "MemberSlowed",
     "MemberSpoilt",
     "MemberWants",
-    "MembersDiffer",
     "MigrateRun",
     "Offer",
     "PlanMade",
@@ -311,16 +310,6 @@ class MemberLate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MembersDiffer:
-    """Replicas ``names`` of plan number ``attempt`` have different states after ``step`` steps, and nobody outvotes anybody."""
-
-    run: str
-    names: tuple[str, ...]
-    attempt: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSpoilt:
     """The gradients of a member were not finite in ``step`` of ``run``, which tolerated it."""
 
@@ -331,11 +320,12 @@ class MemberSpoilt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStalled:
-    """Plan number ``attempt`` of ``run`` has made no step for too long."""
+    """Plan number ``attempt`` of ``run`` makes no step, or no step to rely on. ``suspects``: some of them are the reason."""
 
     run: str
     attempt: int
     cause: str
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +355,6 @@ Event = (
     | StopRequested
     | MemberLied
     | MemberLate
-    | MembersDiffer
     | MemberSpoilt
     | RunStalled
     | MemberReset

@@ -7,7 +7,7 @@ end its process, so the jobs of one submitter alone lead to no quarantine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = ["LAST", "QUARANTINE", "Offense", "Standing", "StandingRecord"]
@@ -112,7 +112,7 @@ class Standing:
         what = f"lost {points} of {QUARANTINE} points"
         if points >= LAST:
             what = "in quarantine" if points >= QUARANTINE else "planned last"
-        return f"{what}, since {_listed(self._records[name].causes)}; farflung kick {name} --undo resets this"
+        return f"{what}, since {self._records[name].causes[-1]}; farflung kick {name} --undo resets this"
 
     def _total(self, name: str) -> int:
         return self._records[name].total if name in self._records else 0
@@ -123,9 +123,3 @@ class Standing:
             self._records.pop(name, None)
         else:
             self._records[name] = record
-
-
-def _listed(causes: Iterable[str]) -> str:
-    """The newest cause first; a repeated one once."""
-    newest, *older = dict.fromkeys(reversed(tuple(causes)))
-    return f"{newest} (before that, {'; '.join(older)})" if older else newest

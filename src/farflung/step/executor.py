@@ -26,7 +26,7 @@ from farflung.step.pipeline import PipelineMode, TrainingMode
 from farflung.step.reduction.gradient_exchange import gradient_exchange
 from farflung.step.router import Router
 from farflung.step.run_position import RunPosition
-from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
+from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup, sender_of
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.retained_stages import RetainedStages
 from farflung.step.stages.state_copies import StateCopies, StateCopy
@@ -200,6 +200,12 @@ class Executor:
         """Where received values wait."""
         return self._context.inbox
 
+    def awaited(self) -> tuple[tuple[str, ...], float]:
+        """Return the peers for whose messages the compute thread waits, and for how many seconds it has waited (any thread)."""
+        keys, seconds = self.inbox.awaited()
+        senders = {sender for key in keys if (sender := sender_of(self.setup, key)) != self.setup.device}
+        return tuple(sorted(senders - {""})), seconds
+
     @property
     def server(self) -> StageServer | None:
         """The server of this worker's stages, in a hybrid plan."""
@@ -259,25 +265,15 @@ class Executor:
 
     def _checkpoint(self) -> None:
         fault_point("checkpoint.before_shard", step=self.step, device=self.setup.device)
-        for device in self._reproduced():
+        samples = self._context.transfer.samples
+        for device in () if samples.on else self.stages.reproduced():
             self._context.hooks.on_copy(self.step, device, *self.stages.shard(device))
         states, optimizer = self.stages.shard(self.setup.device)
         if self._parts.sync is not None:
             optimizer |= self._parts.sync.retained()
-        samples = self._context.transfer.samples
         if samples.on:
             self.inbox.wait_until(lambda: samples.settled)
             optimizer |= samples.kept()
         committed = Committed(steps=self.stages.committed, rested=self._step.rested)
         self._context.hooks.on_checkpoint(self.step, committed, states, optimizer)
         self.stages.saved()
-
-    def _reproduced(self) -> list[str]:
-        """Return the devices whose whole share of a checkpoint this worker has too, bit by bit: the primaries of its stages."""
-        setup = self.setup
-        if setup.plan.sync is not None or self._context.transfer.samples.on:
-            return []
-        primaries = [setup.primary(index) for index in range(len(setup.plan.stages))]
-        others = sorted({primaries[index] for index in setup.own_stages} - {setup.device})
-        needed = {device: {index for index, primary in enumerate(primaries) if primary == device} for device in others}
-        return [device for device in others if needed[device] <= set(setup.own_stages)]

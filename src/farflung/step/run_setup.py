@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -14,12 +14,13 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.messages.commands import CopyRounds
 from farflung.messages.conversions.step_reports import StepReport
+from farflung.messages.data import ValueKey
 from farflung.plan.derive import derive_bounds
 from farflung.plan.link_memory import Route, routes_of
 from farflung.plan.model import Plan
 from farflung.telemetry.trace import Span
 
-__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key"]
+__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key", "sender_of"]
 
 
 def attempt_name(run: str, attempt: int) -> str:
@@ -206,6 +207,16 @@ class RunSetup:
         if stage == 0:
             return ()
         return tuple(name for name in piece.states if name in self.graph.unread and name in piece.graph.uses)
+
+
+def sender_of(setup: RunSetup, key: Hashable) -> str:
+    """Return the device that sends what waits under ``key`` in an inbox (empty: none, or several may)."""
+    if isinstance(key, ValueKey):
+        stage, trains = key.target if key.gradient else key.source, key.phase in (Phase.TRAIN.value, Phase.PROBE.value)
+        return setup.places[stage][key.micro_batch] if trains else setup.primary(stage)
+    parts = key if isinstance(key, tuple) else ()
+    named = [str(part) for part in parts[1:] if part in setup.peers]
+    return named[0] if named else setup.leader if parts[:1] == ("verdict",) else ""
 
 
 class RunHooks(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +11,7 @@ from farflung.clock import monotonic
 from farflung.errors import ConnectionLost
 from farflung.messages.commands import Beat
 from farflung.messages.reports import Hello, Wants
-from farflung.messages.schema import UNSET, Message
+from farflung.messages.schema import Message
 from farflung.messages.wire_form import encode
 from farflung.protocol.leases import BEATS, LEASE
 from farflung.thread_group import ThreadGroup
@@ -65,9 +65,11 @@ class BrokerLease:
 class ControlSession:
     """One session of a worker. ``open`` and ``frames`` belong to one thread; any thread may call the rest."""
 
-    def __init__(self, client: RpcClient, log: Callable[[str], None], disk: Callable[[], float | None] = lambda: None) -> None:
-        """``disk`` returns the free bytes of this machine's disks (None: unknown). Heartbeats report them."""
-        self._client, self._log, self._disk = client, log, disk
+    def __init__(
+        self, client: RpcClient, log: Callable[[str], None], beats: Callable[[], Sequence[Message]] = lambda: [Beat()]
+    ) -> None:
+        """``beats``: the messages of a heartbeat."""
+        self._client, self._log, self._beats = client, log, beats
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._rpc: RpcSession | None = None
@@ -172,9 +174,9 @@ class ControlSession:
                 rpc.close()
                 return
             if not rpc.waiting:  # else reports wait, which renew the lease as well
-                free = self._disk()
                 with suppress(ConnectionLost):
-                    rpc.send(encode(Beat(disk=UNSET if free is None else free)))
+                    for message in self._beats():
+                        rpc.send(encode(message))
 
 
 def _close_late(rpc: RpcSession) -> None:

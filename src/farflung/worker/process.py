@@ -40,7 +40,7 @@ from farflung.messages.conversions.retained_states import retained_state_items
 from farflung.messages.conversions.step_reports import message_of
 from farflung.messages.reports import Dropped, Hello, OfferItem, Relayed, RetainedRun, RetainedStateItem, Stepped
 from farflung.messages.router import Router
-from farflung.messages.schema import UNSET, Channel, UnsetType
+from farflung.messages.schema import UNSET, Channel, Message, UnsetType
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.telemetry.shortage import free_space
@@ -125,18 +125,16 @@ class Worker:
         self._options, self._log, self._on_owner = options, log, on_owner
         self._device, self._retained = carried.device, carried.retained
         self._current = CurrentPart(carried.ended)
-        self.session = ControlSession(membership.client, log, lambda: _free(options))
+        self.session = ControlSession(membership.client, log, self._beats)
         self._threads = ThreadGroup()
-        self._budget = MemoryBudget(max(_LEAST_BUDGET, int(self._device.offer["memory"])))
+        budget = MemoryBudget(max(_LEAST_BUDGET, int(self._device.offer["memory"])))
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
         endpoint = TcpEndpoint(
             membership.credentials,
             PeerFrames(self._current, lambda peer, wanted: self._retained.lend(self.endpoint, peer, wanted)).receive,
             listen=options.listen,
             advertise=options.advertise or membership.own_host,
-            config=TransportConfig(
-                limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL, budget=self._budget, peers_only=True
-            ),
+            config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL, budget=budget, peers_only=True),
             events=EndpointEvents(on_lost=self._current.on_lost, on_arrival=self._current.on_arrival, log=log),
         )
         links = PeerLinks(endpoint)
@@ -146,6 +144,7 @@ class Worker:
             engine=self._device.engine,
             device=self._device.name,
             memory=int(self._device.offer["memory"]),
+            budget=budget,
             place=Place(base=options.data, cache=default_cache(), confined=not options.any_path),
             links=links,
             retained=self._retained,
@@ -202,7 +201,7 @@ class Worker:
         ``bandwidth`` (bytes per second; None: no limit)."""
         memory, rate = limits.get("memory"), limits.get("bandwidth")
         if isinstance(memory, (int, float)):
-            self._budget.total = max(_LEAST_BUDGET, int(memory))
+            self._services.budget.total = max(_LEAST_BUDGET, int(memory))
         self._services.links.limit_rate(rate if isinstance(rate, (int, float)) else None)
         self.session.announce(limits)
 
@@ -219,6 +218,11 @@ class Worker:
         self._queries.join()
         self._retained.join()
         self._threads.join()
+
+    def _beats(self) -> list[Message]:
+        """What a heartbeat tells the broker."""
+        free, waits = _free(self._options), self._current.waits()
+        return [Beat(disk=UNSET if free is None else free), *([] if waits is None else [waits])]
 
     # -- the session's thread -----------------------------------------------------------------------------------------
 

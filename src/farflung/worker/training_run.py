@@ -103,6 +103,11 @@ class TrainingRun(RunPart):
                 engine.end()  # no state is needed any more: nobody waits for what it computes
             self._services.storage.break_off()  # else other workers may continue from the checkpoint that it is part of
 
+    def awaited(self) -> tuple[tuple[str, ...], float]:
+        """See ``RunPart``."""
+        executor = self.executor
+        return ((), 0.0) if executor is None else executor.awaited()
+
     def reports(self) -> Sequence[StepReport]:
         """See ``RunPart``."""
         return self._reports
@@ -208,18 +213,19 @@ class TrainingRun(RunPart):
             DataError: data are missing on this machine.
         """
         if bundle.job.data.kind == "caller":
-            return CallerFeed(setup, self._take), {}
+
+            def take(key: DataKey) -> Array:
+                """Wait for an array that the submitter sends."""
+                assert self._open is not None
+                taken: Array = self._open.executor.inbox.take(key)
+                return taken
+
+            return CallerFeed(setup, take), {}
         feed = FileFeed(bundle, setup, self._services.place.base, confined=self._services.place.confined)
         feed.check()
         if feed.samples is not None:
             check_samples(setup.job, setup.routes, feed.samples)
         return feed, feed.fingerprint()
-
-    def _take(self, key: DataKey) -> Array:
-        """Wait for an array that the submitter sends."""
-        assert self._open is not None
-        taken: Array = self._open.executor.inbox.take(key)
-        return taken
 
     def _first_states(self, command: Prepare, bundle: Bundle) -> FirstStates:
         services, fetch = self._services, None

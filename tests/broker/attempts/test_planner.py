@@ -9,6 +9,7 @@ import pytest
 
 from farflung.broker.attempts import planner
 from farflung.broker.planning import run_planner
+from farflung.thread_group import ThreadGroup
 from tests.support.loopback import Loopback, text_job
 
 
@@ -24,6 +25,21 @@ def test_a_failure_inside_ends_the_run(home: Path, monkeypatch: pytest.MonkeyPat
         found = cluster.run(text_job(steps=2))
     assert found.result.status == "failed"
     assert found.result.cause == "planning failed inside: KeyError: 'gone'"
+
+
+def test_a_machine_without_threads_ends_the_run_and_not_the_session(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ThreadGroup.spawn
+
+    def spawn(self: ThreadGroup, name: str, *given: Any, **more: Any) -> Any:
+        if name.startswith("plan-"):
+            raise RuntimeError("can't start new thread")
+        return real(self, name, *given, **more)
+
+    monkeypatch.setattr(ThreadGroup, "spawn", spawn)
+    with Loopback(home, 1) as cluster:
+        found = cluster.run(text_job(steps=2))
+        assert found.result.cause == "planning failed inside: RuntimeError: can't start new thread"
+        assert cluster.members() == ["a"]
 
 
 def test_a_planner_that_fails_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

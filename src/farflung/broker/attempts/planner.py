@@ -16,7 +16,7 @@ from farflung.broker.planning.attempt_start import Start
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
-from farflung.errors import FarflungError
+from farflung.errors import DiskFull, FarflungError
 from farflung.messages import watching
 from farflung.messages.conversions.relays import routes_of
 from farflung.messages.submission import Bundle
@@ -36,6 +36,8 @@ __all__ = ["AttemptPlanner", "Journaled"]
 Journaled = Callable[..., None]
 #: Seconds that ``close`` waits: a planner can't be interrupted.
 _END_SECONDS = 10.0
+#: Seconds between two tries while the broker's disk is full.
+_FULL_AGAIN = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,10 @@ class AttemptPlanner:
         self.notices.operator_of(live.run, f"planning for {', '.join(names)}")
         self.notices.watchers(live, watching.Planning(members=tuple(names)))
         failed = partial(self._failed, live, attempt)
-        self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt, on_error=failed)
+        try:
+            self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt, on_error=failed)
+        except RuntimeError as error:  # the system has no more threads
+            failed(error)
 
     def close(self) -> None:
         """Join the threads. What they wait for must have been woken."""
@@ -70,7 +75,7 @@ class AttemptPlanner:
         if bundle is None:
             return  # the run was stopped meanwhile
         fault_point("broker.before_plan", run=live.run)
-        made = self._make(live, bundle, members, attempt)
+        made = self._make_patiently(live, bundle, members, attempt)
         if made is None:
             return
         planned = made.planned
@@ -89,6 +94,22 @@ class AttemptPlanner:
         ours = isinstance(error, FarflungError)
         cause = str(error) if ours else f"planning failed inside: {type(error).__name__}: {error}"
         self.handle(PlanMade(run=live.run, attempt=attempt, error=cause, kind=type(error).__name__ if ours else "PlanError"))
+
+    def _make_patiently(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
+        """Return as ``_make``; while the broker's disk is full, or no descriptor is free, try again."""
+        told = False
+        while True:
+            try:
+                return self._make(live, bundle, members, attempt)
+            except DiskFull as error:
+                if not told:
+                    self.notices.everybody(live.run, f"warning: {error}; the run waits for that")
+            told = True
+            with self.runs.changed:
+                run = self.runs.machine.runs[live.run]
+                if run.state is not RunState.PLANNING or run.attempts != attempt:
+                    return None
+                self.runs.changed.wait(_FULL_AGAIN)
 
     def _make(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
         """Return the attempt (None: a newer one has begun meanwhile)."""

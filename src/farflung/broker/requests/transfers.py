@@ -12,7 +12,7 @@ from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.records.run_store import RunStore
 from farflung.broker.requests.permission import caller_of, client_of
 from farflung.broker.run_table import RunTable
-from farflung.errors import CheckpointError, InputError, SecurityError, WireError
+from farflung.errors import CheckpointError, DiskFull, InputError, SecurityError, WireError
 from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.calls import ShardUpload, StatesRequest, Uploaded, UploadEnd, UploadPiece, WeightsUpload
 from farflung.messages.remote_calls import serve_all
@@ -20,7 +20,7 @@ from farflung.messages.schema import Channel, Message
 from farflung.messages.watching import CheckpointWritten
 from farflung.messages.wire_form import decode, encode
 from farflung.plan.model import Plan
-from farflung.protocol.events import Event, MemberLied, MembersDiffer
+from farflung.protocol.events import Event, MemberLied, RunStalled
 from farflung.step.run_setup import Committed
 from farflung.step.sync.replica_slots import wanted_by
 from farflung.transports.rpc import Call, RpcServer
@@ -79,7 +79,11 @@ class Transfers:
             raise CheckpointError(f"run {run!r} is over: no checkpoint is kept any more")
         committed = Committed(steps=head.committed, rested=head.rested)
         if attempt == live.attempt.number:
-            stored = live.store.add_shard(step, name, self.folders.counted(run, _pieces(messages)), committed, attempt)
+            try:
+                stored = live.store.add_shard(step, name, self.folders.counted(run, _pieces(messages)), committed, attempt)
+            except (DiskFull, InputError):  # a full disk, or a quota
+                live.store.give_up(step, name, attempt)
+                raise
             self._check_hash(live, head, name, stored)
         with live.files:
             if attempt != live.store.attempt:
@@ -103,7 +107,7 @@ class Transfers:
         own = live.hashes.own((head.attempt, head.step), name, _HASH_SECONDS)
         if own == stored:
             return
-        live.store.drop_shard(head.step, name, head.attempt)
+        live.store.give_up(head.step, name, head.attempt)
         if own:
             cause = f"its share of the checkpoint of step {head.step} is not what it has hashed"
             self.handle(MemberLied(run=live.run, name=name, cause=cause))
@@ -122,7 +126,8 @@ class Transfers:
                 cause = f"its states after step {head.step} differ from those of the other replicas"
                 self.handle(MemberLied(run=live.run, name=name, cause=cause))
             if disputed:
-                self.handle(MembersDiffer(run=live.run, names=tuple(disputed), attempt=head.attempt, step=head.step))
+                cause = f"the states of {' and '.join(disputed)} after step {head.step} differ, although they must be equal"
+                self.handle(RunStalled(run=live.run, attempt=head.attempt, cause=cause, suspects=tuple(disputed)))
         return agree
 
     def states(self, call: Call, request: StatesRequest) -> Iterator[Message]:

@@ -133,6 +133,14 @@ class LocalStages:
             optimizer |= {key: value for key, value in slots.items() if key.split("/", 1)[1] in mine}
         return states, optimizer
 
+    def reproduced(self) -> list[str]:
+        """Return the devices whose whole shard this worker has too, bit by bit: primaries of its stages."""
+        setup = self.setup
+        primaries = [setup.primary(index) for index in range(len(setup.plan.stages))]
+        others = sorted({primaries[index] for index in setup.own_stages} - {setup.device})
+        needed = {device: {index for index, primary in enumerate(primaries) if primary == device} for device in others}
+        return [device for device in others if setup.plan.sync is None and needed[device] <= set(setup.own_stages)]
+
     def saved(self) -> None:
         """A checkpoint holds the present states."""
         self._saved_committed = self.committed
