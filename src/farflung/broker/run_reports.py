@@ -45,6 +45,7 @@ from farflung.messages.schema import Channel
 from farflung.messages.watching import GeneratedText, MemberReady, Note
 from farflung.protocol.events import (
     Event,
+    HelperMoves,
     MemberLate,
     MemberLied,
     RunDropped,
@@ -151,8 +152,11 @@ class RunReports:
         del message
         with self.runs.changed:
             notice = self.helpers.ready(part.live, part.name)
+            moves = self.helpers.move(part.live)
         if notice:
             self.notices.operator_of(part.live.run, notice)
+        if moves:
+            self.handle(HelperMoves(run=part.live.run, name=moves))
 
     def _stepped(self, part: _Part, message: Stepped) -> None:
         live = part.live
