@@ -6,7 +6,7 @@ most one run. The parts of the machine share ``ClusterState``:
 - ``membership``: members join, leave and are lost.
 - ``run_queue``: which waiting run gets which members.
 - ``attempts``: an attempt from its plan to its end, a loss or a better plan.
-- ``helper_pool``: which unreliable members help which run.
+- ``hybrid``: which unreliable members help which run.
 - ``conduct``: members that misbehave; ``standing``: what that costs them.
 """
 
@@ -45,7 +45,7 @@ from farflung.protocol.events import (
     StopRequested,
     WaitedEnough,
 )
-from farflung.protocol.helper_pool import HelperPool
+from farflung.protocol.hybrid.helper_pool import HelperPool
 from farflung.protocol.members import Gone, Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.run_queue import RunQueue

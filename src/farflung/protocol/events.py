@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from farflung.errors import FailedBatch
+from farflung.protocol.hybrid.helper_events import AskHelper, HelperGone, HelperMoves
 
 __all__ = [
     "ENGINE_CRASHED",
@@ -323,14 +324,6 @@ class RunStalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HelperMoves:
-    """``name`` should help another stage of ``run``."""
-
-    run: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReset:
     """The broker's owner resets the standing of a member."""
 
@@ -387,23 +380,6 @@ class StartRun:
 
     run: str
     name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskHelper:
-    """Let ``name`` help one of the run's servers."""
-
-    run: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HelperGone:
-    """``name`` does not help the run any more: notify its servers."""
-
-    run: str
-    name: str
-    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
