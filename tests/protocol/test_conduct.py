@@ -19,6 +19,7 @@ from farflung.protocol.events import (
     MemberLied,
     MemberLost,
     MemberReset,
+    MembersDisputed,
     MemberSpoilt,
     Offer,
     PlanMade,
@@ -29,6 +30,7 @@ from farflung.protocol.events import (
     RunPrepared,
     RunStalled,
     RunSubmitted,
+    WorkForged,
 )
 
 OFFER = Offer(memory=1e9, speed=1e9)
@@ -230,3 +232,27 @@ def test_two_that_blame_different_members_are_evidence() -> None:
     finish = made.handle(replace(FAILED, name="b", blames="c"))[-1]
     assert isinstance(finish, FinishRun)
     assert finish.cause == "worker c: no sense (told by worker b); the attempt with worker d failed like this, too"
+
+
+def test_a_forger_is_in_quarantine_and_the_run_continues_without_it() -> None:
+    made = machine("a", "b", "c")
+    train(made, "a", "b", "c")
+    cause = "its results for micro-batch 3 of step 5 in stage 0 differ from those of a and c"
+    commands = made.handle(WorkForged(run="r", attempt=1, name="b", step=5, cause=cause))
+    assert RecoverRun(run="r", cause=f"worker b is left out: {cause}") in commands
+    assert made.standing("b") == f"in quarantine, since {cause}; farflung kick b --undo resets this"
+    (planned,) = of(drop(made, "a", "b", "c"), MakePlan)
+    assert planned == MakePlan(run="r", members=("a", "c"), attempt=2)
+    assert made.handle(WorkForged(run="r", attempt=1, name="c", step=6, cause=cause)) == [], "of an attempt that is over"
+
+
+def test_a_dispute_ends_the_attempt_and_the_run_prefers_others() -> None:
+    made = machine("a", "b", "c")
+    train(made, "a", "b", "c")
+    event = MembersDisputed(run="r", attempt=1, names=("a", "b"), step=5, about="micro-batch 3")
+    assert RecoverRun(run="r", cause="a and b disagree about micro-batch 3") in made.handle(event)
+    for name in ("a", "b"):
+        assert made.standing(name).startswith("planned last, since a and b disagree about micro-batch 3")
+    assert made.standing("c") == ""
+    assert of(drop(made, "a", "b", "c"), MakePlan) == [MakePlan(run="r", members=("c",), attempt=2)]
+    assert made.handle(event) == [], "of an attempt that is over"

@@ -23,7 +23,7 @@ from farflung.errors import FarflungError, WireError
 from farflung.messages.conversions.failed_batches import failed_batch
 from farflung.messages.conversions.link_reports import Told, links_of
 from farflung.messages.conversions.retained_states import retained_states_of
-from farflung.messages.conversions.step_reports import report_of, trace_of
+from farflung.messages.conversions.step_reports import StepReport, report_of, trace_of
 from farflung.messages.reports import (
     Dropped,
     Ended,
@@ -38,7 +38,7 @@ from farflung.messages.reports import (
     Traced,
 )
 from farflung.messages.router import Router
-from farflung.messages.schema import Channel
+from farflung.messages.schema import Channel, Message
 from farflung.messages.watching import GeneratedText, MemberReady, Note
 from farflung.protocol.events import (
     Event,
@@ -64,7 +64,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunReports:
-    """Passes each report to the part of the broker that it concerns. A bad report fails its run."""
+    """Passes each report to the part of the broker that it concerns. A bad report fails its run. ``send`` never waits."""
 
     runs: RunTable
     handle: Callable[[Event], None]
@@ -75,6 +75,7 @@ class RunReports:
     helpers: HelperAssignment
     replanner: Replanner
     stragglers: StragglerMonitor
+    send: Callable[[str, Message], None]
 
     @cached_property
     def _router(self) -> Router[_Part, None]:
@@ -150,11 +151,22 @@ class RunReports:
             self.notices.operator_of(part.live.run, notice)
 
     def _stepped(self, part: _Part, message: Stepped) -> None:
-        live = part.live
+        live, report = part.live, report_of(message)
         if live.progress is not None:
-            for late in live.progress.report(part.name, report_of(message)):
+            for late in live.progress.report(part.name, report):
                 self.handle(MemberLate(run=live.run, name=late, attempt=message.attempt, what="reported no step for too long"))
             self.stragglers.step(live.run, live.attempt.number, part.name, message.busy)
+
+        self._verify(live, part.name, report)
+
+    def _verify(self, live: LiveRun, name: str, report: StepReport) -> None:
+        """Compare digests. If a worker has forged some, the next attempt begins with a checkpoint from before that step."""
+        if live.attempt.verification is None:
+            return
+        for event in live.attempt.verification.report(name, report, self.send):
+            with self.runs.changed:
+                live.distrusted = event.step if live.distrusted is None else min(live.distrusted, event.step)
+            self.handle(event)
 
     def _evaluated(self, part: _Part, message: Evaluated) -> None:
         live = part.live

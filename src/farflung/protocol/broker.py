@@ -29,6 +29,7 @@ from farflung.protocol.events import (
     MemberLost,
     MemberMeasured,
     MemberReset,
+    MembersDisputed,
     MemberSlowed,
     MemberSpoilt,
     MemberWants,
@@ -43,6 +44,7 @@ from farflung.protocol.events import (
     RunSubmitted,
     StopRequested,
     WaitedEnough,
+    WorkForged,
 )
 from farflung.protocol.helper_pool import HelperPool
 from farflung.protocol.members import Gone, Member
@@ -84,6 +86,8 @@ class BrokerMachine:
             MemberLied: conduct.lied,
             MemberLate: conduct.late,
             MemberSpoilt: conduct.spoilt,
+            WorkForged: conduct.forged,
+            MembersDisputed: conduct.disputed,
             RunStalled: conduct.stalled,
             MemberReset: conduct.reset,
         }

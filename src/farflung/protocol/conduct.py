@@ -18,9 +18,11 @@ from farflung.protocol.events import (
     MemberLate,
     MemberLied,
     MemberReset,
+    MembersDisputed,
     MemberSpoilt,
     RunFailed,
     RunStalled,
+    WorkForged,
 )
 from farflung.protocol.runs import MemberFailure, Run, RunState
 from farflung.protocol.standing import LAST, QUARANTINE, Offense
@@ -95,6 +97,23 @@ class Conduct:
         if last or not standing.last(event.name):
             return []
         return [MemberJudged(name=event.name, run=event.run, text=f"worker {event.name} is {standing.text(event.name)}")]
+
+    def forged(self, event: WorkForged) -> list[Command]:
+        """Other replicas agree that a member's results are wrong."""
+        run = self._state.runs.get(event.run)
+        if run is None or event.attempt != run.attempts:
+            return []
+        return self._expel(event.run, event.name, Offense(event.cause, QUARANTINE))
+
+    def disputed(self, event: MembersDisputed) -> list[Command]:
+        """Members disagree about a result: the run goes back and prefers others, and nobody is in quarantine for that alone."""
+        run = self._state.runs.get(event.run)
+        if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
+            return []
+        cause = f"{' and '.join(event.names)} disagree about {event.about}"
+        for name in event.names:
+            self._state.standing.offend(name, Offense(cause, LAST, LAST))
+        return [*(self._judged(event.run, name) for name in event.names), *self._attempts.lose(run, cause)]
 
     def stalled(self, event: RunStalled) -> list[Command]:
         """A run makes no step, and nobody knows because of whom: whoever does not drop the attempt is found late."""

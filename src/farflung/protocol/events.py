@@ -32,6 +32,7 @@ __all__ = [
     "MemberSlowed",
     "MemberSpoilt",
     "MemberWants",
+    "MembersDisputed",
     "MigrateRun",
     "Offer",
     "PlanMade",
@@ -50,6 +51,7 @@ __all__ = [
     "StopRequested",
     "StopRun",
     "WaitedEnough",
+    "WorkForged",
 ]
 
 #: The class of errors without a more precise class.
@@ -317,6 +319,28 @@ class MemberSpoilt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkForged:
+    """Other replicas have computed work of ``name`` in ``step`` again, and agree that its results are wrong."""
+
+    run: str
+    attempt: int
+    name: str
+    step: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembersDisputed:
+    """One of ``names`` lies ``about`` work in ``step``, and nobody can say which one."""
+
+    run: str
+    attempt: int
+    names: tuple[str, ...]
+    step: int
+    about: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStalled:
     """Plan number ``attempt`` of ``run`` has made no step for too long."""
 
@@ -353,6 +377,8 @@ Event = (
     | MemberLied
     | MemberLate
     | MemberSpoilt
+    | WorkForged
+    | MembersDisputed
     | RunStalled
     | MemberReset
 )

@@ -15,6 +15,7 @@ from farflung.messages.data import Batch, EvaluationVote, Losses, Norms, Slope, 
 from farflung.messages.router import PeerRouter
 from farflung.messages.schema import Message
 from farflung.plan.check import check_runnable
+from farflung.plan.verification import Unit
 from farflung.step.context import StepContext
 from farflung.step.evaluation.evaluation import Evaluation
 from farflung.step.evaluation.generation import generate
@@ -34,6 +35,7 @@ from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import synchronized
 from farflung.step.sync.participation import Participation
 from farflung.step.two_phase_commit import TwoPhaseCommit
+from farflung.step.verification.verification import Verification
 from farflung.step.zeroth_order import ZerothOrderMode
 from farflung.telemetry.faults import fault_point
 from farflung.transports.base import Arrival, Endpoint
@@ -68,7 +70,8 @@ class Executor:
     def _wire(self) -> tuple[StepParts, Router]:
         """Make the parts of a step as the plan asks, and register which messages each of them takes."""
         context, stages, setup = self._context, self.stages, self.setup
-        sums = gradient_exchange(setup, context.inbox, context.outbox)
+        verification = Verification(context, stages)
+        sums = gradient_exchange(setup, context.inbox, context.outbox, verification.part)
         sync = synchronized(setup, context.inbox, context.outbox, (context.note, context.trace, context.transfer.gauge))
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
@@ -85,6 +88,7 @@ class Executor:
         messages.register(Value, context.transfer.receive)
         messages.register(Batch, context.transfer.receive_batch)
         sums.register(messages)
+        verification.register(messages)
         copies.register(messages)
         if sync is not None:
             sync.register(messages)
@@ -96,7 +100,7 @@ class Executor:
             mode = ZerothOrderMode(context, stages, vote, sync, sync.strategy.traits.zeroth_order)
             messages.register(Slope, mode.receive)
         else:
-            mode = PipelineMode(context, stages, vote, sums, sync)
+            mode = PipelineMode(context, stages, vote, sums, (sync, verification))
         parts = StepParts(
             sync=sync,
             participation=participation,
@@ -106,6 +110,7 @@ class Executor:
             sums=sums,
             commit=commit,
             copies=copies,
+            verification=verification,
         )
         return parts, Router(context, self._position, messages)
 
@@ -222,6 +227,10 @@ class Executor:
             return self._evaluation.local_pieces
         setup = self.setup
         return [setup.subgraphs[index] for index in setup.own_stages if setup.places[index][micro_batch] == setup.device]
+
+    def recheck(self, unit: Unit, verifier: str) -> None:
+        """Verify ``unit``, which ``verifier`` has verified (the session's thread)."""
+        self._parts.verification.recheck(unit, verifier)
 
     def retained(self) -> list[StateCopy | RetainedStages]:
         """Return the states that this worker retains now that its part has ended (empty: training cannot continue from them)."""

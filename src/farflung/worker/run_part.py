@@ -13,7 +13,7 @@ from typing import NamedTuple
 from farflung.data.base import Place
 from farflung.engines.base import Engine
 from farflung.errors import ConnectionLost, FarflungError, GraphError, WireError
-from farflung.messages.commands import Help, Helper, HelperGone, Prepare
+from farflung.messages.commands import Help, Helper, HelperGone, Prepare, Recheck
 from farflung.messages.conversions.failed_batches import batch_item
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import RunMessage
@@ -147,6 +147,9 @@ class RunPart(ABC):
 
     def on_helper(self, command: Helper | HelperGone) -> None:  # noqa: B027 - a helper has no helpers
         """A helper comes or goes, as the broker reports."""
+
+    def recheck(self, command: Recheck) -> None:  # noqa: B027 - a helper verifies nothing
+        """Verify a unit about which two workers disagree."""
 
     def on_arrival(self, arrival: Arrival) -> None:  # noqa: B027 - a helper has no trace
         """A frame has come (transport thread)."""

@@ -10,7 +10,7 @@ from functools import partial
 from farflung.data.timed_reads import TimedReads
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
-from farflung.messages.commands import Helper, HelperGone, Prepare
+from farflung.messages.commands import Helper, HelperGone, Prepare, Recheck
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import Batch, LentEnd, LentPiece, PeerHello, RunMessage
 from farflung.messages.hybrid import SliceAnswer
@@ -20,6 +20,7 @@ from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import encode
 from farflung.plan.link_memory import check_samples
 from farflung.plan.model import Plan
+from farflung.plan.verification import Unit
 from farflung.step.executor import Executor
 from farflung.step.plugin_check import check_plugins
 from farflung.step.run_setup import RunSetup
@@ -117,6 +118,13 @@ class TrainingRun(RunPart):
         open_run = self._open
         if open_run is not None:
             open_run.helper(command, self._services.links)
+
+    def recheck(self, command: Recheck) -> None:
+        """See ``RunPart``."""
+        executor = self.executor
+        if executor is not None:
+            with suppress(FarflungError):  # the part is over
+                executor.recheck(Unit(command.step, command.stage, command.micro_batch), command.verifier)
 
     def on_arrival(self, arrival: Arrival) -> None:
         """Once the frame is decoded, its span is added to the trace."""
@@ -277,6 +285,7 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
         rounds=command.rounds,
         checkpoint_step=command.checkpoint_step,
         checkpoint_committed=command.checkpoint_committed,
+        secrets={} if isinstance(command.secrets, UnsetType) else command.secrets,
     )
 
 

@@ -14,6 +14,7 @@ from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, stran
 from farflung.broker.planning.attempt_start import Start
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
+from farflung.broker.verification.run_verification import RunVerification
 from farflung.clock import monotonic
 from farflung.errors import FarflungError, PlanError
 from farflung.foreign_code import translated
@@ -121,6 +122,7 @@ class AttemptPlanner:
             planned_at=monotonic(),
             preparation=preparation,
             progress=progress,
+            verification=RunVerification(live.run, attempt, planned.plan) if live.job.verify.share else None,
             start=start,
         )
 
@@ -129,10 +131,15 @@ class AttemptPlanner:
 
         The caller has ``live.files``. So an older plan that is ready late changes none of that.
         """
+        with self.runs.changed:
+            trusted, live.distrusted = live.distrusted, None
+        if trusted is not None:
+            live.store.go_back(trusted)
         newest = live.store.begin(attempt)
         live.store.write_plan(planned.plan, planned.topology.to_json())
         start = Start.of(attempt, newest, live.first_source)
-        start = start.or_live(self.retained.of_members(live), bundle.graph, planned.plan)
+        if trusted is None:
+            start = start.or_live(self.retained.of_members(live), bundle.graph, planned.plan)
         self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
         if live.progress is not None:
             live.progress.settle(start.step, live.workers.step_reports)

@@ -136,6 +136,11 @@ class RunStore:
         self._newest, self._before = manifest.step, manifest.ledger
         return manifest
 
+    def go_back(self, step: int) -> None:
+        """Remove the checkpoints after ``step``: a worker has forged results in it."""
+        self.checkpoints.remove_after(step)
+        self._newest = None
+
     def begin(self, attempt: int) -> Manifest | None:
         """Store only shards of plan number ``attempt`` from now on. Return the newest complete checkpoint, if there is one."""
         self.attempt = attempt
