@@ -18,7 +18,7 @@ WORKERS ?= 2
 TESTS ?= tests/frontends tests/engines tests/api
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo docs bench env install smoke check-python check-torch clean distclean
+.PHONY: help test lint format demo docs bench env install smoke check-python check-torch lock sbom audit clean distclean
 
 help:
 	@echo "make test       lint, types, layers and tests"
@@ -30,6 +30,9 @@ help:
 	@echo "make format     rewrite the sources in the project's format"
 	@echo "make check-python PYTHON=python3.14   install, import and train with another interpreter, in a temporary folder"
 	@echo "make check-torch TORCH_VERSION=2.15.0      the tests of capture, engine and API with another PyTorch, on the CPU"
+	@echo "make lock       pin all dependencies with hashes in locks/ (needs the network)"
+	@echo "make sbom       list all dependencies in dist/*.cdx.json (CycloneDX)"
+	@echo "make audit      look for known vulnerabilities of the dependencies (needs the network)"
 	@echo "make clean      remove caches; make distclean also removes .venv"
 
 $(BIN)/python:
@@ -102,6 +105,36 @@ check-torch: env
 	  "$$folder/venv/bin/python" -m pip install -q --no-deps torch==$(TORCH_VERSION) && \
 	  $(BIN)/python scripts/torch_stubs.py "$$site" "$$folder/stubs" && \
 	  PYTHONPATH=src LD_LIBRARY_PATH="$$folder/stubs" OMP_NUM_THREADS=1 "$$folder/venv/bin/python" -m pytest -q $(TESTS)
+
+# -- dependencies: what a broker needs, and what a worker needs -----------------------------------------------------------
+# The tools have an environment of their own: farflung and its tests need none of them.
+TOOLS := $(VENV)/tools
+TOOL_VERSIONS := uv==0.13.9 pip-audit==2.10.1 cyclonedx-bom==7.5.0
+LOCKS := broker worker
+LOCKED_broker := web s3 metrics otel
+LOCKED_worker := torch hf images s3 metrics otel
+
+$(TOOLS)/.ready: Makefile | $(BIN)/python
+	@$(BIN)/python -m venv $(TOOLS) && $(TOOLS)/bin/python -m pip --disable-pip-version-check install -q $(TOOL_VERSIONS) || \
+	  { echo "make: cannot install $(TOOL_VERSIONS): the package index does not answer; try again with a network"; exit 1; }
+	@touch $@
+
+lock: $(TOOLS)/.ready
+	@mkdir -p locks
+	@$(foreach name,$(LOCKS),$(TOOLS)/bin/uv pip compile -q pyproject.toml $(LOCKED_$(name):%=--extra %) -c constraints.txt \
+	  --generate-hashes --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+	  -o locks/$(name).txt && ) echo "wrote $(LOCKS:%=locks/%.txt)" || \
+	  { echo "make lock: the package index does not answer, or a pin is impossible: see above"; exit 1; }
+
+sbom: $(TOOLS)/.ready
+	@mkdir -p dist
+	@$(foreach name,$(LOCKS),$(TOOLS)/bin/python -W ignore -m cyclonedx_py requirements locks/$(name).txt \
+	  --pyproject pyproject.toml --output-reproducible --of JSON -o dist/farflung-$(name).cdx.json && ) echo "wrote $(LOCKS:%=dist/farflung-%.cdx.json)"
+
+audit: $(TOOLS)/.ready
+	@$(foreach name,$(LOCKS),$(TOOLS)/bin/pip-audit --strict --progress-spinner off --require-hashes --disable-pip -r locks/$(name).txt && ) \
+	  echo "no known vulnerability" || \
+	  { echo "make audit: a dependency has a known vulnerability, or https://pypi.org does not answer: see above"; exit 1; }
 
 clean:
 	rm -rf build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.server
 import platform
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
 from urllib.parse import quote
 
@@ -151,3 +153,11 @@ def test_an_address_that_is_no_web_address_is_not_used():
     index, line = torch_index.choose("file:///tmp", VERSION)
     assert index == ""
     assert "its address does not begin with https://" in line
+
+
+def test_the_page_lists_each_extra_once() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "installation.md").read_text()
+    table = page.partition("## Add an extra")[2].partition("\n## ")[0]
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`([\w-]+)`", "".join(first))) == sorted(extras)

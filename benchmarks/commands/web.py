@@ -12,10 +12,8 @@ for each process, or the processes wait for each other; with fewer the target is
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,13 +29,14 @@ from benchmarks.commands.idle_members import member_name
 from benchmarks.commands.startup import cpu_seconds
 from benchmarks.commands.synthetic_run import step_record, write_run
 from benchmarks.harness.base import Check, Report, Say, Settings
+from benchmarks.harness.programs import broker, child_of, start
 from farflung.child_processes import end_all
-from farflung.errors import InputError, TrainingError
+from farflung.errors import InputError
 from farflung.telemetry import RunFolder, StepRecord
 
 __all__ = ["Web", "WebSettings"]
 
-FIRST_PAINT, INTERVAL, BROKER_CPU, SLOWDOWN = 1.0, 1.5, 0.05, 0.005
+FIRST_PAINT, INTERVAL, BROKER_CPU, SLOWDOWN = 1.0, 1.0, 0.05, 0.005
 _RUN = "run-of-64"
 _READY = "document.querySelector('.ff-figures dd') && document.querySelectorAll('.ff-chart canvas').length > 2"
 _SHOWN = "() => document.querySelector('.ff-figures dd').textContent"
@@ -140,14 +139,14 @@ def report_of(figures: Mapping[str, Any], settings: WebSettings) -> Report:
 def _watching(home: Path, browser: Any, settings: WebSettings, say: Say) -> dict[str, Any]:
     say(f"writing a run of {settings.steps} steps on {settings.machines} machines")
     folder = write_run(home / "runs" / _RUN, settings.machines, settings.steps)
-    with _broker(home) as started, ExitStack() as stack:
+    with broker(home) as started, ExitStack() as stack:
         ticket = started.until(r"farflung join (\S+)")[1]
-        members = _start(
+        members = start(
             [sys.executable, "-m", "benchmarks.commands.idle_members", ticket, str(settings.machines)], home / "idle.log"
         )
         stack.callback(end_all, [members.process], 5.0)
         link = started.until(r"http://\S+/sign-in#\S+")[0]
-        dashboard = _dashboard_of(started.process.pid)
+        dashboard = child_of(started.process.pid, "web")[0]
         context = browser.new_context()
         page = context.new_page()
         page.goto(link)
@@ -243,15 +242,15 @@ def _cpu(pids: Sequence[int], seconds: float) -> list[float]:
 def _slowdown(home: Path, browser: Any, settings: WebSettings, say: Say) -> dict[str, Any]:
     home.mkdir()
     (home / "job.toml").write_text(_JOB, encoding="utf-8")
-    with _broker(home) as started, ExitStack() as stack:
+    with broker(home) as started, ExitStack() as stack:
         join = started.until(r"farflung join (\S+)")[1]
         for number in range(3):
             command = ["join", join, "--name", f"worker-{number}", "--listen", "127.0.0.1:0"]
-            worker = _start([sys.executable, "-u", "-m", "farflung", *command], home / f"worker-{number}.log")
+            worker = start([sys.executable, "-u", "-m", "farflung", *command], home / f"worker-{number}.log")
             stack.callback(end_all, [worker.process], 10.0)
             worker.until("joined the broker")
         submit = ["submit", str(home / "job.toml"), "--home", str(home)]
-        submitted = _start([sys.executable, "-u", "-m", "farflung", *submit], home / "submit.log")
+        submitted = start([sys.executable, "-u", "-m", "farflung", *submit], home / "submit.log")
         stack.callback(end_all, [submitted.process], 5.0)
         run = submitted.until(r"run-[0-9a-f]+")[0]
         submitted.until("training starts")
@@ -274,44 +273,3 @@ def _slowdown(home: Path, browser: Any, settings: WebSettings, say: Say) -> dict
         context.close()
     with_page, without = (statistics.median(times[watched]) for watched in (True, False))
     return {"slowdown": with_page / without - 1, "step_seconds": {"watched": times[True], "not watched": times[False]}}
-
-
-# -- processes ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Process:
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def until(self, pattern: str, seconds: float = 180.0) -> re.Match[str]:
-        end = time.monotonic() + seconds
-        while (found := re.search(pattern, self.log.read_text(errors="replace"))) is None:
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise TrainingError(f"no line of the process matches {pattern!r}: {self.log.read_text(errors='replace')[-600:]}")
-            time.sleep(0.05)
-        return found
-
-
-def _start(command: Sequence[str], log: Path) -> _Process:
-    with log.open("wb") as file:
-        process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, stdout=file, stderr=file)  # noqa: S603 - our own
-    return _Process(process, log)
-
-
-@contextmanager
-def _broker(home: Path) -> Iterator[_Process]:
-    home.mkdir(parents=True, exist_ok=True)
-    command = ["broker", "--listen", "127.0.0.1:0", "--home", str(home), "--web", "127.0.0.1:0"]
-    started = _start([sys.executable, "-u", "-m", "farflung", *command], home / "broker.out")
-    try:
-        started.until("Press Ctrl-C")
-        yield started
-    finally:
-        end_all([started.process], 15.0)
-
-
-def _dashboard_of(broker: int) -> int:
-    """The process of the dashboard, which is the broker's only child."""
-    children = Path(f"/proc/{broker}/task/{broker}/children").read_text(encoding="ascii").split()
-    return int(children[0])

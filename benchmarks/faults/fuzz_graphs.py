@@ -32,12 +32,13 @@ _RUNS = re.compile(r"Done (\d+) runs|^#(\d+)", re.MULTILINE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuzzGraphsSettings(Settings):
     """``seconds`` in all. ``hang_seconds``: of one input. ``corpus``: the folder of inputs to begin with and to add to (empty: a
-    temporary one)."""
+    temporary one). ``keep``: the folder for the inputs of faults (empty: they are removed)."""
 
     seconds: float = 600.0
     hang_seconds: float = 60.0
     memory_bytes: int = 4 << 30
     corpus: str = ""
+    keep: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class FuzzGraphs:
         begin, inputs, faults = self._clock.now(), 0, list[Fault]()
         with tempfile.TemporaryDirectory(prefix="farflung-fuzz-") as folder:
             while (left := begin + settings.seconds - self._clock.now()) > 1.0:
-                tried, fault = self._child(settings, Path(folder), int(left), frozenset(one.operator for one in faults))
+                tried, fault = self._child(settings, Path(folder), int(left), faults)
                 inputs += tried
                 if fault is not None:
                     faults.append(fault)
@@ -86,21 +87,27 @@ class FuzzGraphs:
         return Report(figures=figures, columns=("operator", "fault"), rows=rows, checks=(check,))
 
     def _child(
-        self, settings: FuzzGraphsSettings, folder: Path, seconds: int, without: frozenset[str]
+        self, settings: FuzzGraphsSettings, folder: Path, seconds: int, faults: Sequence[Fault]
     ) -> tuple[int, Fault | None]:
-        """Run one child for at most ``seconds``; return its inputs, and the fault that ended it."""
-        present, corpus = folder / "operator", Path(settings.corpus) if settings.corpus else folder / "corpus"
-        corpus.mkdir(parents=True, exist_ok=True)
+        """Run one child for at most ``seconds``, without the operators of ``faults``; return its inputs, and the fault that
+        ended it."""
+        present, without = folder / "operator", ",".join(sorted({fault.operator for fault in faults}))
+        corpus = Path(settings.corpus) if settings.corpus else folder / "corpus"
+        keep = Path(settings.keep) if settings.keep else folder / "faults"
+        for needed in (corpus, keep):
+            needed.mkdir(parents=True, exist_ok=True)
         present.unlink(missing_ok=True)  # else a fault before the first operator would have the name of the last fault's
         limits = [f"-max_total_time={seconds}", f"-timeout={settings.hang_seconds:.0f}"]
-        limits += [f"-rss_limit_mb={settings.memory_bytes >> 20}", f"-artifact_prefix={folder}/", f"-seed={settings.seed + 1}"]
-        words = [sys.executable, *self._program, str(present), ",".join(sorted(without)), str(corpus), *limits]
+        limits += [f"-rss_limit_mb={settings.memory_bytes >> 20}", f"-artifact_prefix={keep}/"]
+        limits += [f"-seed={settings.seed + 1 + len(faults)}"]  # another seed for each child: the same one tries the same inputs
+        words = [sys.executable, *self._program, str(present), without, str(corpus), *limits]
         environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
         child = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)  # noqa: S603
         try:
             _, text = child.communicate(timeout=seconds + settings.hang_seconds + _GRACE)
         except subprocess.TimeoutExpired:
-            return 0, Fault(operator=_operator(present), text="hangs, and its own watch does not end it")
+            child.send_signal(signal.SIGABRT)  # libFuzzer then stores the input and prints the stack
+            return 0, Fault(operator=_operator(present), text=f"hangs, and its own watch does not end it; {_last_words(child)}")
         finally:
             end_all([child], 5.0)
         counts = [int(done or at) for done, at in _RUNS.findall(text)]
@@ -108,6 +115,15 @@ class FuzzGraphs:
         return tried, None if child.returncode == 0 else Fault(
             operator=_operator(present), text=describe_end(child.returncode, text)
         )
+
+
+def _last_words(child: subprocess.Popen[str]) -> str:
+    """How a child that was aborted ended, in one line."""
+    try:
+        _, text = child.communicate(timeout=_GRACE)
+    except subprocess.TimeoutExpired:
+        return "it does not answer SIGABRT either"
+    return describe_end(child.returncode, text)
 
 
 def _operator(present: Path) -> str:

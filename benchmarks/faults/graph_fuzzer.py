@@ -14,7 +14,7 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(include=["farflung.graph", "farflung.engines"]):
-    from benchmarks.faults.graph_inputs import draw_graph, train_once
+    from benchmarks.faults.graph_inputs import draw_graph, draw_operator, train_once
     from farflung.errors import FarflungError
 
 __all__ = ["main"]
@@ -34,13 +34,16 @@ def main() -> None:
 
     def one(data: bytes) -> None:
         source: Any = atheris.FuzzedDataProvider(data)
+        operator = draw_operator(source)
+        if operator in without:
+            return
+        os.pwrite(present, operator.encode().ljust(_NAME_LENGTH), 0)  # before the drawing, which calls the operator as well
         try:
-            drawn = draw_graph(source, without)
+            drawn = draw_graph(source, operator)
         except Exception:  # noqa: BLE001 - the meta device can raise anything; what it refuses has no graph
             return
-        os.pwrite(present, drawn[0].encode().ljust(_NAME_LENGTH), 0)
         try:
-            train_once(drawn[1], len(data))
+            train_once(drawn, len(data))
         except (FarflungError, torch.OutOfMemoryError):
             return
 

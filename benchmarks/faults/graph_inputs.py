@@ -36,7 +36,7 @@ from farflung.graph.ir import (
 from farflung.graph.opset import OPSET, OpInfo
 from farflung.graph.signatures import Parameter, check_call, signature
 
-__all__ = ["Source", "draw_graph", "train_once"]
+__all__ = ["Source", "draw_graph", "draw_operator", "train_once"]
 
 _INTEGERS = (
     0,
@@ -189,17 +189,21 @@ class _Drawing:
         return tuple(args), tuple(kwargs)
 
 
-def draw_graph(source: Source, without: frozenset[str] = frozenset()) -> tuple[str, Graph]:
-    """An operator's name, none of ``without``, and a graph that uses it.
+def draw_operator(source: Source) -> str:
+    """An operator's name."""
+    return str(_pick(source, [name for name in OPSET if name not in _STRUCTURE]))
+
+
+def draw_graph(source: Source, operator: str) -> Graph:
+    """A graph that uses ``operator``.
 
     Raises:
         Exception: the meta device refuses the arguments, in any way.
     """
-    names = [name for name in OPSET if name not in without and name not in _STRUCTURE]
-    known: OpInfo = OPSET[_pick(source, names)]
+    known = OPSET[operator]
     drawing = _Drawing(source)
     program = known.initializer and (not known.graph or drawing.boolean())
-    return known.name, (_initialized if program else _computed)(drawing, known)
+    return (_initialized if program else _computed)(drawing, known)
 
 
 _STRUCTURE = frozenset({"farflung.input", "farflung.variable", "farflung.gradient"})

@@ -151,7 +151,7 @@ class _Group:
             for finding in findings:
                 match finding:
                     case SecondOpinion():
-                        run.executors[finding.name].recheck(finding.unit, finding.verifier)
+                        run.executors[finding.name].verification.recheck(finding.unit, finding.verifier)
                     case Forged():
                         self.named.append(finding.name)
             if device == plan.devices[0]:

@@ -20,8 +20,8 @@ import psutil
 
 from farflung.engines.base import Array, DeviceReport, Engine, EngineSettings, Forward, MicroBatch, StageRunner
 from farflung.engines.devices import ComputeDevice
+from farflung.optim import update_flops
 from farflung.plan import CostTables
-from farflung.plan.estimation.estimate import UPDATE_FLOPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def pace_of(piece: SubGraph, settings: EngineSettings, speed: float) -> Pace:
     states = [piece.graph.state[name] for name in piece.states]
     sizes = {state.name: state.spec.numel for state in states if state.trainable}
     trained = sum(sizes.values())
-    update = trained * UPDATE_FLOPS[settings.optimizer.name]
+    update = trained * update_flops(settings.optimizer, piece.graph)
     again = forward if settings.recompute else 0.0
     earliest: dict[str, int] = {}
     for position in piece.positions:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from farflung.job.spec import (
         CheckpointSpec,
         CodecSpec,
+        CurveSpec,
         GroupSpec,
         JobSpec,
         LimitSpec,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointSpec",
     "CodecSpec",
+    "CurveSpec",
     "Evaluation",
     "GroupSpec",
     "JobSpec",

@@ -13,6 +13,7 @@ FarflungError
 |- CheckpointError     a checkpoint is incomplete, torn or belongs to something else
 |- DataError           data is missing or unreadable on the machine that needs it
 |- DiskFull            there is no space for a file
+|- MemoryExceeded      a buffer would exceed what this process may use
 |- EmulationError      this machine can't emulate a network, or the emulator ended
 |- EngineCrashed       the process that computes for an attempt has died, or does not answer
 |- TrainingError       training itself failed (loss is not a number, worker died)
@@ -37,6 +38,7 @@ __all__ = [
     "FarflungError",
     "GraphError",
     "InputError",
+    "MemoryExceeded",
     "PlanError",
     "SecurityError",
     "Stopped",
@@ -159,6 +161,10 @@ class DiskFull(FarflungError):
     """There is no space for a file; what was there before is whole."""
 
     exit_code = 15
+
+
+class MemoryExceeded(FarflungError):
+    """A buffer would exceed what this process may use (``--memory``)."""
 
 
 class EngineCrashed(FarflungError):

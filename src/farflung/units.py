@@ -113,6 +113,13 @@ class Bytes(Quantity):
     base = "B"
     examples = '"8 GB" or "8 GiB"'
 
+    def written(self, digits: int = 4) -> str:
+        """See ``Quantity``. A whole number of GiB or MiB is written so, because its author wrote it so."""
+        for unit, scale in (("GiB", 2.0**30), ("MiB", 2.0**20)):
+            if self >= scale and self % scale == 0 and self % 1e6 and self < scale * 10**digits:
+                return f"{float(self) / scale:.{digits}g} {unit}"
+        return Quantity.written(self, digits)
+
 
 class BytesPerSecond(Quantity):
     """A rate in bytes per second; also read from bits per second, and shown in them, as people name the speed of a link."""

@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from farflung.broker.access_control import AccessControl
+from farflung.cli.cluster.status import status
 from farflung.client.connection import Client
 from farflung.clock import wall_time
 from farflung.errors import InputError, SecurityError
-from farflung.security import new_key
+from farflung.protocol.events import MemberLied
+from farflung.security import Caller, new_key
+from farflung.security.audit_log import AuditLog
+from farflung.security.name_book import NameBook
+from farflung.security.ticket_book import TicketBook
 from farflung.transports.rpc import RpcClient
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback, captured, text_job, until
+from tests.support.loopback import Loopback, captured, text_job
+from tests.support.quiet import until
 
 
 def audit(home: Path) -> list[dict[str, str]]:
@@ -110,3 +117,34 @@ def test_a_certificate_alone_reaches_no_call_before_the_check(home: Path) -> Non
             with pytest.raises(SecurityError, match="was revoked"):
                 rpc.call("status", Frame("status"))
         member.client.close()
+
+
+def test_a_member_that_is_refused_again_and_again_does_not_fill_the_log(tmp_path: Path) -> None:
+    tickets, names = TicketBook(tmp_path / "tickets.sqlite"), NameBook(tmp_path / "names.sqlite")
+    access = AccessControl(tickets, names, AuditLog(tmp_path, wall_time))
+    for name, key in (("ann", "k1"), ("bob", "k2")):
+        names.bar(name, key, barred=True)
+        for _ in range(100):
+            with pytest.raises(SecurityError, match=f"'{name}' was kicked"):
+                access.check(Caller(name=name, role="worker", key=key), "session", "")
+    lines = [json.loads(line)["name"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert 60 <= lines.count("ann") < 80, "60 a minute"
+    assert 60 <= lines.count("bob") < 80, "each key has its own"
+
+
+@pytest.mark.timeout(300)
+def test_a_restart_of_the_broker_pardons_nobody_and_the_owner_does(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Loopback(home, 1) as cluster:
+        bundle, _ = cluster.submit(text_job(workers=2))
+        cluster.broker.manager.handle(MemberLied(run=bundle.run, name="a", cause="a report of nothing"))
+    standing = "in quarantine, since it broke the protocol: a report of nothing; farflung kick a --undo resets this"
+    with Loopback(home, 1) as cluster:
+        (member,) = cluster.client.status()["members"]  # type: ignore[attr-defined]
+        assert member["standing"] == member["idle"] == standing
+        status(ticket=str(cluster.ticket("submit")))
+        assert f"standby ({standing})" in capsys.readouterr().out
+        with closing(Client(join(cluster.ticket("owner"), name="owner", role="client"))) as owner:
+            owner.kick("a", undo=True)
+            assert owner.status()["members"][0]["standing"] == ""  # type: ignore[index]
+    with Loopback(home, 1) as cluster:
+        assert cluster.broker.runs.machine.standing("a") == ""

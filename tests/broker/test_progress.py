@@ -161,3 +161,13 @@ def test_a_report_may_name_workers_of_the_plan_only() -> None:
     with pytest.raises(WireError) as caught:
         made.report("w0", replace(report(0), excluded=frozenset({"w1", "x9"})))
     assert str(caught.value) == "a report of step 0 names x9, which has no part in the plan"
+
+
+def test_how_far_each_worker_has_reported() -> None:
+    made, _, _ = progress(2, first=2)
+    assert made.reported("w0") == 2
+    for step in (2, 3):
+        made.report("w0", report(step))
+    assert [made.reported(name) for name in ("w0", "w1")] == [4, 2]
+    made.report("w1", report(2))
+    assert [made.reported(name) for name in ("w0", "w1")] == [4, 3]

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from farflung.broker.attempts import finisher, planner
+from farflung.broker.records.journal import Journal
 from farflung.broker.records.run_store import RunStore
-from farflung.errors import InputError
-from farflung.telemetry import StepRecord
-from tests.support.loopback import Loopback, plainly, same, states_of, text_job, until
+from farflung.errors import DataError, InputError
+from farflung.telemetry import RunResult, StepRecord
+from tests.support.loopback import Loopback, plainly, same, states_of, text_job
+from tests.support.quiet import until
 from tests.support.watched_runs import watched
 
 
@@ -74,3 +76,41 @@ def test_runs_that_were_over_long_ago_are_let_go(home: Path, monkeypatch: pytest
         with pytest.raises(InputError, match="there is no run"):
             list(watched(cluster.client, bundles[0].run))
         cluster.client.stop(waiting.run)
+
+
+def test_a_run_whose_end_cannot_be_stored_holds_up_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the first run frees its worker for the second: one event, two actions."""
+    real, failed = finisher.RunFinisher.finish, []
+
+    def finish(self: finisher.RunFinisher, live: Any, command: Any) -> None:
+        if not failed:
+            failed.append(live.run)
+            raise DataError("the journal is damaged")
+        real(self, live, command)
+
+    with Loopback(home, 1) as cluster:
+        first, _ = cluster.submit(text_job(name="first", steps=100_000, workers=1))
+        until(lambda: cluster.workers["a"].part is not None)
+        second, _ = cluster.submit(text_job(name="second", steps=2, workers=1))
+        monkeypatch.setattr(finisher.RunFinisher, "finish", finish)
+        with pytest.raises(DataError, match="the journal is damaged"):
+            cluster.client.stop(first.run, now=True)
+        frames = list(watched(cluster.client, second.run))
+    assert failed == [first.run]
+    assert RunResult.from_json(str(frames[-1].header["result"])).status == "finished"
+
+
+def test_watchers_see_the_end_of_a_run_that_the_journal_cannot_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Journal.write
+
+    def write(self: Journal, run: str, what: str, /, **fields: Any) -> None:
+        if what == "over":
+            raise DataError("the journal is damaged")
+        real(self, run, what, **fields)
+
+    monkeypatch.setattr(Journal, "write", write)
+    said: list[str] = []
+    with Loopback(home, 1, say=said.append) as cluster:
+        found = cluster.run(text_job(steps=2))
+    assert found.result.status == "finished"
+    assert f"run {found.run}: warning: its end is not in the journal: the journal is damaged" in said

@@ -19,7 +19,6 @@ from farflung.protocol.members import Member
 from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
-from farflung.worker.control_session import BrokerLease
 from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
@@ -91,23 +90,6 @@ def test_whatever_becomes_of_one_member_the_others_are_looked_after() -> None:
     sessions = Sessions(SessionTable(lambda name: 1), Events(OSError("the disk is full")), say)
     sessions.watch()
     assert said == ["warning: the handling of a lost worker failed inside: OSError: the disk is full"] * 3
-
-
-def test_a_worker_that_handles_a_message_for_long_does_not_expire_the_broker() -> None:
-    lease = BrokerLease(0.0, length=5.0)
-    lease.receive()
-    assert [lease.silence(float(now)) for now in range(1, 20)] == [None] * 19
-    lease.handled(20.0)
-    assert [lease.silence(float(now)) for now in range(21, 26)] == [None] * 5
-    assert lease.silence(26.0) == 6.0
-
-
-def test_a_worker_that_was_stopped_gives_the_broker_half_a_lease() -> None:
-    lease = BrokerLease(0.0, length=4.0)
-    assert lease.silence(1.0) is None
-    assert lease.silence(1000.0) is None, "it has read no message in that time"
-    assert lease.silence(1001.0) is None
-    assert lease.silence(1002.5) == 4.5
 
 
 def test_runs_whose_files_are_being_written_do_not_hold_up_an_end(tmp_path: Path) -> None:

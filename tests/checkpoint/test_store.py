@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -23,7 +25,7 @@ from farflung.checkpoint import (
     encode_shard,
     pack,
 )
-from farflung.errors import CheckpointError, VersionError
+from farflung.errors import CheckpointError, DiskFull, VersionError
 from farflung.job import JobSpec, make_job, to_json
 
 JOB = make_job({"steps": 10, "seed": 4})
@@ -361,3 +363,19 @@ def test_the_error_of_a_resume_lists_at_most_four_changes(store: CheckpointStore
     assert text.count(" -> ") == 4
     assert re.search(r" and \d more\): set them back", text)
     assert "\n" not in text
+
+
+def test_a_lack_of_descriptors_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run would go back to an older checkpoint."""
+    store = CheckpointStore(tmp_path)
+    (tmp_path / "step-0000000004").mkdir()
+    (tmp_path / "step-0000000004" / "manifest.json").write_text("{}")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    said = r"manifest\.json can't be read: Too many open files; raise the limit of open files \(ulimit -n\)"
+    for read in (store.latest, lambda: store.manifest(4)):
+        with pytest.raises(DiskFull, match=said):
+            read()

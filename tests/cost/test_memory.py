@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from farflung.cost import MemorySettings, cast_factor, op_costs, optimizer_factor, stage_memory
+from farflung.cost import MemorySettings, cast_factor, op_costs, stage_memory
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.ir import StateRef
 
@@ -32,11 +32,6 @@ def test_parameters_gradients_and_optimizer(cost):
     found = memory(cost, MemorySettings(optimizer=2.0)).parts()
     assert found["parameters"] == found["gradients"] == 2 * 1024
     assert found["optimizer"] == 4 * 1024
-
-
-@pytest.mark.parametrize(("name", "momentum", "factor"), [("sgd", 0.0, 0.0), ("sgd", 0.9, 1.0), ("adamw", 0.0, 2.0)])
-def test_optimizer_factor(name, momentum, factor):
-    assert optimizer_factor(name, momentum) == factor
 
 
 def test_activations_grow_with_the_micro_batches_in_flight(cost):

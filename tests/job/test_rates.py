@@ -56,3 +56,22 @@ def test_groups_come_first_then_the_default() -> None:
 def test_negative_step_is_a_programming_error() -> None:
     with pytest.raises(ValueError, match="count from 0"):
         factor(job(), -1)
+
+
+def test_wsd_is_constant_and_decays_at_the_end() -> None:
+    values = [factor(job(name="wsd", warmup=2, decay=4, final=0.5), step) for step in range(12)]
+    assert values == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.5]
+    assert factor(job(name="wsd"), 9) == 1.0, "without decay: the last tenth"
+
+
+def test_inverse_square_root() -> None:
+    values = [factor(job(name="inverse_sqrt", warmup=4), step) for step in (0, 3, 15, 99)]
+    assert values == [0.25, 1.0, 0.5, 0.2]
+
+
+def test_one_cycle() -> None:
+    values = [factor(job(name="one_cycle", warmup=4), step) for step in range(11)]
+    assert values[0] == pytest.approx(1 / 25)
+    assert values[3] == max(values) == 1.0
+    assert values[9] == values[10] == pytest.approx(0.0)
+    assert values == pytest.approx([0.04, 0.28, 0.76, 1.0, 0.9330127, 0.75, 0.5, 0.25, 0.0669873, 0.0, 0.0])

@@ -206,3 +206,22 @@ def test_documents_are_plain_values(tmp_path: Path) -> None:
     assert [(share.machine, share.samples) for share in found.stages if share.stage == 0] == [("a", 8.0), ("b", 8.0)]
     assert {entry.machine: entry.busy_seconds for entry in found.entries} == {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
     assert json.dumps(found.causes) == "[]"
+
+
+def test_helpers_have_rows_and_the_work_of_a_stage_is_counted_once(tmp_path: Path) -> None:
+    plan = small_plan(("a", "c"))
+    attempts = [
+        WrittenAttempt(plan=plan, topology=ALL, first=0, steps=6, helped={(1, "b"): (4, 0.25), (1, "d"): (2, 9.0)}),
+        WrittenAttempt(plan=plan, topology=ALL, first=4, steps=6),
+    ]
+    found = ledger_of(write_run(tmp_path / "run-1", small_job(), attempts), PRICES)
+    entries = {entry.machine: entry for entry in found.entries}
+    assert list(entries) == ["a", "b", "c", "d"]
+    b, d = entries["b"], entries["d"]
+    assert (b.samples, d.samples) == (4 * 4, 2 * 4), "two of six steps were repeated"
+    assert (b.member_seconds, b.busy_seconds, d.busy_seconds) == (6.0, 1.5, 6.0), "nobody computes longer than the steps took"
+    assert (b.region, b.rent) == ("east", pytest.approx(6 / 3600))
+    parts = estimate(small_graph(), plan, ALL, small_job()).replicas
+    stage = (parts[1].forward_flops + parts[1].backward_flops) / max(plan.micro_batch_sizes) * found.samples
+    assert b.flops + entries["c"].flops + d.flops == pytest.approx(stage)
+    assert b.flops == pytest.approx(stage * 16 / found.samples)

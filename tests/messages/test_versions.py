@@ -15,7 +15,8 @@ from farflung.protocol.members import Member
 from farflung.wire.frames import Frame
 from farflung.worker import membership
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback, text_job, until
+from tests.support.loopback import Loopback, text_job
+from tests.support.quiet import until
 
 MAJOR, MINOR, PATCH = (int(part) for part in __version__.split("."))
 

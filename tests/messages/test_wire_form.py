@@ -84,7 +84,7 @@ def test_an_unknown_kind_lists_the_known_ones() -> None:
     with pytest.raises(WireError) as caught:
         decode(Frame("dance", {}), Channel.UPLOADS)
     assert str(caught.value) == (
-        "unknown message 'dance': uploads are end, piece, shard, weights; install the same farflung on both machines"
+        "unknown message 'dance': uploads are dashboard, end, piece, shard, weights; install the same farflung on both machines"
     )
 
 

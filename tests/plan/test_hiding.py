@@ -1,5 +1,7 @@
 """What strategies hide behind computing is in the price of a plan, as equation (7) has it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,13 +9,13 @@ from farflung.api.planning import judge
 from farflung.cluster import Device, Topology
 from farflung.job import make_job
 from farflung.job.spec import SyncSpec
-from farflung.plan import estimate
+from farflung.plan import Plan, estimate
 from farflung.plan.hiding import hidden_share
 from farflung.plan.synchronization import strategy_of, world_of
 from farflung.planners import get_planner
 from farflung.planners.auto import Auto, AutoSettings
 from farflung.sync import timeline
-from farflung.units import Bytes, FlopsPerSecond
+from farflung.units import Bytes, FlopsPerSecond, Seconds
 from tests.support.chains import chain
 
 GRAPH = chain((256,) * 7, rows=4)
@@ -88,3 +90,18 @@ def test_auto_takes_the_strategy_that_hides_more():
 def test_a_period_that_is_too_long_to_look_at_hides_nothing():
     plan, _, spec = planned(2e7, "co2", sync_every=2000)
     assert hidden_share(plan, GRAPH, spec, 0, [1.0, 1.0]) == 0.0
+
+
+def test_layers_have_the_latency_and_the_overhead_that_were_measured():
+    """Before the first schedule: seconds of a backward with what each operator costs, and the latency to a server and back."""
+    where = topology()
+    slow = [replace(device, overhead=Seconds(0.01)) for device in where.devices]
+    far = Topology.from_matrices(np.full((2, 2), 0.25), np.full((2, 2), 2e7), slow)
+    spec = job("dreamddp", sync_every=3)
+    near, away = (get_planner("equal_compute").plan(GRAPH, each, job=spec) for each in (where, far))
+    for plain, measured in zip(near.sync.layers[0], away.sync.layers[0], strict=True):
+        assert measured.latency_seconds == pytest.approx(0.5)
+        assert measured.bp_seconds >= plain.bp_seconds + 0.01
+        assert measured.comm_seconds == plain.comm_seconds
+    assert Plan.from_json(away.to_json()) == away
+    assert world_of(away, GRAPH, spec, 0).layers[0].latency == pytest.approx(0.5)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from farflung.cluster import Topology
 from farflung.errors import InputError, PlanError
 from farflung.planners import assign_grid
+from farflung.planners.grid.genetic import _fastest_link
 from tests.support.grid_cases import lognormal, plain_cost, regions
 
 METHODS = ("search", "dtfm", "kernighan_lin", "random")
@@ -47,6 +48,20 @@ def test_the_papers_search_reaches_an_optimum_and_beats_the_classical_gain():
     assert OPTIMA["dtfm-case5"] - 1e-4 <= costs["dtfm"] < costs["kernighan_lin"] < 90
     third = assign_grid(Topology.preset("dtfm-case3"), **DT_FM, method="dtfm", seconds=None, evaluations=300)
     assert third.cost_seconds == pytest.approx(OPTIMA["dtfm-case3"], abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_papers_search_finds_the_optimum_as_soon_as_the_authors_program_does(seed):
+    """The authors' program, run with seeds, finds it between evaluation 196 and 400."""
+    found = assign_grid(Topology.preset("dtfm-case5"), **DT_FM, method="dtfm", seconds=None, evaluations=400, seed=seed)
+    assert found.cost_seconds == pytest.approx(OPTIMA["dtfm-case5"], abs=1e-4)
+
+
+def test_candidates_of_a_stage_are_the_two_ends_of_one_link():
+    """Also where all links of a stage are equally fast, as inside a region."""
+    gains = _fastest_link(np.ones((6, 6)) - np.eye(6))
+    table = gains(np.array([0, 0, 0, 1, 1, 1]), np.ones(6, dtype=np.int64), 2)
+    assert np.isfinite(table).any(axis=1).tolist() == [True, True, False, True, True, False]
 
 
 @settings(deadline=None, max_examples=12)
@@ -145,3 +160,12 @@ def test_a_grid_that_does_not_fit_and_a_missing_option_are_named():
         assign_grid(Topology.preset("two-laptops"), dp=2, pp=2, pp_bytes=1.0, dp_bytes=1.0)
     with pytest.raises(InputError, match="assign_grid needs dp_bytes; write"):
         assign_grid(Topology.preset("two-laptops"), dp=2, pp=1, pp_bytes=1.0)
+
+
+def test_a_genetic_search_ends_when_it_finds_nothing_better():
+    topology = regions([4, 4], 0)
+    found = small(topology, 2, 4, method="dtfm", evaluations=3000, patience=150)
+    assert 150 <= found.evaluations < 3000
+    assert found.cost_seconds == small(topology, 2, 4, method="dtfm", evaluations=3000).cost_seconds
+    with pytest.raises(InputError, match=r"patience must be at least 1, got 0; write e\.g\. patience=1000"):
+        small(topology, 2, 4, method="dtfm", patience=0)

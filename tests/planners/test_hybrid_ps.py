@@ -79,6 +79,17 @@ def test_servers_face_the_stage_that_is_nearer():
     assert [(stage.front, stage.back) for stage in plan.stages] == [((0,), (1,)), ((2,), (3,)), ((4,), (5,))]
 
 
+def test_a_client_without_memory_for_its_stage_is_left_out():
+    devices = [device("a", 1e9), device("b", 1e9), device("c", 9e9, reliable=False, memory=1e6), device("d", 1e9, reliable=False)]
+    topology = Topology.from_matrices(np.full((4, 4), 0.1), np.full((4, 4), 1e6), devices)
+    work = HybridPsWork(flops=1e9, message=1e3, mini_batches=4, layers=8, parameters=4e8)
+    plan = score_hybrid_ps(topology, work, [(0,), (1,)])
+    assert {i for stage in plan.stages for i in stage.clients} == {3}
+    assert np.isfinite(plan.seconds)
+    # its power does not count either: one server and one client against one server
+    assert sorted(stage.layers for stage in plan.stages) == [3, 5]
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 12), st.booleans())
 def test_every_device_and_layer_has_one_place(seed, n, layers, text_form):

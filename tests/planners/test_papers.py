@@ -13,11 +13,12 @@ from farflung.errors import PlanError
 from farflung.graph.builder import GraphBuilder
 from farflung.job.spec import JobSpec, PlanSpec
 from farflung.plan import Plan, check_plan, estimate
-from farflung.planners import get_planner
+from farflung.planners import assign_grid, get_planner, papers
 from farflung.planners.replicated import shares
 from farflung.units import Bytes, FlopsPerSecond
 
-PAPERS = ("dtfm", "kernighan_lin", "hybrid_ps")
+GRIDS = ("grid", "dtfm", "kernighan_lin", "random_grid")
+PAPERS = (*GRIDS, "hybrid_ps")
 
 
 def chain(widths, rows=32):
@@ -58,7 +59,7 @@ def test_plans_tile_fit_and_are_repeatable(name, seed, count, workers):
     assert get_planner(name).plan(GRAPH, topology, job=job) == plan
 
 
-@pytest.mark.parametrize("name", ["dtfm", "kernighan_lin"])
+@pytest.mark.parametrize("name", GRIDS)
 def test_grids_use_every_device_and_keep_the_shape_that_a_job_wants(name):
     topology = Topology.preset("homogeneous-6")
     free = get_planner(name).plan(GRAPH, topology, job=JOB)
@@ -67,11 +68,77 @@ def test_grids_use_every_device_and_keep_the_shape_that_a_job_wants(name):
     assert [len(stage.devices) for stage in held.stages] == [2, 2, 2]
 
 
+@pytest.mark.parametrize(("name", "evaluations"), [("dtfm", 5000), ("kernighan_lin", 5000), ("grid", 400)])
+def test_the_best_shape_is_searched_in_full(monkeypatch, name, evaluations):
+    """The paper's genetic search has 5,000 evaluations, 100 of which are its random population."""
+    given = []
+
+    def recording(topology, **options):
+        given.append((options["method"], options["evaluations"]))
+        return assign_grid(topology, **{**options, "evaluations": 10})
+
+    monkeypatch.setattr(papers, "assign_grid", recording)
+    get_planner(name).plan(GRAPH, Topology.preset("homogeneous-4"), job=JOB)
+    method = "search" if name == "grid" else name
+    assert given[-1] == (method, evaluations)
+
+
+def test_where_no_grid_fits_a_plan_is_found_all_the_same():
+    """Two devices of four are too small for any part, so no grid of equal parts has room for all four."""
+    large = network(3, 2, memory=1e9)
+    tiny = network(4, 4, memory=1e3)
+    topology = tiny.with_devices([*large.devices, *tiny.devices[2:]])
+    for name in GRIDS:
+        plan = get_planner(name).plan(GRAPH, topology, job=JOB)
+        assert set(plan.devices) <= {"d0", "d1"}
+        assert plan.planner == name
+
+
+def test_the_baseline_without_a_scheduler_is_a_grid_at_random():
+    """Equal stages and replicas, placed at random: its cost is that of chance, and another seed gives another grid."""
+    topology, job = Topology.preset("dtfm-case5"), JOB.model_copy(update={"plan": PlanSpec(replicas=2)})
+    plans = [
+        get_planner("random_grid").plan(GRAPH, topology, job=job.model_copy(update={"seed": seed, "workers": 8}))
+        for seed in (1, 2)
+    ]
+    assert plans[0].bounds == plans[1].bounds
+    assert [stage.devices for stage in plans[0].stages] != [stage.devices for stage in plans[1].stages]
+
+
 def test_hybrid_ps_has_clusters_of_its_own_size():
     with pytest.raises(
         PlanError, match=r"plan.replicas = 2, but hybrid_ps makes stages of as many devices as their clusters have"
     ):
         get_planner("hybrid_ps").plan(GRAPH, network(1, 4), job=JOB.model_copy(update={"plan": PlanSpec(replicas=2)}))
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_a_stage_has_as_many_devices_as_micro_batches(count):
+    job = JobSpec(micro_batch_sizes=(4,) * count)
+    plan = get_planner("hybrid_ps").plan(GRAPH, Topology.preset("homogeneous-16"), job=job)
+    assert [len(stage.devices) for stage in plan.stages] == [count]
+
+
+def test_the_first_member_and_the_fastest_others_share_a_stage():
+    """The primary of a stage may be slower than its clients, and stays."""
+    topology = Topology.preset("homogeneous-4")
+    speeds = {0: 1.0, 1: 2.0, 2: 4.0, 3: 3.0}
+    devices = [
+        replace(d, speed=FlopsPerSecond(speeds[i] * float(d.speed)), reliable=i == 0) for i, d in enumerate(topology.devices)
+    ]
+    plan = get_planner("hybrid_ps").plan(GRAPH, topology.with_devices(devices), job=JobSpec(micro_batch_sizes=(4,) * 3))
+    assert plan.stages[0].devices == ("device-0", "device-2", "device-3")
+
+
+def test_hybrid_ps_leaves_out_clients_that_do_not_fit():
+    """The reliable devices alone have the memory, as the eight V100 have it for GPT2-XL in cases 3 and 4 of the paper."""
+    graph = chain((64,) * 9, rows=4)
+    alone = get_planner("equal_compute").plan(graph, Topology.preset("homogeneous-2"), job=JOB)
+    need = max(device.memory_bytes for device in estimate(graph, alone, Topology.preset("homogeneous-2"), JOB).devices)
+    base = network(5, 4, memory=1.5 * need, unreliable=2)
+    small = [replace(d, memory=Bytes(float(d.memory) if d.reliable else 0.2 * need)) for d in base.devices]
+    plan = get_planner("hybrid_ps").plan(graph, base.with_devices(small), job=JOB)
+    assert set(plan.devices) <= {"d2", "d3"}
 
 
 def test_hybrid_ps_gives_unreliable_devices_no_home():

@@ -162,3 +162,16 @@ def test_the_planner_inside_leaves_memory_for_the_exchange() -> None:
     tight = unequal.with_devices([replace(device, memory=Bytes(0.9 * most)) for device in unequal.devices])
     plan = get_planner("op_fence").plan(graph, tight, job=job)
     assert estimate(graph, plan, tight, job).feasible
+
+
+def test_random_groups_are_random() -> None:
+    """DT-FM's baseline without a scheduler: replicas that exchange gradients lie anywhere."""
+    site = np.array([0, 1, 0, 1])
+    near = site[:, None] == site[None, :]
+    topology = Topology.from_matrices(np.where(near, 1e-4, 0.05), np.where(near, 1e9, 1e6))
+    sites = dict(zip(topology.names, site.tolist(), strict=True))
+    plans = [planned(topology, job_of(2, seed=seed), "random") for seed in range(8)]
+    mixed = [any(len({sites[name] for name in stage.devices}) > 1 for stage in plan.stages) for plan in plans]
+    assert True in mixed
+    searched = [planned(topology, job_of(2, seed=seed), "equal_compute") for seed in range(8)]
+    assert all(len({sites[name] for name in stage.devices}) == 1 for plan in searched for stage in plan.stages)

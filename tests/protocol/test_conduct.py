@@ -19,7 +19,6 @@ from farflung.protocol.events import (
     MemberLied,
     MemberLost,
     MemberReset,
-    MembersDisputed,
     MemberSpoilt,
     Offer,
     PlanMade,
@@ -30,7 +29,6 @@ from farflung.protocol.events import (
     RunPrepared,
     RunStalled,
     RunSubmitted,
-    WorkForged,
 )
 
 OFFER = Offer(memory=1e9, speed=1e9)
@@ -234,25 +232,21 @@ def test_two_that_blame_different_members_are_evidence() -> None:
     assert finish.cause == "worker c: no sense (told by worker b); the attempt with worker d failed like this, too"
 
 
-def test_a_forger_is_in_quarantine_and_the_run_continues_without_it() -> None:
+def test_members_that_wait_for_each_other_are_planned_last_the_second_time() -> None:
     made = machine("a", "b", "c")
-    train(made, "a", "b", "c")
-    cause = "its results for micro-batch 3 of step 5 in stage 0 differ from those of a and c"
-    commands = made.handle(WorkForged(run="r", attempt=1, name="b", step=5, cause=cause))
-    assert RecoverRun(run="r", cause=f"worker b is left out: {cause}") in commands
-    assert made.standing("b") == f"in quarantine, since {cause}; farflung kick b --undo resets this"
-    (planned,) = of(drop(made, "a", "b", "c"), MakePlan)
-    assert planned == MakePlan(run="r", members=("a", "c"), attempt=2)
-    assert made.handle(WorkForged(run="r", attempt=1, name="c", step=6, cause=cause)) == [], "of an attempt that is over"
+    for attempt, devices in [(1, ("a", "b", "c")), (2, ("a", "b", "c")), (3, ("a",))]:
+        assert made.runs["r"].attempts == attempt
+        train(made, *devices)
+        made.handle(RunStalled(run="r", attempt=attempt, cause="b and c have waited for each other", suspects=("b", "c")))
+        drop(made, *devices)
+        if attempt == 2:
+            assert made.standing("b").startswith("planned last, since b and c have waited for each other")
 
 
-def test_a_dispute_ends_the_attempt_and_the_run_prefers_others() -> None:
+def test_replicas_that_differ_lose_standing_and_the_attempt_ends() -> None:
     made = machine("a", "b", "c")
     train(made, "a", "b", "c")
-    event = MembersDisputed(run="r", attempt=1, names=("a", "b"), step=5, about="micro-batch 3")
-    assert RecoverRun(run="r", cause="a and b disagree about micro-batch 3") in made.handle(event)
-    for name in ("a", "b"):
-        assert made.standing(name).startswith("planned last, since a and b disagree about micro-batch 3")
-    assert made.standing("c") == ""
-    assert of(drop(made, "a", "b", "c"), MakePlan) == [MakePlan(run="r", members=("c",), attempt=2)]
-    assert made.handle(event) == [], "of an attempt that is over"
+    cause = "the states of a and b after step 4 differ, although they must be equal"
+    stalled = RunStalled(run="r", attempt=1, cause=cause, suspects=("a", "b"))
+    assert made.handle(stalled)[-1] == RecoverRun(run="r", cause=cause)
+    assert made.handle(stalled) == [], "of an attempt that is over"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.protocol.deadlines import Deadlines, Phase
+from farflung.protocol.deadlines import Deadlines, Phase, origin
 
 
 def phase(progress: int, run: str = "r") -> Phase:
@@ -24,3 +24,14 @@ def test_progress_and_other_phases_begin_anew() -> None:
     assert deadlines.expired([], 200.0) == []
     assert deadlines.expired([phase(11)], 300.0) == [], "the run waited for nothing in between"
     assert deadlines.expired([phase(11), phase(0, "s")], 311.0) == [phase(11)]
+
+
+def test_whoever_waits_for_nobody_holds_up_the_others() -> None:
+    waits = {"a": {"b"}, "b": {"c", "d"}, "d": {"a"}}
+    assert origin("a", waits) == ("c", frozenset())
+    assert origin("c", waits) == ("c", frozenset())
+
+
+def test_workers_that_wait_for_each_other_are_all_suspects() -> None:
+    waits = {"a": {"b"}, "b": {"c"}, "c": {"b"}}
+    assert origin("a", waits) == ("", frozenset("bc"))

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.protocol.retained_states import Decision, RetainedState, choose, moves
+from farflung.protocol.retained_states import Decision, RetainedState, believable, choose, moves
 
 APPLIED = Decision(scale=0.5)
 
@@ -88,3 +88,19 @@ def test_two_phases_leave_a_common_step_whoever_dies(seed: int) -> None:
         assert found.step >= committed - 1
     else:
         assert found is None
+
+
+def test_steps_that_nobody_else_has_made_are_not_believed() -> None:
+    held = {"a": [retained(7, "x")], "z": [retained(7, "y"), retained(57, "xy")]}
+    assert believable(held, {"a": 7, "z": 57}) == {"a": [retained(7, "x")], "z": [retained(7, "y")]}
+
+
+def test_who_alone_survives_is_believed_as_far_as_the_reports_of_the_dead_go() -> None:
+    held = {"a": [retained(9, "xy"), retained(8, "xy"), retained(7, "xy")]}
+    assert believable(held, {"a": 9, "b": 6}) == {"a": [retained(8, "xy"), retained(7, "xy")]}
+    assert believable(held, {"a": 9}) == held, "it had no peer"
+
+
+def test_who_is_a_step_ahead_is_believed() -> None:
+    held = {"a": [retained(8, "x", decision=APPLIED)], "b": [retained(7, "y", ready=True)]}
+    assert believable(held, {"a": 0, "b": 0}) == held

@@ -1,5 +1,9 @@
 """Names belong to keys, and keys are kept."""
 
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -7,6 +11,7 @@ import pytest
 from farflung.errors import SecurityError
 from farflung.security import kept_key, key_fingerprint, make_request, new_key
 from farflung.security.authority import CertificateAuthority
+from farflung.security.book import Book
 from farflung.security.name_book import NameBook
 
 NOW = 1e9
@@ -59,3 +64,21 @@ def test_a_key_is_made_once_and_known_by_its_fingerprint(tmp_path: Path) -> None
     path.chmod(0o644)
     with pytest.raises(SecurityError, match="lets others read it"):
         kept_key(path)
+
+
+def test_a_key_that_is_barred_while_the_book_is_read_stays_barred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, real, barring = NameBook(tmp_path / "names.sqlite"), Book.transaction, list[threading.Thread]()
+
+    @contextmanager
+    def transaction(book: Book) -> Iterator[sqlite3.Connection]:
+        with real(book) as connection:
+            yield connection
+        if not barring:  # what ``barred`` has read is old from here on
+            barring.append(threading.Thread(target=lambda: names.bar("ann", "k1", barred=True)))
+            barring[0].start()
+            barring[0].join(0.2)  # it ends, or it waits for the lock of ``barred``
+
+    monkeypatch.setattr(Book, "transaction", transaction)
+    assert not names.barred("k1")
+    barring[0].join()
+    assert names.barred("k1")

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
 import pytest
 
 from farflung.errors import TrainingError, WireError
 from farflung.step.inbox import Inbox
-
-PATIENCE = 20.0
-
-
-def later(action: Callable[[], Any]) -> Future[Any]:
-    """``action`` on a thread of its own."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(action())
-        except BaseException as error:  # noqa: BLE001 - it belongs to the future
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
+from tests.support.futures import PATIENCE, later
 
 
 def test_take_waits_for_its_own_key() -> None:
@@ -84,3 +66,24 @@ def test_poke_makes_waiters_look_again() -> None:
     seen[0] = True
     box.poke()
     assert waiting.result(PATIENCE) is None
+
+
+def test_whoever_asks_hears_for_what_the_compute_thread_waits() -> None:
+    inbox, waiting = Inbox(), threading.Event()
+
+    def awaits() -> tuple[str, ...]:
+        return ("here", "there")
+
+    def ready() -> bool:
+        waiting.set()
+        return "there" in [*inbox._items]
+
+    assert inbox.awaited()[0] == []
+    inbox.put("here", 1)
+    thread = threading.Thread(target=inbox.wait_until, args=(ready, None, awaits))
+    thread.start()
+    waiting.wait()
+    assert inbox.awaited()[0] == ["there"]
+    inbox.put("there", 2)
+    thread.join()
+    assert inbox.awaited()[0] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 PATIENCE = 90.0
+#: Where the system has it: programs are killed with the tests, so a killed pytest leaves no brokers behind.
+_WITH_THE_TESTS = [found, "--pdeathsig", "KILL"] if (found := shutil.which("setpriv")) else []
 
 
 class Program:
@@ -25,7 +28,7 @@ class Program:
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "farflung", *arguments],
+                [*_WITH_THE_TESTS, sys.executable, "-u", "-m", "farflung", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

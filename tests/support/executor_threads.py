@@ -203,6 +203,8 @@ class Ran:
     #: device -> the states that it holds at the end
     held: dict[str, dict[str, Array]] = field(default_factory=dict)
     store: RunStore | None = None
+    #: (step, worker, of whom) -> what the worker has of another one's share of a checkpoint
+    copies: dict[tuple[int, str, str], Mapping[str, Array]] = field(default_factory=dict)
     kept: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -331,6 +333,9 @@ class Hooks:
             if store.complete(step, self._bundle, self._plan):
                 self._ran.kept.append(step)
         self._saved = True
+
+    def on_copy(self, step: int, device: str, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        self._ran.copies[step, self._device, device] = pack(states, optimizer)
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         self._ran.evaluations[step] = dict(outputs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -37,9 +36,9 @@ from farflung.worker.membership import join
 from farflung.worker.observer import WorkObserver
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
+from tests.support.quiet import PATIENCE, until
 from tests.support.watched_runs import watched
 
-PATIENCE = 60.0
 LINES = ("def answer(question):", "    return len(question) % 7", "", "class Thing:", "    size = 3  # of them", "")
 
 
@@ -107,14 +106,6 @@ class Finished:
         """All tensors of a checkpoint, optimizer slots included."""
         reader = self.reader(step)
         return reader.read(reader.manifest.home)
-
-
-def until(holds: Callable[[], object], patience: float = PATIENCE) -> None:
-    """Wait until ``holds`` says so: for what other threads or processes do at their own pace, and nobody tells."""
-    end, pause = time.monotonic() + patience, threading.Event()
-    while not holds():
-        assert time.monotonic() < end, "what was waited for has not come"
-        pause.wait(0.005)
 
 
 class Leash:

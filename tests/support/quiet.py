@@ -15,7 +15,7 @@ PATIENCE = 60.0
 
 
 def until(holds: Callable[[], object], patience: float = PATIENCE) -> None:
-    """Wait until ``holds`` says so."""
+    """Wait until ``holds`` says so: for what other threads or processes do at their own pace, and nobody tells."""
     end, pause = time.monotonic() + patience, threading.Event()
     while not holds():
         assert time.monotonic() < end, "what was waited for has not come"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from farflung.cluster import Topology
@@ -25,6 +25,7 @@ class WrittenAttempt:
     steps: int
     pause: float = 0.0
     skipped: frozenset[int] = frozenset()
+    helped: Mapping[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
 
 
 def write_run(place: Path, job: JobSpec, attempts: Sequence[WrittenAttempt], *, told: bool = True) -> RunFolder:
@@ -68,6 +69,7 @@ def write_run(place: Path, job: JobSpec, attempts: Sequence[WrittenAttempt], *, 
                     link_bytes={(a, b): 100 for a in stages for b in stages if abs(a - b) == 1},
                     busy_seconds=dict.fromkeys(stages, 0.5),
                     skipped=step in attempt.skipped,
+                    helped=attempt.helped,
                 )
             )
     folder.result.write_text(RunResult(status="finished", steps=1, seconds=elapsed).to_json())

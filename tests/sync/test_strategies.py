@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from farflung.errors import InputError
-from farflung.sync import STRATEGIES, get_strategy, strategies
+from farflung.sync import STRATEGIES, LayerInfo, World, get_strategy, strategies
 from farflung.sync.commands import Aggregate, Exchange, Mean, Probe, Replay, Update
 from farflung.sync.strategies.gossip import pairs_of
 from farflung.testing.replicas import Task
+from farflung.units import Bytes, Seconds
 from tests.support.small_nets import flat, gradient, group, start, task, world
 
 MOMENTUM = task(momentum=0.9, nesterov=True)
@@ -152,7 +153,7 @@ def test_partial_synchronization_needs_no_copy_and_overlaps() -> None:
 
 def test_bubble_filling_exchanges_more_and_tied_layers_go_together() -> None:
     here = world()
-    plain, filled = get_strategy("free_sets", sync_every=3), get_strategy("free_sets", sync_every=3, fill=True)
+    plain, filled = get_strategy("free_sets", sync_every=3, fill=False), get_strategy("free_sets", sync_every=3, fill=True)
     counts = [sum(len(s.step(step, here).exchanges) for step in range(3)) for s in (plain, filled)]
     assert counts[0] == 3 < counts[1]
     tied = get_strategy("free_sets", sync_every=2, tied=((0, 2),))
@@ -419,3 +420,17 @@ def test_every_file_of_the_folder_brings_its_strategies() -> None:
     assert {name for file in files for name in file.STRATEGIES} == {
         name for name in STRATEGIES if not STRATEGIES.brought_by(name)
     }
+
+
+@pytest.mark.parametrize(("name", "fills"), [("dreamddp", True), ("contiguous", True), ("free_sets", True), ("partial", False)])
+def test_bubbles_are_filled_by_default_but_in_the_equal_number_baseline(name: str, fills: bool) -> None:
+    """Filling is a part of Algorithm 2; ``partial`` by itself is the paper's PLSGD-ENP."""
+    layers = tuple(LayerInfo(nbytes=Bytes(4), bp_seconds=Seconds(1.0), comm_seconds=Seconds(0.1)) for _ in range(6))
+    here = World(rank=0, members=2, layers=layers)
+
+    def exchanged(**settings: Any) -> int:
+        strategy = get_strategy(name, sync_every=3, **settings)
+        return sum(len(strategy.step(step, here).exchanges) for step in range(3))
+
+    assert exchanged(fill=False) == 6 < exchanged(fill=True)
+    assert exchanged() == exchanged(fill=fills)

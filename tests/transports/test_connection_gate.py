@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from farflung.transports import connection_gate
 from farflung.transports.connection_gate import ConnectionGate, GateLimits, crowded_out, group_of
 from farflung.transports.tcp.sockets import open_server
 from tests.support.quiet import until
@@ -67,6 +68,18 @@ def test_silence_has_an_end() -> None:
     with gate(GateLimits(waiting=32, of_address=16, seconds=0.05)) as passed, silent_callers(passed.address, 3) as callers:
         assert all(_ended(caller) for caller in callers)
         assert passed.socks == []
+
+
+def test_a_caller_that_only_asks_whether_the_port_answers_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """farflung does so itself when it joins."""
+    monkeypatch.setattr(connection_gate, "_REPORT_SECONDS", 0.0)
+    with gate() as passed:
+        with silent_callers(passed.address, 3):
+            until(lambda: len(passed.waiting) == 3)
+        with silent_callers(passed.address, 1, b"GET / HTTP/1.1") as (caller,):
+            assert _ended(caller)
+        until(lambda: passed.log)
+        assert passed.log == ["refused 1 connection that sent no handshake"]
 
 
 def test_a_hello_may_come_in_pieces_and_stays_unread() -> None:

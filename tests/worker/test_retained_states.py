@@ -6,19 +6,12 @@ from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from farflung.broker.attempts import retained_states
-from farflung.broker.attempts.launcher import AttemptLauncher
-from farflung.broker.links.reachability import Reachability
-from farflung.broker.links.routes import Routes
-from farflung.broker.run_table import RunTable
-from farflung.cluster import Topology
 from farflung.engines.base import Array
 from farflung.errors import EngineCrashed
-from farflung.messages.commands import AttemptMessage, CopyRounds, LiveStart, Prepare
-from farflung.messages.schema import Message
-from farflung.protocol.events import MemberJoined, Offer
+from farflung.messages.commands import LiveStart
+from farflung.messages.data import StatesWanted
 from farflung.protocol.retained_states import Decision, RetainedState
-from farflung.worker.retained_states import RetainedStates
+from farflung.worker.retained_states import Continuation, RetainedStates
 
 
 class Held:
@@ -59,8 +52,10 @@ def test_a_part_that_ends_after_its_run_was_forgotten_leaves_nothing() -> None:
     retained = RetainedStates()
     retained.store("r", Held(7, "a"))
     retained.forget("r")
-    retained.store("r", Held(7, "a"))
+    late = Held(7, "a")
+    retained.store("r", late)
     assert (retained.run, kept(retained)) == ("", [])
+    assert late.released, "the process that holds the states must end"
     retained.keep_only("r")  # it works for the run again
     retained.store("r", Held(7, "a"))
     assert (retained.run, kept(retained)) == ("r", [(7, "a")])
@@ -75,70 +70,6 @@ def test_what_was_held_goes_when_training_goes_on_and_the_next_loss_is_kept_agai
     assert kept(retained) == []
     retained.store("r", Held(9, "a"))
     assert kept(retained) == [(9, "a")]
-
-
-def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan() -> None:
-    """A holder was paused; d, who never met it, takes its stage."""
-    sent: list[tuple[str, Message]] = []
-
-    def send(name: str, command: Message) -> None:
-        sent.append((name, command))
-
-    runs = RunTable()
-    for name in "abd":
-        runs.machine.handle(MemberJoined(name=name, address=f"192.0.2.1:{ord(name)}", offer=Offer(memory=1e9, speed=1e9)))
-    blank = Topology.preset("homogeneous-2")
-    planned = SimpleNamespace(
-        plan=SimpleNamespace(devices=("a", "d")), topology=blank.rename(dict(zip(blank.names, "ad", strict=True)))
-    )
-    start = SimpleNamespace(
-        moves={"d": {"b": ("w",), "gone": ("v",)}, "a": {}},
-        lenders=frozenset(),
-        live_start=lambda name: LiveStart(step=7, committed=7, decision=None, moves={}),
-    )
-    live: Any = SimpleNamespace(
-        run="r",
-        attempt=SimpleNamespace(
-            planned=planned,
-            start=start,
-            preparation=AttemptMessage(
-                bundle=1,
-                run="r",
-                documents=(),
-                emulate=False,
-                notes={},
-                first_step=7,
-                committed=7,
-                attempt=2,
-                states="init",
-                checkpoint_step=0,
-                checkpoint_committed=0,
-                recovered=True,
-                submitter="s",
-                rounds=CopyRounds(),
-            ),
-        ),
-        job=SimpleNamespace(data=SimpleNamespace(kind="text")),
-        submitter="s",
-    )
-    unused: Any = None
-    launcher = AttemptLauncher(
-        runs=runs,
-        notices=unused,
-        routes=Routes(runs.machine, runs.changed, Reachability(send, None), send),
-        recorder=unused,
-        retained=retained_states.RetainedStates(runs, send),
-        send=send,
-        handle=unused,
-        trains=unused,
-    )
-    for name in ("a", "d"):
-        launcher.prepare(live, name)
-    told = {name: command.addresses for name, command in sent if isinstance(command, Prepare)}
-    assert told == {
-        "a": {"d": "192.0.2.1:100"},
-        "d": {"b": "192.0.2.1:98", "a": "192.0.2.1:97"},
-    }
 
 
 def test_states_that_are_dropped_are_released() -> None:
@@ -162,3 +93,16 @@ def test_the_states_of_a_process_that_has_died_are_not_there() -> None:
     retained.store("r", Held(6, "ab"), Dead(7, "ab"))
     assert retained.read("r", 7, ["a"]) == {}
     assert kept(retained) == [(6, "ab")]
+
+
+def test_a_peer_is_sent_the_states_of_an_attempt_once() -> None:
+    """Each answer is a copy in memory and a thread: a peer that asks again and again must not fill this machine."""
+    posted: list[str] = []
+    endpoint: Any = SimpleNamespace(post=lambda peer, frame, urgency: posted.append(frame.kind))
+    retained, wanted = RetainedStates(), StatesWanted(run="r/2", base="r", attempt=2, names=("a",))
+    retained.store("r", Held(7, "a"))
+    retained.settle("r", 2, Continuation(LiveStart(step=7, committed=7, decision=None, moves={})), ["b"])
+    for _ in range(3):
+        retained.lend(endpoint, "b", wanted)
+    retained.join()
+    assert posted == ["lent-end"]

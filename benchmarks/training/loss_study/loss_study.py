@@ -25,12 +25,13 @@ from farflung.plan import CodecChoice
 from farflung.plan.codec_choice.compression import slow_choices
 from farflung.plan.codec_choice.exchange_codec import sync_settings
 
-__all__ = ["VARIANTS", "LossStudy", "LossStudySettings", "auto_variant", "summary"]
+__all__ = ["LATENCY", "LINKS", "VARIANTS", "LossStudy", "LossStudySettings", "auto_variant", "summary"]
 
 SIGN = "quantized:bits=1,block=1024,rotate=true"
 SPARSE = "topk:ratio=33,values=int4"
 
 #: (way, phase) -> variant -> settings of ``Values`` or ``Gradients``; those of ``auto`` are what plans choose (``auto_variant``).
+#: ``adatopk`` is the nominal ratio: equation (7) gives each cut its own, from its bytes and from ``LINKS``.
 VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     ("pipeline", "scratch"): {
         "dense": {},
@@ -39,7 +40,8 @@ VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
         "4 bits": {"forward": "int4", "backward": "int4"},
         "2 bits": {"forward": "int2", "backward": "int2"},
         "top-k": {"forward": "topk:ratio=5,values=float16", "backward": "topk:ratio=5,values=float16"},
-        "AdaTopK": {"by_link": ("identity", "topk:ratio=5,values=float16", "identity")},
+        "top-k, one cut": {"by_link": ("identity", "topk:ratio=5,values=float16", "identity")},
+        "AdaTopK": {"adatopk": 8.0, "values": "float16"},
         "low rank": {"forward": "lowrank:rank=1", "backward": "lowrank:rank=1"},
     },
     ("pipeline", "fine-tuning"): {
@@ -52,8 +54,10 @@ VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
         "1 bit": {"forward": SIGN, "backward": SIGN},
         "top-k": {"forward": "topk:ratio=15,values=int8", "backward": "topk:ratio=15,values=int8"},
         "top-k, memory": {"forward": "topk:ratio=15,values=int8", "backward": "topk:ratio=15,values=int8", "difference": True},
-        "AdaTopK": {"by_link": ("identity", "topk:ratio=15,values=int8", "identity")},
-        "AdaTopK, memory": {"by_link": ("identity", "topk:ratio=15,values=int8", "identity"), "difference": True},
+        "top-k, one cut": {"by_link": ("identity", "topk:ratio=15,values=int8", "identity")},
+        "top-k, one cut, memory": {"by_link": ("identity", "topk:ratio=15,values=int8", "identity"), "difference": True},
+        "AdaTopK": {"adatopk": 30.0, "values": "int8"},
+        "AdaTopK, memory": {"adatopk": 30.0, "values": "int8", "difference": True},
         "low rank": {"forward": "lowrank:rank=1", "backward": "lowrank:rank=1"},
     },
     ("replicas", "scratch"): {
@@ -70,6 +74,9 @@ VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     },
 }
 VARIANTS["replicas", "fine-tuning"] = VARIANTS["replicas", "scratch"]
+#: The links between the four stages, for AdaTopK: bytes per second, all with a latency of 20 ms.
+LINKS = (100e6 / 8, 8e6 / 8, 25e6 / 8)
+LATENCY = 0.02
 #: Another model each, so beside the dense one and not in the race with codecs: dims of each cut's waist as a share of the width.
 VARIANTS["waist", "scratch"] = {
     "dense": {},

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from farflung.codecs import Codec, keyed, read_codec
+from farflung.codecs import Codec, adaptive_ratios, keyed, read_codec, words_per_kept
 from farflung.codecs.base import Array
 from farflung.codecs.exchanged import Remembered, shaped
 from farflung.codecs.members import decode_payload
@@ -33,6 +33,8 @@ __all__ = [
     "Network",
     "Training",
     "Values",
+    "adaptive_codecs",
+    "cut_bytes",
     "gpt_stages",
     "held_out",
     "resnet_stages",
@@ -50,7 +52,7 @@ class Values:
     """How a pipeline's values travel: codecs as ``codecs.read_codec`` takes them; ``difference``: forwards by ``codecs.samples``.
 
     ``feedback``: backwards with what was dropped of each sample added at its next visit.
-    ``by_link``: the codec of each cut instead (AdaTopK compresses the slowest link most).
+    ``by_link``: the codec of each cut instead.
     """
 
     forward: str = "identity"
@@ -228,6 +230,25 @@ def _gradient(parameter: nn.Parameter) -> Array:
     assert parameter.grad is not None
     found: Array = parameter.grad.numpy().copy()
     return found
+
+
+@torch.no_grad()
+def cut_bytes(network: Network, batch: Batch) -> list[int]:
+    """Bytes of the value that crosses each cut for ``batch``."""
+    found, x = [], batch[0]
+    network.stages.eval()
+    for stage in list(network.stages)[:-1]:
+        x = stage(x)
+        found.append(x.numel() * x.element_size())
+    network.stages.train()
+    return found
+
+
+def adaptive_codecs(nbytes: Sequence[int], links: Sequence[float], latency: float, ratio: float, values: str) -> tuple[str, ...]:
+    """AdaTopK's codec for each cut: equation (7) on links of ``links`` bytes per second, with the format's own overhead."""
+    seconds = [latency + size / rate for size, rate in zip(nbytes, links, strict=True)]
+    ratios = adaptive_ratios(seconds, ratio, lambda kept: words_per_kept(kept, values))
+    return tuple("identity" if one <= 1.0 else f"topk:ratio={one:.3f},values={values}" for one in ratios)
 
 
 @torch.no_grad()

@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.training.loss_study.loss_study import LossStudySettings
+from benchmarks.training.loss_study.loss_study import LATENCY, LINKS, LossStudySettings
 from benchmarks.training.loss_study.runs import (
     Batch,
     Gradients,
     Network,
     Training,
     Values,
+    adaptive_codecs,
+    cut_bytes,
     gpt_stages,
     held_out,
     resnet_stages,
@@ -68,7 +70,7 @@ class Study:
             crossed[:] = [sent, dense]
 
         narrower = int(how.get("share", 1)) if way == "waist" else 1  # the values of the model without waists were wider
-        values = Values(**how) if way == "pipeline" else Values()
+        values = self._values(network, how) if way == "pipeline" else Values()
         gradients = Gradients(**how) if way == "replicas" else Gradients()
         training = self._training(phase, members if way == "replicas" else 1)
         train(network, training, values, gradients, at)
@@ -78,6 +80,15 @@ class Study:
             "bytes": crossed[0],
             "parameters": sum(parameter.numel() for parameter in network.stages.parameters()),
         }
+
+    def _values(self, network: Network, how: Mapping[str, Any]) -> Values:
+        """How values travel; AdaTopK's ratios come from the bytes of this model's cuts and the stated links."""
+        rest = dict(how)
+        if "adatopk" not in rest:
+            return Values(**rest)
+        nbytes = cut_bytes(network, _batch(self._train, np.arange(self._rows) % len(self._train[0])))
+        ratio, values = float(rest.pop("adatopk")), str(rest.pop("values"))
+        return Values(**rest, by_link=adaptive_codecs(nbytes, LINKS, LATENCY, ratio, values))
 
     def _fresh(self) -> Network:
         torch.manual_seed(self._seed)

@@ -7,13 +7,17 @@ Planners, workers and the broker write ``table.key = value``, because most jobs 
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 
 from pydantic import BaseModel
 
+from farflung.job.rates import stretched
 from farflung.job.spec import (
     CheckpointSpec,
     CodecSpec,
     EvaluateSpec,
+    JobSpec,
     LimitSpec,
     OptimizerSpec,
     PlanSpec,
@@ -21,7 +25,7 @@ from farflung.job.spec import (
     SyncSpec,
 )
 
-__all__ = ["in_arguments"]
+__all__ = ["in_arguments", "warn_if_stretched"]
 
 #: Table of a job file -> the argument of ``train``, the name of the type that holds the table's keys, and the keys.
 _TABLES: dict[str, tuple[str, str, type[BaseModel]]] = {
@@ -97,3 +101,22 @@ def _top_level(text: str, key: str, given: str | None) -> str:
     if key in _TOP and (given is not None or "_" in key):
         return f"job=JobSpec({key}={given or '...'})"
     return text
+
+
+def warn_if_stretched(job: JobSpec, before: int) -> None:
+    """Warn the caller of ``train`` where ``job`` continues a run of ``before`` steps under other learning rates."""
+    change = stretched(job.schedule.name, before, job.steps)
+    if change:
+        warnings.warn(
+            f"resume={job.checkpoint.resume!r}: {change}, so the weights are not those of one run of {job.steps} steps; "
+            "for these, give the final number of steps from the start and end early with StopTraining",
+            stacklevel=_callers_level(),
+        )
+
+
+def _callers_level() -> int:
+    """The ``stacklevel`` of the first frame outside of this package, for the function that calls this one."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("farflung."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -12,31 +12,37 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from farflung.api.evaluation import Evaluation
+from farflung.api.optimizers import Given
 from farflung.api.reports import Targets
 from farflung.errors import InputError
 from farflung.job.check import check_job
 from farflung.job.explain import explain
+from farflung.job.optimizer_names import CAPTURED, NAMED
 from farflung.job.spec import CheckpointSpec, CodecSpec, JobSpec, OptimizerSpec, PlanSpec, ReportSpec, ScheduleSpec, SyncSpec
 from farflung.sync import get_strategy
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT_LR", "DEFAULT_WORKERS", "OptimizerFactory", "TrainArguments", "check_types", "job_of"]
+__all__ = [
+    "DEFAULT_LR",
+    "DEFAULT_WORKERS",
+    "OptimizerFactory",
+    "Schedule",
+    "TrainArguments",
+    "brought_by",
+    "check_types",
+    "job_of",
+]
 
-#: ``factory(parameters)`` makes the optimizer.
-OptimizerFactory = Callable[[Any], "torch.optim.Optimizer"]
+#: ``factory(parameters)`` makes the optimizer, or several.
+OptimizerFactory = Callable[[Any], "torch.optim.Optimizer | Sequence[torch.optim.Optimizer]"]
+
+#: ``schedule(step)`` is a factor of the learning rates, or ``schedule(optimizer)`` makes a scheduler.
+Schedule = Callable[[Any], Any]
 
 DEFAULT_LR = 1e-3
 DEFAULT_WORKERS = 3
-_KNOWN = ("adamw", "sgd")
-#: Settings of torch's optimizers beside the learning rate that an ``OptimizerSpec`` has, with torch's defaults.
-_DEFAULTS: dict[str, dict[str, object]] = {
-    "adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
-    "sgd": {"momentum": 0, "nesterov": False, "weight_decay": 0},
-}
-#: Those that it lacks; all are off by default.
-_UNSUPPORTED = ("dampening", "maximize", "amsgrad")
 _FUNCTIONS = {
     "module": "a torch.nn.Module, or a function that makes one",
     "batch_fn": "a function of step and micro_batch that returns the module's arguments",
@@ -52,9 +58,9 @@ class TrainArguments:
 
     steps: int
     micro_batches: int
-    optimizer: str | OptimizerSpec | OptimizerFactory
+    optimizer: str | OptimizerSpec | OptimizerFactory | torch.optim.Optimizer
     lr: float | None
-    lr_schedule: str | ScheduleSpec
+    lr_schedule: str | ScheduleSpec | Schedule
     clip_norm: float | None
     precision: str
     workers: int | None
@@ -74,7 +80,6 @@ class TrainArguments:
 
 #: Argument -> types that it may have, and how an error names them. Numbers and texts are checked with the job.
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "lr_schedule": ((str, ScheduleSpec), "a name or a ScheduleSpec"),
     "ticket": ((str, NoneType), "the text of a ticket"),
     "planner": ((str, PlanSpec), "a name or a PlanSpec"),
     "codec": ((str, CodecSpec), "a name or a CodecSpec"),
@@ -100,9 +105,24 @@ def check_types(given: TrainArguments, functions: Mapping[str, object]) -> None:
         value = getattr(given, name)
         if not isinstance(value, types):
             raise InputError(f"{name}={_shown(value)} is of the type {type(value).__name__}: pass {wanted}")
+    if not isinstance(given.lr_schedule, (str, ScheduleSpec)) and not callable(given.lr_schedule):
+        raise InputError(
+            f"lr_schedule={_shown(given.lr_schedule)} is of the type {type(given.lr_schedule).__name__}: pass a name, a "
+            "ScheduleSpec, a function of the step, or a function of the optimizer that makes a scheduler"
+        )
     for name, number in (("lr", given.lr), ("clip_norm", given.clip_norm)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
             raise InputError(f"{name}={number!r:.80}: must be a number")
+
+
+def brought_by(given: TrainArguments) -> Given:
+    """What the caller passed that no job can name."""
+    named = isinstance(given.optimizer, (str, OptimizerSpec))
+    schedule = given.lr_schedule
+    return Given(
+        optimizer=None if named else given.optimizer,
+        schedule=None if isinstance(schedule, (str, ScheduleSpec)) else schedule,
+    )
 
 
 def _shown(value: object) -> str:
@@ -131,7 +151,7 @@ def job_of(given: TrainArguments, threads: int) -> JobSpec:
         "threads": threads,
         "workers": given.workers if given.ticket is not None else None,
         "optimizer": _optimizer(given),
-        "schedule": _spec(given.lr_schedule, "name"),
+        "schedule": {} if callable(given.lr_schedule) else _spec(given.lr_schedule, "name"),
         "codec": _spec(given.codec, "name"),
         "plan": _plan(given),
         "sync": _spec(given.sync, "strategy"),
@@ -183,42 +203,22 @@ def _optimizer(given: TrainArguments) -> dict[str, Any]:
                 f"clip_norm={clip_norm:g} beside OptimizerSpec(clip_norm={optimizer.clip_norm:g}): remove one of them"
             )
     elif isinstance(optimizer, str):
-        if optimizer not in _KNOWN:
-            close = difflib.get_close_matches(optimizer.lower(), _KNOWN, n=1)
+        if optimizer not in NAMED:
+            close = difflib.get_close_matches(optimizer.lower(), NAMED, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise InputError(f"unknown optimizer {optimizer!r}: {hint}known are {', '.join(_KNOWN)}; or pass an OptimizerSpec")
+            raise InputError(
+                f"unknown optimizer {optimizer!r}: {hint}known are {', '.join(sorted(NAMED))}; or pass a function that makes one"
+            )
         found = {"name": optimizer, "lr": DEFAULT_LR if lr is None else lr}
+    elif callable(optimizer) or hasattr(optimizer, "param_groups"):
+        if lr is not None:
+            raise InputError(f"lr={lr:g} beside an optimizer that has its own: set it there, and remove lr")
+        found = {"name": CAPTURED}
     else:
-        raise InputError(_other_optimizer(optimizer))
+        raise InputError(
+            f"optimizer={_shown(optimizer)} can't be used: pass a name, an OptimizerSpec, or a function that makes one"
+        )
     return found if clip_norm is None else {**found, "clip_norm": clip_norm}
-
-
-def _other_optimizer(optimizer: object) -> str:
-    """Why ``optimizer`` is refused: its class, and for an optimizer of torch the ``OptimizerSpec`` with its settings."""
-    remedy = "pass 'sgd', 'adamw' or an OptimizerSpec"
-    if not isinstance(optimizer, type) and not hasattr(optimizer, "param_groups"):
-        return f"optimizer={_shown(optimizer)} is not supported: {remedy} (optimizers of torch.optim can't be used yet)"
-    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
-    name, rule = kind.__name__.lower(), f"optimizer={kind.__name__} is not supported"
-    if name not in _KNOWN or kind.__module__.partition(".")[0] != "torch":
-        return f"{rule}: {remedy} (optimizers of torch.optim can't be used yet)"
-    groups = getattr(optimizer, "param_groups", ())
-    wrong = [key for key in _UNSUPPORTED if any(group.get(key) for group in groups)]
-    lost = f" ({', '.join(wrong)} can't be set)" if wrong else ""
-    return f"{rule}: pass optimizer=OptimizerSpec({_settings_shown(name, groups)}){lost}"
-
-
-def _settings_shown(name: str, groups: Sequence[Mapping[str, object]]) -> str:
-    """The arguments of the ``OptimizerSpec`` for a torch optimizer with the parameter ``groups``; ``...`` where they differ."""
-    shown = [f"name={name!r}"]
-    for key, default in {"lr": None, **_DEFAULTS[name]}.items():
-        values = [group.get(key) for group in groups]
-        simple = bool(values) and isinstance(values[0], (bool, int, float, tuple)) and all(one == values[0] for one in values)
-        if not simple and (values or key == "lr"):
-            shown.append(f"{key}=...")
-        elif simple and values[0] != default:
-            shown.append(f"{key}={values[0]!r}")
-    return ", ".join(shown)
 
 
 def _spec(value: object, key: str) -> object:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from farflung.api.stretched_schedule import warn_if_stretched
+from farflung.api.argument_names import warn_if_stretched
 from farflung.broker.records.run_store import RunStore, resumable
 from farflung.checkpoint import CheckpointReader, encode_shard, locate, pack
 from farflung.checkpoint.store import write_file

@@ -201,5 +201,8 @@ class _Hooks(LocalHooks):
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         self._listener.folder.write_share(step, self._device, committed, states, optimizer)
 
+    def on_copy(self, step: int, device: str, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        return  # all workers are this process
+
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         self._progress.evaluation(step, outputs)

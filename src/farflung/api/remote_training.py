@@ -6,10 +6,10 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
+from farflung.api.argument_names import warn_if_stretched
 from farflung.api.batches import Batches, EvaluationBatches
 from farflung.api.callbacks import Callbacks
 from farflung.api.result import Outcome
-from farflung.api.stretched_schedule import warn_if_stretched
 from farflung.checkpoint.safetensors import encode, spec_of
 from farflung.client.batch_feeder import Feeder
 from farflung.client.connection import Client
@@ -23,7 +23,7 @@ from farflung.security import Ticket
 from farflung.security.user_home import own_key
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.thread_group import ThreadGroup
-from farflung.units import Seconds
+from farflung.units import Seconds, counted
 from farflung.worker.membership import join
 
 __all__ = ["train_there"]
@@ -257,5 +257,5 @@ class _Follower:
         self.steps = result.steps
         ours = result.status == "stopped" and self._stopping
         if result.status != "finished" and not ours:
-            text = f"{self._run} {result.status} after {result.steps} steps: {result.cause or 'by request'}"
+            text = f"{self._run} {result.status} after {counted(result.steps, 'step')}: {result.cause or 'by request'}"
             raise self._client.failure(self._run, text)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from farflung.api.optimizers import with_named_optimizer
 from farflung.checkpoint import Weights, find_model_files, match_states
 from farflung.checkpoint.safetensors import encode
 from farflung.client.connection import Client
@@ -59,6 +60,7 @@ def bundle_job(
     say(f"capturing the model {job.model.recipe} (micro-batches of {', '.join(map(str, sizes))} samples)")
     graphs = {size: freeze(recipe.graph("train", size), job) for size in sizes}
     _same_structure(graphs)
+    job = with_named_optimizer(job, graphs[sizes[0]])
     evaluation = generation = None
     if job.evaluate.batches:
         evaluation = recipe.graph("evaluate", sizes[0])

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farflung.api.argument_names import in_arguments
-from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, TrainArguments, check_types, job_of
+from farflung.api.arguments import DEFAULT_WORKERS, OptimizerFactory, Schedule, TrainArguments, brought_by, check_types, job_of
 from farflung.api.batches import batch_rows, call_order, evaluation_order
 from farflung.api.callbacks import Callbacks, StopTraining
 from farflung.api.evaluation import Evaluation
 from farflung.api.local_folder import check_folders
 from farflung.api.local_training import LocalSettings, train_here
+from farflung.api.optimizers import with_given_optimizer, with_named_optimizer
 from farflung.api.remote_training import train_there
 from farflung.api.reports import ReportArgument, Reports, targets_of
 from farflung.api.result import Outcome, TrainResult
@@ -24,8 +25,10 @@ from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, 
 from farflung.messages.submission import Bundle
 from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import StepRecord
+from farflung.units import counted
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 __all__ = ["train"]
@@ -40,9 +43,9 @@ def train(
     *,
     steps: int,
     micro_batches: int = 1,
-    optimizer: str | OptimizerSpec | OptimizerFactory = "sgd",
+    optimizer: str | OptimizerSpec | OptimizerFactory | torch.optim.Optimizer = "sgd",
     lr: float | None = None,
-    lr_schedule: str | ScheduleSpec = "constant",
+    lr_schedule: str | ScheduleSpec | Schedule = "constant",
     clip_norm: float | None = None,
     precision: str = "float32",
     workers: int | None = None,
@@ -73,9 +76,11 @@ def train(
             once per micro-batch, in order.
         steps: optimizer steps. A run that resumes counts the steps before it, too.
         micro_batches: micro-batches per step.
-        optimizer: ``"sgd"`` or ``"adamw"`` with PyTorch's defaults, or an ``OptimizerSpec``.
-        lr: learning rate, 1e-3 by default. An ``OptimizerSpec`` has its own.
-        lr_schedule: ``"constant"``, ``"cosine"``, ``"linear"``, or a ``ScheduleSpec`` with warm-up.
+        optimizer: a name such as ``"adamw"``, with PyTorch's defaults; an ``OptimizerSpec``; a function of the module's
+            parameters that returns an optimizer or a list of optimizers; or an optimizer that has not stepped yet.
+        lr: learning rate of a named optimizer, 1e-3 by default. All others have their own.
+        lr_schedule: a name such as ``"cosine"``; a ``ScheduleSpec`` with warm-up; a function of the step that returns a factor of
+            the learning rates; or a function of an optimizer that returns a scheduler of ``torch.optim.lr_scheduler``.
         clip_norm: largest norm of all gradients together (None: no clipping).
         precision: ``"float32"``, or ``"bf16"`` for autocast to bfloat16.
         workers: without a ticket, how many threads of this process train (default 3). With a ticket, how many workers take part
@@ -172,8 +177,10 @@ def _train(
     first = batch_fn(0, 0)
     trainee = capture_trainee(module, first, None if evaluation is None else evaluation.batch_fn(0))
     callbacks.progress.captured()
+    brought = brought_by(given)
+    job = with_given_optimizer(job, brought, trainee.module, trainee.graph)
     graph = freeze(trainee.graph, job)
-    job = _with_samples(job, graph, evaluation)
+    job = with_named_optimizer(_with_samples(job, graph, evaluation), graph, brought.schedule)
     bundle = Bundle(run=run, job=job, graphs={job.micro_batch_sizes[0]: graph}, eval_graph=trainee.evaluation)
     batches = call_order(batch_fn, graph, first)
     side = None
@@ -225,12 +232,12 @@ def _with_result(error: BaseException, result: TrainResult) -> BaseException:
     error.__dict__["result"] = result
     if result.checkpoint and isinstance(error, KeyboardInterrupt):
         error.add_note(f"train(..., resume={result.checkpoint!r}) continues from the newest checkpoint")
-    error.add_note(f"the result of the {result.steps} steps so far is in the attribute 'result' of this exception")
+    error.add_note(f"the result so far, after {counted(result.steps, 'step')}, is in the attribute 'result' of this exception")
     return error
 
 
 def _interrupted(callbacks: Callbacks, given: TrainArguments) -> str:
-    return f"training was interrupted after {callbacks.steps} of {given.steps} steps"
+    return f"training was interrupted after {callbacks.steps} of {counted(given.steps, 'step')}"
 
 
 def _batch_text(failed: FailedBatch | None, graph: Graph, evaluation: Graph | None) -> str:

@@ -21,7 +21,7 @@ from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Estimate, Plan
 from farflung.planners import Constrained, get_planner, planner_names
 from farflung.simulator import Simulation, Simulator
-from farflung.units import FlopsPerSecond, Seconds
+from farflung.units import FlopsPerSecond, Seconds, counted
 
 __all__ = ["Alternative", "Case", "Gain", "Reasons", "reasons"]
 
@@ -111,7 +111,7 @@ class Reasons:
         if self.alternatives:
             yield from self._others()
         for change in self.changes:
-            what = f"{_told(change)}, {change.devices} devices" if change.factor >= 1 + _NOTHING else "no shorter step"
+            what = f"{_told(change)}, {counted(change.devices, 'device')}" if change.factor >= 1 + _NOTHING else "no shorter step"
             yield f'a new plan with --what-if "{change.what}": {what}'
 
     def _others(self) -> Iterator[str]:

@@ -6,14 +6,17 @@ effect at once. ``audit.jsonl`` in the broker's folder records who joined, who w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
+from farflung.broker.rate_limit import RateLimit
+from farflung.clock import monotonic
 from farflung.errors import InputError, SecurityError
 from farflung.messages.calls import Kick, Kicked
 from farflung.messages.remote_calls import serve
 from farflung.security import Caller
 from farflung.security.audit_log import AuditLog
-from farflung.security.name_book import NameBook
+from farflung.security.name_book import Binding, NameBook
 from farflung.security.ticket_book import TicketBook
 from farflung.transports.rpc import Call, RpcServer
 
@@ -24,6 +27,8 @@ EndSessions = Callable[[Callable[[str], bool], str], Sequence[str]]
 
 #: Calls that the audit log records.
 _RECORDED = frozenset({"kick", "member", "profile", "renew", "resume", "session", "stop", "submit", "upload"})
+#: Refusals a minute that the audit log records of each member, and of all strangers together.
+_REFUSALS = 60
 
 
 class AccessControl:
@@ -33,6 +38,9 @@ class AccessControl:
         self._tickets, self._names, self.audit = tickets, names, audit
         #: The revoked tickets for which ``unwelcome`` was asked last.
         self._seen: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+        #: How often refusals are recorded, guarded by ``_lock``: whoever is refused must not fill the disk.
+        self._refusals = RateLimit(_REFUSALS)
 
     def register(self, server: RpcServer, end_sessions: EndSessions, reset: Callable[[str], None]) -> None:
         """Serve the calls. ``reset`` resets the standing of a member."""
@@ -44,13 +52,21 @@ class AccessControl:
         Raises:
             SecurityError: it was kicked, its ticket was revoked, or its name belongs to another key.
         """
+        bound = self._names.binding(caller.name)
         try:
-            self._check(caller)
+            self._check(caller, bound)
         except SecurityError as error:
-            self.audit.write("refused", name=caller.name, role=caller.role, call=method, address=address, cause=str(error))
+            self.refused(error, caller.key, name=caller.name, role=caller.role, call=method, address=address)
             raise
         if method in _RECORDED:
-            self.audit.write(method, name=caller.name, role=caller.role, ticket=self._names.ticket(caller.name), address=address)
+            self.audit.write(method, name=caller.name, role=caller.role, ticket=bound.ticket, address=address)
+
+    def refused(self, error: SecurityError, key: str, /, **facts: str) -> None:
+        """Record that the member with ``key`` (empty: a stranger) was refused because of ``error``, but not too often."""
+        with self._lock:
+            rare = not self._refusals.take(key, monotonic())
+        if rare:
+            self.audit.write("refused", **facts, cause=str(error))
 
     def unwelcome(self, connected: Sequence[str]) -> dict[str, str]:
         """Return which of the ``connected`` members must go since the last call, and why. To be called periodically."""
@@ -72,7 +88,7 @@ class AccessControl:
         if call.caller.role != "owner":
             raise SecurityError("only the broker's owner may kick a member: use a ticket of scope owner")
         name = request.name
-        key, ticket = self._names.key(name), self._names.ticket(name)
+        key, ticket, _ = self._names.binding(name)
         if not key:
             raise InputError(f"nobody has joined under the name {name!r:.80}: farflung status lists the workers")
         if request.undo:
@@ -93,13 +109,11 @@ class AccessControl:
         if self._names.barred(key):
             raise SecurityError(f"{name!r} was kicked by the broker's owner; ask the owner to run: farflung kick {name} --undo")
 
-    def _check(self, caller: Caller) -> None:
-        bound = self._names.key(caller.name)
-        if caller.key and bound and bound != caller.key:
+    def _check(self, caller: Caller, bound: Binding) -> None:
+        if caller.key and bound.key and bound.key != caller.key:
             raise SecurityError(f"the name {caller.name!r} belongs to another key now; join again under another name")
         self.welcome(caller.key, caller.name)
-        ticket = self._names.ticket(caller.name)
-        if ticket and ticket in self._tickets.revoked():
+        if bound.ticket and bound.ticket in self._tickets.revoked():
             raise SecurityError(
-                f"the ticket {ticket} that {caller.name!r} joined with was revoked; ask the broker's owner for a fresh one"
+                f"the ticket {bound.ticket} that {caller.name!r} joined with was revoked; ask the broker's owner for a fresh one"
             )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from farflung.broker.access_control import AccessControl
 from farflung.broker.quotas import TicketQuotas
-from farflung.broker.rate_limit import RateLimit
 from farflung.broker.session_table import SessionTable
-from farflung.clock import monotonic, wall_time
+from farflung.clock import wall_time
 from farflung.errors import SecurityError
 from farflung.messages.calls import Granted, Join, Renew, Withdraw, Withdrawn
 from farflung.messages.remote_calls import serve
@@ -33,8 +32,6 @@ _SCOPES = {"worker": ("join",), "client": ("submit", "owner")}
 #: Names of clients begin with this, so that no client can speak as a worker.
 _CLIENT = "client-"
 _MAX_NAME = 63
-#: Refusals a minute that the audit log records.
-_REFUSALS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +46,6 @@ class Admission:
     access: AccessControl
     quotas: TicketQuotas
     member_port: Callable[[], int]
-    #: How often a refusal is recorded.
-    refusals: RateLimit = field(default_factory=lambda: RateLimit(_REFUSALS))
 
     def register(self, door: RpcServer, server: RpcServer) -> None:
         """Serve the calls: at ``door`` for callers with a ticket, at ``server`` for members."""
@@ -75,8 +70,7 @@ class Admission:
         try:
             granted = self._join(asked)
         except SecurityError as error:
-            if not self.refusals.take("", monotonic()):  # strangers must not fill the disk
-                self.access.audit.write("refused", **facts, cause=str(error))
+            self.access.refused(error, "", **facts)
             raise
         self.access.audit.write("joined", **facts)
         return granted

@@ -16,6 +16,7 @@ from farflung.broker.records.backlog import Backlog
 from farflung.broker.records.latest_records import LatestRecords
 from farflung.broker.records.run_log import RunLog
 from farflung.broker.records.run_store import RunStore
+from farflung.broker.records.share_hashes import ShareHashes
 from farflung.broker.verification.run_verification import RunVerification
 from farflung.clock import monotonic
 from farflung.cluster import Topology
@@ -30,7 +31,7 @@ from farflung.protocol.retained_states import RetainedState
 from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.records import Record, RelayedRecord, RunResult
 
-__all__ = ["Attempt", "LiveRun", "RunRecords", "Submission", "TrainingTimes", "WorkerFacts", "new_run"]
+__all__ = ["Attempt", "LiveRun", "RunRecords", "Submission", "TrainingTimes", "WaitingWorker", "WorkerFacts", "new_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,15 @@ class TrainingTimes:
         self.lost, self.lost_at = lost, now - away
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingWorker:
+    """A worker waits for ``peers`` in plan number ``attempt``, since ``since`` (monotonic seconds)."""
+
+    attempt: int
+    peers: tuple[str, ...]
+    since: float
+
+
 @dataclass(slots=True)
 class WorkerFacts:
     """What the workers of a run have reported (under ``RunTable.changed``)."""
@@ -85,10 +95,16 @@ class WorkerFacts:
     fingerprints: dict[str, Mapping[str, str]] = field(default_factory=dict)
     #: Workers that measured their device for this run.
     measured: set[str] = field(default_factory=set)
+    #: worker -> what it waits for
+    waits: dict[str, WaitingWorker] = field(default_factory=dict)
     #: worker -> states that it retains since the last loss
     retained: dict[str, list[RetainedState]] = field(default_factory=dict)
     #: Reports of steps that a dead worker may not have reported.
     step_reports: list[StepReport] = field(default_factory=list)
+    #: States after this step are not trusted, so the next attempt begins with a checkpoint from before (None: all are trusted).
+    distrusted: int | None = None
+    #: The secret from which the draws of verified units come. A restarted broker has another one.
+    secret: str = field(default_factory=lambda: token_hex(16))
 
 
 class RunRecords:
@@ -145,10 +161,8 @@ class LiveRun:
     #: The newest generated text.
     sample: str = ""
     result: RunResult | None = None
-    #: States after this step are not trusted, so the next attempt begins with a checkpoint from before (None: all are trusted).
-    distrusted: int | None = None
-    #: The secret from which the draws of verified units come. A restarted broker has another one.
-    secret: str = field(default_factory=lambda: token_hex(16))
+    #: What workers report of the shares of checkpoints.
+    hashes: ShareHashes = field(default_factory=ShareHashes)
     #: Guards ``store``. Lock order: ``files`` before ``RunTable.changed``.
     files: threading.Lock = field(default_factory=threading.Lock)
 

@@ -49,12 +49,7 @@ class Notices:
         self._runs.wake()
 
     def everybody(self, run: str, text: str) -> None:
-        """Show ``text`` about ``run`` to the operator and to the watchers of the run."""
-        self.operator_of(run, text)
-        self.watchers(self._runs.live(run), Note(text=text))
-
-    def if_known(self, run: str, text: str) -> None:
-        """Show ``text`` as ``everybody`` does; a run that is over may be known to nobody any more."""
+        """Show ``text`` about ``run`` to the operator, and to the watchers of the run unless the broker has forgotten the run."""
         self.operator_of(run, text)
         if (live := self._runs.find(run)) is not None:
             self.watchers(live, Note(text=text))

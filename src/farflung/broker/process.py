@@ -29,6 +29,8 @@ from farflung.broker.records.broker_log import BrokerLog
 from farflung.broker.records.journal import Journal
 from farflung.broker.records.mirror import Mirror
 from farflung.broker.records.run_folders import RunFolders, StorageSettings
+from farflung.broker.records.standing_book import StandingBook
+from farflung.broker.requests.dashboard_tunnel import DashboardTunnel
 from farflung.broker.requests.link_profile import LinkProfile
 from farflung.broker.requests.run_control import RunControl
 from farflung.broker.requests.status_queries import StatusQueries
@@ -36,7 +38,7 @@ from farflung.broker.requests.submissions import Submissions
 from farflung.broker.requests.transfers import Transfers
 from farflung.broker.requests.watchers import Watchers
 from farflung.broker.restored_runs import RestoredRuns
-from farflung.broker.run_manager import RunManager
+from farflung.broker.run_manager import RunManager, Stores
 from farflung.broker.run_reports import RunReports
 from farflung.broker.run_table import RunTable
 from farflung.broker.run_trackers import RunTrackers
@@ -141,7 +143,10 @@ class Broker:
         opening.callback(journal.close)
         notices, trackers = self._make_notices(opening, log, storage.trackers)
         self.network = self._make_network(links, _dialer(credentials, say))
-        self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, journal.write)
+        standing = StandingBook(self.home / "names.sqlite", say)
+        self.runs.machine.restore_standing(standing.read())
+        stores = Stores(journal=journal.write, standing=standing.write)
+        self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, stores)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
         server = RpcServer(credentials, host=RpcHost(log=say, check=access.check))
         door = RpcServer(credentials, host=RpcHost(log=say), door=True)
@@ -152,7 +157,7 @@ class Broker:
         mirror = Mirror(storage.mirror, say) if storage.mirror else None
         if mirror is not None:
             opening.callback(mirror.close)
-        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror)
+        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror, handle=self.manager.handle)
         submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas, check=trackers.check)
         self._serve_requests(opening, server, folders, (transfers, submissions))
         restored = RestoredRuns(
@@ -193,7 +198,7 @@ class Broker:
 
     def _make_notices(self, opening: ExitStack, log: BrokerLog, allowed: tuple[str, ...]) -> tuple[Notices, RunTrackers]:
         def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves
-            notices.if_known(run, text)
+            notices.everybody(run, text)
 
         trackers = RunTrackers(self.runs, warn, allowed)
         opening.callback(trackers.close)
@@ -256,7 +261,9 @@ class Broker:
         )
         control = RunControl(runs=runs, folders=folders, handle=manager.handle, send=sessions.send, owner_key=self.names.key)
         profile = LinkProfile(runs=runs, network=self.network)
-        for part in (*others, status, watchers, control, profile):
+        tunnel = DashboardTunnel(self.home)
+        opening.callback(tunnel.close)
+        for part in (*others, status, watchers, control, profile, tunnel):
             part.register(server)
 
     def _reset_standing(self, name: str) -> None:

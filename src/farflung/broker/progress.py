@@ -150,6 +150,11 @@ class Progress:
                 self._complete()
             return frozenset()
 
+    def reported(self, name: str) -> int:
+        """Return the number of steps that the worker ``name`` has reported, those before this attempt included."""
+        with self._lock:
+            return max((step + 1 for step, reports in self._open.items() if name in reports), default=self._next)
+
     def missing(self) -> frozenset[str]:
         """Return the workers that have not reported the open step.
 
@@ -211,7 +216,11 @@ class Progress:
         dense: dict[Pair, int] = {}
         busy: dict[int, float] = {}
         codecs: dict[Pair, CodecUse] = {}
+        helped: dict[tuple[int, str], tuple[int, float]] = {}
         for report in reports:
+            for key, (count, spent) in report.helped.items():  # a helper may serve several servers of a stage
+                before = helped.get(key, (0, 0.0))
+                helped[key] = min(before[0] + count, samples), min(before[1] + spent, seconds)
             codecs |= {pair: codecs.get(pair, CodecUse()).plus(use) for pair, use in report.codecs.items()}
             for total, part in ((sent, report.sent), (dense, report.dense)):
                 for pair, count in part.items():
@@ -233,6 +242,7 @@ class Progress:
             skipped=leader.skipped,
             codecs=dict(sorted(codecs.items())),
             grad_norm=leader.grad_norm,
+            helped=dict(sorted(helped.items())),
             divergence=max((report.divergence for report in reports if report.divergence is not None), default=None),
             excluded=excluded,
             blamed=blamed_members(by_worker, excluded),

@@ -113,6 +113,7 @@ class RestoredRuns:
             helped=live.job.plan.helpers,
             unreliable=unreliable_of(live.job, live.submission.topology),
             stopping=journaled.stopping,
+            submitter=journaled.submitter,
         )
         self.add(live, event)
         self._threads.later(_RETURN_SECONDS, f"return-{live.run}", lambda: self.handle(WaitedEnough(run=live.run)))

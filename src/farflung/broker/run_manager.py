@@ -6,7 +6,9 @@ event makes plans, writes files and tells people after it has released the lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from farflung.broker.attempts.command_executor import CommandExecutor
@@ -34,13 +36,26 @@ from farflung.protocol.events import (
     RunSubmitted,
     StopRequested,
 )
+from farflung.protocol.standing import StandingRecord
 from farflung.units import counted
 
-__all__ = ["RunManager"]
+__all__ = ["RunManager", "Stores"]
 
 
 def _no_journal(run: str, what: str, /, **fields: Any) -> None:
     del run, what, fields
+
+
+def _forget(changes: Mapping[str, StandingRecord | None]) -> None:
+    del changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """What a broker that was killed finds again. ``journal`` stores an event of a run; ``standing``: changes of standing."""
+
+    journal: Journaled = _no_journal
+    standing: Callable[[Mapping[str, StandingRecord | None]], None] = _forget
 
 
 class RunManager:
@@ -53,13 +68,11 @@ class RunManager:
         notices: Notices,
         send: Callable[[str, Message], None],
         judge: Judge | None = None,
-        journal: Journaled = _no_journal,
+        stores: Stores | None = None,
     ) -> None:
-        """``send`` queues a message for a member and never waits. ``judge`` predicts step times (default: the timed dry-run).
-
-        ``journal`` stores an event of a run, for the case that the broker is killed.
-        """
-        self._runs, self._network, self._notices, self._journal = runs, network, notices, journal
+        """``send`` queues a message for a member and never waits. ``judge`` predicts step times (default: the timed dry-run)."""
+        self._stores = stores or Stores()
+        self._runs, self._network, self._notices = runs, network, notices
         machine = runs.machine
         self.measurements = DeviceMeasurements(send, lambda name: name in machine.members, on_host=self.handle)
         inputs = PlanInputs(
@@ -78,7 +91,7 @@ class RunManager:
             retained=self.retained,
             handle=self.handle,
             measure=self.measurements.measure,
-            journal=journal,
+            journal=self._stores.journal,
             judge=judge,
         )
         self._executor = self._make_executor(send)
@@ -100,7 +113,7 @@ class RunManager:
             notices=notices,
             relays=self._network.relays,
             retained=self.retained,
-            journal=self._journal,
+            journal=self._stores.journal,
             helpers_over=self.helpers.over,
         )
         return CommandExecutor(
@@ -128,12 +141,15 @@ class RunManager:
             self.replanner.joined(event.name)
         with self._runs.changed:
             commands = self._runs.machine.handle(event)
+            judged = self._runs.machine.standing_changes()
             actions = [action for command in commands if (action := self._executor.apply(command)) is not None]
             self._runs.wake()
-        for action in actions:
-            action()
+        self._stores.standing(judged)
+        with ExitStack() as left:  # each action runs even if one before it raises: another run may wait for it
+            for action in reversed(actions):
+                left.callback(action)
         if isinstance(event, StopRequested):  # a broker that is killed now must not train on after its restart
-            self._journal(event.run, "stopping", stopping=True)
+            self._stores.journal(event.run, "stopping", stopping=True)
 
     def submit(self, live: LiveRun, write: Callable[[], None]) -> str:
         """Add a new run, call ``write`` to store its files, and let it begin. Return its state.
@@ -151,7 +167,7 @@ class RunManager:
         finally:
             if not written:
                 self._runs.remove(live.run)
-        self._journal(live.run, "submitted", submitter=live.submission.submitter)
+        self._stores.journal(live.run, "submitted", submitter=live.submission.submitter)
         job = live.job
         text = f"submitted by {live.submission.submitter} ({job.name}, {counted(job.steps, 'step')})"
         self._notices.operator_of(live.run, text)
@@ -162,6 +178,7 @@ class RunManager:
                 recoveries=job.most_recoveries,
                 helped=job.plan.helpers,
                 unreliable=unreliable_of(job, live.submission.topology),
+                submitter=live.submission.submitter,
             )
         )
         with self._runs.changed:

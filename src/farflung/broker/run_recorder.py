@@ -39,7 +39,7 @@ class RunRecorder:
         self._notices.record(live, record.to_line())
         if isinstance(record, StepRecord) and record.step >= live.times.furthest:
             live.times.furthest = record.step + 1
-            if self._runs.machine.runs[live.run].lost:
+            if self._runs.machine.runs[live.run].unsettled:
                 self._handle(RunAdvanced(run=live.run))
             for name in record.blamed:
                 self._handle(MemberSpoilt(run=live.run, name=name, step=record.step))

@@ -13,11 +13,12 @@ from farflung.broker.attempts.replanner import Replanner
 from farflung.broker.attempts.retained_states import RetainedReport, RetainedStates
 from farflung.broker.links.network import Network
 from farflung.broker.links.traffic_figures import update_from_traffic
-from farflung.broker.live_run import LiveRun
+from farflung.broker.live_run import LiveRun, WaitingWorker
 from farflung.broker.notices import Notices
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
+from farflung.clock import monotonic
 from farflung.data import compare_fingerprints
 from farflung.errors import FarflungError, WireError
 from farflung.messages.conversions.failed_batches import failed_batch
@@ -30,12 +31,14 @@ from farflung.messages.reports import (
     Evaluated,
     Failed,
     Generated,
+    Hashed,
     Helping,
     Noted,
     Prepared,
     RunReport,
     Stepped,
     Traced,
+    Waits,
 )
 from farflung.messages.router import Router
 from farflung.messages.schema import Channel, Message
@@ -87,6 +90,8 @@ class RunReports:
         router.register(Dropped, self._dropped)
         router.register(Helping, self._helping)
         router.register(Stepped, self._stepped)
+        router.register(Hashed, self._hashed)
+        router.register(Waits, self._waits)
         router.register(Evaluated, self._evaluated)
         router.register(Traced, self._traced)
         router.register(Generated, self._generated)
@@ -163,10 +168,26 @@ class RunReports:
         """Compare digests. If a worker has forged some, the next attempt begins with a checkpoint from before that step."""
         if live.attempt.verification is None:
             return
-        for event in live.attempt.verification.report(name, report, self.send):
+        for step, event in live.attempt.verification.report(name, report, self.send):
             with self.runs.changed:
-                live.distrusted = event.step if live.distrusted is None else min(live.distrusted, event.step)
+                distrusted = live.workers.distrusted
+                live.workers.distrusted = step if distrusted is None else min(distrusted, step)
             self.handle(event)
+
+    def _hashed(self, part: _Part, message: Hashed) -> None:
+        plan, of = None if part.live.planned is None else part.live.planned.plan, message.of or part.name
+        stages = () if plan is None else [stage.devices for stage in plan.stages if stage.devices[0] == of]
+        if of != part.name and not (stages and all(part.name in devices for devices in stages)):
+            raise WireError(f"{part.name} is no replica of {of!r:.80}, and hashes its share of a checkpoint")
+        part.live.hashes.report((message.attempt, message.step), part.name, of, message.sha256)
+
+    def _waits(self, part: _Part, message: Waits) -> None:
+        with self.runs.changed:
+            waits = part.live.workers.waits
+            waits.pop(part.name, None)
+            if message.peers:
+                since = monotonic() - message.seconds
+                waits[part.name] = WaitingWorker(attempt=message.attempt, peers=message.peers, since=since)
 
     def _evaluated(self, part: _Part, message: Evaluated) -> None:
         live = part.live

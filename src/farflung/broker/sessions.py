@@ -19,6 +19,7 @@ from farflung.messages.commands import Beat, Fenced, Goodbye, Welcome
 from farflung.messages.reports import Hello
 from farflung.messages.schema import Channel, Message
 from farflung.messages.wire_form import decode_as, encode
+from farflung.protocol.leases import BEATS
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.transports.rpc import Call
@@ -26,8 +27,8 @@ from farflung.wire.frames import Frame
 
 __all__ = ["SessionEvents", "Sessions"]
 
-#: Seconds between two checks of the leases; and how often in the length of one both sides send something.
-_TICK, _BEATS = 0.5, 4
+#: Seconds between two checks of the leases.
+_TICK = 0.5
 #: The cause of the end of a session when its worker asked for it.
 _LEFT = "it left"
 
@@ -79,7 +80,8 @@ class Sessions:
     def watch(self) -> None:
         """Check the leases until ``close``, on the calling thread."""
         while not self._ended.wait(_TICK):
-            for what, check in (("the handling of a lost worker", self.check_leases), ("a check of tickets", self.check_tickets)):
+            checks = {"the handling of a lost worker": self.check_leases, "a check of tickets": self._check_tickets}
+            for what, check in checks.items():
                 if error := failure_of(what, check, monotonic()):
                     self._say(f"warning: {error}")  # the leases of other workers still count
 
@@ -90,7 +92,7 @@ class Sessions:
         for session in expired:
             self._end(session, f"no message from it for {self._table.lease}: it is frozen, or cut off")
 
-    def check_tickets(self, now: float) -> None:
+    def _check_tickets(self, now: float) -> None:
         """Remove the workers that are not welcome any more; to be called every half second."""
         del now
         for name, cause in self._unwelcome(self._table.connected()).items():
@@ -145,7 +147,7 @@ class Sessions:
         """Yield the worker's commands; beats while there are none, so that it knows that this broker runs."""
         while True:
             try:
-                command = session.outgoing.get(timeout=self._table.lease / _BEATS)
+                command = session.outgoing.get(timeout=self._table.lease / BEATS)
             except queue.Empty:
                 command = Beat()
             if command is None:

@@ -175,4 +175,4 @@ def _offer(message: Hello) -> Offer:
 
 def _describe(offer: Offer) -> str:
     name = f"{offer.kind} ({offer.description})" if offer.description else offer.kind
-    return f"{name}, {Bytes(offer.memory)}, {FlopsPerSecond(offer.speed)}{'' if offer.reliable else ', unreliable'}"
+    return f"{name}, {Bytes(offer.memory).written(3)}, {FlopsPerSecond(offer.speed)}{'' if offer.reliable else ', unreliable'}"

@@ -21,7 +21,7 @@ from farflung.messages.submission import Bundle
 from farflung.messages.watching import Planned, RecordLine
 from farflung.telemetry import FAULT_POINTS, RecoveryRecord, RunFolder, StepRecord, read_record
 from farflung.telemetry.records import Record
-from farflung.units import Seconds
+from farflung.units import Seconds, counted
 
 __all__ = ["Trial", "TrialSettings", "plan_faults", "run_trial"]
 
@@ -134,10 +134,10 @@ def run_trial(bundle: Bundle, base: Path, settings: TrialSettings, say: Say) -> 
     faults = plan_faults(settings, bundle.job.steps)
     with tempfile.TemporaryDirectory(prefix="farflung-chaos-") as place:
         folder = Path(place)
-        say(f"{settings.workers} workers, undisturbed")
+        say(f"{counted(settings.workers, 'worker')}, undisturbed")
         with LocalCluster(folder / "calm", settings.names, data=base) as calm:
             truth, undisturbed, _ = play(calm, bundle, (), say)
-        say(f"{settings.workers} workers, {len(faults)} faults")
+        say(f"{counted(settings.workers, 'worker')}, {counted(len(faults), 'fault')}")
         with WildCluster(folder / "wild", settings.names, data=base) as wild:
             watched = _Watched(wild, faults, say)
             found, seconds = watched.play(bundle)

@@ -39,7 +39,7 @@ class WildCluster(LocalCluster):
 
     def __init__(self, folder: Path, names: Sequence[str], *, data: Path | None = None) -> None:
         super().__init__(folder, names, data=data)
-        self.board = Board()
+        self._board = Board()
         self._wires: list[Wire] = []
         self._faults = ThreadGroup()
 
@@ -81,7 +81,7 @@ class WildCluster(LocalCluster):
             self.restart(name)
         elif fault.kind in ("stop", "partition", "one_way"):
             pause.wait(fault.seconds)
-            self.board.heal(name)
+            self._board.heal(name)
             self.processes[name].send_signal(signal.SIGCONT)
         elif fault.kind == "full_disk":
             pause.wait(fault.seconds)
@@ -94,11 +94,11 @@ class WildCluster(LocalCluster):
         elif fault.kind == "stop":
             self.processes[name].send_signal(signal.SIGSTOP)
         elif fault.kind == "partition":
-            self.board.cut(name)
+            self._board.cut(name)
         elif fault.kind == "one_way":
-            self.board.cut(name, "out")
+            self._board.cut(name, "out")
         elif fault.kind == "corrupt":
-            self.board.corrupt(name)
+            self._board.corrupt(name)
         else:
             Order(do=fault.kind, seconds=fault.seconds).give(self._order(name))
 
@@ -135,9 +135,9 @@ class WildCluster(LocalCluster):
             raise TrainingError(f"the broker did not say its ports; it said {self.log(BROKER)[-300:]!r}")
         number = self.names.index(name) + 1
         for port in map(int, ports.groups()):
-            self._wires.append(Wire(self.board, (f"127.0.1.{number}", port), ("127.0.0.1", port), near=name, far=BROKER))
+            self._wires.append(Wire(self._board, (f"127.0.1.{number}", port), ("127.0.0.1", port), near=name, far=BROKER))
         own = _free_port()
-        self._wires.append(Wire(self.board, (f"127.0.2.{number}", own), ("127.0.0.1", own), near=self._dialler, far=name))
+        self._wires.append(Wire(self._board, (f"127.0.2.{number}", own), ("127.0.0.1", own), near=self._dialler, far=name))
         place = arguments.index("join") + 1
         ticket = replace(Ticket.parse(arguments[place]), addresses=(f"127.0.1.{number}:{ports[1]}",))
         listen = arguments.index("--listen") + 1

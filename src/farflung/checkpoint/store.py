@@ -125,7 +125,9 @@ class CheckpointStore:
         except FileNotFoundError:
             known = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"{self.folder} has no whole checkpoint of step {step}: there are {known}") from None
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise _unreadable(file, error) from None
+        except UnicodeDecodeError as error:
             raise CheckpointError(f"{file} can't be read: {error}") from None
         found = Manifest.from_json(text, str(file))
         if found.step != step:
@@ -135,10 +137,18 @@ class CheckpointStore:
         return found
 
     def latest(self) -> Manifest | None:
-        """The newest checkpoint that ``verify`` accepts (all its bytes are read), or None."""
+        """The newest checkpoint that ``verify`` accepts (all its bytes are read), or None.
+
+        Raises:
+            DiskFull: no descriptor is free; the newest checkpoint may be whole.
+        """
         for step in reversed(self.steps()):
-            with contextlib.suppress(FarflungError):
+            try:
                 return self.verify(step)
+            except DiskFull:
+                raise
+            except FarflungError:
+                continue
         return None
 
     def verify(self, step: int) -> Manifest:
@@ -146,6 +156,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: what is missing, torn or corrupt.
+            DiskFull: no descriptor is free.
         """
         manifest = self.manifest(step)
         self._check_sizes(manifest)
@@ -288,5 +299,18 @@ def _records(index: SafetensorsIndex) -> tuple[TensorRecord, ...]:
 
 
 def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: OSError) -> FarflungError:
+    """Return the error for ``file``; a lack of descriptors passes, and is no damage."""
+    remedy = remedy_of(error)
+    return (
+        DiskFull(f"{file} can't be read: {error.strerror}; {remedy}")
+        if remedy
+        else CheckpointError(f"{file} can't be read: {error}")
+    )

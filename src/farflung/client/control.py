@@ -44,6 +44,7 @@ from farflung.worker.membership import Membership
 
 if TYPE_CHECKING:
     from farflung.telemetry.log_file import LogPart
+    from farflung.transports.rpc import RpcSession
 
 __all__ = ["ControlClient"]
 
@@ -178,6 +179,10 @@ class ControlClient:
         if isinstance(error, GraphError):
             error.batch = batch
         return error
+
+    def dashboard(self) -> RpcSession:
+        """Open a connection with the broker's dashboard. Both sides send ``DashboardBytes``."""
+        return self._rpc.session("dashboard")
 
     def close(self) -> None:
         """End the connection; ``watch`` ends too."""

@@ -170,6 +170,9 @@ class LocalHooks:
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         """Store nothing."""
 
+    def on_copy(self, step: int, device: str, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        """Compare nothing."""
+
     def on_text(self, tokens: Sequence[int]) -> None:
         """Drop the text."""
 

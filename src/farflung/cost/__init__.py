@@ -14,7 +14,6 @@ from farflung.cost.memory import (
     MemorySettings,
     StageMemory,
     cast_factor,
-    optimizer_factor,
     serving_bytes,
     stage_memory,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "link_seconds",
     "memory_lack",
     "op_costs",
-    "optimizer_factor",
     "pipeline_seconds",
     "serving_bytes",
     "stage_memory",

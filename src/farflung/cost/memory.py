@@ -22,7 +22,6 @@ __all__ = [
     "MemorySettings",
     "StageMemory",
     "cast_factor",
-    "optimizer_factor",
     "serving_bytes",
     "stage_memory",
 ]
@@ -45,13 +44,6 @@ _UPDATE_TEMPORARIES = 2.0
 def cast_factor(precision: str) -> float:
     """``MemorySettings.casts`` of a job's precision."""
     return 0.5 if precision == "bf16" else 0.0
-
-
-def optimizer_factor(name: str, momentum: float = 0.0) -> float:
-    """Bytes of optimizer state per byte of trainable parameter: SGD 0, with momentum 1, AdamW 2."""
-    if name == "sgd":
-        return 1.0 if momentum else 0.0
-    return 2.0
 
 
 def serving_bytes(slices: int, states: Amount, gradients: Amount, received: Amount, sent: Amount) -> Amount:

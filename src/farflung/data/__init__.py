@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.data.base import Feed, Place, Source, assign, bind, compare_fingerprints
+from farflung.data.base import Place, Source, assign, bind, compare_fingerprints
 from farflung.data.fit import check_fit, check_vocabulary, placeholders_of
 from farflung.data.load import Loader
 from farflung.data.local_check import absent_data
@@ -12,7 +12,6 @@ from farflung.data.tokenizers import Tokenizer
 
 __all__ = [
     "SOURCES",
-    "Feed",
     "Ledger",
     "Loader",
     "Place",

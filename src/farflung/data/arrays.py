@@ -15,7 +15,7 @@ from farflung.errors import DataError
 from farflung.graph.ir import DTYPES, TensorSpec
 from farflung.job.spec import DataSpec
 
-__all__ = ["ArraySource", "open_arrays"]
+__all__ = ["ArraySource"]
 
 
 class ArraySource:
@@ -135,8 +135,3 @@ class ArraySource:
             chosen = owner == number
             found[chosen] = parts[number][rows[chosen] - (stops[number] - len(parts[number]))]
         return found
-
-
-def open_arrays(spec: DataSpec, place: Place, path: str) -> ArraySource:
-    """An array source over ``path`` (the training or the evaluation path of ``spec``)."""
-    return ArraySource(spec, place, path)

@@ -13,7 +13,7 @@ from farflung.errors import DataError, InputError
 from farflung.graph.ir import TensorSpec
 from farflung.job.spec import DataSpec
 
-__all__ = ["Array", "Feed", "Place", "Source", "Split", "assign", "bind", "compare_fingerprints"]
+__all__ = ["Array", "Place", "Source", "Split", "assign", "bind", "compare_fingerprints"]
 
 Array = NDArray[Any]
 Split = Literal["train", "eval"]
@@ -63,13 +63,6 @@ class Source(Protocol):
 
     def fingerprint(self, fields: Collection[str] | None = None) -> dict[str, str]:
         """Content hashes by part; two machines whose fingerprints share a key must have equal values there."""
-
-
-class Feed(Protocol):
-    """Fills placeholders by the step number."""
-
-    def batch(self, step: int, micro_batch: int, wanted: Collection[str] | None = None) -> dict[str, Array]:
-        """Placeholder (of ``wanted``; None: all) -> array for one micro-batch of step ``step`` (from 0)."""
 
 
 def compare_fingerprints(machines: Mapping[str, Mapping[str, str]]) -> None:

@@ -9,7 +9,7 @@ import secrets
 import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +18,7 @@ from farflung.data.base import Place
 from farflung.errors import DataError, InputError
 from farflung.ids import content_hash
 from farflung.job.patterns import Pattern, compile_pattern
+from farflung.telemetry.shortage import remedy_of
 
 __all__ = ["atomic_file", "content_digest", "default_cache", "find", "inside", "opened", "resolve"]
 
@@ -177,7 +178,7 @@ def content_digest(root: Path, files: Sequence[Path], cache: Path) -> str:
             inner = hashlib.file_digest(stream, "sha256").hexdigest()
         whole.update(f"{name}\t{inner}\n".encode())
     digest = whole.hexdigest()
-    with atomic_file(kept) as stream:
+    with suppress(DataError), atomic_file(kept) as stream:  # without it, the files are hashed again the next time
         stream.write(digest.encode())
     return digest
 
@@ -201,5 +202,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
+    except OSError as error:
+        if remedy := remedy_of(error):  # else it is an error of what the caller reads
+            raise DataError(f"the cache folder {path.parent} can't be written: {error.strerror}; {remedy}") from None
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

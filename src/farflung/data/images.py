@@ -17,7 +17,7 @@ from farflung.graph.ir import TensorSpec
 from farflung.ids import content_hash
 from farflung.job.spec import DataSpec
 
-__all__ = ["ImageSource", "open_images"]
+__all__ = ["ImageSource"]
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})
 # The statistics of ImageNet (RGB), which most pretrained networks expect.
@@ -139,8 +139,3 @@ def _images(spec: DataSpec, place: Place, path: str) -> tuple[Path, list[Path]]:
 
 def _class(root: Path, file: Path) -> str:
     return file.relative_to(root).parts[0]
-
-
-def open_images(spec: DataSpec, place: Place, path: str) -> ImageSource:
-    """An image source over ``path`` (the training or the evaluation path of ``spec``)."""
-    return ImageSource(spec, place, path)

@@ -28,21 +28,21 @@ SOURCES: Registry[Opener] = Registry("kind of data", "sources")
 
 
 def _text() -> Opener:
-    from farflung.data.text import open_text
+    from farflung.data.text import TextSource
 
-    return open_text
+    return TextSource
 
 
 def _arrays() -> Opener:
-    from farflung.data.arrays import open_arrays
+    from farflung.data.arrays import ArraySource
 
-    return open_arrays
+    return ArraySource
 
 
 def _images() -> Opener:
-    from farflung.data.images import open_images
+    from farflung.data.images import ImageSource
 
-    return open_images
+    return ImageSource
 
 
 SOURCES.add("text", _text)

@@ -24,7 +24,7 @@ from farflung.graph.ir import TensorSpec
 from farflung.ids import content_hash
 from farflung.job.spec import DataSpec
 
-__all__ = ["TextSource", "open_text"]
+__all__ = ["TextSource"]
 
 _FIELDS = ("inputs", "targets", "labels", "attention_mask")
 _BLOCK = 1 << 24
@@ -133,11 +133,6 @@ class TextSource:
         if not path.stat().st_size:  # an empty file can't be mapped
             return np.empty(0, dtype)
         return np.memmap(path, dtype=dtype, mode="r")
-
-
-def open_text(spec: DataSpec, place: Place, path: str) -> TextSource:
-    """A text source over ``path`` (the training or the evaluation path of ``spec``)."""
-    return TextSource(spec, place, path)
 
 
 def _write(stream: BinaryIO, files: list[Path], tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:

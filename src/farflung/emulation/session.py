@@ -93,7 +93,7 @@ class Node:
             yield
 
     @property
-    def variables(self) -> dict[str, str]:
+    def _variables(self) -> dict[str, str]:
         """What programs in the node find in their environment: FARFLUNG_NODE, _INDEX, _ADDRESS, _NODES, _EMULATION."""
         others = ",".join(f"{node.name}={node.address}" for node in self._emulation.nodes.values())
         own = {"FARFLUNG_NODE": self.name, "FARFLUNG_INDEX": str(self.index), "FARFLUNG_ADDRESS": self.address}
@@ -105,7 +105,7 @@ class Node:
         Raises:
             EmulationError: the program can't be started.
         """
-        environment = {**os.environ, **(options.pop("env", None) or {}), **self.variables}
+        environment = {**os.environ, **(options.pop("env", None) or {}), **self._variables}
         with self.inside():
             try:
                 process = subprocess.Popen(list(command), env=environment, **options)  # noqa: S603 - the caller's

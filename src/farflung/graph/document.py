@@ -32,7 +32,7 @@ from farflung.graph.ir import (
 )
 from farflung.graph.validate import DEFAULT_LIMITS, Limits, validate
 
-__all__ = ["GRAPH_FORMAT", "GRAPH_VERSION", "read", "write"]
+__all__ = ["GRAPH_FORMAT", "GRAPH_VERSION", "Fields", "parse", "read", "read_step", "write", "write_step"]
 
 GRAPH_FORMAT = "farflung-graph"
 GRAPH_VERSION = 1
@@ -85,14 +85,15 @@ def _write_state(state: State) -> dict[str, Any]:
             "trainable": state.trainable,
             "persistent": state.persistent,
             "aliases": list(state.aliases),
-            "init": [_write_step(step) for step in state.init],
+            "init": [write_step(step) for step in state.init],
             "data": None if state.data is None else base64.b64encode(state.data).decode("ascii"),
         },
         _STATE_DEFAULTS,
     )
 
 
-def _write_step(step: InitStep) -> dict[str, Any]:
+def write_step(step: InitStep) -> dict[str, Any]:
+    """A step of a program as a JSON object."""
     fields = {
         "target": step.target,
         "args": [_write_arg(arg) for arg in step.args],
@@ -152,7 +153,7 @@ def read(text: str | bytes, limits: Limits = DEFAULT_LIMITS) -> Graph:
     """
     if len(text) > limits.document_bytes:
         raise GraphError(f"graph document has {len(text)} bytes: at most {limits.document_bytes} are read")
-    document = _Fields(_parse(text), "graph document", _GRAPH_DEFAULTS)
+    document = Fields(parse(text), "graph document", _GRAPH_DEFAULTS)
     if document.take("format", str) != GRAPH_FORMAT:
         raise GraphError(f"not a graph document: its 'format' is not {GRAPH_FORMAT!r}")
     version = document.take("version", int)
@@ -164,11 +165,10 @@ def read(text: str | bytes, limits: Limits = DEFAULT_LIMITS) -> Graph:
         name=document.take("name", str),
         mode=document.take("mode", str),
         ops=tuple(
-            _read_op(_Fields(raw, f"operator {i}", _OP_DEFAULTS), limits) for i, raw in enumerate(document.take("ops", list))
+            _read_op(Fields(raw, f"operator {i}", _OP_DEFAULTS), limits) for i, raw in enumerate(document.take("ops", list))
         ),
         states=tuple(
-            _read_state(_Fields(raw, f"state {i}", _STATE_DEFAULTS), limits)
-            for i, raw in enumerate(document.take("states", list))
+            _read_state(Fields(raw, f"state {i}", _STATE_DEFAULTS), limits) for i, raw in enumerate(document.take("states", list))
         ),
         outputs=_read_named_values(document.take("outputs", list), "outputs"),
         state_updates=_read_named_values(document.take("state_updates", list), "state_updates"),
@@ -179,7 +179,12 @@ def read(text: str | bytes, limits: Limits = DEFAULT_LIMITS) -> Graph:
     return graph
 
 
-def _parse(text: str | bytes) -> Any:
+def parse(text: str | bytes) -> Any:
+    """Parse JSON that nobody vouches for.
+
+    Raises:
+        GraphError: malformed, nested too deeply, or ambiguous.
+    """
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except GraphError:
@@ -208,7 +213,7 @@ def _is(value: Any, kind: type[T], where: str) -> T:
     return value
 
 
-class _Fields:
+class Fields:
     """A JSON object whose fields are taken one by one; unknown ones are refused."""
 
     def __init__(self, raw: Any, where: str, defaults: Mapping[str, Any]) -> None:
@@ -218,6 +223,7 @@ class _Fields:
         self._taken: set[str] = set()
 
     def take(self, key: str, kind: type[T]) -> T:
+        """Return the field ``key``, which must be exactly a ``kind``."""
         self._taken.add(key)
         if key not in self.raw:
             if key not in self._defaults:
@@ -226,16 +232,18 @@ class _Fields:
         return _is(self.raw[key], kind, f"{self.where}, field {key!r}")
 
     def optional(self, key: str, kind: type[T]) -> T | None:
+        """Return the field ``key``, or ``None``."""
         self._taken.add(key)
         return None if self.raw.get(key) is None else self.take(key, kind)
 
     def end(self) -> None:
+        """Refuse fields that nobody took."""
         unknown = self.raw.keys() - self._taken
         if unknown:
             raise GraphError(f"{self.where} has the unknown field {min(unknown)[:60]!r}")
 
 
-def _read_op(fields: _Fields, limits: Limits) -> Op:
+def _read_op(fields: Fields, limits: Limits) -> Op:
     name = fields.take("name", str)
     fields.where = f"operator {name[:100]!r}"
     op = Op(
@@ -255,7 +263,7 @@ def _read_op(fields: _Fields, limits: Limits) -> Op:
     return op
 
 
-def _read_state(fields: _Fields, limits: Limits) -> State:
+def _read_state(fields: Fields, limits: Limits) -> State:
     name = fields.take("name", str)
     fields.where = f"state {name[:100]!r}"
     steps = fields.take("init", list)
@@ -266,14 +274,20 @@ def _read_state(fields: _Fields, limits: Limits) -> State:
         trainable=fields.take("trainable", bool),
         persistent=fields.take("persistent", bool),
         aliases=tuple(_is(alias, str, f"{fields.where}, an alias") for alias in fields.take("aliases", list)),
-        init=tuple(_read_step(_Fields(raw, f"{fields.where}, step {i}", _STEP_DEFAULTS), limits) for i, raw in enumerate(steps)),
+        init=tuple(read_step(raw, f"{fields.where}, step {i}", limits) for i, raw in enumerate(steps)),
         data=_read_data(fields),
     )
     fields.end()
     return state
 
 
-def _read_step(fields: _Fields, limits: Limits) -> InitStep:
+def read_step(raw: Any, where: str, limits: Limits) -> InitStep:
+    """Read what ``write_step`` wrote.
+
+    Raises:
+        GraphError: the step has another form.
+    """
+    fields = Fields(raw, where, _STEP_DEFAULTS)
     step = InitStep(
         target=fields.take("target", str),
         args=_read_args(fields, limits),
@@ -286,7 +300,7 @@ def _read_step(fields: _Fields, limits: Limits) -> InitStep:
     return step
 
 
-def _read_like(fields: _Fields) -> tuple[str, int] | None:
+def _read_like(fields: Fields) -> tuple[str, int] | None:
     raw = fields.optional("like", list)
     if raw is None:
         return None
@@ -295,7 +309,7 @@ def _read_like(fields: _Fields) -> tuple[str, int] | None:
     return _is(raw[0], str, f"{fields.where}, field 'like'"), _is(raw[1], int, f"{fields.where}, field 'like'")
 
 
-def _read_data(fields: _Fields) -> bytes | None:
+def _read_data(fields: Fields) -> bytes | None:
     text = fields.optional("data", str)
     if text is None:
         return None
@@ -308,7 +322,7 @@ def _read_data(fields: _Fields) -> bytes | None:
 E = TypeVar("E", OpKind, StateKind)
 
 
-def _member(kind: type[E], fields: _Fields, key: str) -> E:
+def _member(kind: type[E], fields: Fields, key: str) -> E:
     text = fields.take(key, str)
     try:
         return kind(text)
@@ -326,11 +340,11 @@ def _read_spec(raw: Any, where: str) -> TensorSpec:
     )
 
 
-def _read_args(fields: _Fields, limits: Limits) -> tuple[Arg, ...]:
+def _read_args(fields: Fields, limits: Limits) -> tuple[Arg, ...]:
     return tuple(_read_arg(raw, fields.where, limits.depth) for raw in fields.take("args", list))
 
 
-def _read_kwargs(fields: _Fields, limits: Limits) -> tuple[tuple[str, Arg], ...]:
+def _read_kwargs(fields: Fields, limits: Limits) -> tuple[tuple[str, Arg], ...]:
     raw = fields.take("kwargs", dict)
     return tuple((key, _read_arg(raw[key], fields.where, limits.depth)) for key in sorted(raw))
 

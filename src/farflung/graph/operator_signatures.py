@@ -140,7 +140,7 @@ SIGNATURES = """
 (Tensor self, Scalar? min=, Scalar? max=)
     clamp.default clamp_.default
 (Tensor self, Tensor end, Scalar weight)
-    lerp.Scalar
+    lerp.Scalar lerp_.Scalar
 (Tensor self, Tensor end, Tensor weight)
     lerp.Tensor
 (Tensor self, Tensor indices, int? dim=)
@@ -296,7 +296,7 @@ SIGNATURES = """
 (Tensor self, Tensor target, int reduction=, *, bool log_target=)
     kl_div.default
 (Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=)
-    addcdiv.default addcmul.default
+    addcdiv.default addcdiv_.default addcmul.default addcmul_.default
 (Tensor self, float from=, float to=, *, Generator? generator=)
     uniform_.default
 (Tensor self, float mean=, float std=, *, Generator? generator=)

@@ -384,6 +384,8 @@ _weight_norm.default: norm
 _INITIALIZERS = """
 add_.Scalar: elementwise nIp
 add_.Tensor: elementwise nIp
+addcdiv_.default: elementwise nIp
+addcmul_.default: elementwise nIp
 bernoulli_.float: create nrIp
 ceil_.default: elementwise nIp
 clamp_.default: elementwise nIp
@@ -404,6 +406,7 @@ fill_diagonal_.default: create nIp
 floor_.default: elementwise nIp
 geometric_.default: create nrIp
 linalg_qr.default: gemm nI
+lerp_.Scalar: elementwise nIp
 log_.default: elementwise nIp
 log_normal_.default: create nrIp
 masked_fill_.Scalar: elementwise nIp

@@ -28,7 +28,7 @@ from farflung.graph.ir import (
 from farflung.graph.opset import check_initializer, check_target
 from farflung.graph.signatures import check_call, signature
 
-__all__ = ["DEFAULT_LIMITS", "Limits", "normalize", "validate"]
+__all__ = ["DEFAULT_LIMITS", "Limits", "check_arguments", "normalize", "validate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ def _check_program(state: State, where: str, limits: Limits) -> None:
     for index, step in enumerate(state.init):
         here = f"{where}, initializer step {index} ({step.target[:60]})"
         known = check_initializer(step.target)
-        _check_args((step.args, step.kwargs), here, limits)
+        check_arguments((step.args, step.kwargs), here, limits)
         for ref in _leaves((step.args, tuple(arg for _, arg in step.kwargs))):
             if isinstance(ref, (ValueRef, StateRef)):
                 raise GraphError(f"{here}: reads {ref}, but a program sees only its own steps")
@@ -198,7 +198,12 @@ def _check_draw(step: InitStep, random: bool, drawn: int, here: str, limits: Lim
     return step.rng + 1
 
 
-def _check_args(arguments: tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]], where: str, limits: Limits) -> None:
+def check_arguments(arguments: tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]], where: str, limits: Limits) -> None:
+    """Check the keywords, the number and the depth of a call's arguments.
+
+    Raises:
+        GraphError: the text names the rule.
+    """
     args, kwargs = arguments
     if len(dict(kwargs)) != len(kwargs):
         raise GraphError(f"{where}: a keyword stands twice")
@@ -237,7 +242,7 @@ def _check_ops(graph: Graph, limits: Limits) -> dict[str, tuple[TensorSpec, ...]
             raise GraphError(f"{where}: the name has a colon")
         if op.name in made:
             raise GraphError(f"{where}: the name stands twice")
-        _check_args((op.args, op.kwargs), where, limits)
+        check_arguments((op.args, op.kwargs), where, limits)
         _check_reads(graph, op, made, where)
         _check_kind(op, where)
         _check_form(op, where, limits)

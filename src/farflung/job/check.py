@@ -5,6 +5,7 @@ from __future__ import annotations
 from farflung.errors import InputError
 from farflung.job.patterns import compile_pattern
 from farflung.job.spec import CodecSpec, DataSpec, JobSpec, OpenSpec, OptimizerSpec, SyncSpec
+from farflung.job.value_tables import read_values
 
 __all__ = ["check_decided", "check_job", "decided"]
 
@@ -209,26 +210,40 @@ def _check_data(data: DataSpec) -> None:
 def _check_optimizer(optimizer: OptimizerSpec) -> None:
     if optimizer.name == "adamw" and (optimizer.momentum or optimizer.nesterov):
         raise InputError("optimizer.momentum and nesterov belong to 'sgd': with 'adamw' set optimizer.betas")
-    if optimizer.nesterov and not optimizer.momentum:
+    if optimizer.name == "sgd" and optimizer.nesterov and not optimizer.momentum:
         raise InputError("optimizer.nesterov = true needs optimizer.momentum above 0")
     if not all(0.0 <= beta < 1.0 for beta in optimizer.betas):
         raise InputError(f"optimizer.betas = {list(optimizer.betas)}: both must be at least 0 and less than 1")
     for index, group in enumerate(optimizer.groups):
         where = f"optimizer.groups[{index}]"
+        if bool(group.match) == bool(group.names):
+            raise InputError(f"{where}: needs either match or names, to say which parameters it is for")
         try:
             compile_pattern(group.match)
         except InputError as error:
             raise InputError(f"{where}.match = {group.match!r:.80} {error}") from None
-        if group.frozen and (group.lr is not None or group.weight_decay is not None):
-            raise InputError(f"{where}: frozen parameters take no lr and no weight_decay: remove them or frozen")
+        if group.frozen and (group.settings or any(item is not None for item in (group.lr, group.weight_decay, group.name))):
+            raise InputError(f"{where}: frozen parameters take no lr, weight_decay, name or settings: remove them or frozen")
 
 
 def _check_schedule(job: JobSpec) -> None:
     schedule = job.schedule
-    if schedule.warmup > job.steps:
-        raise InputError(f"schedule.warmup = {schedule.warmup} is longer than steps = {job.steps}: shorten it")
-    if schedule.name == "constant" and schedule.final:
-        raise InputError(f"schedule.final = {schedule.final} means nothing with name = 'constant': use 'cosine' or 'linear'")
+    for where, curve in (("schedule", schedule), ("momentum", schedule.momentum), ("weight_decay", schedule.weight_decay)):
+        if curve is None:
+            continue
+        path = where if where == "schedule" else f"schedule.{where}"
+        if curve.warmup > job.steps:
+            raise InputError(f"{path}.warmup = {curve.warmup} is longer than steps = {job.steps}: shorten it")
+        if curve.name in ("constant", "inverse_sqrt") and curve.final:
+            raise InputError(f"{path}.final = {curve.final} means nothing with name = {curve.name!r}: use 'cosine' or 'linear'")
+        if curve.decay and curve.name != "wsd":
+            raise InputError(f"{path}.decay = {curve.decay} means nothing with name = {curve.name!r}: use 'wsd'")
+        if curve.decay > job.steps:
+            raise InputError(f"{path}.decay = {curve.decay} is longer than steps = {job.steps}: shorten it")
+    if (schedule.name == "values") != ("lr" in schedule.values):
+        raise InputError("schedule.name = 'values' needs the values that a call of farflung.train writes: choose another name")
+    for text in schedule.values.values():
+        read_values(text, len(job.optimizer.groups) + 1)
 
 
 def _check_weights(job: JobSpec) -> None:

@@ -16,6 +16,10 @@ def group_of(spec: OptimizerSpec, name: str) -> int:
         InputError: a group's ``match`` is not a regular expression.
     """
     for index, group in enumerate(spec.groups):
+        if group.names:
+            if name in group.names:
+                return index
+            continue
         try:
             if compile_pattern(group.match).search(name):
                 return index

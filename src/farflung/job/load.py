@@ -21,8 +21,8 @@ from farflung.job.spec import JobSpec
 
 __all__ = ["from_json", "load_job", "make_job", "to_json", "training_hash"]
 
-#: Job documents are small; anything larger is refused before it is parsed.
-_MAX_BYTES = 1 << 20
+#: Job files are small; anything larger is refused before it is parsed. A job that travels may hold rules and values.
+_MAX_BYTES, _MOST_TRAVELING = 1 << 20, 32 << 20
 
 #: What decides the numbers of a step beside the graph and the states: the model has its own hash, first weights are past.
 _TRAINING = frozenset(
@@ -89,8 +89,8 @@ def from_json(text: str) -> JobSpec:
     Raises:
         InputError: the text is not a job.
     """
-    if len(text) > _MAX_BYTES:
-        raise InputError(f"a job document has {len(text)} characters, at most {_MAX_BYTES} are read")
+    if len(text) > _MOST_TRAVELING:
+        raise InputError(f"a job document has {len(text)} characters, at most {_MOST_TRAVELING} are read")
     return _parse(text, "job")
 
 
@@ -102,7 +102,22 @@ def training_hash(job: JobSpec) -> str:
     schedule.) The graph has a hash of its own, so that neither a moved recipe file nor moved weights matter.
     """
     kept = job.model_dump(mode="json", include=set(_TRAINING))
+    # A run may continue for more steps: then there are more values, and perhaps more programs of the optimizer.
+    kept["schedule"].pop("values")
+    if kept["optimizer"]["rules"]:
+        kept["optimizer"]["rules"] = _first_programs(kept["optimizer"]["rules"])
     return content_hash(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _first_programs(rules: str) -> Any:
+    """The rules of an optimizer with the programs that every run has: a rule's last ones."""
+    try:
+        document = json.loads(rules)
+        for rule in document["rules"]:
+            rule |= {key: rule[key][-1:] for key in ("first", "later")}
+    except (ValueError, TypeError, KeyError):
+        return rules  # damaged, which whoever runs them finds
+    return document
 
 
 def _parse(text: str, source: str) -> JobSpec:

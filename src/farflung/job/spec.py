@@ -14,11 +14,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from farflung.errors import InputError
 from farflung.job.explain import explain
+from farflung.job.optimizer_names import OptimizerName
 from farflung.units import Bytes, Quantity, Seconds
 
 __all__ = [
     "CheckpointSpec",
     "CodecSpec",
+    "CurveSpec",
     "DataSpec",
     "EvaluateSpec",
     "GenerateSpec",
@@ -31,9 +33,9 @@ __all__ = [
     "PlanSpec",
     "ReportSpec",
     "ScheduleSpec",
+    "Setting",
     "SyncSpec",
     "TrafficSpec",
-    "VerifySpec",
     "WeightsSpec",
 ]
 
@@ -119,24 +121,34 @@ class DataSpec(_Section):
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
 
 
+#: Settings of an optimizer beside those with a key of their own.
+OptimizerSettings = dict[str, int | float | bool | str | list[int | float] | None]
+
+
 class GroupSpec(_Section):
     """Settings for some parameters. The first group that matches a parameter applies."""
 
     #: A regular expression in RE2's syntax. It is searched in the names of parameters.
-    match: str
+    match: str = ""
+    #: The names of the parameters, instead of `match`.
+    names: tuple[str, ...] = ()
     #: The learning rate of these parameters.
     lr: Annotated[float, Field(ge=0.0)] | None = None
     #: The weight decay of these parameters.
     weight_decay: Annotated[float, Field(ge=0.0)] | None = None
     #: Do not train these parameters.
     frozen: bool = False
+    #: Another optimizer for these parameters. Without a value: that of `optimizer.name`, with its settings.
+    name: OptimizerName | None = None
+    #: Settings of these parameters' optimizer.
+    settings: OptimizerSettings = {}
 
 
 class OptimizerSpec(_Section):
     """The optimizer. Defaults are those of `torch.optim`."""
 
-    #: The algorithm.
-    name: Literal["sgd", "adamw"] = "sgd"
+    #: The algorithm. `captured` is the optimizer that the caller's own code made.
+    name: OptimizerName = "sgd"
     #: Learning rate.
     lr: Annotated[float, Field(ge=0.0)] = 1e-3
     #: Momentum of `sgd`.
@@ -149,25 +161,61 @@ class OptimizerSpec(_Section):
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     #: Weight decay. Without a value: the default of PyTorch for this optimizer.
     weight_decay: Annotated[float, Field(ge=0.0)] | None = None
+    #: Further settings of the optimizer, by PyTorch's names (`{rho = 0.9}` for `adadelta`).
+    settings: OptimizerSettings = {}
     #: Settings for some of the parameters.
     groups: tuple[GroupSpec, ...] = ()
+    #: The precision of optimizer state between steps. `bf16` halves its memory, and rounds it after each step.
+    state: Literal["float32", "bf16"] = "float32"
     #: The largest global norm of the gradients, over all stages.
     clip_norm: Annotated[float, Field(gt=0.0)] | None = None
     #: The step whose norm is compared with `clip_norm`. Some sync strategies know only the norm of the `previous` step in time.
     clip_by: Literal["this", "previous"] = "this"
     #: Apply gradients one step late. This hides the transfer of parameters to helpers, and changes the result.
     delayed: bool = False
+    #: The update as data. The submitting process writes it.
+    rules: Annotated[str, Field(max_length=1 << 20)] = ""
+
+    def __hash__(self) -> int:  # settings are not hashable
+        return hash((self.name, self.lr, self.rules, self.state, len(self.groups)))
+
+
+#: Settings of an optimizer that a schedule can set.
+Setting = Literal["lr", "momentum", "weight_decay"]
+
+
+class CurveSpec(_Section):
+    """A value over the steps, as factors of the optimizer's value: a linear warm-up, then the curve."""
+
+    #: The curve. `wsd` stays constant and decays linearly in its last steps. `one_cycle` rises during `warmup` along a cosine and
+    #: then falls along a cosine. `inverse_sqrt` falls with the root of the step.
+    name: Literal["constant", "cosine", "linear", "wsd", "one_cycle", "inverse_sqrt"] = "constant"
+    #: Steps of warm-up. For `one_cycle`, 0 stands for 30 % of the steps.
+    warmup: Annotated[int, Field(ge=0)] = 0
+    #: The factor at the last step.
+    final: Annotated[float, Field(ge=0.0)] = 0.0
+    #: The last steps, in which `wsd` decays. 0: a tenth of the steps.
+    decay: Annotated[int, Field(ge=0)] = 0
 
 
 class ScheduleSpec(_Section):
-    """The learning rate over the steps: a linear warm-up, then the decay."""
+    """The learning rate over the steps: a linear warm-up, then the curve. Momentum and weight decay can have curves as well."""
 
-    #: The decay.
-    name: Literal["constant", "cosine", "linear"] = "constant"
-    #: Steps of linear warm-up.
+    #: The curve. `wsd` stays constant and decays linearly in its last steps. `one_cycle` rises during `warmup` along a cosine and
+    #: then falls along a cosine. `inverse_sqrt` falls with the root of the step. `values`: set by a call of `farflung.train`.
+    name: Literal["constant", "cosine", "linear", "wsd", "one_cycle", "inverse_sqrt", "values"] = "constant"
+    #: Steps of linear warm-up. For `one_cycle`, 0 stands for 30 % of the steps.
     warmup: Annotated[int, Field(ge=0)] = 0
     #: The factor of the learning rate at the last step.
     final: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    #: The last steps, in which `wsd` decays. 0: a tenth of the steps.
+    decay: Annotated[int, Field(ge=0)] = 0
+    #: The momentum over the steps (the first of `betas` of optimizers that have them).
+    momentum: CurveSpec | None = None
+    #: The weight decay over the steps.
+    weight_decay: CurveSpec | None = None
+    #: Values of each step and group. The submitting process writes them.
+    values: dict[Setting, Annotated[str, Field(max_length=8 << 20)]] = {}
 
 
 class CodecSpec(_Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -23,6 +23,7 @@ class AttemptSums:
     ``plan``: ``None`` where the folder does not tell by which plan these steps were made (an older version wrote it).
     ``samples``: in steps that count. ``wasted``: in steps that were repeated after a loss, or whose loss was not a number.
     ``busy``: computing seconds by stage (of the busiest replica). ``sent``: bytes by link. Both include repeated steps.
+    ``helped``: samples of steps that count, computing seconds, and seconds of the steps, by (stage, helper).
     ``pause``: seconds without training before the next attempt. ``cause``: what ended it (empty: the end of the run).
     """
 
@@ -39,6 +40,7 @@ class AttemptSums:
     tokens: int = 0
     busy: dict[int, float] = field(default_factory=dict)
     sent: dict[Link, int] = field(default_factory=dict)
+    helped: dict[tuple[int, str], tuple[int, float, float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class _Step:
     samples: int
     tokens: int
     attempt: AttemptSums
+    helped: Mapping[tuple[int, str], tuple[int, float]]
 
 
 def attempt_sums(folder: RunFolder) -> list[AttemptSums]:
@@ -78,7 +81,7 @@ def attempt_sums(folder: RunFolder) -> list[AttemptSums]:
                 attempt.steps += 1
                 attempt.samples += record.samples
                 attempt.tokens += record.tokens
-                counted.append(_Step(record.step, record.samples, record.tokens, attempt))
+                counted.append(_Step(record.step, record.samples, record.tokens, attempt, record.helped))
     result = folder.read_result()
     found[-1].end = max(last, found[-1].begin) if result is None else max(result.seconds, last)
     return found
@@ -89,6 +92,9 @@ def _count(record: StepRecord, attempt: AttemptSums) -> None:
         attempt.busy[stage] = attempt.busy.get(stage, 0.0) + seconds
     for link, nbytes in record.link_bytes.items():
         attempt.sent[link] = attempt.sent.get(link, 0) + nbytes
+    for key, (samples, seconds) in record.helped.items():
+        before = attempt.helped.get(key, (0, 0.0, 0.0))
+        attempt.helped[key] = before[0] + samples * (not record.skipped), before[1] + seconds, before[2] + record.seconds
 
 
 def _waste(step: _Step) -> None:
@@ -96,6 +102,9 @@ def _waste(step: _Step) -> None:
     step.attempt.samples -= step.samples
     step.attempt.tokens -= step.tokens
     step.attempt.wasted += step.samples
+    for key, (samples, _) in step.helped.items():
+        before = step.attempt.helped[key]
+        step.attempt.helped[key] = before[0] - samples, before[1], before[2]
 
 
 def _attempts(folder: RunFolder, recoveries: Sequence[RecoveryRecord]) -> list[AttemptSums]:

@@ -213,7 +213,8 @@ def _entries(
         )
         return
     if topology is not None:
-        used = [device for device in topology.devices if device.name in plan.devices]
+        helpers = {name for _, name in attempt.helped}
+        used = [device for device in topology.devices if device.name in helpers.union(plan.devices)]
         prices = with_typical_power(prices, used)
     known = None if following is None or following.topology is None else set(following.topology.names)
     flops = _flops(attempt, job, graph)
@@ -245,8 +246,29 @@ def _entries(
             ),
             losses=int(gone),
         )
+    yield from _helpers(attempt, flops, prices)
     if lost := traffic.get((UNKNOWN, UNKNOWN), 0.0):
         yield Entry(machine=UNKNOWN, sent=lost, received=lost)
+
+
+def _helpers(attempt: AttemptSums, flops: Mapping[str, float], prices: PriceTable) -> Iterator[Entry]:
+    """Yield an entry for each helper: its time in the run is that of the steps in which it helped."""
+    for name in dict.fromkeys(name for _, name in attempt.helped):
+        works = [work for (_, helper), work in attempt.helped.items() if helper == name]
+        samples, member = max(work[0] for work in works), max(work[2] for work in works)
+        price, busy = prices.device(name), min(sum(work[1] for work in works), member)
+        joules = busy * price.busy_watts + (member - busy) * price.idle_watts
+        yield Entry(
+            machine=name,
+            region=_region(attempt.topology, name),
+            samples=samples,
+            flops=flops.get(name, 0.0),
+            member_seconds=member,
+            busy_seconds=busy,
+            joules=joules,
+            rent=price.hour * member / 3600.0,
+            energy_cost=joules / 3.6e6 * prices.energy_price,
+        )
 
 
 def _region(topology: Topology | None, name: str) -> str:
@@ -308,10 +330,17 @@ def _flops(attempt: AttemptSums, job: JobSpec, graph: Graph | None) -> Mapping[s
     except FarflungError:  # another version made the plan or the model: this column stays empty
         return {}
     flops: dict[str, float] = {}
+    helped: dict[int, dict[str, int]] = {}
+    for (index, name), (samples, _, _) in attempt.helped.items():
+        helped.setdefault(index, {})[name] = samples
     for stage in found.replicas:
         each = (stage.forward_flops + stage.backward_flops) / max(plan.micro_batch_sizes)
-        samples = attempt.samples * _share(plan, stage.index, stage.device)
-        flops[stage.device] = flops.get(stage.device, 0.0) + each * samples
+        share = _share(plan, stage.index, stage.device)
+        own = attempt.samples
+        for name, samples in helped.get(stage.index, {}).items():  # the work of helpers is not that of the stage's servers
+            own -= samples
+            flops[name] = flops.get(name, 0.0) + each * samples * share
+        flops[stage.device] = flops.get(stage.device, 0.0) + each * max(own, 0) * share
     return flops
 
 

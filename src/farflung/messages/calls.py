@@ -40,6 +40,7 @@ __all__ = [
     "Clock",
     "ClockAnswer",
     "ControlMember",
+    "DashboardBytes",
     "Granted",
     "Join",
     "Kick",
@@ -226,6 +227,10 @@ class UploadPiece(SectionedMessage, kind="piece", on=Channel.UPLOADS, sections=O
 
 class UploadEnd(Message, kind="end", on=Channel.UPLOADS):
     """The upload is complete. The broker answers with ``Uploaded``."""
+
+
+class DashboardBytes(SectionedMessage, kind="dashboard", on=(Channel.UPLOADS, Channel.ANSWERS), sections=ONE_SECTION):
+    """Bytes of a connection between a client and the broker's dashboard, in the call ``dashboard``, in either direction."""
 
 
 # -- answers --------------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ __all__ = [
     "Evaluated",
     "Failed",
     "Generated",
+    "Hashed",
     "Hello",
     "Helping",
     "LinkItem",
@@ -51,6 +52,7 @@ __all__ = [
     "RetainedStateItem",
     "Stepped",
     "Traced",
+    "Waits",
     "Wants",
 ]
 
@@ -61,6 +63,8 @@ _MOST_MICRO_BATCHES = 1_000_000
 _MOST_STATES, _MOST_STEPS = 256, 64
 #: Verified units in one step report.
 _MOST_AUDITS = 1000
+#: Pairs of a stage and a helper in one step.
+_MOST_HELPED = 10_000
 
 #: Bytes or FLOP/s that others divide by.
 Capacity = Annotated[float, Meta(ge=1.0, le=FINITE)]
@@ -174,6 +178,7 @@ class Stepped(RunReport, kind="step", on=Channel.REPORTS):
     gave: DigestItems | UnsetType = UNSET
     took: DigestItems | UnsetType = UNSET
     audits: Annotated[tuple[AuditItem, ...], Meta(max_length=_MOST_AUDITS)] | UnsetType = UNSET
+    helped: Annotated[tuple[tuple[Index, Member, Count, Amount], ...], Meta(max_length=_MOST_HELPED)] | UnsetType = UNSET
 
 
 class RetainedRun(Item):
@@ -276,6 +281,24 @@ class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):
 
     states: Annotated[tuple[RetainedStateItem, ...], Meta(max_length=_MOST_STATES)]
     steps: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_STEPS)]
+
+
+class Hashed(RunReport, kind="hashed", on=Channel.REPORTS):
+    """The hash of a share of the checkpoint after ``step`` steps, which goes another way than its bytes.
+
+    ``of``: the worker whose share it is, since this one is its replica (unset: its own).
+    """
+
+    step: Count
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    of: Member | UnsetType = UNSET
+
+
+class Waits(RunReport, kind="waits", on=Channel.REPORTS):
+    """This worker has waited for ``seconds`` for messages of ``peers`` (none: it waits no more). Repeated while it waits."""
+
+    peers: Annotated[tuple[Member, ...], Meta(max_length=4096)]
+    seconds: Amount
 
 
 class Evaluated(RunReport, kind="evaluation", on=Channel.REPORTS):

@@ -20,6 +20,7 @@ from farflung.messages.commands import AttemptMessage, JobMessage
 from farflung.messages.document_bounds import BOUNDS, check_depth, count_items
 from farflung.messages.schema import Channel
 from farflung.messages.wire_form import decode_as, encode
+from farflung.optim import check_optimizer
 from farflung.plan.document import plan_from_json
 from farflung.plan.model import Plan
 from farflung.wire.frames import decode_frame, encode_frame
@@ -147,6 +148,7 @@ class Bundle:
             raise GraphError("a submitted job needs a job document and at least one training graph")
         job = job_from_json(texts["job"])
         _check_graphs(graphs, job)
+        check_optimizer(job)
         return cls(
             run=message.run,
             job=job,

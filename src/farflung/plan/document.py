@@ -188,7 +188,7 @@ def _sync_body(sync: SyncPlan) -> dict[str, object]:
         "strategy": sync.strategy,
         "settings": {key: [list(item) for item in value] if isinstance(value, tuple) else value for key, value in sync.settings},
         "layers": [
-            [{"parameters": list(x.parameters), "bp_seconds": x.bp_seconds, "comm_seconds": x.comm_seconds} for x in stage]
+            [{"parameters": list(x.parameters)} | {key: getattr(x, key) for key in _LAYER_SECONDS} for x in stage]
             for stage in sync.layers
         ],
     }
@@ -222,14 +222,18 @@ def _setting(where: str, value: object) -> Setting:
     return value
 
 
+#: The numbers of a layer.
+_LAYER_SECONDS = ("bp_seconds", "comm_seconds", "latency_seconds")
+
+
 def _sync_layer(where: str, entry: object) -> SyncLayer:
-    table = _table(entry, where, {"parameters", "bp_seconds", "comm_seconds"})
-    for key in ("bp_seconds", "comm_seconds"):
+    given = entry.keys() & {"latency_seconds"} if isinstance(entry, dict) else set()
+    table = {"latency_seconds": 0.0} | _table(entry, where, {"parameters", "bp_seconds", "comm_seconds"} | given)
+    for key in _LAYER_SECONDS:
         value = table[key]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise _fail(f"{where}.{key}", "seconds", value)
     return SyncLayer(
         parameters=tuple(_text(name, f"{where}.parameters") for name in _list(table["parameters"], f"{where}.parameters")),
-        bp_seconds=float(table["bp_seconds"]),
-        comm_seconds=float(table["comm_seconds"]),
+        **{key: float(table[key]) for key in _LAYER_SECONDS},
     )

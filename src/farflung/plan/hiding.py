@@ -18,6 +18,8 @@ from farflung.sync import timeline
 
 __all__ = ["hidden_share"]
 
+#: A share below this is the rounding of sums.
+_ROUNDING = 1e-6
 #: Layers times steps that are looked at.
 _MOST = 8192
 
@@ -37,5 +39,7 @@ def hidden_share(plan: Plan, graph: Graph, job: JobSpec, stage: int, computing: 
     before = max(0.0, min(computing) - sum(layer.bp_seconds for layer in layers))
     spans = timeline(strategy, world, 2 * steps, forward_seconds=before)[steps:]
     busy = sum(sent.end - sent.begin for span in spans for sent in span.exchanges)
-    waits = sum(span.exposed for span in spans)
-    return max(0.0, 1.0 - waits / busy) if busy > 0 else 0.0
+    latency = max(layer.latency_seconds for layer in layers)  # the transfer of an exchange counts it by itself
+    waits = sum(max(0.0, span.exposed - latency) for span in spans)
+    share = 1.0 - waits / busy if busy > 0 else 0.0
+    return share if share > _ROUNDING else 0.0

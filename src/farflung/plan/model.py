@@ -84,11 +84,15 @@ class LinkPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncLayer:
-    """Parameters that a sync strategy treats as one, with estimated seconds of their backward and of their exchange."""
+    """Parameters that a sync strategy treats as one, with estimated seconds of their backward and of their exchange.
+
+    ``latency_seconds``: from the last byte of an exchange until its mean is everywhere; exchanges of a step overlap in it.
+    """
 
     parameters: tuple[str, ...]
     bp_seconds: float
     comm_seconds: float
+    latency_seconds: float = 0.0
 
 
 #: A setting of a sync strategy.

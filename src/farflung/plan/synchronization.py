@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
-from farflung.cluster import Topology
+import numpy as np
+import numpy.typing as npt
+
+from farflung.cluster import Device, Topology
 from farflung.codecs import read_codec, read_memory
 from farflung.codecs.exchanged import coded_bytes
 from farflung.cost import OpCost
@@ -37,6 +41,8 @@ __all__ = [
     "world_of",
 ]
 
+Vector = npt.NDArray[np.floating[Any]]
+
 #: A layer is too small for an exchange of its own below so much of the mean layer's bytes.
 _CRUMB = 0.05
 #: Steps of a period that are told.
@@ -46,8 +52,9 @@ _SHOWN = 100
 def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology, job: JobSpec, cost: OpCost) -> Plan:
     """``plan`` with the job's strategy and the layers of each stage; where gradients are summed in every step, with how.
 
-    A layer is a module call with parameters that are trained; times are those of the slowest replica and of the slowest link of
-    the stage's group, after the strategy's codec, and of the last micro-batch's backward alone (only that can hide an exchange).
+    A layer is a module call with parameters that are trained; times are those of the slowest replica (by what its warm-up
+    measured) and of the slowest link of the stage's group, after the strategy's codec, and of the last micro-batch's backward
+    alone (only that can hide an exchange).
 
     Raises:
         PlanError: the strategy can't work on these stages, or has no such setting.
@@ -57,14 +64,18 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
     sync = named_sync(job, sync_groups(plan, graph, pieces, topology, job))
     assert sync is not None
     layers, codec = [], _codec(replace(plan, sync=sync), job)
+    hops = 2 if made_strategy(sync).traits.adds_up else 1  # to a server and back, or from each member to each other
     for stage, piece in zip(plan.stages, pieces, strict=True):
-        speed = min(float(topology.speeds[topology.index(name)]) for name in stage.devices)
+        members = [topology.index(name) for name in stage.devices]
         share = _share(replace(plan, sync=sync), len(stage.devices))
-        rate = min(float(topology.beta[topology.index(a), topology.index(b)]) for a in stage.devices for b in stage.devices)
+        rate = min(float(topology.beta[a, b]) for a in members for b in members)
+        latency = hops * max(float(topology.alpha[a, b]) for a in members for b in members if a != b)
+        backward = partial(_backward_seconds, cost, [topology.devices[member] for member in members])
         found = []
-        for names, flops in _without_crumbs(graph, _layers(graph, piece, job, cost)):
+        for names, seconds in _without_crumbs(graph, _layers(graph, piece, job, backward)):
             nbytes = coded_bytes(codec, (graph.state[name].spec.shape for name in names))
-            found.append(SyncLayer(parameters=names, bp_seconds=flops / speed, comm_seconds=nbytes * share / rate))
+            comm = nbytes * share / rate
+            found.append(SyncLayer(parameters=names, bp_seconds=seconds, comm_seconds=comm, latency_seconds=latency))
         layers.append(tuple(found))
     planned = replace(plan, sync=replace(sync, layers=tuple(layers), local_steps=_local_steps(plan, sync, topology, cost)))
     check_sync(planned, graph, job)
@@ -135,6 +146,7 @@ def world_of(plan: Plan, graph: Graph, job: JobSpec, stage: int, rank: int = 0) 
             nbytes=Bytes(sum(graph.state[name].spec.nbytes for name in layer.parameters)),
             bp_seconds=Seconds(layer.bp_seconds),
             comm_seconds=Seconds(layer.comm_seconds),
+            latency=Seconds(layer.latency_seconds),
         )
         for layer in plan.sync.layers[stage]
     )
@@ -257,8 +269,21 @@ def _local_steps(plan: Plan, sync: SyncPlan, topology: Topology, cost: OpCost) -
     return local_steps(seconds, traits.sync_every)
 
 
-def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[tuple[tuple[str, ...], float]]:
-    """(parameters, FLOPs of the backward) of each module call that trains some; a parameter counts at its first use.
+def _backward_seconds(cost: OpCost, devices: Sequence[Device], start: int, stop: int) -> float:
+    """Seconds of the backward of the operators from ``start`` to ``stop`` on the slowest of ``devices``."""
+
+    def between(sums: Vector) -> float:
+        return float(sums[stop] - sums[start])
+
+    flops, calls = between(cost.backward_sum), between(cost.backward_calls_sum)
+    convolutions = between(cost.backward_convolution_sum)
+    return max(device.work(flops, convolutions) / device.achieved + calls * device.overhead for device in devices)
+
+
+def _layers(
+    graph: Graph, piece: SubGraph, job: JobSpec, backward: Callable[[int, int], float]
+) -> list[tuple[tuple[str, ...], float]]:
+    """(parameters, seconds of the backward) of each module call that trains some; a parameter counts at its first use.
 
     What trains nothing counts with the layer before it, whose gradients are complete only after its backward.
     """
@@ -276,14 +301,14 @@ def _layers(graph: Graph, piece: SubGraph, job: JobSpec, cost: OpCost) -> list[t
                 if name not in seen and state.trainable and op.name in graph.grad_ops and not is_frozen(job.optimizer, name):
                     names.append(name)
                     seen.add(name)
-        flops = float(cost.backward_sum[stop] - cost.backward_sum[start])
+        seconds = backward(start, stop)
         if names:
-            found.append((tuple(names), before + flops))
+            found.append((tuple(names), before + seconds))
             before = 0.0
         elif found:
-            found[-1] = (found[-1][0], found[-1][1] + flops)
+            found[-1] = (found[-1][0], found[-1][1] + seconds)
         else:
-            before += flops
+            before += seconds
     return found
 
 
@@ -344,11 +369,11 @@ def _without_crumbs(graph: Graph, layers: list[tuple[tuple[str, ...], float]]) -
     sizes = [sum(graph.state[name].spec.nbytes for name in names) for names, _ in layers]
     least = _CRUMB * sum(sizes) / max(len(sizes), 1)
     found: list[tuple[tuple[str, ...], float]] = []
-    for (names, flops), size in zip(layers, sizes, strict=True):
+    for (names, seconds), size in zip(layers, sizes, strict=True):
         if found and size < least:
-            found[-1] = ((*found[-1][0], *names), found[-1][1] + flops)
+            found[-1] = ((*found[-1][0], *names), found[-1][1] + seconds)
         else:
-            found.append((names, flops))
+            found.append((names, seconds))
     return found
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from farflung.planners.base import Planner
 from farflung.registry import Registry
+
+if TYPE_CHECKING:
+    from farflung.planners.grid import GridMethod
 
 __all__ = ["PLANNERS", "get_planner", "planner_names"]
 
@@ -38,16 +44,13 @@ def _auto() -> Planner:
     return Auto()
 
 
-def _dtfm() -> Planner:
-    from farflung.planners.papers import GridPlanner
+def _grid(method: GridMethod) -> Callable[[], Planner]:
+    def make() -> Planner:
+        from farflung.planners.papers import GridPlanner
 
-    return GridPlanner("dtfm")
+        return GridPlanner(method)
 
-
-def _kernighan_lin() -> Planner:
-    from farflung.planners.papers import GridPlanner
-
-    return GridPlanner("kernighan_lin")
+    return make
 
 
 def _hybrid_ps() -> Planner:
@@ -57,17 +60,20 @@ def _hybrid_ps() -> Planner:
 
 
 #: These have replicas of their own; ``auto`` chooses the schedule too.
-_GRIDS = frozenset(("dtfm", "kernighan_lin", "hybrid_ps"))
+_GRIDS = frozenset(("grid", "dtfm", "kernighan_lin", "random_grid", "hybrid_ps"))
 #: Planners by name; installed packages add theirs under the entry-point group ``farflung.planners``.
+#: Those that take long come last.
 PLANNERS: Registry[Planner] = Registry("planner", "planners")
 PLANNERS.add("auto", _auto)
 PLANNERS.add("equal_number", _equal_number)
 PLANNERS.add("equal_compute", _equal_compute)
 PLANNERS.add("random", _random)
 PLANNERS.add("op_fence", _op_fence)
-PLANNERS.add("dtfm", _dtfm)
-PLANNERS.add("kernighan_lin", _kernighan_lin)
 PLANNERS.add("hybrid_ps", _hybrid_ps)
+PLANNERS.add("random_grid", _grid("random"))
+PLANNERS.add("grid", _grid("search"))
+PLANNERS.add("dtfm", _grid("dtfm"))
+PLANNERS.add("kernighan_lin", _grid("kernighan_lin"))
 
 
 def get_planner(name: str) -> Planner:
@@ -82,7 +88,9 @@ def get_planner(name: str) -> Planner:
     planner = PLANNERS.get(name)
     if name == "auto":
         return planner
-    return Scheduling(planner) if name in _GRIDS else Replicating(Scheduling(planner))
+    if name in _GRIDS:
+        return Scheduling(planner)
+    return Replicating(Scheduling(planner), groups="random" if name == "random" else "search")
 
 
 def planner_names() -> tuple[str, ...]:

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from farflung.cluster.device import DeviceKind
-from farflung.cost import ALLOCATOR, MemorySettings, OpCost, cast_factor, optimizer_factor, stage_memory
+from farflung.cost import ALLOCATOR, MemorySettings, OpCost, cast_factor, stage_memory
+from farflung.optim import state_factor
 from farflung.plan import CostTables, codec_of, wire_factor_of
 from farflung.planners.chain_cuts import SlotParts, best_pace, best_total
 from farflung.planners.chain_exact import exact_cuts
@@ -361,8 +362,7 @@ class Chain:
             key = (
                 kind,
                 self.positions.tobytes(),
-                optimizer.name,
-                bool(optimizer.momentum),
+                state_factor(optimizer, self.problem.graph),
                 precision,
                 _slices(self.problem),
                 optimizer.delayed,
@@ -397,7 +397,7 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
     n = len(positions)
     optimizer = problem.job.optimizer
     settings = MemorySettings(
-        optimizer=optimizer_factor(optimizer.name, optimizer.momentum),
+        optimizer=state_factor(optimizer, problem.graph),
         casts=cast_factor(problem.job.precision),
         slices=_slices(problem),
         delayed=optimizer.delayed,

@@ -3,7 +3,7 @@
 Source: Hybrid-PS section 3.3, equations (1) to (3). Reliable devices are clustered from the top down while the pipeline time (2)
 falls; clusters are ordered by an open tour over mean edges; a server is a front server if it is nearer to the previous stage,
 else a back server, and both kinds have one at least; unreliable devices join the stage with the least mean delay; layers go
-to stages by power.
+to stages by power. The text models no memory; here a client that cannot hold its stage's parameters is left out.
 
 What differs. Equation (3) as printed divides the whole cluster's time by the number of stages once more than power allows, so
 it promises more than the cluster's speed; ``text_form`` keeps it. The default prices clusters by equation (1), with the hops
@@ -107,7 +107,7 @@ def plan_hybrid_ps(topology: Topology, work: HybridPsWork) -> HybridPsPlan:
 def score_hybrid_ps(topology: Topology, work: HybridPsWork, clusters: Sequence[Cluster]) -> HybridPsPlan:
     """The plan for given clusters of reliable devices: their order, roles, clients, layers, and the time of a batch.
 
-    The time is infinite if a device cannot hold its stage's parameters.
+    Clients that cannot hold their stage's parameters are left out. The time is infinite if a server cannot.
 
     Raises:
         PlanError: there are more clusters than layers.
@@ -120,8 +120,14 @@ def score_hybrid_ps(topology: Topology, work: HybridPsWork, clusters: Sequence[C
     for i, device in enumerate(topology.devices):
         if not device.reliable:
             clients[int(np.argmin([delay[list(cluster), i].mean() for cluster in ordered]))].append(i)
-    power = np.array([topology.speeds[[*cluster, *own]].sum() for cluster, own in zip(ordered, clients, strict=True)])
-    layers = _shares(power, work.layers)
+    while True:  # without a client, its stage has less power and gets fewer layers, and others get more
+        power = np.array([topology.speeds[[*cluster, *own]].sum() for cluster, own in zip(ordered, clients, strict=True)])
+        layers = _shares(power, work.layers)
+        needs = [work.parameters * count / work.layers for count in layers]
+        able = [[i for i in own if topology.memory[i] >= need] for own, need in zip(clients, needs, strict=True)]
+        if able == clients:
+            break
+        clients = able
     stages = []
     for k, cluster in enumerate(ordered):
         front, back = _roles(delay, ordered, k)

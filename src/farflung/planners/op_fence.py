@@ -28,7 +28,7 @@ from farflung.planners.equal import equal_compute_cuts, equal_number_cuts
 from farflung.planners.finish import Draft, Problem, finish
 from farflung.planners.fitting import fitting_orders
 
-__all__ = ["OpFence"]
+__all__ = ["OpFence", "tight_draft"]
 
 Placed = tuple[tuple[int, int, str], ...]
 Order = tuple[int, ...]
@@ -61,23 +61,13 @@ class OpFence:
                 rejected = rejected if rejected is not None and _lack(rejected) <= _lack(draft) else draft
             elif best is None or draft.estimate.step_seconds < best.estimate.step_seconds:
                 best = draft
-        best = best or self._tight(problem)
+        best = best or tight_draft(problem, self.name)
         if best is None:
             if rejected is None:
                 raise PlanError("no plan exists: the topology has no device that can hold a stage; add devices")
             check_memory(rejected.estimate)
             raise PlanError("no plan exists; add devices or memory")
         return best.plan
-
-    def _tight(self, problem: Problem) -> Draft | None:
-        """The best of what fits where little does: every order that can hold the model is found; then shares in pieces."""
-        for pieces in (1, 2, 4) if problem.job.plan.recompute != "never" else (1,):
-            search = _Search(problem, Chain(problem, pieces=pieces))
-            drafts = [finish(problem, plan.placed, self.name) for plan in search.fitting()]
-            fitting = [draft for draft in drafts if draft.estimate.feasible]
-            if fitting:
-                return min(fitting, key=lambda draft: draft.estimate.step_seconds)
-        return None
 
     def _candidates(self, problem: Problem) -> Iterable[Placed]:
         """Placements worth the exact estimate, without repeats."""
@@ -93,6 +83,20 @@ class OpFence:
         for cuts in (equal_compute_cuts(problem), equal_number_cuts(problem)):
             found[tuple(cuts)] = None
         return found
+
+
+def tight_draft(problem: Problem, planner: str) -> Draft | None:
+    """The best of what fits where little does (None: nothing fits).
+
+    Every order of devices that can hold the model is found; then those that can with shares in pieces that recompute.
+    """
+    for pieces in (1, 2, 4) if problem.job.plan.recompute != "never" else (1,):
+        search = _Search(problem, Chain(problem, pieces=pieces))
+        drafts = [finish(problem, plan.placed, planner) for plan in search.fitting()]
+        fitting = [draft for draft in drafts if draft.estimate.feasible]
+        if fitting:
+            return min(fitting, key=lambda draft: draft.estimate.step_seconds)
+    return None
 
 
 def _lack(draft: Draft) -> float:

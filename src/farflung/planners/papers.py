@@ -1,44 +1,54 @@
-"""The papers' planners whose stages are groups of devices: ``dtfm``, ``kernighan_lin`` and ``hybrid_ps``.
+"""The papers' planners whose stages are groups of devices: ``grid``, ``dtfm``, its baselines, and ``hybrid_ps``.
 
 DT-FM (SPEC section 2) places equal stages on a grid of D_dp x D_pp devices by its genetic search; the grid's shape is given.
-Here each shape that uses all devices is placed with few evaluations, and the one of least cost (1) whose plan fits with many; a
-job with ``plan.replicas`` above 1 has said D_dp. Hybrid-PS (SPEC section 4) clusters devices into
+Here each shape that uses all devices is placed with few evaluations. The shape of least cost (1) whose plan fits is placed with
+the paper's 5,000. A job with ``plan.replicas`` above 1 gives D_dp. Hybrid-PS (SPEC section 4) clusters devices into
 stages; layers go to stages by power. Its servers and clients share a stage's micro-batches here as replicas, by speed (the text
-cuts a mini-batch among them in the same proportion), the fastest server is the stage's home. What differs in all of them: a
-micro-batch is the smallest share, so a stage has as many devices as micro-batches at most (the fastest stay), and a stage that
-updates a state in its forward has one device. Cost: ``assign_grid``'s and ``plan_hybrid_ps``'s, and a few estimates.
+cuts a mini-batch among them in the same proportion), and the fastest server is the stage's primary. What differs in all of them:
+a micro-batch is the smallest share, so a stage has as many devices as micro-batches at most (the fastest stay), and a stage that
+updates a state in its forward has one device. The texts model no memory: where no plan of theirs fits, grids of fewer devices
+follow, then the orders of single devices that can hold the model. Cost: ``assign_grid``'s and ``plan_hybrid_ps``'s, and a few
+estimates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from farflung.cluster import Topology
-from farflung.cost import optimizer_factor
 from farflung.errors import PlanError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
-from farflung.plan import CostTables, Stage, check_memory, check_replicas, estimate
+from farflung.optim import state_factor
+from farflung.plan import CostTables, Estimate, Stage, check_memory, check_replicas, estimate
 from farflung.plan.model import Plan, Replica
 from farflung.plan.synchronization import with_sync
 from farflung.planners.base import Evaluate
 from farflung.planners.equal import balanced_cuts
 from farflung.planners.finish import Problem, draft_stages
-from farflung.planners.grid import Assignment, assign_grid
-from farflung.planners.hybrid_ps import HybridPsWork, plan_hybrid_ps
+from farflung.planners.grid import Assignment, GridMethod, assign_grid
+from farflung.planners.hybrid_ps import HybridPsPlan, HybridPsWork, plan_hybrid_ps
+from farflung.planners.op_fence import tight_draft
 from farflung.planners.replicated import cut_bytes, shares
 
 __all__ = ["GridPlanner", "HybridPs", "placed_plan"]
 
 Groups = Sequence[Sequence[int]]
 
-#: Evaluations of ``assign_grid`` for each shape, and for the best one (the first hundred are its random population).
-_SHAPES, _BEST = 8, 120
+#: Evaluations of ``assign_grid`` to compare shapes, and the paper's for the best one.
+_SHAPES, _PAPER = 8, 5000
+#: The search of the best shape ends after so many evaluations without a better assignment.
+_PATIENCE = 1500
+#: Our own search needs fewer.
+_OWN = 400
+#: Grids of fewer devices that are tried where none of all devices fits.
+_FEWER = 24
 #: Costs of shapes by the task's tables and (topology, shape, micro-batches, seed); a topology is known by its identity.
 _COSTS: WeakKeyDictionary[CostTables, dict[tuple[int, tuple[int, int], int, int], tuple[Topology, float]]] = WeakKeyDictionary()
 _KEPT = 256
@@ -70,45 +80,59 @@ def placed_plan(problem: Problem, groups: Groups, cuts: Sequence[int], planner: 
 
 
 def _able(problem: Problem, group: Sequence[int], start: int, stop: int) -> list[int]:
-    """The members that can have a share of the stage, in their order."""
+    """The members that can have a share of the stage, in their order: the first, and the fastest of the others."""
     graph = problem.graph
     updates = any(start <= graph.position[value.op] < stop for _, value in graph.state_updates)
     most = 1 if updates else len(problem.job.virtual_ends)
-    if len(group) <= most:
-        return list(group)
-    fastest = sorted(range(len(group)), key=lambda k: (-problem.topology.speeds[group[k]], k))[:most]
-    return [group[k] for k in sorted({0, *fastest[: most - 1]} if most > 1 else {0})]
+    others = sorted(range(1, len(group)), key=lambda k: (-problem.topology.speeds[group[k]], k))
+    return [group[k] for k in sorted([0, *others[: most - 1]])]
 
 
 class _Placing:
-    """What both have in common: the estimate as a judge, and the check of memory."""
+    """What both have in common: the estimate as a judge, the check of memory, and what is done where nothing of theirs fits."""
+
+    name: str
 
     def __init__(self, evaluate: Evaluate | None) -> None:
         self._evaluate = evaluate
 
-    def _best(self, problem: Problem, plans: Sequence[Plan]) -> Plan:
-        """The shortest step that fits.
+    def _judged(self, problem: Problem, plan: Plan) -> Estimate:
+        if self._evaluate is not None:
+            return self._evaluate(plan)
+        return estimate(problem.graph, plan, problem.topology, problem.job, tables=problem.tables)
+
+    def _fitting(self, problem: Problem, plan: Plan) -> Plan:
+        """``plan``.
 
         Raises:
-            PlanError: none fits; the text is about the last.
+            PlanError: it does not fit.
         """
-        judge = self._evaluate or (
-            lambda plan: estimate(problem.graph, plan, problem.topology, problem.job, tables=problem.tables)
-        )
-        found = [(judge(plan), plan) for plan in plans]
-        fitting = [(seen.step_seconds, index) for index, (seen, _) in enumerate(found) if seen.feasible]
-        if not fitting:
-            check_memory(min((seen for seen, _ in found), key=lambda seen: sum(device.lack for device in seen.devices)))
-        return found[min(fitting)[1]][1]
+        check_memory(self._judged(problem, plan), problem.job)
+        return plan
+
+    def _tight(self, problem: Problem, why: PlanError) -> Plan:
+        """The best order of single devices that can hold the model.
+
+        Raises:
+            PlanError: ``why``, because there is none or the job wants replicas.
+        """
+        draft = tight_draft(problem, self.name) if problem.job.plan.replicas == 1 else None
+        if draft is None:
+            raise why
+        return draft.plan
 
 
 class GridPlanner(_Placing):
-    """DT-FM's placement (``dtfm``), or its baseline with Kernighan and Lin's gain (``kernighan_lin``)."""
+    """Equal stages on a grid of D_dp x D_pp devices, placed by ``method`` of ``assign_grid``.
 
-    def __init__(self, method: Literal["dtfm", "kernighan_lin"], evaluate: Evaluate | None = None) -> None:
+    ``search`` is our own (``grid``), ``dtfm`` the paper's, ``kernighan_lin`` its baseline with that gain, and ``random`` its
+    baseline without a scheduler (``random_grid``).
+    """
+
+    def __init__(self, method: GridMethod, evaluate: Evaluate | None = None) -> None:
         super().__init__(evaluate)
         self._method = method
-        self.name: str = method
+        self.name = {"search": "grid", "random": "random_grid"}.get(method, method)
 
     def judged_by(self, evaluate: Evaluate) -> GridPlanner:
         """The same planner (it has a cost of its own, so the judge only sees what it made)."""
@@ -122,62 +146,87 @@ class GridPlanner(_Placing):
             costs = {shape: self._cost(problem, shape) for shape in shapes}
             shapes = sorted(shapes, key=lambda shape: (costs[shape], shape))
         why: PlanError | None = None
-        for shape in shapes:
+        for shape in (*shapes, *_smaller(problem, shapes)):
             try:
-                return self._best(problem, [self._grid(problem, shape)])
+                short = self._fitting(problem, self._grid(problem, shape, _SHAPES))
             except PlanError as error:
                 why = why or error
-        raise why or PlanError("no grid of stages and replicas has a place for each device; change plan.replicas or workers")
+                continue
+            with suppress(PlanError):  # memory plays no part in the search
+                return self._fitting(problem, self._grid(problem, shape, _OWN if self._method == "search" else _PAPER))
+            return short
+        none = "no grid of stages and replicas has a place for each device; change plan.replicas or workers"
+        return self._tight(problem, why or PlanError(none))
 
     def _cost(self, problem: Problem, shape: tuple[int, int]) -> float:
-        """Cost (1) of a shape after few evaluations: those of a random population, so both methods have the same."""
+        """Cost (1) of a shape after few evaluations of a random population, the same for all methods."""
         held = _COSTS.setdefault(problem.tables, {})
         key = (id(problem.topology), shape, problem.job.micro_batches, problem.job.seed)
         if key not in held:
             if len(held) >= _KEPT:
                 held.clear()
-            held[key] = problem.topology, float(self._assigned(problem, shape, _SHAPES).cost_seconds)
+            found = _assigned(problem, shape, "dtfm", _SHAPES)
+            held[key] = problem.topology, float(found.cost_seconds)
         return held[key][1]
 
-    def _assigned(self, problem: Problem, shape: tuple[int, int], evaluations: int) -> Assignment:
-        """A micro-batch group of the paper is what one pipeline computes in a step."""
-        dp, pp = shape
-        topology = problem.topology
-        parameters = sum(problem.graph.state[name].spec.nbytes for name in problem.graph.trained)
-        return assign_grid(
-            topology.select([topology.names[i] for i in _fastest(topology, dp * pp)]),
-            dp=dp,
-            pp=pp,
-            pp_bytes=cut_bytes(problem) * problem.job.micro_batches / dp,
-            dp_bytes=parameters / pp,
-            method=self._method,
-            seconds=None,
-            evaluations=evaluations,
-            seed=problem.job.seed,
-        )
-
-    def _grid(self, problem: Problem, shape: tuple[int, int]) -> Plan:
-        chosen = _fastest(problem.topology, shape[0] * shape[1])
-        groups = [[chosen[i] for i in group] for group in self._assigned(problem, shape, _BEST).devices]
+    def _grid(self, problem: Problem, shape: tuple[int, int], evaluations: int) -> Plan:
+        chosen = _chosen(problem, shape[0] * shape[1])
+        found = _assigned(problem, shape, self._method, evaluations)
+        groups = [[chosen[i] for i in group] for group in found.devices]
         cuts = [0, *balanced_cuts(problem, shape[1]), len(problem.graph.ops)]
         return placed_plan(problem, groups, cuts, self.name)
 
 
-def _fastest(topology: Topology, count: int) -> list[int]:
-    order = sorted(range(len(topology)), key=lambda i: (-topology.speeds[i], i))
+def _assigned(problem: Problem, shape: tuple[int, int], method: GridMethod, evaluations: int) -> Assignment:
+    """A micro-batch group of the paper is what one pipeline computes in a step."""
+    dp, pp = shape
+    topology = problem.topology
+    parameters = sum(problem.graph.state[name].spec.nbytes for name in problem.graph.trained)
+    return assign_grid(
+        topology.select([topology.names[i] for i in _chosen(problem, dp * pp)]),
+        dp=dp,
+        pp=pp,
+        pp_bytes=cut_bytes(problem) * problem.job.micro_batches / dp,
+        dp_bytes=parameters / pp,
+        method=method,
+        seconds=None,
+        evaluations=evaluations,
+        patience=_PATIENCE,
+        seed=problem.job.seed,
+    )
+
+
+def _chosen(problem: Problem, count: int) -> list[int]:
+    """The fastest devices; of fewer than the job may use, those that have the most memory."""
+    topology = problem.topology
+    room = [float(device.memory) if count < _usable(problem) else 0.0 for device in topology.devices]
+    order = sorted(range(len(topology)), key=lambda i: (-room[i], -topology.speeds[i], i))
     return sorted(order[:count])
 
 
 def _shapes(problem: Problem) -> list[tuple[int, int]]:
     """(dp, pp) of the grids with a place for each device that the job may use."""
-    job, count = problem.job, len(problem.topology)
-    usable = min(count, job.workers or count)
-    stages = len(problem.runs)
+    job, usable, stages = problem.job, _usable(problem), len(problem.runs)
     if job.plan.replicas > 1:
         return [(job.plan.replicas, min(stages, usable // job.plan.replicas))] if usable >= job.plan.replicas else []
-    updates = bool(problem.graph.state_updates)
-    most = 1 if updates else min(usable, len(job.virtual_ends))
-    return [(dp, usable // dp) for dp in range(1, most + 1) if usable % dp == 0 and usable // dp <= stages]
+    return [(dp, usable // dp) for dp in range(1, _widest(problem) + 1) if usable % dp == 0 and usable // dp <= stages]
+
+
+def _smaller(problem: Problem, shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Grids that leave out devices, those that leave out fewest first."""
+    job, usable, stages = problem.job, _usable(problem), len(problem.runs)
+    wide = [job.plan.replicas] if job.plan.replicas > 1 else range(1, _widest(problem) + 1)
+    found = {(dp, pp) for dp in wide for pp in range(1, min(stages, usable // dp) + 1)} - set(shapes)
+    return sorted(found, key=lambda shape: (-shape[0] * shape[1], shape))[:_FEWER]
+
+
+def _usable(problem: Problem) -> int:
+    return min(len(problem.topology), problem.job.workers or len(problem.topology))
+
+
+def _widest(problem: Problem) -> int:
+    """The most replicas that a stage can have everywhere."""
+    return 1 if problem.graph.state_updates else min(_usable(problem), len(problem.job.virtual_ends))
 
 
 class HybridPs(_Placing):
@@ -200,40 +249,67 @@ class HybridPs(_Placing):
                 f"plan.replicas = {problem.job.plan.replicas}, but hybrid_ps makes stages of as many devices as their clusters "
                 "have: set it to 1, or take another planner"
             )
+        part = _reliable_first(problem)
         why: PlanError | None = None
         for factor in _MORE:
             try:
-                return self._best(problem, [self._placed(problem, factor)])
+                return self._placed(problem, plan_hybrid_ps(part, _work(problem, factor)), part)
             except PlanError as error:
                 why = why or error
         assert why is not None
-        raise why
+        reliable = [device.name for device in part.devices if device.reliable]
+        if not reliable:
+            raise why
+        return self._tight(replace(problem, topology=part.select(reliable)), why)
 
-    def _placed(self, problem: Problem, factor: float) -> Plan:
-        """The plan for parameters that take ``factor`` times what they, gradients and optimizer take."""
-        job, topology, graph = problem.job, problem.topology, problem.graph
-        limit = min(len(topology), job.workers or len(topology))
-        devices = topology.devices
-        chosen = sorted(range(len(topology)), key=lambda i: (not devices[i].reliable, -topology.speeds[i], i))
-        part = topology.select([topology.names[i] for i in sorted(chosen[:limit])])
-        work = problem.cost.forward_sum + problem.cost.backward_sum
-        trained = sum(graph.state[name].spec.nbytes for name in graph.trained)
-        found = plan_hybrid_ps(
-            part,
-            HybridPsWork(
-                flops=max(1.0, float(work[-1]) * job.micro_batches),
-                message=cut_bytes(problem),
-                mini_batches=job.micro_batches,
-                layers=len(problem.runs),
-                parameters=factor * trained * (2.0 + optimizer_factor(job.optimizer.name, job.optimizer.momentum)),
-            ),
-        )
-        groups = []
-        for stage in found.stages:
-            members = sorted({*stage.servers, *stage.clients}, key=lambda i: (i not in stage.servers, -part.speeds[i], i))
-            groups.append([topology.index(part.names[i]) for i in members])
+    def _placed(self, problem: Problem, found: HybridPsPlan, part: Topology) -> Plan:
+        """The plan of ``found``, without the clients that lack memory.
+
+        Raises:
+            PlanError: a server lacks memory, or the stages cannot be made.
+        """
+        topology = problem.topology
         layers = np.cumsum([stage.layers for stage in found.stages])
-        return placed_plan(problem, groups, _cuts_at(problem, (layers[:-1] / layers[-1]).tolist()), self.name)
+        cuts = _cuts_at(problem, (layers[:-1] / layers[-1]).tolist())
+        clients = {i for stage in found.stages for i in stage.clients}
+        while True:
+            groups = []
+            for stage in found.stages:
+                members = sorted({*stage.servers, *(clients & {*stage.clients})}, key=lambda i: _rank(part, i))
+                groups.append([topology.index(part.names[i]) for i in members])
+            plan = placed_plan(problem, groups, cuts, self.name)
+            judged = self._judged(problem, plan)
+            lacking = {i for i in clients if any(d.device == part.names[i] and d.lack > 0 for d in judged.devices)}
+            if not lacking:
+                check_memory(judged, problem.job)
+                return plan
+            clients -= lacking
+
+
+def _rank(topology: Topology, index: int) -> tuple[bool, float, int]:
+    """Reliable devices first, then the fastest."""
+    return not topology.devices[index].reliable, -float(topology.speeds[index]), index
+
+
+def _reliable_first(problem: Problem) -> Topology:
+    """The devices that the job may use, reliable ones before others."""
+    topology = problem.topology
+    chosen = sorted(range(len(topology)), key=lambda i: _rank(topology, i))[: _usable(problem)]
+    return topology.select([topology.names[i] for i in sorted(chosen)])
+
+
+def _work(problem: Problem, factor: float) -> HybridPsWork:
+    """The job in Hybrid-PS's terms; parameters take ``factor`` times what they, gradients and optimizer take."""
+    job, graph = problem.job, problem.graph
+    work = problem.cost.forward_sum + problem.cost.backward_sum
+    trained = sum(graph.state[name].spec.nbytes for name in graph.trained)
+    return HybridPsWork(
+        flops=max(1.0, float(work[-1]) * job.micro_batches),
+        message=cut_bytes(problem),
+        mini_batches=job.micro_batches,
+        layers=len(problem.runs),
+        parameters=factor * trained * (2.0 + state_factor(job.optimizer, problem.graph)),
+    )
 
 
 def _cuts_at(problem: Problem, shares_of_work: Sequence[float]) -> list[int]:

@@ -24,7 +24,7 @@ from farflung.plan.model import Plan, Replica, Stage
 from farflung.plan.synchronization import with_sync
 from farflung.planners.base import Evaluate, Judged, Planner
 from farflung.planners.finish import Problem, with_recompute
-from farflung.planners.grid import assign_grid
+from farflung.planners.grid import GridMethod, assign_grid
 from farflung.units import Bytes, FlopsPerSecond
 
 __all__ = ["Replicating", "cut_bytes", "shares"]
@@ -36,15 +36,18 @@ _TRIES = 6
 
 
 class Replicating:
-    """``planner``, but a job that wants replicas gets them: ``job.plan.replicas`` devices for each stage."""
+    """``planner``, but a job that wants replicas gets them: ``job.plan.replicas`` devices for each stage.
 
-    def __init__(self, planner: Planner, evaluate: Evaluate | None = None) -> None:
-        self._planner, self._evaluate = planner, evaluate
+    ``groups``: the method of ``assign_grid`` that finds the groups; ``random`` is DT-FM's baseline without a scheduler.
+    """
+
+    def __init__(self, planner: Planner, evaluate: Evaluate | None = None, groups: GridMethod = "search") -> None:
+        self._planner, self._evaluate, self._method = planner, evaluate, groups
         self.name = planner.name
 
     def judged_by(self, evaluate: Evaluate) -> Planner:
         """The same planner; one that compares plans compares them by ``evaluate``."""
-        return Replicating(self._planner, evaluate)
+        return Replicating(self._planner, evaluate, self._method)
 
     def plan(self, graph: Graph, topology: Topology, *, job: JobSpec | None = None) -> Plan:
         """See ``Planner.plan``.
@@ -56,7 +59,7 @@ class Replicating:
         if job.plan.replicas == 1:
             return self._inside(self._evaluate).plan(graph, topology, job=job)
         problem = Problem.of(graph, topology, job)
-        groups = _groups(problem, job.plan.replicas)
+        groups = _groups(problem, job.plan.replicas, self._method)
         heads = [_head(topology, group) for group in groups]
         spreading = _Spreading(problem, {head.name: group for head, group in zip(heads, groups, strict=True)})
 
@@ -117,7 +120,7 @@ def shares(speeds: Sequence[float], job: JobSpec) -> list[tuple[int, int]]:
     return [(bounds[a], bounds[b]) for a, b in pairwise(cuts)]
 
 
-def _groups(problem: Problem, wanted: int) -> list[list[int]]:
+def _groups(problem: Problem, wanted: int, method: GridMethod) -> list[list[int]]:
     """Indices of the devices of each group, groups in the order of the pipeline, members aligned with their neighbours."""
     topology, job = problem.topology, problem.job
     usable = min(len(topology), job.workers or len(topology))
@@ -139,6 +142,7 @@ def _groups(problem: Problem, wanted: int) -> list[list[int]]:
         pp=stages,
         pp_bytes=cut_bytes(problem) * job.micro_batches / wanted,  # what one pipeline sends in a step, as ``dtfm`` has it
         dp_bytes=parameters / stages * parts,
+        method=method,
         seconds=None,
         evaluations=_EVALUATIONS,
         seed=job.seed,

@@ -42,6 +42,8 @@ __all__ = ["Attempts", "stale"]
 
 #: A run whose job has ended the processes of so many attempts fails: a third worker is not tried.
 _CRASHES = 2
+#: After so many new steps without a crash, the crash was the fault of the worker's machine.
+_SETTLED = 100
 #: Errors of planning that other workers may solve; the rest are the broker's own (a full disk).
 _NEEDS_OTHERS = frozenset({PLAN_ERROR, INPUT_ERROR})
 
@@ -95,6 +97,9 @@ class Attempts:
         run = self._state.run(event.run)
         run.lost = 0
         run.failures.clear()
+        run.steps_since_crash += 1
+        if run.steps_since_crash >= _SETTLED:
+            self._settle(run)
         return []
 
     def dropped(self, event: RunDropped) -> list[Command]:
@@ -124,10 +129,10 @@ class Attempts:
         run = self._state.run(event.run)
         working = event.name in run.devices or event.name in run.helpers
         if event.kind == ENGINE_CRASHED and working and not (run.state.over or stale(event, run)):
-            run.crashed.append(event.name)
+            run.crashed.append((event.name, event.cause))
+            run.steps_since_crash = 0
             if len(run.crashed) >= _CRASHES:
-                often = f"the job has ended the processes of {len(run.crashed)} attempts and is not tried again"
-                return self.fail(run, replace(event, cause=f"worker {event.name}: {event.cause}; {often}"))
+                return self.fail(run, replace(event, cause=f"worker {event.name}: {event.cause}; {_crashes(run)}"))
         if event.name in run.helpers and not stale(event, run):
             return self._helpers.fail(run, event.name, event.cause)
         if run.state.over or (event.name and event.name not in run.devices) or event.name in run.ended or stale(event, run):
@@ -138,7 +143,7 @@ class Attempts:
             cause = f"{event.cause} (told by worker {event.name})"
             run.accuser = event.name
             # a broken link looks the same from here, so this alone leads to no quarantine
-            offense = Offense(f"it reported a loss of a peer that was there: {event.cause}", 1, LAST)
+            offense = Offense(f"it reported a loss of a peer that was there: {event.cause}", 1, LAST, run.source)
             self._state.standing.offend(event.name, offense)
             return self.lose(run, cause)
         if event.kind == ENGINE_CRASHED:  # the worker is well, and its process's states are elsewhere or in the checkpoint
@@ -202,6 +207,8 @@ class Attempts:
 
     def finish(self, run: Run, state: RunState, failure: RunFailed | None = None) -> list[Command]:
         """The run is over; ``failure`` ended it (None: nothing failed)."""
+        if state is RunState.DONE and run.steps_since_crash:
+            self._settle(run)
         cause, kind, batch = ("", "", None) if failure is None else (failure.cause, failure.kind, failure.batch)
         run.state, run.cause, run.kind = state, cause, kind
         run.awaited.clear()
@@ -209,6 +216,14 @@ class Attempts:
         return [FinishRun(run=run.run, outcome=state.value, cause=cause, kind=kind, batch=batch)]
 
     # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _settle(self, run: Run) -> None:
+        """The run has continued without a crash: whoever crashed has a machine that may be broken."""
+        for name, cause in run.crashed:
+            if name not in run.devices:  # else the same machine computed the same job without a crash
+                text = f"a process died on it that did not die on other workers, run {run.run}: {cause}"
+                self._state.standing.offend(name, Offense(text, 1, source=run.source))
+        run.crashed.clear()
 
     def _drop(self, run: Run, command: RecoverRun) -> list[Command]:
         """End the attempt; its workers retain their states."""
@@ -226,6 +241,12 @@ class Attempts:
 
     def _stop_after_step(self, run: Run) -> list[Command]:
         return [StopRun(run=run.run, name=name) for name in self._state.workers_of(run)]
+
+
+def _crashes(run: Run) -> str:
+    names = [name for name, _ in run.crashed]
+    where = f"on {', '.join(names)}" if len(set(names)) > 1 else f"on {names[0]}, as no other worker could compute it"
+    return f"the job has ended the processes of {len(names)} attempts ({where}) and is not tried again"
 
 
 def stale(event: RunPrepared | RunDropped | RunEnded | RunFailed, run: Run) -> bool:

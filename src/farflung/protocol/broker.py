@@ -12,7 +12,7 @@ most one run. The parts of the machine share ``ClusterState``:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farflung.protocol.attempts import Attempts
@@ -29,7 +29,6 @@ from farflung.protocol.events import (
     MemberLost,
     MemberMeasured,
     MemberReset,
-    MembersDisputed,
     MemberSlowed,
     MemberSpoilt,
     MemberWants,
@@ -44,13 +43,13 @@ from farflung.protocol.events import (
     RunSubmitted,
     StopRequested,
     WaitedEnough,
-    WorkForged,
 )
 from farflung.protocol.helper_pool import HelperPool
 from farflung.protocol.members import Gone, Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.run_queue import RunQueue
 from farflung.protocol.runs import Run, RunState
+from farflung.protocol.standing import StandingRecord
 
 __all__ = ["BrokerMachine", "Member", "Run", "RunState"]
 
@@ -86,8 +85,6 @@ class BrokerMachine:
             MemberLied: conduct.lied,
             MemberLate: conduct.late,
             MemberSpoilt: conduct.spoilt,
-            WorkForged: conduct.forged,
-            MembersDisputed: conduct.disputed,
             RunStalled: conduct.stalled,
             MemberReset: conduct.reset,
         }
@@ -139,8 +136,20 @@ class BrokerMachine:
         return self._state.restored()
 
     def standing(self, name: str) -> str:
-        """Return why the member ``name`` is planned last or not at all, for people (empty: it is neither)."""
+        """Return why the member ``name`` is planned last or not at all, or lost points, for people (empty: it did not)."""
         return self._state.standing.text(name)
+
+    def planned_last(self, name: str) -> bool:
+        """See ``Standing.last``."""
+        return self._state.standing.last(name)
+
+    def standing_changes(self) -> dict[str, StandingRecord | None]:
+        """See ``Standing.changes``."""
+        return self._state.standing.changes()
+
+    def restore_standing(self, records: Mapping[str, StandingRecord]) -> None:
+        """See ``Standing.restore``."""
+        self._state.standing.restore(records)
 
     def forget(self, run: str) -> None:
         """See ``ClusterState.forget``."""

@@ -11,6 +11,8 @@ from farflung.protocol.standing import Standing
 
 __all__ = ["ClusterState"]
 
+#: A run is not planned for a member that was late in so many of its attempts.
+_LATE = 2
 #: Lost members that are remembered.
 _MOST_GONE = 50
 
@@ -63,7 +65,7 @@ class ClusterState:
         ``restored``: what ``restored`` returned, for callers that ask often.
         """
         run = self.runs[name]
-        if self.standing.quarantined(member.name):
+        if self.standing.quarantined(member.name) or run.late.get(member.name, 0) >= _LATE:
             return False
         if not member.ready or member.name in run.expected_names:
             return member.ready
@@ -75,10 +77,9 @@ class ClusterState:
         return [one for one in self.runs.values() if one.expected and one.state is RunState.WAITING]
 
     def left_out(self, run: Run) -> bool:
-        """Return whether a free member was left out of the plan of ``run`` because of its standing."""
-        standing = self.standing
-        suspects = [one for name, one in self.members.items() if standing.last(name) and not standing.quarantined(name)]
-        return any(one.ready and one.name not in run.devices for one in suspects)
+        """Return whether a free member was left out of the plan of ``run`` because of its standing, or of a crash."""
+        outside = [one for name, one in self.members.items() if name not in run.devices and self.may_take(run.run, one)]
+        return any(run.crashed or self.standing.last(one.name) for one in outside)
 
     def waiting(self) -> list[Run]:
         """Return the runs that wait for workers, in the order of submission."""

@@ -18,11 +18,9 @@ from farflung.protocol.events import (
     MemberLate,
     MemberLied,
     MemberReset,
-    MembersDisputed,
     MemberSpoilt,
     RunFailed,
     RunStalled,
-    WorkForged,
 )
 from farflung.protocol.runs import MemberFailure, Run, RunState
 from farflung.protocol.standing import LAST, QUARANTINE, Offense
@@ -49,7 +47,7 @@ class Conduct:
         culprit, text = self._blame(run, event)
         if text:
             return self._attempts.fail(run, replace(event, cause=text))
-        self._state.standing.offend(culprit, Offense(f"it failed: {event.cause}", LAST))
+        self._state.standing.offend(culprit, Offense(f"it failed: {event.cause}", LAST, source=run.source))
         return [self._judged(run.run, culprit), *self._attempts.lose(run, f"worker {culprit} is replaced: {event.cause}")]
 
     def _blame(self, run: Run, event: RunFailed) -> tuple[str, str]:
@@ -65,7 +63,7 @@ class Conduct:
         elsewhere = [known for known in alike if known.culprit != culprit and known.reporter != failure.reporter]
         cause = f"worker {culprit}: {event.cause}" + (f" (told by worker {event.name})" if culprit != event.name else "")
         for known in elsewhere:
-            self._state.standing.pardon(known.culprit, LAST)
+            self._state.standing.pardon(known.culprit, LAST, run.source)
         if elsewhere:
             return culprit, f"{cause}; the attempt with worker {elsewhere[-1].culprit} failed like this, too"
         again = any(known.culprit == culprit for known in alike)
@@ -87,39 +85,27 @@ class Conduct:
             return []
         if event.name not in run.devices and event.name not in run.awaited:
             return []
-        return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST))
+        run.late[event.name] = run.late.get(event.name, 0) + 1
+        return self._expel(event.run, event.name, Offense(f"it {event.what}", LAST, source=run.source))
 
     def spoilt(self, event: MemberSpoilt) -> list[Command]:
         """A member's gradients were not finite. Data can be the cause, so this alone leads to no quarantine."""
         standing, last = self._state.standing, self._state.standing.last(event.name)
-        offense = Offense(f"its gradients were not finite in step {event.step} of {event.run}", 1, LAST)
+        run = self._state.runs.get(event.run)
+        source = event.run if run is None else run.source
+        offense = Offense(f"its gradients were not finite in step {event.step} of {event.run}", 1, LAST, source)
         standing.offend(event.name, offense)
         if last or not standing.last(event.name):
             return []
         return [MemberJudged(name=event.name, run=event.run, text=f"worker {event.name} is {standing.text(event.name)}")]
-
-    def forged(self, event: WorkForged) -> list[Command]:
-        """Other replicas agree that a member's results are wrong."""
-        run = self._state.runs.get(event.run)
-        if run is None or event.attempt != run.attempts:
-            return []
-        return self._expel(event.run, event.name, Offense(event.cause, QUARANTINE))
-
-    def disputed(self, event: MembersDisputed) -> list[Command]:
-        """Members disagree about a result: the run goes back and prefers others, and nobody is in quarantine for that alone."""
-        run = self._state.runs.get(event.run)
-        if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
-            return []
-        cause = f"{' and '.join(event.names)} disagree about {event.about}"
-        for name in event.names:
-            self._state.standing.offend(name, Offense(cause, LAST, LAST))
-        return [*(self._judged(event.run, name) for name in event.names), *self._attempts.lose(run, cause)]
 
     def stalled(self, event: RunStalled) -> list[Command]:
         """A run makes no step, and nobody knows because of whom: whoever does not drop the attempt is found late."""
         run = self._state.runs.get(event.run)
         if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
             return []
+        for name in event.suspects:
+            self._state.standing.offend(name, Offense(event.cause, 1, LAST))
         return self._attempts.lose(run, event.cause)
 
     def reset(self, event: MemberReset) -> list[Command]:

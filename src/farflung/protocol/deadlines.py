@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Deadlines", "Phase"]
+__all__ = ["Deadlines", "Phase", "origin"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,21 @@ class Phase:
     run: str
     progress: Hashable
     seconds: float
+
+
+def origin(first: str, waits: Mapping[str, Collection[str]]) -> tuple[str, frozenset[str]]:
+    """Return the worker for which ``first`` waits in the end: one that waits for nobody. ``waits``: worker -> its peers.
+
+    If workers wait for each other in a circle, return none and the circle: one of them has not sent what it should have.
+    """
+    path: list[str] = []
+    at = first
+    while at not in path:
+        path.append(at)
+        if not waits.get(at):
+            return at, frozenset()
+        at = min(waits[at])
+    return "", frozenset(path[path.index(at) :])
 
 
 class Deadlines:

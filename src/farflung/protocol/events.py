@@ -32,7 +32,6 @@ __all__ = [
     "MemberSlowed",
     "MemberSpoilt",
     "MemberWants",
-    "MembersDisputed",
     "MigrateRun",
     "Offer",
     "PlanMade",
@@ -51,7 +50,6 @@ __all__ = [
     "StopRequested",
     "StopRun",
     "WaitedEnough",
-    "WorkForged",
 ]
 
 #: The class of errors without a more precise class.
@@ -171,6 +169,7 @@ class RunSubmitted:
     recoveries: int = 0
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
+    submitter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +193,7 @@ class RunRestored:
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
     stopping: bool = False
+    submitter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,34 +319,13 @@ class MemberSpoilt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkForged:
-    """Other replicas have computed work of ``name`` in ``step`` again, and agree that its results are wrong."""
-
-    run: str
-    attempt: int
-    name: str
-    step: int
-    cause: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MembersDisputed:
-    """One of ``names`` lies ``about`` work in ``step``, and nobody can say which one."""
-
-    run: str
-    attempt: int
-    names: tuple[str, ...]
-    step: int
-    about: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStalled:
-    """Plan number ``attempt`` of ``run`` has made no step for too long."""
+    """Plan number ``attempt`` of ``run`` makes no step, or no step to rely on. ``suspects``: some of them are the reason."""
 
     run: str
     attempt: int
     cause: str
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,8 +356,6 @@ Event = (
     | MemberLied
     | MemberLate
     | MemberSpoilt
-    | WorkForged
-    | MembersDisputed
     | RunStalled
     | MemberReset
 )

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from farflung.units import Seconds
 
-__all__ = ["LEASE", "Leases"]
+__all__ = ["BEATS", "LEASE", "Leases"]
 
 #: Seconds for which a member may be silent.
 LEASE = Seconds(5.0)
+#: Heartbeats in the length of a lease, in each direction (as in ZooKeeper). They are most of the CPU time of an idle broker.
+BEATS = 3
 
 
 @dataclass(slots=True, kw_only=True)

@@ -101,7 +101,7 @@ class Membership:
             return []
         run = self._state.runs[member.run]
         if run.accuser and run.accuser != event.name:  # it was right
-            self._state.standing.pardon(run.accuser, 1)
+            self._state.standing.pardon(run.accuser, 1, run.source)
             run.accuser = ""
         if event.name in run.helpers:
             return self._helpers.lose(run, event.name, event.cause)

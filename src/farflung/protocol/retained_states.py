@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Decision", "Resume", "RetainedState", "ahead", "choose", "moves"]
+__all__ = ["Decision", "Resume", "RetainedState", "ahead", "believable", "choose", "moves"]
+
+#: Steps by which a worker may be ahead of what others have reported: it is one step ahead, and one report is on its way.
+_UNREPORTED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,20 @@ def choose(held: Mapping[str, Sequence[RetainedState]], needed: Iterable[str]) -
                 holders={state: tuple(names) for state, names in holders.items()},
             )
     return None
+
+
+def believable(held: Mapping[str, Sequence[RetainedState]], reached: Mapping[str, int]) -> dict[str, list[RetainedState]]:
+    """Return those of ``held`` that somebody else confirms: no worker is more than a step ahead of another one.
+
+    ``reached``: worker of the last plan -> the number of steps that it has reported, which may be fewer than it has made.
+    """
+    found: dict[str, list[RetainedState]] = {}
+    for name, states in held.items():
+        others = [count for other, count in reached.items() if other != name]
+        others += [one.step + one.ready for other, claims in held.items() if other != name for one in claims]
+        limit = max(others) + _UNREPORTED if others else None  # a plan of one worker has no witness
+        found[name] = [one for one in states if limit is None or one.step <= limit]
+    return found
 
 
 def moves(resume: Resume, wants: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -> dict[str, dict[str, tuple[str, ...]]]:

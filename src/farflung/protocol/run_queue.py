@@ -58,14 +58,23 @@ class RunQueue:
     def _members_for(self, run: Run, restored: Sequence[Run]) -> tuple[str, ...]:
         """Return the free members for which ``run`` may be planned (empty: it waits for more)."""
         state = self._state
-        free = [one.name for one in state.members.values() if state.may_take(run.run, one, restored) and run.plans_for(one)]
-        trusted = [name for name in free if not state.standing.last(name)]
-        refused = bool(run.refused) and run.refused >= set(trusted)
-        if len(trusted) >= run.needs and run.expected_names <= set(trusted) and not refused:
-            free = trusted
-        enough = len(free) >= run.needs and run.expected_names <= set(free)
-        refused = bool(run.refused) and run.refused >= set(free)
-        return tuple(free) if enough and not refused else ()
+        free = [one for one in state.members.values() if state.may_take(run.run, one, restored) and run.plans_for(one)]
+        broken = {one.offer.host for one in state.members.values() if one.name in run.suspects} - {""}
+        # the best first, each contains the one before: machines where no process of the run has died, then other workers
+        choices = [
+            [one.name for one in free if not (self._suspect(run, one.name) or one.offer.host in broken)],
+            [one.name for one in free if not self._suspect(run, one.name)],
+            [one.name for one in free if one.name not in run.suspects],
+            [one.name for one in free],
+        ]
+        for names in choices:
+            refused = bool(run.refused) and run.refused >= set(names)
+            if len(names) >= run.needs and run.expected_names <= set(names) and not refused:
+                return tuple(names)
+        return ()
+
+    def _suspect(self, run: Run, name: str) -> bool:
+        return name in run.suspects or self._state.standing.last(name)
 
     def _assign(self, run: Run, members: tuple[str, ...]) -> MakePlan:
         run.expected, run.expected_names, run.refused = 0, frozenset(), frozenset()
@@ -84,5 +93,6 @@ class RunQueue:
             recoveries=event.recoveries,
             helped=event.helped,
             unreliable=event.unreliable,
+            submitter=event.submitter,
         )
         return run

@@ -45,10 +45,16 @@ class Run:
     #: It survives this many losses in a row without a new step; ``lost`` counts them.
     recoveries: int = 0
     lost: int = 0
-    #: The workers whose process died while it computed for the run, in the order in which that happened.
-    crashed: list[str] = field(default_factory=list)
     #: The failures since the last new step for which a member was replaced.
     failures: list[MemberFailure] = field(default_factory=list)
+    #: Who submitted it (empty: unknown).
+    submitter: str = ""
+    #: The workers whose process died while it computed for the run, in the order in which that happened, with the cause.
+    crashed: list[tuple[str, str]] = field(default_factory=list)
+    #: New steps since a worker's process died last.
+    steps_since_crash: int = 0
+    #: worker -> how often it was late in this run
+    late: dict[str, int] = field(default_factory=dict)
     #: Whether there was a plan for it once.
     began: bool = False
     #: A run of an earlier broker process waits for this many workers, and for those that are ``expected_names``.
@@ -82,6 +88,21 @@ class Run:
     def plans_for(self, member: Member) -> bool:
         """Return whether ``member`` may have a stage; otherwise it may help."""
         return not self.helped or (member.offer.reliable and member.name not in self.unreliable)
+
+    @property
+    def source(self) -> str:
+        """Whose job makes its members misbehave, if a job does: the source of their offenses."""
+        return self.submitter or self.run
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        """The workers whose process died: the next attempt is made by others where possible."""
+        return frozenset(name for name, _ in self.crashed)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether its next new steps count: they show that a loss or a crash was not its job's fault."""
+        return bool(self.lost or self.crashed)
 
     @property
     def needs(self) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from farflung.errors import DiskFull, SecurityError
 from farflung.security.book import Book
 
-__all__ = ["NameBook"]
+__all__ = ["Binding", "NameBook"]
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, key TEXT NOT NULL, ticket TEXT NOT NULL, until REAL NOT NULL)"
 _GENERATIONS = "CREATE TABLE IF NOT EXISTS generations (name TEXT PRIMARY KEY, number INTEGER NOT NULL)"
@@ -24,7 +24,9 @@ _ADVANCE = (
 )
 
 
-class _Binding(NamedTuple):
+class Binding(NamedTuple):
+    """What a name is bound to: the fingerprint of a key, the id of the ticket that it joined with last, and until when."""
+
     key: str
     ticket: str
     until: float
@@ -47,7 +49,7 @@ class NameBook:
         self._book = Book(path, "names", _SCHEMA)
         self._warn = warn
         self._lock = threading.Lock()
-        self._unwritten: dict[str, _Binding] = {}
+        self._unwritten: dict[str, Binding] = {}
         self._numbers: dict[str, int] = {}
         self._full = False
         #: The barred keys (None: they must be read again). Only this process bars keys.
@@ -70,7 +72,7 @@ class NameBook:
                     "~/.farflung/member-key.pem, or in $FARFLUNG_HOME), choose another name with --name, or let the broker's "
                     f"owner run: farflung ticket free {name}"
                 )
-            self._unwritten[name] = _Binding(key, ticket, until)
+            self._unwritten[name] = Binding(key, ticket, until)
             self._write(now)
 
     def advance(self, name: str) -> int:
@@ -83,17 +85,18 @@ class NameBook:
             self._write()
             return number
 
+    def binding(self, name: str) -> Binding:
+        """Return what ``name`` is bound to (empty texts: nobody has joined under it)."""
+        with self._lock:
+            return self._binding(name) or Binding("", "", 0.0)
+
     def key(self, name: str) -> str:
         """The fingerprint of the key that ``name`` belongs to ("": nobody has it)."""
-        with self._lock:
-            bound = self._binding(name)
-        return "" if bound is None else bound.key
+        return self.binding(name).key
 
     def ticket(self, name: str) -> str:
         """The id of the ticket with which ``name`` joined last ("": nobody did)."""
-        with self._lock:
-            bound = self._binding(name)
-        return "" if bound is None else bound.ticket
+        return self.binding(name).ticket
 
     def names_of(self, ticket: str) -> int:
         """How many names were taken with ``ticket``."""
@@ -111,16 +114,15 @@ class NameBook:
                 book.execute("INSERT OR REPLACE INTO barred VALUES (?, ?)", (key, name))
             else:
                 book.execute("DELETE FROM barred WHERE key = ?", (key,))
-        self._barred = None
+            self._barred = None
 
     def barred(self, key: str) -> bool:
         """Whether ``key`` was barred."""
-        found = self._barred
-        if found is None:
-            with self._book.transaction() as book:
-                found = frozenset(str(row[0]) for row in book.execute("SELECT key FROM barred"))
-            self._barred = found
-        return key in found
+        with self._lock:  # else what was read before ``bar`` could be stored after it
+            if self._barred is None:
+                with self._book.transaction() as book:
+                    self._barred = frozenset(str(row[0]) for row in book.execute("SELECT key FROM barred"))
+            return key in self._barred
 
     def free(self, name: str) -> None:
         """Whoever joins next under ``name`` may have it (whoever has a certificate keeps it until it ends).
@@ -136,13 +138,13 @@ class NameBook:
         if not gone:
             raise SecurityError(f"no key has the name {name!r}; bound are {', '.join(known) or 'none'}")
 
-    def _binding(self, name: str) -> _Binding | None:
+    def _binding(self, name: str) -> Binding | None:
         """The newest binding of ``name``, which may have ended (under the lock)."""
         if name in self._unwritten:
             return self._unwritten[name]
         with self._book.transaction() as book:
             row = book.execute("SELECT key, ticket, until FROM names WHERE name = ?", (name,)).fetchone()
-        return None if row is None else _Binding(str(row[0]), str(row[1]), float(row[2]))
+        return None if row is None else Binding(str(row[0]), str(row[1]), float(row[2]))
 
     def _write(self, now: float = 0.0) -> None:
         """Write what is only in memory, and drop what had ended at ``now`` (under the lock)."""

@@ -15,7 +15,6 @@ from farflung.messages.data import Batch, EvaluationVote, Losses, Norms, Slope, 
 from farflung.messages.router import PeerRouter
 from farflung.messages.schema import Message
 from farflung.plan.check import check_runnable
-from farflung.plan.verification import Unit
 from farflung.step.context import StepContext
 from farflung.step.evaluation.evaluation import Evaluation
 from farflung.step.evaluation.generation import generate
@@ -27,7 +26,7 @@ from farflung.step.pipeline import PipelineMode, TrainingMode
 from farflung.step.reduction.gradient_exchange import gradient_exchange
 from farflung.step.router import Router
 from farflung.step.run_position import RunPosition
-from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup
+from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup, sender_of
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.retained_stages import RetainedStages
 from farflung.step.stages.state_copies import StateCopies, StateCopy
@@ -63,6 +62,8 @@ class Executor:
         self.stages = LocalStages(setup)
         self._evaluation = Evaluation(self._context, self.stages, self._position)
         self._parts, self._router = self._wire()
+        #: Units of other workers that are verified here.
+        self.verification = self._parts.verification
         self._step = OptimizerStep(self._context, self.stages, self._parts, keep_gradients=keep_gradients)
         #: Whether the last step asked for a checkpoint.
         self._save = False
@@ -205,6 +206,12 @@ class Executor:
         """Where received values wait."""
         return self._context.inbox
 
+    def awaited(self) -> tuple[tuple[str, ...], float]:
+        """Return the peers for whose messages the compute thread waits, and for how many seconds it has waited (any thread)."""
+        keys, seconds = self.inbox.awaited()
+        senders = {sender for key in keys if (sender := sender_of(self.setup, key)) != self.setup.device}
+        return tuple(sorted(senders - {""})), seconds
+
     @property
     def server(self) -> StageServer | None:
         """The server of this worker's stages, in a hybrid plan."""
@@ -227,10 +234,6 @@ class Executor:
             return self._evaluation.local_pieces
         setup = self.setup
         return [setup.subgraphs[index] for index in setup.own_stages if setup.places[index][micro_batch] == setup.device]
-
-    def recheck(self, unit: Unit, verifier: str) -> None:
-        """Verify ``unit``, which ``verifier`` has verified (the session's thread)."""
-        self._parts.verification.recheck(unit, verifier)
 
     def retained(self) -> list[StateCopy | RetainedStages]:
         """Return the states that this worker retains now that its part has ended (empty: training cannot continue from them)."""
@@ -268,10 +271,12 @@ class Executor:
 
     def _checkpoint(self) -> None:
         fault_point("checkpoint.before_shard", step=self.step, device=self.setup.device)
-        states, optimizer = self.stages.shard()
+        samples = self._context.transfer.samples
+        for device in () if samples.on else self.stages.reproduced():
+            self._context.hooks.on_copy(self.step, device, *self.stages.shard(device))
+        states, optimizer = self.stages.shard(self.setup.device)
         if self._parts.sync is not None:
             optimizer |= self._parts.sync.retained()
-        samples = self._context.transfer.samples
         if samples.on:
             self.inbox.wait_until(lambda: samples.settled)
             optimizer |= samples.kept()

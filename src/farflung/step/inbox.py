@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 from farflung.clock import monotonic
@@ -25,6 +27,9 @@ class Inbox:
         self._items: dict[Hashable, Any] = {}
         self._changed = threading.Condition()
         self._error: BaseException | None = None
+        #: The keys for which the compute thread waits, and since when (seconds; infinite: it does not wait).
+        self._awaits: Callable[[], Iterable[Hashable]] = tuple
+        self._since = inf
 
     def put(self, key: Hashable, item: object) -> None:
         """Store ``item``; a second item under a key that was not taken replaces the first (a repeat after reconnection).
@@ -44,19 +49,26 @@ class Inbox:
         Raises:
             BaseException: what ``abort`` was given.
         """
-        self.wait_until(lambda: key in self._items)
+        self.wait_until(lambda: key in self._items, awaits=lambda: (key,))
         # The lock was free in between. That is safe: one thread takes, and a second ``put`` only replaces the item.
         with self._changed:
             return self._items.pop(key)
 
-    def wait_until(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
+    def wait_until(
+        self,
+        ready: Callable[[], bool],
+        seconds: float | None = None,
+        awaits: Callable[[], Iterable[Hashable]] | None = None,
+    ) -> None:
         """Return once ``ready()`` holds, or ``seconds`` have passed; it is asked under the lock, after each change.
+
+        ``awaits``: the keys for which the compute thread waits, for those who ask (``awaited``); other threads give none.
 
         Raises:
             BaseException: what ``abort`` was given.
         """
         until = None if seconds is None else monotonic() + seconds
-        with self._changed:
+        with self._changed, self._waiting(awaits):
             while True:
                 if self._error is not None:  # before ``ready``: an aborted run goes no further, even if its input is here
                     raise self._error
@@ -65,13 +77,30 @@ class Inbox:
                     return
                 self._changed.wait(left)
 
+    @contextmanager
+    def _waiting(self, awaits: Callable[[], Iterable[Hashable]] | None) -> Iterator[None]:
+        """Inside, the compute thread waits (under the lock)."""
+        if awaits is None:
+            yield
+            return
+        self._awaits, self._since = awaits, monotonic()
+        try:
+            yield
+        finally:
+            self._awaits, self._since = tuple, inf
+
+    def awaited(self) -> tuple[list[Hashable], float]:
+        """Return the keys for which the compute thread waits, and for how many seconds it has waited (0: it does not)."""
+        with self._changed:
+            return [key for key in self._awaits() if key not in self._items], max(monotonic() - self._since, 0.0)
+
     def wait_for(self, key: Hashable, seconds: float | None) -> bool:
         """Wait until ``key`` has an item, which stays, or ``seconds`` have passed (None: for ever); whether it has one.
 
         Raises:
             BaseException: what ``abort`` was given.
         """
-        with self._changed:
+        with self._changed, self._waiting(lambda: (key,)):
             self._changed.wait_for(lambda: self._error is not None or key in self._items, seconds)
             if self._error is not None:
                 raise self._error

@@ -83,10 +83,11 @@ def run_actions(source: ActionSource, context: StepContext, meter: StepMeter) ->
         BaseException: the error that ended the run meanwhile.
     """
     trace, step = context.trace, source.step
+    awaits = source.awaits if isinstance(source, QueuedActions) else None
     begin = trace.now()
     while not source.done:
         with meter.waiting():
-            context.inbox.wait_until(source.has_news, source.patience())
+            context.inbox.wait_until(source.has_news, source.patience(), awaits)
         action = source.next()
         if action is None:
             trace.note(SpanKind.WAIT, "for slices", begin, step=step)
@@ -209,6 +210,10 @@ class QueuedActions:
     def patience(self) -> float | None:
         """See ``ActionSource``."""
         return None
+
+    def awaits(self) -> Sequence[Hashable]:
+        """Return the keys for which the actions that may come next wait. Called under the inbox's lock."""
+        return [key for _, keys in self._offers for key in keys]
 
     def next(self) -> Action | None:
         """See ``ActionSource``."""

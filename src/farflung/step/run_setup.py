@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -14,12 +14,13 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.messages.commands import CopyRounds
 from farflung.messages.conversions.step_reports import StepReport
+from farflung.messages.data import ValueKey
 from farflung.plan.derive import derive_bounds
 from farflung.plan.link_memory import Route, routes_of
 from farflung.plan.model import Plan
 from farflung.telemetry.trace import Span
 
-__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key"]
+__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key", "sender_of"]
 
 
 def attempt_name(run: str, attempt: int) -> str:
@@ -210,6 +211,16 @@ class RunSetup:
         return tuple(name for name in piece.states if name in self.graph.unread and name in piece.graph.uses)
 
 
+def sender_of(setup: RunSetup, key: Hashable) -> str:
+    """Return the device that sends what waits under ``key`` in an inbox (empty: none, or several may)."""
+    if isinstance(key, ValueKey):
+        stage, trains = key.target if key.gradient else key.source, key.phase in (Phase.TRAIN.value, Phase.PROBE.value)
+        return setup.places[stage][key.micro_batch] if trains else setup.primary(stage)
+    parts = key if isinstance(key, tuple) else ()
+    named = [str(part) for part in parts[1:] if part in setup.peers]
+    return named[0] if named else setup.leader if parts[:1] == ("verdict",) else ""
+
+
 class RunHooks(Protocol):
     """A worker's surroundings, as the executor sees them. Called from the compute thread."""
 
@@ -243,6 +254,12 @@ class RunHooks(Protocol):
 
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         """Store this worker's share of the checkpoint after ``step`` steps; the arrays are valid until this returns."""
+
+    def on_copy(self, step: int, device: str, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        """Report what ``device`` must write into the checkpoint after ``step`` steps: this worker has the same states.
+
+        Called before ``on_checkpoint``.
+        """
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Report means over the evaluation's micro-batches (on the worker that makes the outputs)."""

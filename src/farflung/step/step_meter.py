@@ -14,6 +14,8 @@ class StepMeter:
         self.begin = precise_time()
         self.busy: dict[int, float] = {}
         self.wait = 0.0
+        #: What helpers did in the step, by stage and helper: samples, seconds.
+        self.helped: dict[tuple[int, str], tuple[int, float]] = {}
         self._mark = 0.0
         self._stage: int | None = None
 

@@ -1,10 +1,10 @@
 """What a strategy's programs take: backward and exchanges on one clock, for predictions, explanations and comparisons.
 
 The link is one resource that serves exchanges in the order in which they are begun, each for the sum of its layers'
-``comm_seconds``; computing is the backward of each layer and a forward per step. A step ends when its backward and all exchanges
-that it waits for have ended. For S-SGD, local SGD and partial synchronization the sums are equations (3), (4) and (7) of
-DreamDDP. ``Costs`` add what the equations leave out. Lanes share the link, so simultaneous transfers win nothing here. Cost
-O(layers) per step.
+``comm_seconds``; the mean is there a latency later. Computing is the backward of each layer and a forward per step. A step ends
+when its backward and all exchanges that it waits for have ended. For S-SGD, local SGD and partial synchronization the sums are
+equations (3), (4) and (7) of DreamDDP. ``Costs`` add what the equations leave out. Lanes share the link, so simultaneous
+transfers win nothing here. Cost O(layers) per step.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ class _Link:
     def _send(self, exchange: Exchange, ready: float) -> None:
         begin = max(ready, self._free)
         self._free = begin + self._factor * sum(self._world.layers[layer].comm_seconds for layer in exchange.layers)
-        self._ends[exchange.tag] = end = self._free + self._costs.latency
+        latency = max((self._world.layers[layer].latency for layer in exchange.layers), default=0.0)
+        end = self._free + self._costs.latency
+        self._ends[exchange.tag] = end + latency
         span = ExchangeSpan(
             tag=exchange.tag, layers=exchange.layers, ready=Seconds(ready), begin=Seconds(begin), end=Seconds(end)
         )

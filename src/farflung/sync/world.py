@@ -15,16 +15,22 @@ from farflung.units import Bytes, Seconds
 
 __all__ = ["LayerInfo", "World"]
 
+_NONE = Seconds(0.0)
+
 Vector = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInfo:
-    """One layer: bytes of its parameters, seconds of its backward, seconds of its exchange (measured or estimated)."""
+    """One layer: bytes of its parameters, seconds of its backward, seconds of its exchange (measured or estimated).
+
+    ``latency``: from the last byte of an exchange until its mean is everywhere. Measured exchanges hold it already.
+    """
 
     nbytes: Bytes
     bp_seconds: Seconds
     comm_seconds: Seconds
+    latency: Seconds = _NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,4 +32,6 @@ def append_lines(path: Path, text: str) -> None:
                 os.truncate(path, before)  # half a line would spoil the next one
         remedy = remedy_of(error)
         kind = DiskFull if remedy else DataError
+        if isinstance(error, FileNotFoundError):
+            raise DataError(f"cannot write {path}: its folder was deleted or moved away; start this again") from None
         raise kind(f"cannot write {path}: {error.strerror}; {remedy or 'choose another folder'}") from None

@@ -61,7 +61,7 @@ class StepRecord:
     a sync strategy, the largest relative distance of a replica's parameters from the mean, in a step that averaged some.
     ``excluded``: workers whose gradients were not finite, so that a robust rule left them out; ``blamed``: the origins.
     ``codecs``: what they took on each link that has one. ``grad_norm``: the norm of all gradients before clipping (None: the job
-    does not need it, so nobody computed it).
+    does not need it, so nobody computed it). ``helped``: samples and computing seconds of helpers, by (stage, helper).
     """
 
     step: int
@@ -79,6 +79,7 @@ class StepRecord:
     divergence: float | None = None
     codecs: Mapping[Link, CodecUse] = field(default_factory=dict)
     grad_norm: float | None = None
+    helped: Mapping[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
     excluded: tuple[str, ...] = ()
     blamed: tuple[str, ...] = ()
 
@@ -116,6 +117,7 @@ class StepRecord:
             **({} if self.divergence is None else {"divergence": self.divergence}),
             **({"codecs": _codec_table(self.codecs)} if self.codecs else {}),
             **({} if self.grad_norm is None else {"grad_norm": self.grad_norm}),
+            **({"helped": [[*key, *work] for key, work in self.helped.items()]} if self.helped else {}),
             **({"excluded": list(self.excluded), "blamed": list(self.blamed)} if self.excluded else {}),
         }
 
@@ -312,6 +314,7 @@ def read_record(line: str) -> Record | None:
         divergence=_optional(body, "divergence"),
         codecs=_codecs(body) if "codecs" in body else {},
         grad_norm=_optional(body, "grad_norm"),
+        helped=_helped(body) if "helped" in body else {},
         excluded=_names(body, "excluded"),
         blamed=_names(body, "blamed"),
     )
@@ -350,6 +353,13 @@ def _codecs(body: Mapping[str, Any]) -> dict[Link, CodecUse]:
         )
         for key, use in ((key, _table(uses, key)) for key in uses)
     }
+
+
+def _helped(body: Mapping[str, Any]) -> dict[tuple[int, str], tuple[int, float]]:
+    try:
+        return {(int(stage), str(name)): (int(samples), float(seconds)) for stage, name, samples, seconds in body["helped"]}
+    except (TypeError, ValueError):
+        raise DataError(f"helped must be a list of rows, got {body['helped']!r:.60}; the file is damaged") from None
 
 
 def _object(text: str, what: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from farflung.errors import InputError
+from farflung.memory_budget import MemoryBudget
 from farflung.units import Seconds
 from farflung.wire.frames import FrameLimits
 
@@ -28,6 +29,8 @@ class TransportConfig:
     ``max_stripes``: up to how many the ``tcp`` transport may raise that number while goodput grows. ``credit``: bytes of one
     urgency that may be unconfirmed. ``heartbeat``: how often a link says that it lives; ``resume``: how long a broken link is
     taken up again, a try every ``redial`` seconds (``tcp`` only).
+    ``budget``: from which frames that arrive take their memory. ``peers_only``: only members that this side was told of
+    (``connect``) get past the greeting (``tcp`` only).
     ``connect_timeout``: how long a peer that does not answer yet is tried. A silent peer is given up about
     ``keepalive`` (at least 1 s; asked after so much silence) + ``keepalive_timeout`` seconds later; the latter must exceed
     the time in which the link drains its send buffer, else a busy slow link is taken for dead.
@@ -46,6 +49,8 @@ class TransportConfig:
     heartbeat: Seconds = _HEARTBEAT
     resume: Seconds = _RESUME
     redial: Seconds = _REDIAL
+    budget: MemoryBudget = field(default_factory=MemoryBudget)
+    peers_only: bool = False
 
     def __post_init__(self) -> None:
         for name, value, low, high in (

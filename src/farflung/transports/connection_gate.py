@@ -19,12 +19,15 @@ from typing import Protocol, TypeVar
 
 from farflung.clock import monotonic
 from farflung.transports.descriptors import descriptor_limit
+from farflung.units import counted
 
 __all__ = ["ConnectionGate", "GateLimits", "Newcomer", "crowded_out", "gate_limits", "group_of"]
 
 #: Connections that are accepted before those that have sent something get their turn.
 _BATCH = 64
 _TICK = 0.25
+#: A silent connection costs this process nothing for so many seconds: it takes no descriptor and wakes no thread.
+_DEFERRED = 30
 #: Seconds between two lines about connections that were cut.
 _REPORT_SECONDS = 60.0
 #: The head of a TLS record, its longest body, and its type for a handshake.
@@ -33,11 +36,15 @@ _TLS_HEAD, _TLS_MOST, _TLS_HANDSHAKE = 5, 1 << 14, 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateLimits:
-    """``waiting``: connections that may wait at once, ``of_address``: from one address; each waits ``seconds`` at most."""
+    """``waiting``: connections that may wait at once, ``of_address``: from one address; each waits ``seconds`` at most.
+
+    ``deferred``: seconds for which the system itself keeps a connection that has sent nothing, before the gate sees it (0: none).
+    """
 
     waiting: int
     of_address: int
     seconds: float = 5.0
+    deferred: int = 0
 
 
 class Newcomer(Protocol):
@@ -64,7 +71,7 @@ class _Waiting:
 def gate_limits() -> GateLimits:
     """Return limits that leave most of this process's descriptors to others."""
     waiting = max(16, min(512, descriptor_limit() // 8))
-    return GateLimits(waiting=waiting, of_address=max(8, waiting // 2))
+    return GateLimits(waiting=waiting, of_address=max(8, waiting // 2), deferred=_DEFERRED)
 
 
 def group_of(host: str) -> str:
@@ -115,6 +122,7 @@ class ConnectionGate:
         self._cut, self._reported = 0, monotonic()
         self._wake_in, self._wake_out = socket.socketpair()
         server.setblocking(False)
+        _defer(server, (limits or gate_limits()).deferred)
 
     def close(self) -> None:
         """Accept nothing any more, from any thread; ``run`` cuts what waits, and returns."""
@@ -150,7 +158,7 @@ class ConnectionGate:
         while self._waiting and (oldest := next(iter(self._waiting))).until <= now:
             self._drop(oldest)
         if self._cut and now - self._reported > _REPORT_SECONDS:
-            self._log(f"{self._cut} connections were closed that sent nothing")
+            self._log(f"refused {counted(self._cut, 'connection')} that sent no {'handshake' if self._tls else 'request'}")
             self._cut, self._reported = 0, now
 
     def _accept(self) -> None:
@@ -184,7 +192,10 @@ class ConnectionGate:
             missing = self._missing(one.sock)
         except BlockingIOError:
             return
-        except (OSError, ValueError):
+        except OSError:  # the caller has ended it: it only asked whether this port answers, and that is not worth a line
+            self._forget(one)
+            return
+        except ValueError:
             self._drop(one)
             return
         if missing:  # the system wakes this thread when all of it has come
@@ -204,11 +215,12 @@ class ConnectionGate:
         """Return how many bytes must lie in ``sock`` before it is passed on (0: they do).
 
         Raises:
-            ValueError: these are not the first bytes of a handshake, or the caller has ended the connection.
+            ValueError: these are not the first bytes of a handshake.
+            OSError: the caller has ended the connection.
         """
         head = sock.recv(_TLS_HEAD + _TLS_MOST if self._tls else 1, socket.MSG_PEEK)
         if not head:
-            raise ValueError
+            raise ConnectionAbortedError
         if not self._tls:
             return 0
         if head[0] != _TLS_HANDSHAKE:
@@ -219,10 +231,20 @@ class ConnectionGate:
         return whole if len(head) < whole else 0
 
     def _drop(self, one: _Waiting) -> None:
+        self._forget(one)
+        self._cut += 1
+
+    def _forget(self, one: _Waiting) -> None:
         del self._waiting[one]
         self._selector.unregister(one.sock)
         one.sock.close()
-        self._cut += 1
+
+
+def _defer(server: socket.socket, seconds: int) -> None:
+    """Let the system report connections at ``server`` once they have sent something, where it can. Source: tcp(7)."""
+    if seconds and hasattr(socket, "TCP_DEFER_ACCEPT"):
+        with suppress(OSError):  # not a TCP socket
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, seconds)
 
 
 def _calls(server: socket.socket) -> bool:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import resource
 from contextlib import suppress
 
-__all__ = ["OUT_OF_DESCRIPTORS", "descriptor_limit", "raise_descriptor_limit"]
+__all__ = ["descriptor_limit", "raise_descriptor_limit"]
 
-#: What the system says when this process, or the machine, has no descriptor left.
-OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 #: A limit above this changes nothing for this program.
 _ENOUGH = 1 << 16
 

@@ -127,16 +127,19 @@ class ShapedEndpoint:
         endpoint: Endpoint,
         links: Mapping[str, LinkShape],
         *,
+        owns: bool = True,
         window: int = 4,
         clock: Clock | None = None,
         wait_until: WaitUntil | None = None,
     ) -> None:
-        """``window``: frames to a peer that are on their way at most. ``clock`` and ``wait_until`` are for tests.
+        """``owns``: ``close`` closes ``endpoint``, too. ``window``: frames to a peer that are on their way at most.
+
+        ``clock`` and ``wait_until`` are for tests.
 
         Raises:
             InputError: peers that share a link disagree on its rate.
         """
-        self._inner = endpoint
+        self._inner, self._owns = endpoint, owns
         self._clock = clock or MonotonicClock()
         self._wait_until = wait_until or self._wait_really
         self._window = window
@@ -207,7 +210,8 @@ class ShapedEndpoint:
 
     def close(self) -> None:
         self._closing.set()
-        self._inner.close()
+        if self._owns:
+            self._inner.close()
         for link in list(self._links.values()):
             link.outward.close()
             link.back.close()

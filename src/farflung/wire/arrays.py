@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from farflung.errors import WireError
 from farflung.wire.frames import Buffer
 
-__all__ = ["DTYPES", "ArrayMeta", "compact", "describe", "pack", "restore", "unpack"]
+__all__ = ["DTYPES", "ArrayMeta", "c_strides", "compact", "describe", "pack", "restore", "unpack"]
 
 Array = NDArray[Any]
 
@@ -65,7 +65,7 @@ class ArrayMeta:
     @property
     def full_strides(self) -> tuple[int, ...]:
         """Strides in elements, those of C order included."""
-        return self.strides if self.strides is not None else _c_strides(self.shape)
+        return self.strides if self.strides is not None else c_strides(self.shape)
 
     @property
     def span(self) -> int:
@@ -126,7 +126,7 @@ def describe(array: Array) -> ArrayMeta:
     width = array.dtype.itemsize
     strides = tuple(step // width for step in array.strides)
     foreign = any(step < 0 or step % width for step in array.strides)
-    return ArrayMeta(name, array.shape, None if foreign or strides == _c_strides(array.shape) else strides)
+    return ArrayMeta(name, array.shape, None if foreign or strides == c_strides(array.shape) else strides)
 
 
 def compact(array: Array) -> tuple[ArrayMeta, Array]:
@@ -205,7 +205,8 @@ def _view(memory: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Ar
     return np.ndarray(shape, memory.dtype, memory.view(np.uint8).data, 0, tuple(stride * width for stride in strides))
 
 
-def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a contiguous array of ``shape``."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

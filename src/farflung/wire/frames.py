@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.errors import VersionError, WireError
+from farflung.errors import MemoryExceeded, VersionError, WireError
+from farflung.memory_budget import MemoryBudget
 from farflung.wire.packed import pack_value, unpack_value
 
 __all__ = [
@@ -155,8 +156,9 @@ class FrameDecoder:
     decoder stays broken: the stream has lost its place.
     """
 
-    def __init__(self, limits: FrameLimits | Callable[[], FrameLimits] | None = None) -> None:
-        """``limits`` may be a function, which is asked at each frame."""
+    def __init__(self, limits: FrameLimits | Callable[[], FrameLimits] | None = None, budget: MemoryBudget | None = None) -> None:
+        """``limits`` may be a function, which is asked at each frame. Sections take their memory from ``budget``."""
+        self._budget = budget or MemoryBudget()
         self._limits = limits if callable(limits) else lambda: limits or FrameLimits()
         self._broken = ""
         self._start_frame()
@@ -188,6 +190,7 @@ class FrameDecoder:
 
         Raises:
             WireError, VersionError: as ``decode_frame``; every later call raises too.
+            MemoryExceeded: the budget has no room for a section.
         """
         view = memoryview(chunk).cast("B") if len(chunk) else memoryview(b"")
         frames = []
@@ -201,7 +204,7 @@ class FrameDecoder:
                 if frame is not None:
                     frames.append(frame)
                     self._start_frame()
-        except (WireError, VersionError) as error:
+        except (WireError, VersionError, MemoryExceeded) as error:
             self._start_frame()
             self._broken = str(error)
             raise
@@ -240,7 +243,7 @@ class FrameDecoder:
             _checked_section(self._sections[-1], head, len(self._sections) - 1)
         while len(self._sections) < head.count:
             length = head.lengths[len(self._sections)]
-            self._sections.append(_uninitialized(length) if length else memoryview(b""))
+            self._sections.append(_uninitialized(length, self._budget) if length else memoryview(b""))
             self._filled = 0
             if length:
                 return None
@@ -322,8 +325,11 @@ def _checked_section(section: memoryview, head: _Head, index: int) -> memoryview
     return section
 
 
-def _uninitialized(length: int) -> memoryview:
+def _uninitialized(length: int, budget: MemoryBudget) -> memoryview:
     """Allocate ``length`` bytes, aligned for every element type. The system provides pages only as bytes are written."""
     import numpy as np  # here: control messages have no sections, and commands that only send those start without numpy
 
-    return memoryview(np.empty(length, np.uint8).data)
+    budget.reserve(length, "a frame")
+    memory = np.empty(length, np.uint8)
+    budget.release_with(memory, length)
+    return memoryview(memory.data)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from farflung.checkpoint import encode_shard
 from farflung.clock import monotonic
@@ -31,8 +32,8 @@ class BrokerStorage:
         """Fetch tensors ``names`` of ``source`` ("checkpoint", "weights" or "optimizer")."""
         return fetch_states(self._client, StatesRequest(run=run, source=source, names=tuple(names)))
 
-    def upload(self, head: ShardUpload, tensors: Mapping[str, Array]) -> None:
-        """Store this worker's share of a checkpoint.
+    def upload(self, head: ShardUpload, tensors: Mapping[str, Array], report: Callable[[str], None]) -> None:
+        """Store this worker's share of a checkpoint. ``report`` sends its SHA-256 to the broker in the session.
 
         Raises:
             ConnectionLost: the broker is lost, or ``break_off`` was called.
@@ -41,7 +42,7 @@ class BrokerStorage:
         """
         session = self._uploading = self._client.session("upload")
         try:
-            for frame in upload_frames(head, encode_shard(tensors)):
+            for frame in upload_frames(head, _hashed(encode_shard(tensors), report)):
                 session.send(frame)
             session.end()
         except ConnectionLost:
@@ -66,3 +67,12 @@ class BrokerStorage:
             return estimate_offset(ping, monotonic)
         except FarflungError:
             return ClockOffset(error=math.inf)
+
+
+def _hashed(blocks: Iterable[bytes | memoryview], report: Callable[[str], None]) -> Iterator[bytes | memoryview]:
+    """Yield ``blocks``, then report the SHA-256 of all of them."""
+    found = hashlib.sha256()
+    for block in blocks:
+        found.update(block)
+        yield block
+    report(found.hexdigest())

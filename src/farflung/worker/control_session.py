@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,9 +11,9 @@ from farflung.clock import monotonic
 from farflung.errors import ConnectionLost
 from farflung.messages.commands import Beat
 from farflung.messages.reports import Hello, Wants
-from farflung.messages.schema import UNSET, Message
+from farflung.messages.schema import Message
 from farflung.messages.wire_form import encode
-from farflung.protocol.leases import LEASE
+from farflung.protocol.leases import BEATS, LEASE
 from farflung.thread_group import ThreadGroup
 from farflung.transports.rpc import RpcClient, RpcSession
 from farflung.units import Seconds
@@ -25,8 +25,6 @@ __all__ = ["BrokerLease", "ControlSession"]
 _REPORTS = 1024
 #: How long the broker may take to answer the end of a session.
 _GOODBYE_SECONDS = 3.0
-#: Heartbeats in the length of a lease.
-_BEATS = 4
 
 
 class BrokerLease:
@@ -67,9 +65,11 @@ class BrokerLease:
 class ControlSession:
     """One session of a worker. ``open`` and ``frames`` belong to one thread; any thread may call the rest."""
 
-    def __init__(self, client: RpcClient, log: Callable[[str], None], disk: Callable[[], float | None] = lambda: None) -> None:
-        """``disk`` returns the free bytes of this machine's disks (None: unknown). Heartbeats report them."""
-        self._client, self._log, self._disk = client, log, disk
+    def __init__(
+        self, client: RpcClient, log: Callable[[str], None], beats: Callable[[], Sequence[Message]] = lambda: [Beat()]
+    ) -> None:
+        """``beats``: the messages of a heartbeat."""
+        self._client, self._log, self._beats = client, log, beats
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._rpc: RpcSession | None = None
@@ -167,16 +167,16 @@ class ControlSession:
 
     def _beat(self, rpc: RpcSession, lease: BrokerLease) -> None:
         """Send heartbeats; end the session when the broker was silent for the length of a lease."""
-        while not rpc.over.wait(lease.length / _BEATS):
+        while not rpc.over.wait(lease.length / BEATS):
             silent = lease.silence(monotonic())
             if silent is not None:
                 self._log(f"no message from the broker for {silent}")
                 rpc.close()
                 return
             if not rpc.waiting:  # else reports wait, which renew the lease as well
-                free = self._disk()
                 with suppress(ConnectionLost):
-                    rpc.send(encode(Beat(disk=UNSET if free is None else free)))
+                    for message in self._beats():
+                        rpc.send(encode(message))
 
 
 def _close_late(rpc: RpcSession) -> None:

@@ -69,7 +69,7 @@ class OwnerLimits:
         parts = ["paused"] if self.paused else []
         parts += [f"parting: {self.parting}"] if self.parting else []
         parts += [f"works from {self.hours.replace('-', ' to ')}"] if self.hours else []
-        parts += [f"memory {Bytes(self.memory)}"] if self.memory is not None else []
+        parts += [f"memory {Bytes(self.memory).written()}"] if self.memory is not None else []
         parts += [f"sends at most {BytesPerSecond(self.bandwidth).written()}"] if self.bandwidth is not None else []
         return ", ".join(parts) or "no limits"
 
@@ -115,7 +115,7 @@ class OwnerLimitsFile:
 
     def end(self) -> None:
         """This process is the worker no more."""
-        with suppress(DiskFull):  # the process's number is checked by whoever reads it
+        with suppress(DiskFull, InputError):  # the process's number is checked by whoever reads it
             self.change(pid=0, parting="")
 
     @property

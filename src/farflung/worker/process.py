@@ -12,6 +12,7 @@ from typing import Any
 from farflung.data.base import Place
 from farflung.data.files import default_cache
 from farflung.errors import ConnectionLost, FarflungError, TrainingError
+from farflung.memory_budget import MemoryBudget
 from farflung.messages import commands
 from farflung.messages.commands import (
     Abort,
@@ -39,7 +40,7 @@ from farflung.messages.conversions.retained_states import retained_state_items
 from farflung.messages.conversions.step_reports import message_of
 from farflung.messages.reports import Dropped, Hello, OfferItem, Relayed, RetainedRun, RetainedStateItem, Stepped
 from farflung.messages.router import Router
-from farflung.messages.schema import UNSET, Channel, UnsetType
+from farflung.messages.schema import UNSET, Channel, Message, UnsetType
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.telemetry.shortage import free_space
@@ -69,6 +70,8 @@ __all__ = ["CarriedOver", "Worker"]
 #: How long the part in a run may take to end, in seconds: when this worker leaves, and else.
 _LEAVE_SECONDS, _END_SECONDS = 5.0, 30.0
 _MIN_FRAME = 64 << 20
+#: Of what arrives, on a machine that offers less.
+_LEAST_BUDGET = 2 * _MIN_FRAME
 #: Bytes of small frames that may be under way to a peer.
 _SMALL = 256 << 10
 #: Of one link.
@@ -122,15 +125,16 @@ class Worker:
         self._options, self._log, self._on_owner = options, log, on_owner
         self._device, self._retained = carried.device, carried.retained
         self._current = CurrentPart(carried.ended)
-        self.session = ControlSession(membership.client, log, lambda: _free(options))
+        self.session = ControlSession(membership.client, log, self._beats)
         self._threads = ThreadGroup()
+        budget = MemoryBudget(max(_LEAST_BUDGET, int(self._device.offer["memory"])))
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
         endpoint = TcpEndpoint(
             membership.credentials,
             PeerFrames(self._current, lambda peer, wanted: self._retained.lend(self.endpoint, peer, wanted)).receive,
             listen=options.listen,
             advertise=options.advertise or membership.own_host,
-            config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL),
+            config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL, budget=budget, peers_only=True),
             events=EndpointEvents(on_lost=self._current.on_lost, on_arrival=self._current.on_arrival, log=log),
         )
         links = PeerLinks(endpoint)
@@ -140,6 +144,7 @@ class Worker:
             engine=self._device.engine,
             device=self._device.name,
             memory=int(self._device.offer["memory"]),
+            budget=budget,
             place=Place(base=options.data, cache=default_cache(), confined=not options.any_path),
             links=links,
             retained=self._retained,
@@ -194,7 +199,9 @@ class Worker:
     def announce(self, limits: Mapping[str, Any]) -> None:
         """Report what this machine's owner allows from now on: ``paused``, ``parting``, ``memory`` (as ``MemberWants``),
         ``bandwidth`` (bytes per second; None: no limit)."""
-        rate = limits.get("bandwidth")
+        memory, rate = limits.get("memory"), limits.get("bandwidth")
+        if isinstance(memory, (int, float)):
+            self._services.budget.total = max(_LEAST_BUDGET, int(memory))
         self._services.links.limit_rate(rate if isinstance(rate, (int, float)) else None)
         self.session.announce(limits)
 
@@ -211,6 +218,11 @@ class Worker:
         self._queries.join()
         self._retained.join()
         self._threads.join()
+
+    def _beats(self) -> list[Message]:
+        """What a heartbeat tells the broker."""
+        free, waits = _free(self._options), self._current.waits()
+        return [Beat(disk=UNSET if free is None else free), *([] if waits is None else [waits])]
 
     # -- the session's thread -----------------------------------------------------------------------------------------
 
@@ -264,7 +276,7 @@ class Worker:
         router.register(HandOver, lambda _, command: self._pass_on(command, lambda part: part.drain()))
         router.register(commands.Helper, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
         router.register(HelperGone, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
-        router.register(commands.Recheck, lambda _, command: self._pass_on(command, lambda part: part.recheck(command)))
+        router.register(commands.Recheck, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
         return router
 
     def _fenced(self, _: str, command: Fenced) -> None:
@@ -288,7 +300,7 @@ class Worker:
     def _welcome(self, command: Welcome) -> None:
         self.session.welcome(command.lease)
         name, offer, address = self.membership.name, self._device.offer, self.endpoint.address
-        offered = f"{Bytes(offer['memory'])}, {FlopsPerSecond(offer['speed'])}"
+        offered = f"{Bytes(offer['memory']).written(3)}, {FlopsPerSecond(offer['speed'])}"
         self._log(
             f"{name}: joined the broker at {self.membership.client.address} with {offer['kind']} ({offered}); "
             f"{f'peers reach it at {address}' if address else 'it dials its peers'}"

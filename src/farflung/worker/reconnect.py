@@ -63,6 +63,8 @@ class Service:
         self._observer = observer
         self._enter, self._options, self._say, self._phase = enter, options, say, phase
         self._limits, self._reported = limits, dict[str, Any]()
+        #: What the file of limits said last. The broker may have sent newer wishes, which a full disk kept out of the file.
+        self._polled: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._parting = False
@@ -143,15 +145,20 @@ class Service:
         """Poll the owner's limits until the end, on the calling thread."""
         assert self._limits is not None
         while not self._leaving.wait(_POLL_SECONDS):
-            try:
-                wanted = self._limits.read().in_force(minute_of_day())
-            except FarflungError:
-                continue  # the file is being written, or was deleted
+            wanted = self._wanted(self._limits)
             with self._lock:
-                worker, changed = self._worker, wanted != self._reported
-                self._reported = wanted
+                worker, changed = self._worker, wanted != self._polled
+                if changed:
+                    self._polled = self._reported = wanted
             if changed and worker is not None:
                 worker.announce(wanted)
+
+    def _wanted(self, limits: OwnerLimitsFile) -> dict[str, Any]:
+        """Return what the file says now (what it said last, if it cannot be read: a damaged file ends no worker)."""
+        try:
+            return limits.read().in_force(minute_of_day())
+        except FarflungError:
+            return self._polled
 
     def part(self) -> None:
         """Leave as soon as other workers can continue the run; the second call leaves at once. Any thread may call."""
@@ -168,10 +175,13 @@ class Service:
         """The owner has changed the limits through the broker (session's thread)."""
         changes = {key: value for key, value in asdict(request).items() if value is not UNSET}
         if self._limits is not None:
-            self._limits.change(**changes)
+            try:
+                self._limits.change(**changes)
+            except FarflungError as error:
+                self._say(f"warning: the changed limits apply until this worker ends, because they cannot be stored: {error}")
         with self._lock:
             worker = self._worker
-            self._reported |= changes
+            self._reported = self._reported | changes  # a new value: ``_polled`` stays
         if worker is not None:
             worker.announce(self._reported)
 
@@ -189,7 +199,10 @@ class Service:
 
         worker = Worker(member, self._options, self._say, carried=carried, on_owner=self._owner_asked, observer=self._observer)
         if self._limits is not None:
-            self._reported = self._limits.read().in_force(minute_of_day())
+            with self._lock:
+                wanted = self._wanted(self._limits)
+                if wanted != self._polled:
+                    self._polled = self._reported = wanted
             worker.announce(self._reported)
         with self._lock:
             self._worker = worker

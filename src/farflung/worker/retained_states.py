@@ -66,6 +66,8 @@ class RetainedStates:
         self._forgotten = ""
         #: Attempt whose workers may fetch, their names, and the step that they need.
         self._open: tuple[int, frozenset[str], int] = (0, frozenset(), 0)
+        #: The peers that have been sent states for that attempt: each one asks once, and each answer is a copy in memory.
+        self._served: set[str] = set()
         #: Requests that came before the broker named the peers that may fetch.
         self._parked: dict[str, tuple[Endpoint, str, StatesWanted]] = {}
         self._threads = ThreadGroup()
@@ -89,6 +91,8 @@ class RetainedStates:
         """
         with self._lock:
             if run == self._forgotten:
+                for one in held:
+                    one.release()
                 return
             if self._run != run:
                 self._drop()
@@ -126,6 +130,7 @@ class RetainedStates:
             held.release()
         self._held = []
         self._parked.clear()
+        self._served.clear()
         self._open = (0, frozenset(), 0)
 
     def settle(self, run: str, attempt: int, continuation: Continuation, peers: Iterable[str]) -> None:
@@ -138,6 +143,7 @@ class RetainedStates:
                 if retained_state.ready and retained_state.step == continuation.step - 1 and continuation.decision is not None:
                     self._alive(held, partial(held.advance, continuation.decision))
             self._open = (attempt, frozenset(peers), continuation.step)
+            self._served.clear()
             parked, self._parked = self._parked, {}
         for peer, (endpoint, _, wanted) in parked.items():
             self.lend(endpoint, peer, wanted)
@@ -168,7 +174,10 @@ class RetainedStates:
             if run == self._run and self._held and (attempt > opened or (attempt == opened and peer not in peers)):
                 self._parked[peer] = (endpoint, run, wanted)
                 return
-        good = attempt == opened and peer in peers
+            good = attempt == opened and peer in peers
+            if good and peer in self._served:
+                return
+            self._served |= {peer} if good else set()
         arrays = self.read(run, step, wanted.names) if good else {}
         self._threads.spawn(f"lend-{peer}", _send, endpoint, peer, wanted.run, arrays)
 

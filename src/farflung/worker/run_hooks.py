@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from farflung.checkpoint import pack
+from farflung.checkpoint import encode_shard, pack
 from farflung.clock import monotonic
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, DiskFull
@@ -14,7 +15,7 @@ from farflung.job import JobSpec
 from farflung.messages.calls import ShardUpload
 from farflung.messages.conversions.link_reports import link_items
 from farflung.messages.conversions.step_reports import StepReport, message_of
-from farflung.messages.reports import Evaluated, Generated, Traced
+from farflung.messages.reports import Evaluated, Generated, Hashed, Traced
 from farflung.messages.schema import Message
 from farflung.step.run_setup import Committed, Phase
 from farflung.telemetry.log_line import Detail
@@ -174,6 +175,13 @@ class WorkerHooks:
         head = ShardUpload(run=self.run, step=step, committed=committed.steps, rested=committed.rested, attempt=self.attempt)
         if self.upload.store(head, pack(states, optimizer)):
             self.states.use_checkpoint()
+
+    def on_copy(self, step: int, device: str, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
+        """Report the hash of what ``device`` must send to the broker."""
+        found = hashlib.sha256()
+        for block in encode_shard(pack(states, optimizer)):
+            found.update(block)
+        self.report(Hashed(run=self.run, attempt=self.attempt, step=step, sha256=found.hexdigest(), of=device))
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Report the evaluation to the broker."""

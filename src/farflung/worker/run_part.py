@@ -13,11 +13,12 @@ from typing import NamedTuple
 from farflung.data.base import Place
 from farflung.engines.base import Engine
 from farflung.errors import ConnectionLost, FarflungError, GraphError, WireError
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.commands import Help, Helper, HelperGone, Prepare, Recheck
 from farflung.messages.conversions.failed_batches import batch_item
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import RunMessage
-from farflung.messages.reports import Failed
+from farflung.messages.reports import Failed, Waits
 from farflung.messages.schema import UNSET, Flag, Message
 from farflung.step.run_setup import attempt_name
 from farflung.thread_group import ThreadGroup
@@ -31,6 +32,8 @@ __all__ = ["CurrentPart", "EndedAttempt", "RunPart", "RunRequests", "RunServices
 
 #: How long a part may take to end, in seconds.
 _END_SECONDS = 30.0
+#: Shorter waits are not reported, in seconds.
+_WAITS_SECONDS = 2.0
 
 
 class Sender(NamedTuple):
@@ -44,13 +47,14 @@ class Sender(NamedTuple):
 class RunServices:
     """What a worker offers to its part in a run.
 
-    ``memory``: bytes for training. ``report`` sends a message to the broker. ``log`` takes lines for the person here.
-    ``place``: where jobs find files.
+    ``memory``: bytes for training. ``budget``: for what peers send. ``report`` sends a message to the broker. ``log`` takes lines
+    for the person here. ``place``: where jobs find files.
     """
 
     engine: Engine
     device: str
     memory: int
+    budget: MemoryBudget
     place: Place
     links: PeerLinks
     retained: RetainedStates
@@ -145,14 +149,15 @@ class RunPart(ABC):
         """End after the current step with a checkpoint, from which other workers continue."""
         self._requests.drain()
 
-    def on_helper(self, command: Helper | HelperGone) -> None:  # noqa: B027 - a helper has no helpers
-        """A helper comes or goes, as the broker reports."""
-
-    def recheck(self, command: Recheck) -> None:  # noqa: B027 - a helper verifies nothing
-        """Verify a unit about which two workers disagree."""
+    def on_helper(self, command: Helper | HelperGone | Recheck) -> None:  # noqa: B027 - a helper has no helpers
+        """A helper comes or goes, or work of another worker must be verified, as the broker reports."""
 
     def on_arrival(self, arrival: Arrival) -> None:  # noqa: B027 - a helper has no trace
         """A frame has come (transport thread)."""
+
+    def awaited(self) -> tuple[tuple[str, ...], float]:
+        """The peers for whose messages this part waits, and for how many seconds it has waited."""
+        return (), 0.0
 
     def reports(self) -> Sequence[StepReport]:
         """Reports of the last steps, with all losses; complete when the part has ended."""
@@ -197,8 +202,10 @@ class RunPart(ABC):
         except Exception as error:  # noqa: BLE001 - the thread's outermost: whatever ends this part, the broker gets a report
             self._report_failure(error)
         finally:
-            self._close()
-            self._on_end(self)
+            try:
+                self._close()
+            finally:
+                self._on_end(self)  # else this worker would count as busy
 
     def _report_failure(self, error: Exception) -> None:
         if self._requests.broker_knows:
@@ -233,6 +240,8 @@ class CurrentPart:
         #: The newest part of this session, running or not.
         self._newest: RunPart | None = None
         self._ended = ended
+        #: Whether the last heartbeat said that the part waits.
+        self._waited = False
 
     @property
     def part(self) -> RunPart | None:
@@ -243,6 +252,16 @@ class CurrentPart:
     def ended(self) -> EndedAttempt | None:
         """The last attempt that has ended here, in this session or an earlier one."""
         return self._ended
+
+    def waits(self) -> Waits | None:
+        """Report for whom the part that runs now has waited for some time, and once that it waits no more. One thread calls."""
+        part = self._part
+        if part is None:
+            return None
+        peers, seconds = part.awaited()
+        peers = peers if seconds >= _WAITS_SECONDS else ()
+        before, self._waited = self._waited, bool(peers)
+        return Waits(run=part.run, attempt=part.attempt, peers=peers, seconds=seconds) if peers or before else None
 
     def named(self, run: str) -> RunPart | None:
         """The part that runs now, if peers call it ``run``; else a message is of an older attempt."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from farflung.data.timed_reads import TimedReads
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
+from farflung.messages.calls import ShardUpload
 from farflung.messages.commands import Helper, HelperGone, Prepare, Recheck
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import Batch, LentEnd, LentPiece, PeerHello, RunMessage
 from farflung.messages.hybrid import SliceAnswer
-from farflung.messages.reports import Ended, Noted, Prepared
+from farflung.messages.reports import Ended, Hashed, Noted, Prepared
 from farflung.messages.schema import Flag, UnsetType, kind_of
 from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import encode
@@ -50,6 +51,8 @@ class TrainingRun(RunPart):
         super().__init__(command, services, on_end)
         self._command: Prepare | None = command
         self._submitter = command.submitter
+        #: Who may call this worker while the part lasts.
+        self._peers: Sequence[str] = ()
         self._continuation = None if isinstance(command.live, UnsetType) else Continuation(command.live)
         #: Set when the broker reports that all workers are prepared (False: the part is over).
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -72,7 +75,11 @@ class TrainingRun(RunPart):
     # -- from other threads -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """See ``RunPart``."""
+        """See ``RunPart``. Peers are admitted at once: they may call before the process that computes has started."""
+        command = self._command
+        assert command is not None
+        self._services.links.connect({command.submitter: ""} | dict(command.addresses), command.relays)
+        self._peers = [*command.addresses, command.submitter]
         self._threads.spawn(f"compute-{self.run}", self._main)
 
     def begin(self) -> None:
@@ -97,6 +104,11 @@ class TrainingRun(RunPart):
                 engine.end()  # no state is needed any more: nobody waits for what it computes
             self._services.storage.break_off()  # else other workers may continue from the checkpoint that it is part of
 
+    def awaited(self) -> tuple[tuple[str, ...], float]:
+        """See ``RunPart``."""
+        executor = self.executor
+        return ((), 0.0) if executor is None else executor.awaited()
+
     def reports(self) -> Sequence[StepReport]:
         """See ``RunPart``."""
         return self._reports
@@ -113,18 +125,11 @@ class TrainingRun(RunPart):
         if open_run is not None:
             open_run.malformed(peer, error)
 
-    def on_helper(self, command: Helper | HelperGone) -> None:
+    def on_helper(self, command: Helper | HelperGone | Recheck) -> None:
         """See ``RunPart``."""
         open_run = self._open
         if open_run is not None:
             open_run.helper(command, self._services.links)
-
-    def recheck(self, command: Recheck) -> None:
-        """See ``RunPart``."""
-        executor = self.executor
-        if executor is not None:
-            with suppress(FarflungError):  # the part is over
-                executor.recheck(Unit(command.step, command.stage, command.micro_batch), command.verifier)
 
     def on_arrival(self, arrival: Arrival) -> None:
         """Once the frame is decoded, its span is added to the trace."""
@@ -161,7 +166,7 @@ class TrainingRun(RunPart):
         self._requests.raise_if_ended()  # an earlier ``abort`` did not reach the engine
         engine.set_threads(bundle.job.threads)
         setup = _read_setup(self.name, command, bundle, plan)
-        _connect(services.links, command)
+        _greet(services.links, command.addresses)
         if bundle.emulate:
             self._endpoint = shape_links(services.links.endpoint, bundle, setup)
         feed, fingerprints = self._reads.read("the check of the data", partial(self._feed, bundle, setup))
@@ -181,7 +186,12 @@ class TrainingRun(RunPart):
 
     def _hooks(self, bundle: Bundle, feed: FileFeed | CallerFeed, states: FirstStates) -> WorkerHooks:
         services = self._services
-        upload = self._upload = CheckpointUpload(bundle.job, services.storage.upload, self._requests, self._note)
+
+        def store(head: ShardUpload, tensors: Mapping[str, Array]) -> None:
+            hashed = partial(Hashed, run=self.run, attempt=self.attempt, step=head.step)
+            services.storage.upload(head, tensors, lambda digest: services.report(hashed(sha256=digest)))
+
+        upload = self._upload = CheckpointUpload(bundle.job, store, self._requests, self._note)
         return WorkerHooks(
             run=self.run,
             attempt=self.attempt,
@@ -204,18 +214,19 @@ class TrainingRun(RunPart):
             DataError: data are missing on this machine.
         """
         if bundle.job.data.kind == "caller":
-            return CallerFeed(setup, self._take), {}
+
+            def take(key: DataKey) -> Array:
+                """Wait for an array that the submitter sends."""
+                assert self._open is not None
+                taken: Array = self._open.executor.inbox.take(key)
+                return taken
+
+            return CallerFeed(setup, take), {}
         feed = FileFeed(bundle, setup, self._services.place.base, confined=self._services.place.confined)
         feed.check()
         if feed.samples is not None:
             check_samples(setup.job, setup.routes, feed.samples)
         return feed, feed.fingerprint()
-
-    def _take(self, key: DataKey) -> Array:
-        """Wait for an array that the submitter sends."""
-        assert self._open is not None
-        taken: Array = self._open.executor.inbox.take(key)
-        return taken
 
     def _first_states(self, command: Prepare, bundle: Bundle) -> FirstStates:
         services, fetch = self._services, None
@@ -241,23 +252,23 @@ class TrainingRun(RunPart):
     def _close(self) -> None:
         services, executor = self._services, self.executor
         self._open = None
-        if executor is not None:
-            executor.abort(ConnectionLost(f"run {self.run} is over here"))  # wakes transport threads that wait in it
-            executor.close()
-            self._reports = executor.reports
-            retained = executor.retained() if self._requests.keep else []
-            if retained:
-                services.retained.store(self.run, *retained)
-            elif self._engine is not None:
-                self._engine.end()
-        elif self._engine is not None:
-            self._engine.end()
-        self._engine = None
-        self._reads.close()
-        if self._endpoint is not services.links.endpoint:
-            self._endpoint.close()
-        if executor is not None:
-            services.links.release([*executor.setup.peers, self._submitter])
+        with ExitStack() as closing:  # called in reverse order, and each one whatever another one raises
+            closing.callback(services.links.release, self._peers)
+            if self._endpoint is not services.links.endpoint:
+                closing.callback(self._endpoint.close)
+            closing.callback(self._reads.close)
+            closing.callback(setattr, self, "_engine", None)
+            ending = closing.enter_context(ExitStack())
+            if self._engine is not None:
+                ending.callback(self._engine.end)
+            if executor is not None:
+                executor.abort(ConnectionLost(f"run {self.run} is over here"))  # wakes transport threads that wait in it
+                executor.close()
+                self._reports = executor.reports
+                retained = executor.retained() if self._requests.keep else []
+                if retained:
+                    services.retained.store(self.run, *retained)
+                    ending.pop_all()  # the engine holds the retained states, which end it
 
 
 def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSetup:
@@ -289,10 +300,9 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
     )
 
 
-def _connect(links: PeerLinks, command: Prepare) -> None:
+def _greet(links: PeerLinks, peers: Iterable[str]) -> None:
     """Dial the peers of the plan."""
-    links.connect({command.submitter: ""} | dict(command.addresses), command.relays)
-    for peer in command.addresses:
+    for peer in peers:
         with suppress(ConnectionLost):  # the first frame on the link reports the loss
             links.endpoint.post(peer, encode(PeerHello()), Urgency.CONTROL)  # a peer that can't dial this machine is dialled
 
@@ -370,8 +380,12 @@ class _PeerMessages:
         if fetch is not None:  # else the first states are complete: this is a rest
             fetch.receive(peer, message, self.executor.inbox)
 
-    def helper(self, command: Helper | HelperGone, links: PeerLinks) -> None:
+    def helper(self, command: Helper | HelperGone | Recheck, links: PeerLinks) -> None:
         """A helper comes or goes, as the broker reports."""
+        if isinstance(command, Recheck):
+            with suppress(FarflungError):  # the part is over
+                self.executor.verification.recheck(Unit(command.step, command.stage, command.micro_batch), command.verifier)
+            return
         server = self.executor.server
         if server is None:
             return

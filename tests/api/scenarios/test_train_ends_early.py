@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from typing import Any
@@ -56,7 +57,7 @@ def test_another_exception_has_the_result(place: str | None, there: bool) -> Non
         trained(place, steps=100_000, on_step=raising(mine, 1))
     assert caught.value is mine
     (note,) = caught.value.__notes__
-    assert note.endswith("steps so far is in the attribute 'result' of this exception")
+    assert re.fullmatch(r"the result so far, after (1 step|\d+ steps), is in the attribute 'result' of this exception", note)
     check_whole(caught.value.result, 1, there)  # type: ignore[attr-defined]
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 import farflung
 from farflung.engines.base import Array
@@ -18,30 +17,7 @@ from farflung.errors import DataError, InputError, TrainingError
 from farflung.job.spec import OptimizerSpec
 from farflung.telemetry.records import StepRecord
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
-
-
-class Net(nn.Module):
-    """A residual edge, dropout, batch statistics and a weight that is read twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.mix, self.out = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.3)
-        self.out.weight = self.mix.weight
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        x = self.norm(self.up(x)).tanh()
-        return functional.cross_entropy(self.out(x + self.drop(self.mix(x))), y)
-
-
-def net() -> Net:
-    torch.manual_seed(0)
-    return Net().train()
-
-
-def batch(step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(10 * step + micro_batch)
-    return torch.randn(4, 6, generator=random), torch.randint(0, 8, (4,), generator=random)
+from tests.support.small_training import batch, net
 
 
 @pytest.fixture(autouse=True)

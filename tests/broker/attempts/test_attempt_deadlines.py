@@ -6,14 +6,21 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farflung.broker.attempts import attempt_deadlines
 from farflung.broker.attempts.attempt_deadlines import DeadlineSettings
 from farflung.engines.base import Array
+from farflung.messages.calls import ShardUpload
+from farflung.schedules.base import Action
+from farflung.step import ready_loop
+from farflung.step.context import StepContext
 from farflung.step.run_setup import Phase
 from farflung.telemetry import injecting
+from farflung.worker import control_session
+from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.data_feed import FileFeed
 from farflung.worker.training_run import TrainingRun
 from tests.support.loopback import Loopback, text_job
@@ -124,3 +131,49 @@ def test_a_worker_whose_data_hang_is_free_after_a_stop(home: Path, monkeypatch: 
             assert cluster.run(text_job(steps=1)).result.status == "finished", "the read still hangs"
         finally:
             hanging.over.set()
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_sends_nothing_is_named_though_it_leaves_attempts_in_time(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It claims to compute, and drops each attempt as an honest worker does."""
+    monkeypatch.setattr(attempt_deadlines, "_SETTINGS", replace(SHORT, step=200.0, exchange=4.0, times=0.0))
+    gone: set[str] = set()
+    computed = ready_loop._compute
+
+    def withhold(source: ready_loop.ActionSource, action: Action, context: StepContext) -> None:
+        if context.setup.device == "b" and source.step == 1 and not gone:
+            gone.add("b")
+            context.inbox.wait_until(lambda: False)  # until the attempt is dropped
+        computed(source, action, context)
+
+    monkeypatch.setattr(ready_loop, "_compute", withhold)
+    monkeypatch.setattr(control_session, "BEATS", 120)  # every second
+    with Loopback(home, 2) as cluster:
+        bundle, _ = cluster.submit(text_job(steps=4))
+        texts = _texts(cluster, bundle.run)
+    said = "worker b is planned last, since it did not send within 4.00 s what worker a waits for"
+    assert any(text.startswith(said) for text in texts), texts
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_never_sends_its_share_of_a_checkpoint_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt_deadlines, "_SETTINGS", replace(SHORT, step=200.0, checkpoint=3.0, times=0.0))
+    upload, over, once = BrokerStorage.upload, threading.Event(), list[str]()
+
+    def hang(storage: BrokerStorage, head: ShardUpload, *of: Any) -> None:
+        if threading.current_thread() in cluster.workers["b"].part._threads.running and not once:  # type: ignore[union-attr]
+            once.append("b")
+            over.wait()
+        upload(storage, head, *of)
+
+    monkeypatch.setattr(BrokerStorage, "upload", hang)
+    with Loopback(home, 2) as cluster:
+        try:
+            bundle, _ = cluster.submit(text_job(steps=4, checkpoint={"every": 2}))
+            texts = _texts(cluster, bundle.run)
+        finally:
+            over.set()
+    said = "worker b is planned last, since it did not send its share of the checkpoint of step 2 within 3.00 s"
+    assert any(text.startswith(said) for text in texts), texts

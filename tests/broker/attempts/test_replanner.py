@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from farflung.broker.attempts.replanner import PlanInputs, Replanner
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.broker.live_run import Attempt, Submission, TrainingTimes, WorkerFacts
-from farflung.broker.planning import cluster_of, plan_run
+from farflung.broker.planning import cluster_of, plan_run, run_planner
 from farflung.clock import VirtualClock
 from farflung.protocol.broker import BrokerMachine, Member
 from farflung.protocol.events import (
@@ -159,6 +161,23 @@ def test_a_gain_that_a_pause_outweighs_changes_nothing_and_people_are_told(home:
     (note,) = stage.notes
     assert note.startswith("the plan stays: the best plan takes "), "the line before it has the reason"
     assert note.endswith(", which is not worth a pause for 2 remaining steps")
+
+
+def test_a_planner_that_fails_leaves_the_plan_and_the_next_search_works(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        name = "broken"
+
+        def plan(self, graph: object, topology: object, *, job: object) -> object:
+            raise ValueError("no route")
+
+    stage = Stage(home)
+    with monkeypatch.context() as patched:
+        patched.setattr(run_planner, "get_planner", lambda name: Broken())
+        stage.drift("b", 8.0)
+    assert stage.notes == ["the plan stays: there is no other plan: the planner op_fence failed: ValueError: no route"]
+    stage.clock.advance(REST)
+    stage.replanner.search()
+    assert len(stage.better) == 1
 
 
 def test_a_drift_of_an_older_plan_or_of_a_run_that_does_not_want_it_says_nothing(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""Links are measured: probes over links of known rate, the broker's rounds, figures from training, and plans that use them."""
+"""The broker asks for probes, round by round; its table and plans use what is found."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from farflung.broker.links import probes
 from farflung.broker.links.probes import LinkProbes
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.cli.cluster import profile as profiling
@@ -20,96 +21,14 @@ from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.messages.commands import Probe as AskProbe
 from farflung.messages.conversions.probes import Probe
 from farflung.messages.wire_form import encode
-from farflung.transports.base import LinkStatistics, Urgency
-from farflung.units import Bytes, FlopsPerSecond, Seconds
+from farflung.units import Bytes, FlopsPerSecond
 from farflung.wire.frames import Frame
 from farflung.worker.links import link_probe
-from farflung.worker.links.link_probe import _usual_rate, probe_link
-from tests.support.loopback import Loopback, text_folder, text_job, until
+from tests.support.loopback import Loopback, text_folder, text_job
 
 
 def _devices(*names: str) -> list[Device]:
     return [Device(name=name, memory=Bytes(1e9), speed=FlopsPerSecond(1e9)) for name in names]
-
-
-class Slow:
-    """A link in virtual time: frames leave one after another at ``rate``, arrive ``latency`` later and are confirmed as late."""
-
-    def __init__(self, latency: float, rate: float) -> None:
-        self.latency, self.rate = latency, rate
-        self.time = self.free = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def statistics(self) -> dict[str, LinkStatistics]:
-        return {}
-
-    def post(self, peer: str, frame: Frame, urgency: Urgency = Urgency.VALUES) -> Confirmed:
-        self.free = max(self.free, self.time) + sum(len(section) for section in frame.sections) / self.rate
-        return Confirmed(self, self.free + 2 * self.latency)
-
-
-class Confirmed:
-    """A future whose result takes virtual time."""
-
-    def __init__(self, link: Slow, at: float) -> None:
-        self._link, self._at = link, at
-
-    def result(self, timeout: float = 1e9) -> None:
-        if self._at > self._link.time + timeout:
-            self._link.time += timeout
-            raise TimeoutError
-        self._link.time = max(self._link.time, self._at)
-
-
-@pytest.mark.parametrize(("latency", "rate"), [(0.02, 1e6), (0.025, 12.5e6), (0.01, 125e6), (0.05, 62.5e6), (0.1, 1e5)])
-def test_a_probe_finds_latency_and_rate(latency: float, rate: float) -> None:
-    link = Slow(latency, rate)
-    found = probe_link(link, "b", link.now)  # type: ignore[arg-type]
-    assert found.alpha == pytest.approx(latency)
-    assert found.beta == pytest.approx(rate, rel=0.05)
-    assert link.time < 12.0
-
-
-class HeldUp(Slow):
-    """Programs answer 5 ms late; the system tells what it saw."""
-
-    def statistics(self) -> dict[str, LinkStatistics]:
-        return {"b": LinkStatistics(alpha=Seconds(self.latency - 0.005))}
-
-
-def test_what_the_system_saw_counts_where_programs_answer_late() -> None:
-    link = HeldUp(0.025, 12.5e6)
-    assert probe_link(link, "b", link.now).alpha == pytest.approx(0.02)  # type: ignore[arg-type]
-
-
-class Opening(Slow):
-    """A link whose window opens for 6 s, and which tells what has arrived."""
-
-    OPEN = 6.0
-
-    def statistics(self) -> dict[str, LinkStatistics]:
-        return {"b": LinkStatistics(confirmed=int(self._carried(self.time)))}
-
-    def post(self, peer: str, frame: Frame, urgency: Urgency = Urgency.VALUES) -> Confirmed:
-        self.sent = max(getattr(self, "sent", 0.0), self._carried(self.time)) + sum(len(section) for section in frame.sections)
-        return Confirmed(self, self._when(self.sent) + 2 * self.latency)
-
-    def _carried(self, time: float) -> float:
-        """Bytes until ``time`` from rates that grow from nothing, if there is always something to send."""
-        grown = min(time, self.OPEN)
-        return self.rate * (grown * grown / 2 / self.OPEN + max(time - self.OPEN, 0.0))
-
-    def _when(self, nbytes: float) -> float:
-        half = self.rate * self.OPEN / 2
-        return (2 * self.OPEN * nbytes / self.rate) ** 0.5 if nbytes < half else self.OPEN + (nbytes - half) / self.rate
-
-
-def test_a_probe_waits_until_the_window_is_open() -> None:
-    link = Opening(0.045, 6e6)
-    assert probe_link(link, "b", link.now).beta == pytest.approx(6e6, rel=0.05)  # type: ignore[arg-type]
-    assert link.time < 14.0
 
 
 class World:
@@ -186,19 +105,6 @@ def test_what_was_disturbed_is_probed_again_and_the_best_stays() -> None:
     assert probing.table.get("a", "b") == LinkFigures(alpha=0.01, beta=1e6)
 
 
-def test_the_usual_rate_is_that_of_undisturbed_time() -> None:
-    """A link of 1 MB/s that carries half of it in every other second of ten."""
-    marks, sent = [(0.0, 0)], 0.0
-    for tick in range(1, 1001):
-        sent += 1e4 if tick // 100 % 2 else 0.5e4
-        marks.append((tick / 100, int(sent)))
-    rate, spread = _usual_rate(marks, 0.5)
-    assert rate == pytest.approx(1e6, rel=0.02)
-    assert spread > 0.3
-    steady = [(tick / 100, tick * 10_000) for tick in range(1000)]
-    assert _usual_rate(steady, 0.5) == (pytest.approx(1e6, rel=1e-3), pytest.approx(0.0, abs=1e-3))
-
-
 def test_who_cannot_be_reached_is_told_and_the_rest_is_measured() -> None:
     beta = _full("abc", 1e6)
     del beta["a", "b"]
@@ -224,54 +130,14 @@ def test_one_measurement_at_a_time_and_the_gone_are_not_waited_for() -> None:
     assert "worker b is gone" in got[0].header["cause"]
 
 
-def test_the_table_keeps_its_figures_and_survives_damage(tmp_path: Path) -> None:
-    path = tmp_path / "links.json"
-    table = LinkTable(path)
-    table.put("a", "b", LinkFigures(alpha=0.02, beta=5e6))
-    table.put_uplink("a", 6e6)
-    again = LinkTable(path)
-    assert again.get("a", "b") == LinkFigures(alpha=0.02, beta=5e6)
-    assert again.uplink("a") == 6e6
-    topology = again.topology(_devices("a", "b"))
-    assert topology is not None
-    assert topology.link("b", "a").latency == 1e-3  # nobody measured it
-    assert [device.uplink for device in topology.devices] == [6e6, None]
-    saved = tmp_path / "measured.toml"
-    saved.write_text(topology.to_toml())
-    assert Topology.from_toml(saved) == topology
-    assert again.topology(_devices("c", "d")) is None
-    path.write_text("{damaged")
-    assert LinkTable(path).get("a", "b") is None
-
-
-def test_what_training_says_is_written_a_moment_later_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = LinkFigures(alpha=0.02, beta=5e6, source="training")
-    monkeypatch.setattr(LinkTable, "LATER", 1e6)
-    late = LinkTable(tmp_path / "late.json")
-    late.put("a", "b", figures)
-    late.put("b", "a", figures)
-    assert not (tmp_path / "late.json").exists()
-    late.close()
-    assert LinkTable(tmp_path / "late.json").get("b", "a") == figures
-    late.put("a", "c", figures)  # of a session that ends after the table
-    assert LinkTable(tmp_path / "late.json").get("a", "c") is None
-    monkeypatch.setattr(LinkTable, "LATER", 0.0)
-    soon = LinkTable(tmp_path / "soon.json")
-    soon.put("a", "b", figures)
-    until((tmp_path / "soon.json").exists)
-    soon.close()
-
-
-def test_a_table_that_cannot_be_written_is_told_once_and_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    said: list[str] = []
-    table = LinkTable(tmp_path / "file" / "links.json", said.append)
-    for name in "bcd":
-        table.put("a", name, LinkFigures(alpha=0.02, beta=5e6))
-    assert table.get("a", "d") is not None
-    (line,) = said
-    assert line.startswith(f"warning: {tmp_path / 'file' / 'links.json'} can't be written: ")
-    assert line.endswith("; what is measured of links is kept in memory only")
+def test_a_worker_that_did_not_answer_in_time_takes_part_in_no_probe_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "_PATIENCE", 0.0)
+    silent = LinkProbes(lambda name, frame: None, LinkTable())
+    found = [encode(message).kind for message in silent.run([("a", "1"), ("b", "2")])]
+    assert found == ["round", "unreachable", "unreachable"]
+    assert not silent.asks("a")
+    silent.answer("a", "b", Probe(alpha=0.01, beta=1e6))
+    assert silent.table.get("a", "b") is None
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,11 +54,9 @@ def test_lines_wait_in_their_order() -> None:
         if "again" in text:
             told.set()
 
-    backlog = Backlog(write, say, most=2, again=0.001)
-    backlog.put(1)
-    backlog.put(2)
-    with pytest.raises(DiskFull, match="no space"):
-        backlog.put(3)
+    backlog = Backlog(write, say, most=2, again=0.001, hold=0.001)
+    for item in (1, 2, 3):
+        backlog.put(item)  # the third one is held back for a moment; nothing is lost
     full = False
     assert told.wait(60), "it is tried without a new line, too"
     backlog.put(4)
@@ -186,3 +185,16 @@ def test_a_stop_ends_the_tries_of_the_last_checkpoint() -> None:
     )
     assert len(tries) == 2
     assert [text.split(":")[0] for text in warnings] == ["warning"]
+
+
+def test_a_run_whose_folder_is_deleted_ends_with_one_clear_message(place: Path, tmp_path: Path) -> None:
+    def act(run: str, record: StepRecord) -> None:
+        if record.step == 1:
+            shutil.rmtree(tmp_path / "runs" / run)
+
+    with Loopback(place, 1, folder=str(tmp_path)) as cluster:
+        found = cluster.run(text_job(steps=STEPS), on_record=act)
+        assert cluster.run(text_job(steps=1)).result.status == "finished", "the broker and its workers are well"
+    assert found.result.status == "failed"
+    said = r"cannot write .*metrics\.jsonl: its folder was deleted or moved away; start this again"
+    assert re.fullmatch(said, found.result.cause), found.result.cause

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from farflung.broker.records.journal import Journal, JournaledRun
 from farflung.broker.restored_runs import _whole_lines
 from farflung.errors import DataError
+from farflung.telemetry import injecting
 
 
 def test_events_are_replayed_in_order_and_become_a_snapshot(tmp_path: Path) -> None:
@@ -64,3 +66,24 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path, text: str, count: int, left
     assert _whole_lines(path) == count
     assert path.read_text() == left
     assert _whole_lines(tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_BUSY])
+def test_errors_that_pass_lose_nothing(tmp_path: Path, code: int) -> None:
+    """As while no descriptor is free."""
+    left = [1]
+
+    def fail(name: str, facts: object) -> None:
+        if name == "disk.before_write" and left:
+            left.pop()
+            error = sqlite3.OperationalError("unable to open database file")
+            error.sqlite_errorcode = code
+            raise error
+
+    journal = Journal(tmp_path / "journal.sqlite")
+    with injecting(fail):
+        journal.write("r", "planned", attempts=3)
+    journal.write("r", "planned", attempts=4)
+    journal.close()
+    (kept,) = Journal(tmp_path / "journal.sqlite").runs
+    assert (kept.attempts, left) == (4, [])

@@ -16,7 +16,8 @@ from farflung.broker.records.latest_records import LatestRecords
 from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import FinishRun, RunRestored
 from farflung.telemetry import EvaluationRecord, RecoveryRecord, StepRecord
-from tests.support.loopback import Loopback, text_folder, text_job, until
+from tests.support.loopback import Loopback, text_folder, text_job
+from tests.support.quiet import until
 
 KINDS = ("done", "failed", "stopped", "resumed", "queued")
 

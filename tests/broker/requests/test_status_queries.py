@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from farflung.worker import process
-from tests.support.loopback import Loopback, until
+from tests.support.loopback import Loopback
+from tests.support.quiet import until
 
 
 def test_status_has_the_region_and_the_free_disk_of_each_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farflung.cli.cluster import owner as members
-from farflung.cli.cluster.systemd_units import unit_text
+from farflung.cli.cluster.systemd_units import broker_unit_text, unit_text
 from farflung.cli.main import main
 from farflung.security import Ticket
 from farflung.worker.owner_limits import OwnerLimitsFile
@@ -85,15 +85,46 @@ def test_a_brokers_service_survives_a_reboot(home: Path, capsys: pytest.CaptureF
     verified(unit, home)
 
 
-def verified(unit: Path, home: Path) -> None:
+def verified(unit: Path, home: Path, *, user: bool = True) -> None:
     """systemd reads the unit without a complaint, where there is systemd."""
     verify = shutil.which("systemd-analyze")
     if verify is None:
         pytest.skip("no systemd-analyze")
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(home)}
-    command = [verify, "--user", "verify", str(unit)]
+    command = [verify, *(["--user"] if user else []), "verify", str(unit)]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert [line for line in found.stderr.splitlines() if "farflung" in line] == []
+
+
+@pytest.mark.parametrize("user", [True, False])
+@pytest.mark.parametrize("broker", [True, False])
+def test_units_are_hardened(home: Path, *, broker: bool, user: bool) -> None:
+    place = home / "100% mine"
+    text = broker_unit_text([], place, user=user) if broker else unit_text("attic", [], place, user=user)
+    lines = text.splitlines()
+    for line in ("NoNewPrivileges=yes", "UMask=0077", "SystemCallArchitectures=native", "RestrictSUIDSGID=yes"):
+        assert line in lines
+    assert ("RestrictNamespaces=yes" if broker else "RestrictNamespaces=user net ipc pid") in lines, "workers isolate jobs"
+    assert ("ProtectSystem=strict" in lines) is not user, "a user's service manager may not mount"
+    written = [line for line in lines if line.startswith("ReadWritePaths=")]
+    own = f"ReadWritePaths=-{home / 'home'}"
+    assert written == ([] if user else [own, f'ReadWritePaths="-{str(place).replace("%", "%%")}"'] if broker else [own])
+    unit = home / "farflung-x.service"
+    place.mkdir()
+    unit.write_text(text)
+    verified(unit, home, user=user)
+
+
+def test_systemd_finds_little_exposed_in_the_units_of_a_machine(home: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("no systemd-analyze")
+    for text, most in ((broker_unit_text([], home, user=False), 40), (unit_text("attic", [], home, user=False), 50)):
+        unit = home / "farflung-x.service"
+        unit.write_text(text)
+        command = [analyze, "security", "--offline=yes", f"--threshold={most}", str(unit)]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_a_service_needs_systemd_and_a_fixed_port(
@@ -147,6 +178,7 @@ def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest
     assert run(capsys, "limit", "--memory", "4 GB", "--bandwidth", "20 Mbit/s", "--hours", "22:00-07:00")[1] == (
         "attic: works from 22:00 to 07:00, memory 4 GB, sends at most 20 Mbit/s\n"
     )
+    assert "memory 4 GiB, " in run(capsys, "limit", "--memory", "4 GiB")[1]
     code, _, err = run(capsys, "limit", "--bandwidth", "0 Mbit/s")
     assert code == 2
     assert err == "farflung: a limit of bandwidth must be at least 8 bit/s, got 0 bit/s: farflung pause lets a worker rest\n"

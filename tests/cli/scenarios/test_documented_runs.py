@@ -273,7 +273,7 @@ def test_a_cluster_by_the_pages(pages: Pages, tmp_path: Path) -> None:
     pages.type("farflung trace run-3f9ac2d1 --perfetto trace.json")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert "step        4  " in pages.type("farflung checkpoint list RUN")
-    assert "step 4: whole" in pages.type("farflung checkpoint verify RUN")
+    assert "step 4: complete" in pages.type("farflung checkpoint verify RUN")
     pages.type("farflung checkpoint export RUN model.safetensors")
     assert (tmp_path / "model.safetensors").stat().st_size > 1000
     for line in ('farflung generate RUN --prompt "def "', 'farflung generate RUN --prompt "def " --temperature 0'):
@@ -320,12 +320,12 @@ def test_owners_by_the_pages(pages: Pages) -> None:
     """The commands find the one worker of this machine without a name and without a ticket."""
     pages.names["farflung1-..."] = pages.start(CLUSTER[1]).until(r"farflung join (\S+)\n")[1]
     worker = pages.join(OWNER[4], "attic-pc")
-    assert "attic-pc: pauses" in pages.type("farflung pause")
+    assert "attic-pc: paused" in pages.type("farflung pause")
     assert "attic-pc: " in pages.type(OWNER[1])
-    assert "attic-pc: leaves when its run is over" in pages.type("farflung drain")
+    assert "attic-pc: leaves after the run that it works on" in pages.type("farflung drain")
     worker.ends_cleanly(0)
     worker = pages.join(CLUSTER[2], "attic-pc")
-    assert "attic-pc: leaves after the current step" in pages.type("farflung leave")
+    assert "attic-pc: leaves, after the current step" in pages.type("farflung leave")
     worker.ends_cleanly(0)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import FarflungError
-from tests.support.loopback import Loopback, text_folder, text_job, until
+from tests.support.loopback import Loopback, text_folder, text_job
 from tests.support.pseudo_terminal import Terminal
+from tests.support.quiet import until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 

@@ -29,7 +29,8 @@ from farflung.worker.membership import Membership, join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.owner_limits import OwnerLimits, OwnerLimitsFile, known_workers
 from farflung.worker.reconnect import Service
-from tests.support.loopback import Finished, Loopback, same, text_folder, text_job, until
+from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
+from tests.support.quiet import until
 
 STEPS = 10
 

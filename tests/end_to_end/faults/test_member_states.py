@@ -12,7 +12,8 @@ from farflung.protocol.members import MemberState
 from farflung.telemetry.records import StepRecord
 from farflung.worker.broker_queries import BrokerQueries
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback, text_job, until
+from tests.support.loopback import Loopback, text_job
+from tests.support.quiet import until
 
 
 def state(cluster: Loopback, name: str) -> str:

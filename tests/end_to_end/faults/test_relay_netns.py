@@ -65,7 +65,7 @@ def test_two_behind_nat_train_bit_for_bit_through_a_third(tmp_path: Path) -> Non
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "network.toml").write_text(topology(a="nat = true", b="nat = true", r=""))
     command = [sys.executable, "-m", "farflung", "emulate", "network.toml", "--cluster", "--broker", "r", "--home", "home"]
-    command += ["--counters", "--", sys.executable, "-m", "farflung", "submit", "job.toml"]
+    command += ["--counters", "--", sys.executable, "-m", "farflung", "submit", "-v", "job.toml"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,8 @@ from farflung.job import JobSpec
 from farflung.step.stages.state_copies import StateCopies
 from farflung.step.transfer.outbox import Outbox
 from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
-from tests.support.loopback import Finished, Loopback, text_folder, text_job, until
+from tests.support.loopback import Finished, Loopback, text_folder, text_job
+from tests.support.quiet import until
 from tests.support.worker_deaths import at, equal, recoveries_of, vanish
 
 STEPS = 12

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from farflung.units import Seconds
-from tests.support.loopback import Loopback, text_job, until
+from tests.support.loopback import Loopback, text_job
+from tests.support.quiet import until
 from tests.support.watched_runs import watched
 
 #: Longer than a broker's, so that a busy machine has time to wake a process that was stopped; silence is told after half of it.

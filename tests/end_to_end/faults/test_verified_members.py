@@ -89,7 +89,7 @@ def test_a_forger_is_named_and_the_weights_are_those_of_an_honest_run(place: Pat
             found = verified(cluster)
         told = standings(cluster)
     assert list(told) == [liar]
-    assert told[liar].startswith("in quarantine, since its results for micro-batch ")
+    assert told[liar].startswith("in quarantine, since it broke the protocol: its results for micro-batch ")
     assert f"of step {FORGED} in stage 0 differ from those of " in told[liar]
     assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
     lines = [json.loads(line) for line in (found.folder / "metrics.jsonl").read_text().splitlines()]

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import ConnectionLost
+from farflung.ledger import ledger_of
 from farflung.messages.data import RunMessage
 from farflung.messages.hybrid import HelperStates, ServerFree, SliceAnswer, SliceTask
 from farflung.messages.schema import Message
 from farflung.protocol.pool.task_pool import Patience, TaskPool
 from farflung.step.executor import Executor
 from farflung.step.hybrid import stage_server
-from farflung.telemetry import injecting
+from farflung.telemetry import RunFolder, injecting
 from farflung.worker import helper as helping
 from farflung.worker.run_part import Sender
 from tests.support.helped_runs import JOB, Scene, check, helped
@@ -44,6 +45,10 @@ def test_helpers_change_no_bit(home: Path, scene: Scene) -> None:
     check(home, found)
     assert {device for _, device in scene.seen} == {"u", "v"}, "both have helped"
     assert sum("ready to help" in line for line in said) == 2
+    entries = {entry.machine: entry for entry in ledger_of(RunFolder(found.folder)).entries}
+    assert {"u", "v"} < set(entries)
+    assert sum(entries[name].samples for name in "uv") > 0
+    assert all(entries[name].busy_seconds > 0 for name in "uv")
 
 
 @pytest.mark.parametrize("point", ["helper.before_forward", "helper.before_answer", "helper.before_backward"])

@@ -29,7 +29,8 @@ from farflung.protocol.events import (
     StopRequested,
 )
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
-from tests.support.loopback import Loopback, plainly, same, states_of, text_job, until
+from tests.support.loopback import Loopback, plainly, same, states_of, text_job
+from tests.support.quiet import until
 
 INPUTS = replanner.PlanInputs(
     links=LinkTable(),

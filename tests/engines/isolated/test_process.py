@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +20,16 @@ import pytest
 from farflung.engines import EngineSettings, MicroBatch, StageRunner
 from farflung.engines.base import Engine
 from farflung.engines.isolated import AttemptEngine, IsolatedEngine, Zygote
-from farflung.engines.isolated.process import Deadlines
+from farflung.engines.isolated import process as starting
+from farflung.engines.isolated.process import Compute, Deadlines
 from farflung.errors import EngineCrashed, GraphError, InputError
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph, InitStep, LocalRef, State, StateKind, TensorSpec
+from tests.support.quiet import until
 from tests.support.unguarded import crashing_graph, without_guards
 
+ROOT = Path(__file__).parents[3]
+PATIENCE = 60.0
 ONES = np.ones(4, np.float32)
 
 
@@ -148,6 +157,80 @@ def test_the_process_ends_with_the_last_reference(zygote: Zygote) -> None:
     del runner
     psutil.wait_procs([process], timeout=30)
     assert not process.is_running()
+
+
+def test_a_process_that_cannot_start_leaves_no_folder(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(starting, "make_file", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        AttemptEngine(zygote, 1 << 28)
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+_WORKER = """
+import sys
+from farflung.engines.isolated import AttemptEngine, Zygote
+from tests.engines.isolated.test_process import compute_process
+zygote = Zygote()
+attempt = AttemptEngine(zygote, 1 << 28)
+print(zygote.pid, compute_process(zygote).pid, attempt._compute.scratch, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_nothing_is_left_of_a_worker_that_was_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _WORKER]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    try:
+        assert worker.stdout is not None
+        zygote, compute, scratch = worker.stdout.readline().split()
+        processes = [psutil.Process(int(zygote)), psutil.Process(int(compute))]
+        assert Path(scratch).is_dir()
+    finally:
+        worker.kill()
+        worker.communicate()
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert alive == []
+    until(lambda: not Path(scratch).exists())
+
+
+def test_attempts_leave_no_files_processes_or_folders(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    AttemptEngine(zygote, 1 << 28)  # whatever is opened once
+    gc.collect()
+    own, forks = psutil.Process(), psutil.Process(zygote.pid)
+    files, forked_files = own.num_fds(), forks.num_fds()
+    for _ in range(20):
+        AttemptEngine(zygote, 1 << 28)
+    gc.collect()
+    assert own.num_fds() <= files
+    assert forks.num_fds() <= forked_files
+    until(lambda: not forks.children(recursive=True), PATIENCE)  # zombies would stay
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_process_that_forks_collects_the_guards(zygote: Zygote) -> None:
+    attempt = AttemptEngine(zygote, 1 << 28)
+    guard = psutil.Process(compute_process(zygote).ppid())
+    assert guard.ppid() == zygote.pid, "else the first process of a container would have to"
+    attempt.end()
+
+
+def test_an_attempt_that_does_not_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    zygote = Zygote("strange")
+    before = psutil.Process().num_fds()
+    with pytest.raises(InputError, match="did not start"):
+        Compute(zygote, 1 << 28, shared=1 << 28)
+    gc.collect()
+    assert psutil.Process().num_fds() == before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_engine_that_does_not_start_is_an_error_with_a_remedy() -> None:

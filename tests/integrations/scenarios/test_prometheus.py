@@ -25,7 +25,8 @@ from farflung.integrations.metrics.definitions import BROKER, MOST_LINKS, WORKER
 from farflung.integrations.metrics.server import MetricsServer
 from farflung.integrations.metrics.worker import StepTotals, WorkerCollector
 from tests.support.grafana import expressions
-from tests.support.loopback import Loopback, text_folder, text_job, until
+from tests.support.loopback import Loopback, text_folder, text_job
+from tests.support.quiet import until
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 

@@ -20,6 +20,7 @@ from farflung.step.reduction.averaging import Averager, Averaging, Outcome
 from farflung.step.reduction.piece_sender import PieceSender
 from farflung.step.reduction.pieces import first_servers, pieces_of
 from farflung.step.transfer.outbox import OutgoingMessage
+from tests.support.futures import PATIENCE, later
 
 NAMES = "abcd"
 
@@ -219,3 +220,12 @@ def test_pieces_that_do_not_belong_here_are_refused(bad: MeanPieces, text: str) 
 def test_who_is_no_member_is_refused() -> None:
     with pytest.raises(WireError, match="d is no replica of stage 0, of which one is here"):
         Net(3).members[0].receive("d", one_piece())
+
+
+def test_a_checkpoint_does_not_wait_for_a_member_that_does_not_come() -> None:
+    net = Net(2)
+    held = values([4], 0)
+    net.begin(0, held, patience=0.01)  # it has one piece, which rank 0 serves
+    net.clock.advance(1.0)
+    later(net.members[0].settle).result(PATIENCE)
+    assert net.outcome(0).missing == {1}

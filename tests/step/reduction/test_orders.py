@@ -271,6 +271,6 @@ def test_sums_that_belong_to_no_bucket_here_are_refused(
 def test_the_server_adds_the_parts_in_the_order_of_the_job() -> None:
     order = in_order()
     assert order.role(0, 0).adds == (2, 3, 4)
-    assert order.role(0, 1) == Role(collector="b", adds=(), up=None, total_from="b", down=())
+    assert order.role(0, 1) == Role(collector="b", adds=(), up=None, down=())
     order.check_part("b", PartialSum(run="run", step=0, stage=0, bucket=0, part=4, arrays=()))
     order.check_total("b", Total(run="run", step=0, stage=0, bucket=1, part=0, arrays=()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -16,22 +16,7 @@ from farflung.step.transfer import outbox as runtime_links
 from farflung.step.transfer.outbox import LinkUse, Outbox, OutgoingMessage
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
-
-PATIENCE = 20.0
-
-
-def later(action: Callable[[], Any]) -> Future[Any]:
-    """``action`` on a thread of its own."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(action())
-        except BaseException as error:  # noqa: BLE001 - it belongs to the future
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
+from tests.support.futures import PATIENCE, later
 
 
 class Wire:

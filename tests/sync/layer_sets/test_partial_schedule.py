@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.errors import InputError
@@ -230,3 +230,37 @@ def test_a_schedule_without_any_time() -> None:
     found = partial_sync_schedule([0.0] * 3, [0.0] * 3, 2)
     assert isinstance(found, PartialSchedule)
     assert found.period_seconds == found.lower_bound_seconds == 0.0
+
+
+def test_a_latency_delays_the_mean_of_a_step_once() -> None:
+    bp, comm = [1.0] * 6, [0.5] * 6
+    near = partial_sync_schedule(bp, comm, 2, "equal_number")
+    far = partial_sync_schedule(bp, comm, 2, "equal_number", latency_seconds=4.0)
+    assert near.sets == far.sets
+    # the set that ends early hides 4 s less; the set with the last backward waits for all of them
+    assert [b - a for a, b in zip(near.step_seconds, far.step_seconds, strict=True)] == pytest.approx([1.5, 4.0])
+    with pytest.raises(InputError, match="latency_seconds = -1"):
+        partial_sync_schedule(bp, comm, 2, latency_seconds=-1.0)
+
+
+@pytest.mark.parametrize("method", ["free", "optimal", "dreamddp", "equal_number"])
+@given(data=st.data())
+@settings(deadline=None, max_examples=25)
+def test_no_period_with_a_latency_is_below_the_bound(method: str, data: st.DataObject) -> None:
+    seconds = st.floats(0.0, 3.0)
+    bp = data.draw(st.lists(seconds, min_size=2, max_size=9))
+    comm = [data.draw(seconds) for _ in bp]
+    latency = data.draw(st.floats(0.0, 5.0))
+    found = partial_sync_schedule(bp, comm, data.draw(st.integers(1, len(bp))), method, latency_seconds=latency)
+    assert sorted(layer for chosen in found.sets for layer in chosen) == list(range(len(bp)))
+    assert found.lower_bound_seconds <= found.period_seconds * (1 + 1e-9)
+
+
+def test_the_latency_changes_what_is_chosen() -> None:
+    """Without it, all sets hide; with it, layers whose backward ends late would wait, so one set takes all of them."""
+    bp, comm = [1.0] * 4, [0.1] * 4
+    assert partial_sync_schedule(bp, comm, 2, "optimal", latency_seconds=0.9).exposed_seconds < 2 * 0.9
+    near, far = (
+        partial_sync_schedule([0.1, 0.1, 5.0, 5.0], [1.0, 1.0, 4.0, 4.0], 2, "free", latency_seconds=x) for x in (0, 4.0)
+    )
+    assert near.sets != far.sets

@@ -23,12 +23,9 @@ from farflung.security import Credentials
 from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.transports import Insecure, TransportConfig, Urgency
 from farflung.transports.base import EndpointEvents
-from farflung.transports.tcp import connection as tcp_connection
 from farflung.transports.tcp import endpoint as tcp_endpoint
-from farflung.transports.tcp import link as tcp_link
 from farflung.transports.tcp.connection import MessageKind, build_message
 from farflung.transports.tcp.endpoint import TcpEndpoint
-from farflung.transports.tcp.relay_calls import PROTOCOL
 from farflung.transports.tcp.sockets import KernelView, TlsContexts, dial, flow_view, kernel_view
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
@@ -572,44 +569,6 @@ def test_a_link_s_own_traffic_tells_its_latency(member: Member) -> None:
             a.send("b", Frame("values", {}, (bytes(300_000),)))
         until(lambda: a.statistics()["b"].alpha > 0)
         assert a.statistics()["b"].alpha < 1.0
-
-
-def test_who_still_sends_learns_why_its_frame_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The refusing side closes last: unread bytes would reset the connection, and the reset can overtake the reason."""
-    monkeypatch.setattr(tcp_connection, "LINGER_SECONDS", PATIENCE)
-    monkeypatch.setattr(tcp_link, "_GOODBYE_SECONDS", 0.0)
-    causes: list[str] = []
-    events = EndpointEvents(on_lost=lambda peer, error, run: causes.append(str(error)))
-    a = TcpEndpoint(Insecure(name="a"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM, events=events)
-    with closing(a), _greeted(a, "first") as b:
-        b.sendall(build_message(MessageKind.DATA, [bytes([0xFF]) * 100]))  # not the head of a frame
-        assert MessageKind.FATAL in _kinds_until_the_end(b)
-        b.sendall(bytes(32 << 20))
-        assert causes == []
-        with _greeted(a, "second") as again:
-            assert MessageKind.HELLO in _kinds_until_the_end(again, MessageKind.HELLO)
-        assert len(causes) == 1
-        assert "it sent what can't be read" in causes[0]
-
-
-def _greeted(endpoint: TcpEndpoint, link: str) -> socket.socket:
-    """Dial ``endpoint`` as b, whose link is ``link``."""
-    host, _, port = endpoint.address.rpartition(":")
-    sock = socket.create_connection((host, int(port)), PATIENCE)
-    hello = {"protocol": PROTOCOL, "name": "b", "link": link, "to": endpoint.name}
-    sock.sendall(build_message(MessageKind.HELLO, [pack_value(hello)]))
-    return sock
-
-
-def _kinds_until_the_end(sock: socket.socket, last: MessageKind | None = None) -> list[int]:
-    """Return the kinds of the messages that come until the other side ends its direction, or until ``last``."""
-    kinds: list[int] = []
-    while head := sock.recv(20, socket.MSG_WAITALL):
-        sock.recv(int.from_bytes(head[4:8], "little"), socket.MSG_WAITALL)
-        kinds.append(head[0])
-        if head[0] == last:
-            break
-    return kinds
 
 
 def test_a_member_that_nobody_announced_sends_no_large_frames(member: Member) -> None:

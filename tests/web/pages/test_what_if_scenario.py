@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,10 @@ pytest.importorskip("nicegui", reason="the extra farflung[web] is not installed"
 
 from farflung.web.pages.what_if_scenario import (
     check_size,
+    cost_note,
     link_rows,
     machine_rows,
+    prices_of,
     scenario_of,
     setting_fields,
     topology_choices,
@@ -90,11 +93,30 @@ def test_an_extreme_slider_stays_in_its_range() -> None:
 
 def test_controls_show_the_topology_and_escape_its_names() -> None:
     strange = BASE.rename({"pc": '"><script>'})
-    html = "".join(str(cell) for cell in machine_rows(strange, lambda name: 0.0)[0][4:])
+    html = "".join(str(cell) for cell in machine_rows(strange, prices_of(None))[0][4:])
     assert "<script>" not in html
     assert 'data-field="count:0"' in html
     assert [row[0] for row in link_rows(BASE)] == ["home", "cloud"]
     assert 'value="20"' in str(link_rows(BASE)[0][3])
-    names = {field.name for field in setting_fields(samples=False)}
+    names = {field.name for field in setting_fields(prices_of(None), samples=False)}
     assert "samples" not in names
     assert all(Topology.preset(value.partition(":")[2]) for value, _ in topology_choices())
+
+
+def test_a_price_file_fills_what_nobody_entered(tmp_path: Path) -> None:
+    (tmp_path / "prices.toml").write_text('currency = "EUR"\nenergy_price = 0.4\n[[device]]\nmatch = "cloud-*"\nhour = 1.2\n')
+    prices = prices_of(tmp_path)
+    found = scenario_of({"rent:1": "2"}, JOB, BASE, prices=prices)
+    rents = {one.name: one.rent for one in found.machines}
+    assert (found.energy_price, found.currency, rents["cloud-0"], rents["cloud-1"]) == (0.4, "EUR", 2.0, 1.2)
+    assert cost_note(found).startswith("Cost: energy at 0.4 EUR per kWh, the rents below, free traffic. Enter your prices")
+    assert 'value="1.2"' in str(machine_rows(BASE, prices)[1][-1])
+
+
+def test_without_a_price_file_energy_has_a_usual_price(tmp_path: Path) -> None:
+    for home in (None, tmp_path):
+        found = scenario_of({}, JOB, BASE, prices=prices_of(home))
+        assert (found.energy_price, found.machines) == (0.25, ())
+        assert cost_note(found).startswith("Cost: energy at 0.25 USD per kWh, no rent, free traffic.")
+    priced = scenario_of({"energy_price": "0", "traffic_price": "0.09"}, JOB, BASE, prices=prices_of(None))
+    assert "energy at 0 USD per kWh, no rent, traffic at 0.09 USD per GB" in cost_note(priced)

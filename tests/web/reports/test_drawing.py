@@ -148,6 +148,13 @@ def test_hundreds_of_devices_are_drawn_as_regions_and_their_charts_cut() -> None
     assert "304 more devices are not drawn" in time_chart(rows, 4).body
 
 
+def test_one_thing_has_no_plural() -> None:
+    picture = plan_map(Scene(spots=(Spot(name="d0", region="r", stages=(0,)),), ways=(), stages=1, spare={"r": 1}))
+    assert "1 stage on 1 device in 1 region. 1 device is not used." in picture.description
+    chart = time_chart([ChartRow(trace=ProcessTrace(process="d0", spans=(_span(0),)), stages=(0,))], 1)
+    assert "500 ms on 1 device: d0 computes 100%" in chart.description
+
+
 def _span(at: float) -> Span:
     return Span(what=SpanKind.COMPUTE, name="F", start=at, seconds=0.5, stage=0, micro_batch=0, step=0)
 

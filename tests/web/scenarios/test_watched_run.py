@@ -6,13 +6,15 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.browser import Visitor, axe_script, chromium, launched, visiting
+from farflung.security import Ticket
+from tests.support.browser import Visitor, axe_script, visiting
 from tests.support.command_processes import Program
 from tests.support.loopback import text_folder
 
@@ -77,15 +79,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched(chromium()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def cluster(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.delenv("PYTEST_CURRENT_TEST", raising=False)  # NiceGUI serves tests in another way
+    with ExitStack() as stack:
         yield Cluster(tmp_path_factory.mktemp("watched"), stack)
 
 
@@ -175,6 +170,32 @@ def test_a_submit_ticket_sees_only_its_own_runs(cluster: Cluster, browser: Any, 
         visitor.sees("ada")
         visitor.page.goto(f"{base(cluster)}/run/{cluster.run}")
         visitor.sees("belongs to somebody else")
+
+
+def test_a_ticket_of_another_broker_signs_nobody_in(cluster: Cluster, browser: Any, state: Any) -> None:
+    """That broker could claim that every run belongs to its ticket."""
+    del state
+    foreign = replace(Ticket.parse(cluster.ticket), fingerprint=bytes(32))
+    with visiting(browser) as visitor:
+        visitor.page.goto(f"{base(cluster)}/sign-in")
+        visitor.page.get_by_label("Link or ticket").fill(str(foreign))
+        visitor.page.keyboard.press("Enter")
+        visitor.sees("this ticket is of another broker: paste one that this broker has issued")
+
+
+def test_the_dashboard_is_reached_from_another_machine_with_a_ticket(cluster: Cluster, browser: Any, state: Any) -> None:
+    del state
+    owner = cluster.start("owner", "ticket", "issue", "--scope", "owner", "--home", cluster.home).until(r"farflung1-\S+")[0]
+    far = cluster.start("far", "web", "--ticket", owner, "--listen", "127.0.0.1:0")
+    link = far.until(r"http://\S+/sign-in#\S+")[0]
+    with visiting(browser) as visitor:
+        visitor.page.goto(link)
+        visitor.sees("ada")
+        visitor.page.get_by_role("button", name="Pause eve").wait_for()
+        visitor.page.goto(f"http://{urlsplit(link).netloc}/run/{cluster.run}")
+        before = shown_step(visitor.page)
+        visitor.page.wait_for_function(f"parseInt(document.querySelector('.ff-figures dd').textContent) > {before}")
+        assert visitor.problems == []
 
 
 def test_the_run_is_watched_a_worker_dies_and_the_run_is_stopped(cluster: Cluster, browser: Any, state: Any) -> None:

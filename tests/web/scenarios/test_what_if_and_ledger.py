@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from farflung.cluster import Topology
-from tests.support.browser import Visitor, axe_script, chromium, launched, visiting
+from tests.support.browser import Visitor, axe_script, visiting
 from tests.support.command_processes import Program
 from tests.support.planned_jobs import run
 from tests.support.small_runs import small_job, small_plan
@@ -46,15 +46,8 @@ class Dashboard:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched(chromium()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def dashboard(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.delenv("PYTEST_CURRENT_TEST", raising=False)  # NiceGUI serves tests in another way
+    with ExitStack() as stack:
         yield Dashboard(tmp_path_factory.mktemp("served"), stack)
 
 

@@ -32,7 +32,7 @@ class Client:
     def __init__(self, *, secure: bool = False, open_ticket: Any = None) -> None:
         self.sign_in = SignIn(b"s" * 32, b"k" * 32)
         self.rights = Rights(self.sign_in, lambda: None, open_ticket)
-        self.gate = Gate(self.page, self.rights, cookie_name="farflung-7080", secure=secure)
+        self.gate = Gate(self.page, self.rights, secure=secure)
         self.passed: list[Any] = []
 
     async def page(self, scope: Any, receive: Any, send: Any) -> None:
@@ -141,8 +141,10 @@ class TicketClient:
     """A client of somebody who submitted the run a."""
 
     closed = False
+    asked = 0
 
     def status(self) -> dict[str, object]:
+        self.asked += 1
         return {"runs": [{"run": "a", "folder": "/x"}, {"run": "b", "folder": ""}]}
 
     def close(self) -> None:
@@ -155,7 +157,7 @@ def test_a_ticket_sees_its_own_runs_until_it_signs_out() -> None:
     def open_ticket(text: str) -> Any:
         if text != "farflung1-good":
             raise SecurityError("the ticket is mistyped")
-        return made
+        return made, False
 
     client = Client(open_ticket=open_ticket)
     assert client.post({"ticket": "farflung1-bad"}).text == "the ticket is mistyped"
@@ -170,3 +172,53 @@ def test_a_ticket_sees_its_own_runs_until_it_signs_out() -> None:
 def test_run_folders_without_a_broker_take_no_tickets() -> None:
     found = Client().post({"ticket": "farflung1-x"})
     assert found.text == "this dashboard has no broker, so a ticket can't sign in: use the link that farflung web printed"
+
+
+def test_an_owner_ticket_has_all_rights() -> None:
+    client = Client(open_ticket=lambda text: (TicketClient(), True))
+    cookie = client.post({"ticket": "farflung1-owner"}).headers["set-cookie"].partition(";")[0]
+    (user,) = client.call("/", cookie=cookie).passed
+    assert (user.role, user.sees_all, user.owns_broker, user.client is not None) == (Role.TICKET, True, True, True)
+
+
+def test_who_signs_out_has_no_valid_cookie_any_more() -> None:
+    client = Client()
+    mine, other = client.cookie(), client.cookie()
+    assert client.call("/", cookie=mine).status == 200
+    assert client.call("/sign-out", "POST", cookie=mine, origin=ORIGIN).status == 204
+    assert client.call("/", cookie=mine).status == 303
+    assert client.call("/", cookie=other).status == 200
+
+
+def test_only_so_many_tickets_are_signed_in_and_the_broker_is_asked_about_those_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TicketClient] = []
+    now = [0.0]
+    monkeypatch.setattr("farflung.web.serving.rights.monotonic", lambda: now[0])
+
+    def open_ticket(text: str) -> Any:
+        made.append(TicketClient())
+        return made[-1], False
+
+    client = Client(open_ticket=open_ticket)
+    cookies = []
+    for _ in range(65):
+        now[0] += 1.0
+        cookies.append(client.post({"ticket": "farflung1-good"}).headers["set-cookie"].partition(";")[0])
+    assert [one.closed for one in made] == [True] + [False] * 64
+    assert client.call("/", cookie=cookies[0]).status == 303
+    assert client.call("/", cookie=cookies[1]).status == 200
+    asked = [one.asked for one in made]
+    now[0] += 20.0
+    client.rights.refresh()
+    assert [after.asked - before for after, before in zip(made, asked, strict=True)] == [0, 1] + [0] * 53 + [1] * 10
+
+
+def test_the_owner_acts_through_the_client_that_the_dashboard_has_now() -> None:
+    """A page stays open while the broker restarts."""
+    clients: list[Any] = ["first"]
+    rights = Rights(SignIn(b"s" * 32, b"k" * 32), lambda: clients[-1], None)
+    user = rights.of(rights.sign_ins.begin(Role.OWNER))
+    assert user is not None
+    assert user.client == "first"
+    clients.append("second")
+    assert user.client == "second"

@@ -18,7 +18,7 @@ from farflung.job import JobSpec
 from farflung.messages.commands import PhaseLimits
 from farflung.messages.submission import Bundle
 from farflung.protocol.broker import Run, RunState
-from farflung.protocol.deadlines import Deadlines, Phase
+from farflung.protocol.deadlines import Deadlines, Phase, origin
 from farflung.protocol.events import Event, MemberLate, RunStalled
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
@@ -88,6 +88,8 @@ class AttemptDeadlines:
     warn: Callable[[str], None]
     settings: DeadlineSettings = field(default_factory=lambda: _SETTINGS)
     _deadlines: Deadlines = field(default_factory=Deadlines)
+    #: Of checkpoints whose shares are incomplete.
+    _shares: Deadlines = field(default_factory=Deadlines)
     _threads: ThreadGroup = field(default_factory=ThreadGroup)
     _closed: threading.Event = field(default_factory=threading.Event)
 
@@ -106,8 +108,15 @@ class AttemptDeadlines:
         with self.runs.changed:
             known = {live.run: (live, self.runs.machine.runs[live.run]) for live in self.runs.all() if self._trains(live)}
             phases = [phase for live, run in known.values() if (phase := self._phase(live, run)) is not None]
-            for phase in self._deadlines.expired(phases, now):
+            expired = self._deadlines.expired(phases, now)
+            for phase in expired:
                 events += _late(*known[phase.run], Seconds(phase.seconds))
+            others = [pair for pair in known.values() if pair[1].run not in {phase.run for phase in expired}]
+            running = {live.run: (live, run) for live, run in others if run.state is RunState.RUNNING}
+            for live, run in running.values():
+                events += self._waited(live, run, now)
+            for phase in self._shares.expired([self._share(*pair) for pair in running.values()], now):
+                events += _unshared(*running[phase.run], Seconds(phase.seconds))
         for event in events:
             self.handle(event)
 
@@ -123,17 +132,53 @@ class AttemptDeadlines:
     def _phase(self, live: LiveRun, run: Run) -> Phase | None:
         """Return what ``run`` waits for (None: for more workers, or for a plan)."""
         settings, predicted = self.settings, _predicted(live)
+        if live.records.unwritten.waits:
+            return None  # the broker's disk is full, and the reports of all workers wait
         if run.state is RunState.PREPARING:
             seconds = settings.prepare + settings.times * predicted.moving
             return Phase(run=run.run, progress=(run.attempts, len(run.prepared)), seconds=seconds)
         if run.state is RunState.RUNNING and live.progress is not None:
             seconds = settings.step + settings.times * (predicted.step + predicted.evaluation + predicted.moving)
-            done = (run.attempts, live.progress.count, live.progress.missing(), len(run.ended))
+            done = (run.attempts, live.progress.count, live.progress.missing(), len(run.ended), live.store.arrived)
             return Phase(run=run.run, progress=done, seconds=seconds)
         if run.state is RunState.WAITING and run.awaited:
             seconds = settings.drop + settings.times * predicted.step
             return Phase(run=run.run, progress=(run.attempts, len(run.awaited)), seconds=seconds)
         return None
+
+    def _waited(self, live: LiveRun, run: Run, now: float) -> list[Event]:
+        """Return what follows if a worker has waited for too long for the messages of others."""
+        predicted, settings = _predicted(live), self.settings
+        limit = settings.exchange + settings.times * (predicted.step + predicted.evaluation + predicted.moving)
+        facts = {name: one for name, one in live.workers.waits.items() if name in run.devices and one.attempt == run.attempts}
+        if not facts:
+            return []
+        first = min(facts, key=lambda name: facts[name].since)
+        if now - facts[first].since < limit:
+            return []
+        live.workers.waits.clear()
+        culprit, circle = origin(first, {name: set(one.peers) & set(run.devices) for name, one in facts.items()})
+        what = f"did not send within {Seconds(limit)} what worker {first} waits for"
+        if culprit and culprit != first:
+            return [MemberLate(run=run.run, name=culprit, what=what, attempt=run.attempts)]
+        cause = f"{' and '.join(sorted(circle))} have waited for each other for {Seconds(limit)}"
+        return [RunStalled(run=run.run, attempt=run.attempts, cause=cause, suspects=tuple(sorted(circle)))] if circle else []
+
+    def _share(self, live: LiveRun, run: Run) -> Phase:
+        """Return the phase in which the shares of a checkpoint come."""
+        seconds = self.settings.checkpoint + self.settings.times * _predicted(live).moving
+        return Phase(run=run.run, progress=(run.attempts, _open_share(live), live.store.arrived), seconds=seconds)
+
+
+def _open_share(live: LiveRun) -> tuple[int, frozenset[str]] | None:
+    return None if live.planned is None else live.store.incomplete(live.planned.plan)
+
+
+def _unshared(live: LiveRun, run: Run, seconds: Seconds) -> list[Event]:
+    """Return what follows if shares of a checkpoint have not come in time, and others have."""
+    step, names = _open_share(live) or (0, frozenset())
+    what = f"did not send its share of the checkpoint of step {step} within {seconds}"
+    return [MemberLate(run=run.run, name=name, what=what, attempt=run.attempts) for name in sorted(names)]
 
 
 def _predicted(live: LiveRun) -> Predicted:
@@ -148,6 +193,10 @@ def _late(live: LiveRun, run: Run, seconds: Seconds) -> list[Event]:
     elif run.state is RunState.WAITING:
         names, what = sorted(run.awaited), f"did not leave the attempt within {seconds}"
     else:
+        if run.ended:
+            names = sorted(set(run.devices) - run.ended)
+            what = f"did not end its part within {seconds} after the others"
+            return [MemberLate(run=run.run, name=name, what=what, attempt=run.attempts) for name in names]
         missing = frozenset(run.devices) if live.progress is None else live.progress.missing()
         names, what = sorted(missing), f"reported no step for {seconds}"
         if missing >= set(run.devices) - run.ended:  # nobody says because of whom

@@ -57,8 +57,11 @@ class RunFinisher:
         self.relays.assign(live.run, None, ())
         with self.runs.changed:
             self.helpers_over(live.run)
-        # the result is written before the journal says so: see ``restore``
-        self.journal(live.run, "over", outcome=command.outcome, kind=command.kind)
+        try:
+            # the result is written before the journal says so: see ``restore``
+            self.journal(live.run, "over", outcome=command.outcome, kind=command.kind)
+        except FarflungError as error:  # watchers must see the end of the run all the same
+            self.notices.operator_of(live.run, f"warning: its end is not in the journal: {error}")
         self.notices.watchers(live, Result(result=result.to_json(), kind=command.kind, batch=batch_item(command.batch)))
         with self.runs.changed:
             live.result, live.submission.bundle = result, None

@@ -8,19 +8,20 @@ also helps the other servers of the stage that it can reach.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec.structs import asdict
 
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
 from farflung.broker.live_run import LiveRun
+from farflung.broker.planning.helper_traffic import stage_traffic, stage_work
 from farflung.cluster import Topology
 from farflung.job import JobSpec
 from farflung.messages.commands import Help, Helper, HelperGone
 from farflung.messages.schema import Message
 from farflung.protocol.broker import BrokerMachine
-from farflung.protocol.server_choice import Server, choose_server
+from farflung.protocol.server_choice import Server, best_move, choose_server, effective_speed
 
 __all__ = ["HelperAssignment", "unreliable_of"]
 
@@ -67,7 +68,7 @@ class HelperAssignment:
         """
         places = self._places.setdefault(live.run, {})
         servers = self._servers(live, name)
-        chosen = choose_server(servers)
+        chosen = choose_server(servers, self._machine.members[name].speed)
         others = tuple(one.name for one in servers if one.stage == chosen.stage and one.name != chosen.name)
         places[name] = _Place((chosen.name, *others), chosen.stage)
         preparation = live.attempt.preparation
@@ -113,16 +114,26 @@ class HelperAssignment:
             self._send(server, gone)
         return f"{name} helps {' and '.join(place.servers)} no more: {cause}; its slices are computed by others"
 
+    def move(self, live: LiveRun) -> str:
+        """Return the helper that should help another stage (empty: none), so that helpers do not pile up on one stage."""
+        members = self._machine.members
+        places = {name: place for name, place in self._places.get(live.run, {}).items() if name in members}
+        seen = {name: self._servers(live, name) for name in places}
+        return best_move(
+            seen, {name: members[name].speed for name in places}, {name: place.stage for name, place in places.items()}
+        )
+
     def over(self, run: str) -> None:
         """The attempt of ``run`` is over."""
         self._places.pop(run, None)
 
     def _servers(self, live: LiveRun, name: str) -> list[Server]:
-        assert live.planned is not None
+        planned = live.planned
+        assert planned is not None
         members, places = self._machine.members, self._places.get(live.run, {})
         found = []
-        for stage, estimate in ((stage, live.planned.estimate.stages[stage.index]) for stage in live.planned.plan.stages):
-            for replica in live.planned.plan.replicas_of(stage.index):
+        for stage in planned.plan.stages:
+            for replica in planned.plan.replicas_of(stage.index):
                 server = replica.device
                 able = self._reachability.can_dial(name, server) or self._reachability.can_dial(server, name)
                 if server not in members or not able:
@@ -132,17 +143,20 @@ class HelperAssignment:
                     for one, place in places.items()
                     if (place.servers[0], place.stage) == (server, stage.index) and one in members
                 ]
-                flops = estimate.forward_flops + estimate.backward_flops
-                found.append(
-                    Server(
-                        name=server,
-                        stage=stage.index,
-                        bandwidth=self._bandwidth(name, server),
-                        work=flops * len(replica.micro_batches),
-                        power=members[server].speed + sum(members[one].speed for one in helping),
-                        helpers=len(helping),
-                    )
+                slices = len(replica.micro_batches)
+                alone = Server(
+                    name=server,
+                    stage=stage.index,
+                    bandwidth=self._bandwidth(name, server),
+                    work=stage_work(planned.estimate, stage.index, slices),
+                    power=members[server].speed,
+                    traffic=stage_traffic(planned.estimate, stage.index, slices),
+                    helpers=len(helping),
                 )
+                added = (
+                    effective_speed(replace(alone, bandwidth=self._bandwidth(one, server)), members[one].speed) for one in helping
+                )
+                found.append(replace(alone, power=alone.power + sum(added)))
         return found
 
     def _bandwidth(self, name: str, server: str) -> float:

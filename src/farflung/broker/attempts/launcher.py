@@ -84,7 +84,7 @@ class AttemptLauncher:
         members = self.runs.machine.members
         offers = {device: members[device].offer for device in planned.plan.devices if device in members}
         kinds = {device: (offer.versions.get("engine"), offer.kind, offer.description) for device, offer in offers.items()}
-        return secrets_for(live.secret, planned.plan, name, kinds)
+        return secrets_for(live.workers.secret, planned.plan, name, kinds)
 
     def _lend(self, run: str, planned: Planned, start: Start) -> None:
         """Notify the workers that have states which others need, and that have no part in the plan."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from farflung.broker.attempts.preparation import preparation_of
 from farflung.broker.attempts.retained_states import RetainedStates
@@ -16,8 +17,7 @@ from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.broker.verification.run_verification import RunVerification
 from farflung.clock import monotonic
-from farflung.errors import FarflungError, PlanError
-from farflung.foreign_code import translated
+from farflung.errors import DiskFull, FarflungError
 from farflung.messages import watching
 from farflung.messages.conversions.relays import routes_of
 from farflung.messages.submission import Bundle
@@ -26,6 +26,7 @@ from farflung.plan.check import check_runnable
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import Event, PlanMade
 from farflung.protocol.members import Member
+from farflung.protocol.retained_states import believable
 from farflung.step.plugin_check import check_plugins
 from farflung.telemetry.faults import fault_point
 from farflung.thread_group import ThreadGroup
@@ -36,6 +37,8 @@ __all__ = ["AttemptPlanner", "Journaled"]
 Journaled = Callable[..., None]
 #: Seconds that ``close`` waits: a planner can't be interrupted.
 _END_SECONDS = 10.0
+#: Seconds between two tries while the broker's disk is full.
+_FULL_AGAIN = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,11 @@ class AttemptPlanner:
         names = [member.name for member in members]
         self.notices.operator_of(live.run, f"planning for {', '.join(names)}")
         self.notices.watchers(live, watching.Planning(members=tuple(names)))
-        self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt)
+        failed = partial(self._failed, live, attempt)
+        try:
+            self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt, on_error=failed)
+        except RuntimeError as error:  # the system has no more threads
+            failed(error)
 
     def close(self) -> None:
         """Join the threads. What they wait for must have been woken."""
@@ -69,18 +76,7 @@ class AttemptPlanner:
         if bundle is None:
             return  # the run was stopped meanwhile
         fault_point("broker.before_plan", run=live.run)
-
-        def failure(error: Exception) -> Exception:  # of a plug-in's planner, too
-            if isinstance(error, FarflungError):
-                return error
-            return PlanError(f"the planner {live.job.plan.planner} failed: {type(error).__name__}: {error}")
-
-        try:
-            with translated(failure):
-                made = self._make(live, bundle, members, attempt)
-        except FarflungError as error:
-            self.handle(PlanMade(run=live.run, attempt=attempt, error=str(error), kind=type(error).__name__))
-            return
+        made = self._make_patiently(live, bundle, members, attempt)
         if made is None:
             return
         planned = made.planned
@@ -93,6 +89,28 @@ class AttemptPlanner:
         if current:
             self.notices.operator_of(live.run, planned.summary)
         self.handle(PlanMade(run=live.run, attempt=attempt, devices=planned.plan.devices))
+
+    def _failed(self, live: LiveRun, attempt: int, error: BaseException) -> None:
+        """Planning has failed: with an error for people, or inside. Either way the run must not wait for a plan."""
+        ours = isinstance(error, FarflungError)
+        cause = str(error) if ours else f"planning failed inside: {type(error).__name__}: {error}"
+        self.handle(PlanMade(run=live.run, attempt=attempt, error=cause, kind=type(error).__name__ if ours else "PlanError"))
+
+    def _make_patiently(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
+        """Return as ``_make``; while the broker's disk is full, or no descriptor is free, try again."""
+        told = False
+        while True:
+            try:
+                return self._make(live, bundle, members, attempt)
+            except DiskFull as error:
+                if not told:
+                    self.notices.everybody(live.run, f"warning: {error}; the run waits for that")
+            told = True
+            with self.runs.changed:
+                run = self.runs.machine.runs[live.run]
+                if run.state is not RunState.PLANNING or run.attempts != attempt:
+                    return None
+                self.runs.changed.wait(_FULL_AGAIN)
 
     def _make(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
         """Return the attempt (None: a newer one has begun meanwhile)."""
@@ -132,14 +150,13 @@ class AttemptPlanner:
         The caller has ``live.files``. So an older plan that is ready late changes none of that.
         """
         with self.runs.changed:
-            trusted, live.distrusted = live.distrusted, None
-        if trusted is not None:
-            live.store.go_back(trusted)
-        newest = live.store.begin(attempt)
+            trusted, live.workers.distrusted = live.workers.distrusted, None
+        newest = live.store.begin(attempt, trusted)
         live.store.write_plan(planned.plan, planned.topology.to_json())
         start = Start.of(attempt, newest, live.first_source)
         if trusted is None:
-            start = start.or_live(self.retained.of_members(live), bundle.graph, planned.plan)
+            held = believable(self.retained.of_members(live), _reached(live))
+            start = start.or_live(held, bundle.graph, planned.plan)
         self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
         if live.progress is not None:
             live.progress.settle(start.step, live.workers.step_reports)
@@ -167,3 +184,9 @@ class AttemptPlanner:
             relays=routes_of(to_submitter),
         )
         self.notices.watchers(live, announced)
+
+
+def _reached(live: LiveRun) -> dict[str, int]:
+    """Return how many steps each worker of the last plan has reported."""
+    devices = () if live.running is None else live.running.devices
+    return {name: live.times.recorded if live.progress is None else live.progress.reported(name) for name in devices}

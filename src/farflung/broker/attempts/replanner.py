@@ -26,9 +26,9 @@ from farflung.broker.live_run import LiveRun
 from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, strangers_of
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
-from farflung.cost import optimizer_factor
 from farflung.errors import FarflungError
 from farflung.messages.submission import Bundle
+from farflung.optim import state_factor
 from farflung.plan import Plan
 from farflung.plan.estimation.estimate import estimate
 from farflung.planners.constraints import moved_bytes
@@ -65,7 +65,7 @@ def worth_it(now: float, then: float, steps: int, transfer: float = 0.0) -> bool
 
 def transfer_seconds(bundle: Bundle, old: Plan, new: Plan, topology: Topology) -> float:
     """Return the seconds until each device has the states that it lacks (with optimizer state), over its fastest link."""
-    copies = 1.0 + optimizer_factor(bundle.job.optimizer.name, bundle.job.optimizer.momentum)
+    copies = 1.0 + state_factor(bundle.job.optimizer, bundle.graph)
     slowest = 0.0
     for device, nbytes in moved_bytes(bundle.graph, old, new).items():
         row = topology.index(device)

@@ -35,9 +35,10 @@ class RetainedStates:
     def report(self, name: str, report: RetainedReport) -> None:
         """The worker ``name`` has left an attempt of ``report.run`` and retains these states."""
         with self._runs.changed:
-            workers = self._runs.live(report.run).workers
+            live = self._runs.live(report.run)
+            workers, most = live.workers, len(live.job.micro_batch_sizes)
             workers.retained[name] = report.states
-            workers.step_reports += report.steps
+            workers.step_reports += [one for one in report.steps if len(one.losses) <= most]  # an honest one has no more
 
     def rejoin(self, name: str, report: RetainedReport) -> bool:
         """Return whether the run can use what the worker ``name``, which joins again, retains; store it if so."""

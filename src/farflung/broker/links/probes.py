@@ -112,7 +112,7 @@ class LinkProbes:
 
     def _store(self, source: str, target: str, future: Future[Probe]) -> LinkFound | Unreachable:
         try:
-            found = future.result(_PATIENCE)
+            found = self._result(source, target, future)
         except (FarflungError, TimeoutError) as error:
             return Unreachable(source=source, to=target, cause=str(error) or "no answer in time")
         before = self._found.get((source, target), found)
@@ -130,17 +130,32 @@ class LinkProbes:
                 alone = [self.table.get(first, other) for other in others]
                 shared = any(figures is not None and figures.relay for figures in alone)
                 try:
-                    together = sum(future.result(_PATIENCE).beta for future in futures)
+                    results = [self._result(first, other, future) for other, future in zip(others, futures, strict=True)]
                 except (FarflungError, TimeoutError):
                     continue
                 if shared:  # two routes through one relay share the path to it, which is no up-link
                     self.table.put_uplink(first, None)
                     continue
+                together = sum(found.beta for found in results)
                 separately = sum(figures.beta for figures in alone if figures is not None)
                 cap = together if None not in alone and together < _CAPPED * separately else None
                 self.table.put_uplink(first, cap)
                 if cap is not None:
                     yield UplinkFound(name=first, rate=cap)
+
+    def _result(self, source: str, target: str, future: Future[Probe]) -> Probe:
+        """Wait for the probe from ``source`` to ``target``; a late answer finds nobody who waits.
+
+        Raises:
+            FarflungError: the probe failed.
+            TimeoutError: there is no answer in time.
+        """
+        try:
+            return future.result(_PATIENCE)
+        finally:
+            with self._guard:
+                if self._waiting.get((source, target)) is future:
+                    del self._waiting[source, target]
 
     def _ask(self, source: str, target: str, addresses: dict[str, str]) -> Future[Probe]:
         future: Future[Probe] = Future()

@@ -56,17 +56,23 @@ class Reachability:
         """A worker has joined: forget earlier results, and dial it on a thread of its own."""
         found: Future[bool] = Future()
         with self._lock:
+            self._forget(name)
             self._open[name] = found
-            for direction in [direction for direction in self.known if name in direction]:
-                del self.known[direction]
         if not address or self._dial is None:
             found.set_result(bool(address))
             return
         self._threads.spawn(f"dial-{name}", self._try, self._dial, name, address, found)
 
+    def _forget(self, name: str) -> None:
+        """Drop all results of ``name`` (under the lock)."""
+        self._open.pop(name, None)
+        for direction in [direction for direction in self.known if name in direction]:
+            del self.known[direction]
+
     def lost(self, name: str) -> None:
-        """Do not wait for ``name`` any more."""
+        """Do not wait for ``name`` any more, and forget what is known of it."""
         with self._lock:
+            self._forget(name)
             asked = [question for question, (one, _) in self._waiting.items() if one == name]
         for question in asked:
             self.answer(name, question, {})

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from farflung.broker.planning.planned import Planned
 from farflung.cluster import Topology
-from farflung.errors import PlanError
+from farflung.errors import FarflungError, PlanError
+from farflung.foreign_code import translated
 from farflung.graph.ir import Graph
 from farflung.job.check import decided
 from farflung.job.spec import JobSpec, SyncSpec
@@ -36,7 +37,7 @@ def plan_run(
     ``planner``: replaces the job's planner. ``running``: the plan that ran until now; a move of states must be worth it.
 
     Raises:
-        PlanError: no plan fits; the text says which device lacks how much memory.
+        PlanError: no plan fits; the text says which device lacks how much memory. Or the planner (of a plug-in) fails.
     """
     everybody = topology
     if bundle.job.plan.helpers:
@@ -47,7 +48,8 @@ def plan_run(
     evaluate = judge(bundle.graph, topology, bundle.job) if judge else None
     if evaluate is not None and isinstance(planner, Judged):
         planner = planner.judged_by(evaluate)
-    plan = planner.plan(bundle.graph, topology, job=bundle.job)
+    with translated(lambda error: _failure(bundle.job.plan.planner, error)):  # a plug-in's planner may raise anything
+        plan = planner.plan(bundle.graph, topology, job=bundle.job)
     job = _decided(bundle.job, plan)
     pieces = check_plan(plan, bundle.graph, topology, job)
     predicted = evaluate(plan) if evaluate else estimate(bundle.graph, plan, topology, bundle.job, subgraphs=pieces)
@@ -65,6 +67,12 @@ def plan_run(
         sums=tuple(adding_lines(plan, bundle.graph, pieces, topology)),
         helped=tuple(helped_lines(plan, bundle.graph, pieces, everybody, job, predicted.step_seconds)),
     )
+
+
+def _failure(planner: str, error: Exception) -> Exception:
+    if isinstance(error, FarflungError):
+        return error
+    return PlanError(f"the planner {planner} failed: {type(error).__name__}: {error}")
 
 
 def _with_stages(graph: Graph, topology: Topology) -> Topology:

@@ -4,9 +4,11 @@
 - ``bundle_file``: the job of a run with its graphs.
 - ``journal``: ``Journal``: which runs there are and how far each is, in SQLite.
 - ``run_store``: ``RunStore``: documents, metrics and checkpoints of one run.
+- ``share_hashes``: ``ShareHashes``: what workers report of the shares of checkpoints.
 - ``run_log``: ``RunLog``: the latest lines of a run, in order for each watcher.
 - ``latest_records``: the newest step and evaluation of a run.
 - ``broker_log``: log files of the broker and of runs.
+- ``standing_book``: ``StandingBook``: which members broke the protocol, were late, or have broken machines.
 - ``backlog``: ``Backlog``: lines that wait for space on a full disk.
 - ``watch_history``: what watchers received, for a broker that is started again.
 - ``mirror``: ``Mirror``: copies of checkpoints in an object store.

@@ -16,19 +16,27 @@ Item = TypeVar("Item")
 
 #: More lines than a watcher's memory has would be lost for watchers that come later.
 _MOST = 1000
-#: Seconds between two attempts to write.
-_AGAIN = 1.0
+#: Seconds between two attempts to write, and for which whoever brings too many items is held back.
+_AGAIN, _HOLD = 1.0, 10.0
 
 
 class Backlog(Generic[Item]):
     """Writes items; while the disk is full they wait, and a thread "full-disk" tries again periodically. Any thread may call."""
 
     def __init__(
-        self, write: Callable[[Item], None], warn: Callable[[str], None], most: int = _MOST, again: float = _AGAIN
+        self,
+        write: Callable[[Item], None],
+        warn: Callable[[str], None],
+        most: int = _MOST,
+        again: float = _AGAIN,
+        hold: float = _HOLD,
     ) -> None:
-        """``warn`` receives a text when the disk is full, and when there is space again; ``again``: seconds between attempts."""
-        self._write, self._warn, self._most, self._again = write, warn, most, again
-        self._lock = threading.Lock()
+        """``warn`` receives a text when the disk is full, and when there is space again; ``again``: seconds between attempts.
+
+        While more than ``most`` items wait, whoever brings another one is held back for ``hold`` seconds.
+        """
+        self._write, self._warn, self._most, self._again, self._hold = write, warn, most, again, hold
+        self._changed = threading.Condition()
         self._waiting: deque[Item] = deque()
         self._trying = False
         self._closed = threading.Event()
@@ -40,19 +48,18 @@ class Backlog(Generic[Item]):
         return self._trying
 
     def put(self, item: Item) -> None:
-        """Write ``item`` after those that wait.
+        """Write ``item`` after those that wait. If many wait, the caller is held back for some seconds.
 
         Raises:
-            DiskFull: too many items wait already.
-            FarflungError: ``write`` failed for another reason.
+            FarflungError: ``write`` failed, and not because the disk is full.
         """
-        with self._lock:
+        with self._changed:
             self._waiting.append(item)
             full = self._flush()
-            if full is not None and len(self._waiting) > self._most:
-                raise full
             begins = full is not None and not self._trying
             self._trying = self._trying or begins
+            if not begins and full is not None and len(self._waiting) > self._most:
+                self._changed.wait(self._hold)
         if begins:
             self._warn(f"{full}; what belongs there waits in memory meanwhile: nothing is lost while this process lives")
             self._threads.spawn("full-disk", self._try)
@@ -60,6 +67,8 @@ class Backlog(Generic[Item]):
     def close(self) -> None:
         """Try once more, and join the thread."""
         self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
         self._threads.join()
 
     def _flush(self) -> DiskFull | None:
@@ -68,6 +77,7 @@ class Backlog(Generic[Item]):
             while self._waiting:
                 self._write(self._waiting[0])
                 self._waiting.popleft()
+            self._changed.notify_all()
         except DiskFull as error:
             return error
         return None
@@ -75,7 +85,7 @@ class Backlog(Generic[Item]):
     def _try(self) -> None:
         while self._trying:
             closed = self._closed.wait(self._again)
-            with self._lock:
+            with self._changed:
                 try:
                     self._trying = self._flush() is not None
                 except FarflungError as error:

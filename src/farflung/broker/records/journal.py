@@ -45,6 +45,10 @@ class JournaledRun:
     stopping: bool = False
 
 
+#: Errors of SQLite that pass: no space, no descriptor, a file that the system can't write now, another process that reads it.
+_TEMPORARY = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY})
+
+
 class Journal:
     """Stores events. ``runs``: the runs when it was opened, the oldest first. Any thread may call."""
 
@@ -89,7 +93,7 @@ class Journal:
                 self._base.execute("INSERT INTO events (run, kind, body) VALUES (?, ?, ?)", event)
         except (sqlite3.Error, OSError) as error:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_FULL if isinstance(error, OSError) else 0)
-            kind = DiskFull if code & 0xFF == sqlite3.SQLITE_FULL else DataError
+            kind = DiskFull if code & 0xFF in _TEMPORARY else DataError
             why = error.strerror if isinstance(error, OSError) else error
             raise kind(f"cannot write {self._path}: {why}; free space or choose another folder") from None
 

@@ -49,6 +49,10 @@ class RunStore:
     attempt: int = 1
     #: (attempt, step) -> device -> its shard
     _shards: dict[tuple[int, int], dict[str, tuple[ShardRecord, Committed]]] = field(default_factory=dict)
+    #: Bytes of shards that have arrived: an upload over a slow link is no silence.
+    arrived: int = 0
+    #: (attempt, step) of the newest shard that could not be written.
+    _given_up: tuple[int, int] = (0, -1)
     #: The ledger of the checkpoint with which the attempt began.
     _before: Mapping[str, int] = field(default_factory=dict)
     #: The newest checkpoint that this object wrote or checked, so that its bytes are not read again.
@@ -136,13 +140,14 @@ class RunStore:
         self._newest, self._before = manifest.step, manifest.ledger
         return manifest
 
-    def go_back(self, step: int) -> None:
-        """Remove the checkpoints after ``step``: a worker has forged results in it."""
-        self.checkpoints.remove_after(step)
-        self._newest = None
+    def begin(self, attempt: int, trusted: int | None = None) -> Manifest | None:
+        """Store only shards of plan number ``attempt`` from now on. Return the newest complete checkpoint, if there is one.
 
-    def begin(self, attempt: int) -> Manifest | None:
-        """Store only shards of plan number ``attempt`` from now on. Return the newest complete checkpoint, if there is one."""
+        ``trusted``: remove the checkpoints after this step, because a worker has forged results (None: all are trusted).
+        """
+        if trusted is not None:
+            self.checkpoints.remove_after(trusted)
+            self._newest = None
         self.attempt = attempt
         self._shards.clear()
         if self._newest is None:
@@ -154,10 +159,32 @@ class RunStore:
 
     def add_shard(
         self, step: int, name: str, pieces: Iterable[bytes | memoryview], committed: Committed, attempt: int | None = None
-    ) -> None:
-        """Store one worker's shard of the checkpoint after ``step`` steps."""
-        record = self.checkpoints.store_shard(step, name, pieces)
+    ) -> str:
+        """Store one worker's shard of the checkpoint after ``step`` steps; return its SHA-256."""
+        record = self.checkpoints.store_shard(step, name, _counted(self, pieces))
         self._shards.setdefault((attempt or self.attempt, step), {})[name] = record, committed
+        return record.sha256
+
+    def give_up(self, step: int, name: str, attempt: int) -> None:
+        """The shard of ``name`` could not be written, or can't be trusted: the checkpoint is not complete without another one.
+
+        Nobody is late with a shard of this checkpoint any more.
+        """
+        self._given_up = (attempt, step)
+        self._shards.get((attempt, step), {}).pop(name, None)
+
+    def incomplete(self, plan: Plan) -> tuple[int, frozenset[str]] | None:
+        """Return the newest step of which some devices of ``plan`` have sent their shards, and the other devices (None: none)."""
+        begun = [step for attempt, step in list(self._shards) if attempt == self.attempt]
+        step = max(begun, default=-1)
+        if step < 0 or (self.attempt, step) == self._given_up:
+            return None
+        missing = frozenset(plan.devices) - set(self._shards.get((self.attempt, step), {}))
+        return (step, missing) if missing else None
+
+    def has_shards(self, step: int, plan: Plan) -> bool:
+        """Return whether all devices of ``plan`` have sent their shards of the checkpoint after ``step`` steps."""
+        return set(plan.devices) <= set(self._shards.get((self.attempt, step), {}))
 
     def complete(self, step: int, bundle: Bundle, plan: Plan) -> bool:
         """Write the manifest of the checkpoint of ``step`` once all devices of the plan have sent their shards.
@@ -169,7 +196,7 @@ class RunStore:
             CheckpointError: the workers disagree on how many those are, or a share is missing or torn.
         """
         shards = self._shards.get((self.attempt, step), {})
-        if not set(plan.devices) <= set(shards):
+        if not self.has_shards(step, plan):
             return False
         counts = {shards[device][1] for device in plan.devices}
         if len(counts) > 1:
@@ -233,6 +260,12 @@ class RunStore:
             write_file(path, [text.encode("utf-8")])
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error}") from None
+
+
+def _counted(store: RunStore, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    for piece in pieces:
+        store.arrived += len(piece)
+        yield piece
 
 
 def resumable(source: Path, bundle: Bundle) -> tuple[CheckpointStore, Manifest]:

@@ -51,13 +51,14 @@ class _RunCopy:
 class _MemberCopy:
     """``facts``: the runs that could use the member, if it is idle. ``trains``: it trains now.
 
-    ``standing``: why it is planned last or not at all.
+    ``standing``: why it has lost points; ``last``: it is planned last for that, or not at all.
     """
 
     member: Member
     trains: bool
     facts: list[RunFacts]
     standing: str
+    last: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,8 @@ class StatusQueries:
                     member=replace(member),
                     trains=member.run is not None and machine.runs[member.run].state is RunState.RUNNING,
                     facts=self._facts(member, waiting, training[-1:]) if member.run is None else [],
-                    standing=machine.standing(member.name) if member.run is None else "",
+                    standing=machine.standing(member.name),
+                    last=machine.planned_last(member.name),
                 )
                 for member in machine.members.values()
             ]
@@ -188,7 +190,8 @@ class StatusQueries:
             "description": member.offer.description,
             "versions": dict(member.offer.versions),
             "isolation": member.offer.isolation,
-            "idle": one.standing or idle_reason(member, one.facts),
+            "idle": one.standing if one.last and member.run is None else idle_reason(member, one.facts),
+            "standing": one.standing,
             "shares_with": [other for other in host if other != name],
         }
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from farflung.broker.live_run import LiveRun
 from farflung.broker.notices import Notices
 from farflung.broker.records.mirror import Mirror
 from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.records.run_store import RunStore
 from farflung.broker.requests.permission import caller_of, client_of
 from farflung.broker.run_table import RunTable
-from farflung.errors import CheckpointError, InputError, SecurityError, WireError
+from farflung.errors import CheckpointError, DiskFull, InputError, SecurityError, WireError
 from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.calls import ShardUpload, StatesRequest, Uploaded, UploadEnd, UploadPiece, WeightsUpload
 from farflung.messages.remote_calls import serve_all
 from farflung.messages.schema import Channel, Message
 from farflung.messages.watching import CheckpointWritten
 from farflung.messages.wire_form import decode, encode
+from farflung.plan.model import Plan
+from farflung.protocol.events import Event, MemberLied, RunStalled
 from farflung.step.run_setup import Committed
 from farflung.step.sync.replica_slots import wanted_by
 from farflung.transports.rpc import Call, RpcServer
@@ -25,15 +28,19 @@ from farflung.wire.frames import Frame
 
 __all__ = ["Transfers"]
 
+#: How long a share waits for its hash, in seconds: the session may wait for the reports of others.
+_HASH_SECONDS = 120.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """``mirror`` copies checkpoints to an object store (None: nobody wants that)."""
+    """``mirror`` copies checkpoints to an object store (None: nobody wants that). ``handle`` receives events for the machine."""
 
     runs: RunTable
     folders: RunFolders
     notices: Notices
     mirror: Mirror | None
+    handle: Callable[[Event], None]
 
     def register(self, server: RpcServer) -> None:
         """Serve the calls."""
@@ -72,15 +79,56 @@ class Transfers:
             raise CheckpointError(f"run {run!r} is over: no checkpoint is kept any more")
         committed = Committed(steps=head.committed, rested=head.rested)
         if attempt == live.attempt.number:
-            live.store.add_shard(step, name, self.folders.counted(run, _pieces(messages)), committed, attempt)
+            try:
+                stored = live.store.add_shard(step, name, self.folders.counted(run, _pieces(messages)), committed, attempt)
+            except (DiskFull, InputError):  # a full disk, or a quota
+                live.store.give_up(step, name, attempt)
+                raise
+            self._check_hash(live, head, name, stored)
         with live.files:
             if attempt != live.store.attempt:
                 raise CheckpointError(f"run {run!r} was planned again meanwhile; the share of its older plan is not kept")
-            complete = live.store.complete(step, bundle, planned.plan)
+            whole = live.store.has_shards(step, planned.plan)
+        if not (whole and self._replicas_agree(live, head, planned.plan)):  # without the lock: members may be judged
+            return
+        with live.files:
+            complete = attempt == live.store.attempt and live.store.complete(step, bundle, planned.plan)
         if complete:
             self.notices.watchers(live, CheckpointWritten(step=step))
             if self.mirror is not None:
                 self.mirror.put(run, live.store.checkpoints, step, live.job.checkpoint)
+
+    def _check_hash(self, live: LiveRun, head: ShardUpload, name: str, stored: str) -> None:
+        """See that the bytes of a share are what its worker computed; the hash comes in the worker's session.
+
+        Raises:
+            CheckpointError: they are not, or no hash has come.
+        """
+        own = live.hashes.own((head.attempt, head.step), name, _HASH_SECONDS)
+        if own == stored:
+            return
+        live.store.give_up(head.step, name, head.attempt)
+        if own:
+            cause = f"its share of the checkpoint of step {head.step} is not what it has hashed"
+            self.handle(MemberLied(run=live.run, name=name, cause=cause))
+        raise CheckpointError(f"the share of {name} of the checkpoint of step {head.step} has no hash that fits: it is not kept")
+
+    def _replicas_agree(self, live: LiveRun, head: ShardUpload, plan: Plan) -> bool:
+        """Compare the hashes of replicas; whoever is outvoted is left out of the run. Return whether all agree."""
+        with self.runs.changed:
+            offers = {name: self.runs.machine.members[name].offer for name in plan.devices if name in self.runs.machine.members}
+        alike = {name: (offer.kind, offer.description, sorted(offer.versions.items())) for name, offer in offers.items()}
+        agree = True
+        for device in dict.fromkeys(stage.devices[0] for stage in plan.stages):
+            wrong, disputed = live.hashes.liars((head.attempt, head.step), device, alike)
+            agree = agree and not (wrong or disputed)
+            for name in wrong:
+                cause = f"its states after step {head.step} differ from those of the other replicas"
+                self.handle(MemberLied(run=live.run, name=name, cause=cause))
+            if disputed:
+                cause = f"the states of {' and '.join(disputed)} after step {head.step} differ, although they must be equal"
+                self.handle(RunStalled(run=live.run, attempt=head.attempt, cause=cause, suspects=tuple(disputed)))
+        return agree
 
     def states(self, call: Call, request: StatesRequest) -> Iterator[Message]:
         """Yield tensors of a run by name: from its newest checkpoint, its optimizer, or the weights that were sent with it."""

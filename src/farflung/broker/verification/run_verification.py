@@ -10,7 +10,7 @@ from farflung.messages.commands import Recheck
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.schema import Message
 from farflung.plan.model import Plan
-from farflung.protocol.events import MembersDisputed, WorkForged
+from farflung.protocol.events import Event, MemberLied, RunStalled
 
 __all__ = ["RunVerification"]
 
@@ -28,11 +28,14 @@ class RunVerification:
         """How many units were verified and equal."""
         return self._verdicts.verified
 
-    def report(self, name: str, report: StepReport, send: Callable[[str, Message], None]) -> list[WorkForged | MembersDisputed]:
-        """Take the step report of the worker ``name``; return the events that follow. ``send`` never waits."""
+    def report(self, name: str, report: StepReport, send: Callable[[str, Message], None]) -> list[tuple[int, Event]]:
+        """Take the step report of the worker ``name``; return the events that follow, each with its step.
+
+        ``send`` never waits.
+        """
         with self._lock:
             findings = self._verdicts.report(name, report)
-        events: list[WorkForged | MembersDisputed] = []
+        events: list[tuple[int, Event]] = []
         for finding in findings:
             unit = finding.unit
             match finding:
@@ -48,13 +51,9 @@ class RunVerification:
                     send(finding.name, recheck)
                 case Forged():
                     cause = f"its results for {unit} differ from those of {' and '.join(finding.others)}"
-                    events.append(
-                        WorkForged(run=self._run, attempt=self._attempt, name=finding.name, step=unit.step, cause=cause)
-                    )
+                    events.append((unit.step, MemberLied(run=self._run, name=finding.name, cause=cause)))
                 case Disputed():
-                    events.append(
-                        MembersDisputed(
-                            run=self._run, attempt=self._attempt, names=finding.names, step=unit.step, about=str(unit)
-                        )
-                    )
+                    cause = f"{' and '.join(finding.names)} disagree about {unit}"
+                    stalled = RunStalled(run=self._run, attempt=self._attempt, cause=cause, suspects=finding.names)
+                    events.append((unit.step, stalled))
         return events

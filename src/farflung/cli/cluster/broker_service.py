@@ -32,7 +32,9 @@ def broker_service(given: Mapping[str, str | None], folder: Path, *, user: bool)
     for option, value in given.items():
         words += [] if value is None else [option, *([value] if value else [])]
     make_private_folder(place)
-    lines = write_unit("broker", broker_unit_text(words, place, user=user), user=user)
+    mirror = given.get("--mirror") or ""
+    copies = [Path(mirror).absolute()] if mirror and "://" not in mirror else []
+    lines = write_unit("broker", broker_unit_text(words, place, user=user, writable=copies), user=user)
     address = f"{advertise or reachable_host(listen.rpartition(':')[0])}:{port}"
     issue = f"farflung ticket issue --address {address} --home {place}"
     return [*lines, f"a ticket to join (after the start):  {issue}", f"a ticket to submit:  {issue} --scope submit"]

@@ -72,7 +72,7 @@ def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]
     for member in members:
         _say(
             f"  {member['name']:24} {member['address']:22} {member['kind']:5} "
-            f"{Bytes(member['memory'])!s:>9} {FlopsPerSecond(member['speed'])!s:>13}  "
+            f"{Bytes(member['memory']).written(3):>9} {FlopsPerSecond(member['speed'])!s:>13}  "
             f"{_state_of(member)}{_measured(member) if verbose else ''}"
         )
         for warning in member.get("warnings", ()):
@@ -89,6 +89,8 @@ def _state_of(member: Mapping[str, Any]) -> str:
     notes = [word for word in (member.get("parting"), "paused" if member.get("paused") else "") if word]
     if member.get("idle") and not notes:
         notes.append(member["idle"])
+    if member.get("standing") and member["standing"] not in notes:
+        notes.append(member["standing"])
     if member.get("bandwidth"):
         notes.append(f"sends at most {BytesPerSecond(member['bandwidth']).written()}")
     if member.get("shares_with"):

@@ -16,6 +16,35 @@ __all__ = ["broker_unit_text", "keep_join_ticket", "unit_text", "write_unit"]
 
 #: Seconds that a worker has to hand over when the service is stopped: a step may take long.
 _STOP_SECONDS = 300
+#: What no service needs. Services of a user can have these, too. Sources: systemd.exec(5), capabilities(7).
+_ALWAYS = (
+    "NoNewPrivileges=yes",
+    "UMask=0077",
+    "LockPersonality=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "SystemCallArchitectures=native",
+    "SystemCallFilter=~@clock @cpu-emulation @module @mount @obsolete @raw-io @reboot @swap",
+    "SystemCallErrorNumber=EPERM",
+    "KeyringMode=private",
+)
+#: What services of the machine can have besides. Only the writable folders can be written.
+_OF_MACHINE = (
+    "ProtectSystem=strict",
+    "ProtectHome=read-only",
+    "PrivateTmp=yes",
+    "ProtectControlGroups=yes",
+    "ProtectHostname=yes",
+    "ProtectKernelLogs=yes",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=yes",
+)
+#: A worker makes namespaces for the processes of jobs, and may read a data folder of another user. It uses devices.
+_OF_WORKER = ("RestrictNamespaces=user net ipc pid",)
+_OF_MACHINE_WORKER = ("CapabilityBoundingSet=CAP_DAC_READ_SEARCH",)
+_OF_BROKER = ("RestrictNamespaces=yes",)
+_OF_MACHINE_BROKER = ("CapabilityBoundingSet=CAP_NET_BIND_SERVICE", "PrivateDevices=yes", "ProtectClock=yes")
 
 
 def keep_join_ticket(name: str, ticket: str) -> Path:
@@ -29,17 +58,26 @@ def keep_join_ticket(name: str, ticket: str) -> Path:
 def unit_text(name: str, arguments: Sequence[str], folder: Path, *, user: bool) -> str:
     """Return the unit of the worker ``name``; ``arguments`` are those of ``farflung join``, ``folder`` is where it runs."""
     service = ("Restart=on-failure", "RestartSec=10", "KillMode=mixed", f"TimeoutStopSec={_STOP_SECONDS}")
-    return _unit(f"farflung worker {name}", ["join", *arguments], folder, service, user=user)
+    limits = (*_OF_WORKER, *(() if user else (*_OF_MACHINE_WORKER, *_files([]))))
+    return _unit(f"farflung worker {name}", ["join", *arguments], folder, (*service, *_ALWAYS, *limits), user=user)
 
 
-def broker_unit_text(arguments: Sequence[str], folder: Path, *, user: bool) -> str:
+def broker_unit_text(arguments: Sequence[str], folder: Path, *, user: bool, writable: Sequence[Path] = ()) -> str:
     """Return the unit of a broker; ``arguments`` are those of ``farflung broker``, ``folder`` is the broker's.
+
+    The broker may write ``folder``, the folders ``writable``, and farflung's home.
 
     A broker that is asked to end says goodbye: its workers leave and its runs fail. One that is killed is awaited by its workers,
     and its runs continue when it is back. A reboot must be the latter, so systemd stops this service with SIGKILL.
     """
     service = ("Restart=always", "RestartSec=5", "KillMode=mixed", "KillSignal=SIGKILL", "SuccessExitStatus=SIGKILL")
-    return _unit("farflung broker", ["broker", *arguments], folder, service, user=user)
+    limits = (*_OF_BROKER, *(() if user else (*_OF_MACHINE_BROKER, *_files([folder, *writable]))))
+    return _unit("farflung broker", ["broker", *arguments], folder, (*service, *_ALWAYS, *limits), user=user)
+
+
+def _files(writable: Sequence[Path]) -> list[str]:
+    """Return what keeps a service of the machine from writing outside of ``writable`` and farflung's home."""
+    return [*_OF_MACHINE, *(f"ReadWritePaths={_quote(f'-{path}')}" for path in dict.fromkeys([home(), *writable]))]
 
 
 def _unit(description: str, arguments: Sequence[str], folder: Path, service: Sequence[str], *, user: bool) -> str:
@@ -51,7 +89,7 @@ def _unit(description: str, arguments: Sequence[str], folder: Path, service: Seq
         *("StartLimitIntervalSec=0", "", "[Service]", "Type=exec", f"ExecStart={command}", *environment),
         f"WorkingDirectory={str(folder).replace('%', '%%')}",
         *service,
-        *("NoNewPrivileges=yes", "", "[Install]", f"WantedBy={'default' if user else 'multi-user'}.target"),
+        *("", "[Install]", f"WantedBy={'default' if user else 'multi-user'}.target"),
     ]
     return "\n".join(lines) + "\n"
 

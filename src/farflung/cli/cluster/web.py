@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from farflung.cli.broker_connection import join_broker
 from farflung.cli.completion import complete_run
 from farflung.cli.home import broker_folder, run_folder
-from farflung.cli.options import HomeOption
+from farflung.cli.options import HomeOption, TicketOption
+from farflung.cli.ticket_argument import parse_ticket
 from farflung.errors import InputError
 
 __all__ = ["register"]
@@ -26,16 +28,24 @@ def web(
     ] = None,
     listen: Annotated[str, typer.Option(help="Address to listen on (HOST:PORT).")] = "127.0.0.1:7080",
     folder: HomeOption = None,
+    ticket: TicketOption = None,
     owner: Annotated[int | None, typer.Option("--socket", hidden=True, help="A socket that listens; for the broker.")] = None,
 ) -> None:
-    """Show runs and machines in a browser. If the broker serves a dashboard already, print a new link to it."""
+    """Show runs and machines in a browser. If the broker serves a dashboard already, print a new link to it.
+
+    With --ticket, open the dashboard of a broker on another machine.
+    """
     from farflung.extras import require_web
+    from farflung.web.serving.start import serve_broker, serve_owned, serve_runs, serve_tunnel
 
-    require_web()
-    from farflung.web.serving.start import serve_broker, serve_owned, serve_runs
-
+    if ticket is None:
+        require_web()
+    elif runs:
+        raise InputError("--ticket shows the dashboard of a broker, and run folders are on this machine: leave one of them out")
     if owner is not None:
         serve_owned(owner, broker_folder(folder))
+    elif ticket is not None:
+        serve_tunnel(join_broker(ticket, reads=True), parse_ticket(ticket), listen, typer.echo)
     elif runs:
         serve_runs([run_folder(run, folder) for run in runs], listen, typer.echo)
     else:

@@ -24,6 +24,7 @@ from farflung.engines.present import LABEL_BYTES
 from farflung.errors import GraphError, WireError
 from farflung.graph.ir import DTYPES
 from farflung.units import Bytes
+from farflung.wire.arrays import c_strides
 
 __all__ = ["Arena", "Slot", "make_file"]
 
@@ -98,7 +99,7 @@ class Arena:
         whole = all(stride % dtype.itemsize == 0 for stride in packed.strides)
         strides = tuple(stride // dtype.itemsize for stride in packed.strides)
         if not (whole and distinct(packed.shape, strides)):
-            strides = _contiguous(packed.shape)
+            strides = c_strides(packed.shape)
         span = extent(packed.shape, strides) * dtype.itemsize
         offset = self._take(span)
         place = np.ndarray(packed.shape, dtype, self._map, offset, tuple(stride * dtype.itemsize for stride in strides))
@@ -183,14 +184,6 @@ class Arena:
     def close(self) -> None:
         """Release the file; the mapping goes with the last view of it."""
         os.close(self._file)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _punch(descriptor: int, offset: int, nbytes: int) -> None:

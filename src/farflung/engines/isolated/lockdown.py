@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from farflung.engines.isolated.landlock import restrict_files
 from farflung.engines.isolated.seccomp import restrict_calls
 
-__all__ = ["PROTECTIONS", "Limits", "lock_down", "new_namespaces"]
+__all__ = ["PROTECTIONS", "Limits", "adopt_orphans", "lock_down", "new_namespaces"]
 
 #: What a whole sandbox takes away.
 PROTECTIONS = ("network", "files", "processes", "privileges", "memory")
 _NEW_USER, _NEW_NETWORK, _NEW_IPC, _NEW_PID = 0x10000000, 0x40000000, 0x08000000, 0x20000000
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _DROP_BOUNDING, _NO_NEW_PRIVILEGES = 1, 4, 24, 38
+_ADOPT = 36
 _LAST_CAPABILITY = 40
 _CAPABILITIES_VERSION = 0x20080522
 #: What libraries read besides themselves: the processor's features (without them, kernels and results differ), and memory.
@@ -47,6 +48,11 @@ class Limits:
     memory: int = 0
     accelerator: bool = False
     scratch: str = ""
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose parent has ended: in a container, nobody else may collect them."""
+    _control(ctypes.CDLL(None, use_errno=True), _ADOPT, 1)
 
 
 def new_namespaces() -> bool:

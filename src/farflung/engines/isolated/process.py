@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,21 +165,28 @@ class Compute:
         #: How the process has died (``None``: it has not, as far as known).
         self._death: EngineCrashed | None = None
         self.scratch = tempfile.mkdtemp(prefix="farflung-scratch-")
-        self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        file = make_file(shared)
-        with channel, status:
-            try:
-                self.arena = Arena(file, own=0)
-                request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch)
-                zygote.fork(request, (channel.fileno(), status.fileno(), file))
-            finally:
-                os.close(file)
-        locked = receive(self._channel, Answer, self.arena) if _readable(self._channel, _LOCK_SECONDS) else None
-        if not isinstance(locked, Locked):
-            raise self._died("at its start")
-        #: The protections that hold.
-        self.holds = locked.holds
+        with ExitStack() as opened:
+            opened.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+            self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(self._channel)
+            self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(self._status)
+            with channel, status:
+                file = make_file(shared)
+                try:
+                    self.arena = Arena(file, own=0)
+                    opened.callback(self.arena.close)
+                    request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch)
+                    zygote.fork(request, (channel.fileno(), status.fileno(), file))
+                finally:
+                    os.close(file)
+            locked = receive(self._channel, Answer, self.arena) if _readable(self._channel, _LOCK_SECONDS) else None
+            if not isinstance(locked, Locked):
+                raise self._died("at its start")
+            #: The protections that hold.
+            self.holds = locked.holds
+            #: What ``close`` releases.
+            self._opened = opened.pop_all()
 
     def ask(self, message: Message, what: str) -> Done | Reached:
         """Send ``message`` and wait for the answer; ``what`` names the call. Arrays must have been written before.
@@ -224,10 +231,7 @@ class Compute:
     def close(self) -> None:
         """End the process and release everything; nobody may call afterwards."""
         self.end()
-        self._channel.close()
-        self._status.close()
-        self.arena.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._opened.close()
 
     def _present(self) -> str:
         """The operator that runs, as the process has noted it: foreign text."""

@@ -12,6 +12,7 @@ from farflung.engines.isolated.service import read_use, write_use
 from farflung.errors import WireError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import StateKind, TensorSpec, Use, ValueRef
+from farflung.optim import rules_of
 
 if TYPE_CHECKING:
     from farflung.engines.isolated.engine import AttemptEngine
@@ -35,6 +36,7 @@ class IsolatedRunner:
         self._returns = {edge.value: _returned(subgraph, edge.value, edge.spec) for edge in subgraph.sends_gradients}
         #: Element types that autocast may give a value instead of its own.
         self._also = frozenset({"bfloat16"}) if settings.precision == "bf16" else frozenset[str]()
+        self._optimizer = settings.optimizer
         self._ready: Callable[[int], None] | None = None
 
     # -- states -------------------------------------------------------------------------------------------------------
@@ -70,11 +72,19 @@ class IsolatedRunner:
         del copy
         found: dict[str, Array] = {}
         for key, array in self._copied(self._call("optimizer_states").values):
-            name = key.partition("/")[2]
-            if name not in self._specs or array.shape not in ((), self._specs[name].shape):
+            slot, _, name = key.partition("/")
+            if name not in self._specs or array.shape not in self._slot_shapes(slot, name):
                 raise self._strange(f"optimizer state {key!r:.60}")
             found[key] = array
         return found
+
+    def _slot_shapes(self, slot: str, name: str) -> tuple[tuple[int, ...], ...]:
+        """The shapes that the optimizer state ``slot`` of the parameter ``name`` may have."""
+        rules, declared = rules_of(self._optimizer), self._specs[name]
+        if rules is None:
+            return (), declared.shape
+        rule = rules.rule_of(self._optimizer, name, declared)
+        return tuple(item.shape_for(declared.shape) for item in (() if rule is None else rule.states) if item.name == slot)
 
     def load_optimizer(self, states: Mapping[str, Array]) -> None:
         """See ``StageRunner``."""

@@ -12,18 +12,20 @@ import gc
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from farflung.engines.base import Engine, EngineSettings, MicroBatch
 from farflung.engines.isolated.arena import Arena
 from farflung.engines.isolated.control import Exited, Locked, Spawn, Started, receive_with_files, send
-from farflung.engines.isolated.lockdown import Limits, lock_down, new_namespaces
+from farflung.engines.isolated.lockdown import Limits, adopt_orphans, lock_down, new_namespaces
 from farflung.engines.isolated.service import Service
 from farflung.engines.present import PRESENT
 from farflung.engines.registry import get_engine
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str]) -> None:
     _warm_up(engine)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards report for themselves
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards report for themselves, and nobody waits for their ends
+    adopt_orphans()
     send(control, Started(version=engine.version()))
     while True:
         spawn, files = receive_with_files(control, Spawn, _FILES)
@@ -94,7 +97,7 @@ def _guard(engine: Engine, spawn: Spawn, files: Sequence[int]) -> None:
         _compute(engine, spawn, (channel, memory), alone=alone)
     os.close(channel)
     os.close(memory)
-    _watch(child, socket.socket(fileno=status))
+    _watch(child, socket.socket(fileno=status), spawn.scratch)
 
 
 def _close_all_but(files: Sequence[int]) -> None:
@@ -105,8 +108,8 @@ def _close_all_but(files: Sequence[int]) -> None:
     os.closerange(first, max(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
 
 
-def _watch(child: int, status: socket.socket) -> None:
-    """Wait for the end of ``child`` or of the worker; never returns."""
+def _watch(child: int, status: socket.socket, scratch: str) -> None:
+    """Wait for the end of ``child`` or of the worker, then remove ``scratch``, which a killed worker leaves; never returns."""
     ended = os.pidfd_open(child)
     poll = select.poll()
     poll.register(ended, select.POLLIN)
@@ -117,12 +120,12 @@ def _watch(child: int, status: socket.socket) -> None:
         resident = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         killed = os.WTERMSIG(code) if os.WIFSIGNALED(code) else 0
         left = os.WEXITSTATUS(code) if os.WIFEXITED(code) else 0
-        try:
+        with suppress(OSError):  # the worker is gone
             send(status, Exited(signal=killed, code=left, resident=resident))
-        except OSError:
-            os._exit(0)  # the worker is gone
     else:
         os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
 
 

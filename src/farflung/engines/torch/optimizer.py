@@ -1,19 +1,32 @@
-"""The inner optimizer of a stage: ``torch.optim`` with the job's groups, and its state as arrays."""
+"""The inner optimizer of a stage: ``torch.optim`` with the job's groups or the job's rules, and its state as arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from farflung.engines.base import Array
-from farflung.engines.torch.arrays import from_array, to_array
-from farflung.errors import CheckpointError, InputError
+from farflung.engines.torch.arrays import TORCH_DTYPES, from_array, spec_of, to_array
+from farflung.engines.torch.update_programs import CompiledRule, ParameterStates
+from farflung.errors import CheckpointError, GraphError, InputError
 from farflung.job.groups import group_of
 from farflung.job.spec import OptimizerSpec
+from farflung.optim import RuleBook, rules_of
 
-__all__ = ["StageOptimizer", "make_optimizer"]
+__all__ = ["RuleOptimizer", "StageOptimizer", "make_optimizer", "stage_optimizer"]
+
+
+def stage_optimizer(spec: OptimizerSpec, parameters: Mapping[str, torch.Tensor]) -> StageOptimizer | RuleOptimizer:
+    """The optimizer of a stage's ``parameters``.
+
+    Raises:
+        GraphError: the rules that the job carries do not fit the parameters.
+    """
+    book = rules_of(spec)
+    return StageOptimizer(spec, parameters) if book is None else RuleOptimizer(spec, book, parameters)
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer | None:
@@ -90,3 +103,102 @@ class StageOptimizer:
         self._optimizer.state.clear()
         for name, slots in fresh.items():
             self._optimizer.state[self._parameters[name]] = slots
+
+
+_CPU = torch.device("cpu")
+_NUMBERS = {"int": np.int64, "float": np.float64}
+
+
+class RuleOptimizer:
+    """Steps the parameters of one stage by the rules that a job carries."""
+
+    def __init__(self, spec: OptimizerSpec, book: RuleBook, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters, self._narrow = dict(parameters), spec.state == "bf16"
+        self._groups, self._settings = len(spec.groups) + 1, len(book.settings)
+        self._group = {name: group_of(spec, name) for name in parameters}
+        self._rules: dict[str, CompiledRule] = {}
+        self._states: dict[str, list[Any]] = {}
+        compiled: dict[tuple[int, torch.Size, torch.dtype], CompiledRule] = {}
+        for name, parameter in self._parameters.items():
+            dtype, shape = spec_of(parameter).dtype, tuple(parameter.shape)
+            rule = book.find(self._group[name], dtype, shape)
+            if rule is None:
+                raise GraphError(f"the optimizer's rules have none for parameter {name!r} ({dtype}{list(shape)}): submit again")
+            key = id(rule), parameter.shape, parameter.dtype
+            if key not in compiled:
+                where = f"the update of {name!r:.80}"
+                compiled[key] = CompiledRule(rule, self._settings, parameter.detach(), where)
+            self._rules[name] = compiled[key]
+
+    def step(self, rates: Sequence[float]) -> None:
+        """One step; ``rates`` has the learning rates of all groups, then their other settings.
+
+        Raises:
+            InputError: not as many rates as groups and settings.
+            GraphError: an operator fails, or no program applies.
+        """
+        if len(rates) != self._groups * self._settings:
+            raise InputError(f"{len(rates)} values for {self._settings} settings of {self._groups} groups")
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if parameter.grad is not None:
+                    settings = rates[self._group[name] :: self._groups]
+                    states = self._rules[name].run(parameter.detach(), parameter.grad, settings, self._wide(name))
+                    self._states[name] = self._stored(name, states)
+
+    def _wide(self, name: str) -> ParameterStates:
+        states = self._states.get(name)
+        if states is None or not self._narrow:
+            return states
+        slots, shape = self._rules[name].rule.states, tuple(self._parameters[name].shape)
+        return [item.float() if slot.narrows(shape) else item for slot, item in zip(slots, states, strict=True)]
+
+    def _stored(self, name: str, states: list[Any]) -> list[Any]:
+        if not self._narrow:
+            return states
+        slots, shape = self._rules[name].rule.states, tuple(self._parameters[name].shape)
+        return [item.bfloat16() if slot.narrows(shape) else item for slot, item in zip(slots, states, strict=True)]
+
+    def export(self, *, copy: bool = True) -> dict[str, Array]:
+        """``<slot>/<parameter>`` -> value."""
+        found: dict[str, Array] = {}
+        for name, states in self._states.items():
+            for slot, item in zip(self._rules[name].rule.states, states, strict=True):
+                array = (
+                    to_array(item, copy=copy) if isinstance(item, torch.Tensor) else np.asarray(item, dtype=_NUMBERS[slot.kind])
+                )
+                found[f"{slot.name}/{name}"] = array
+        return found
+
+    def load(self, states: Mapping[str, Array]) -> None:
+        """Set what ``export`` gave (parameters without an entry start afresh).
+
+        Raises:
+            CheckpointError: an entry is of another parameter or optimizer, or is missing.
+        """
+        given: dict[str, dict[str, Array]] = {}
+        for key, array in states.items():
+            slot, _, name = key.partition("/")
+            if name not in self._parameters:
+                raise CheckpointError(f"optimizer state {key!r} belongs to no trained parameter of this stage")
+            given.setdefault(name, {})[slot] = array
+        self._states = {name: self._read(name, arrays) for name, arrays in given.items()}
+
+    def _read(self, name: str, arrays: Mapping[str, Array]) -> list[Any]:
+        parameter, slots = self._parameters[name], self._rules[name].rule.states
+        if arrays.keys() != {slot.name for slot in slots}:
+            wrong = min(arrays.keys() ^ {slot.name for slot in slots})
+            raise CheckpointError(f"optimizer state {wrong!r} of parameter {name!r} is missing, or of another optimizer")
+        found: list[Any] = []
+        for slot in slots:
+            array, shape = arrays[slot.name], tuple(parameter.shape)
+            wanted = slot.shape_for(shape)
+            if array.shape != wanted:
+                raise CheckpointError(f"optimizer state '{slot.name}/{name}' has shape {array.shape}, its rule {wanted}")
+            if slot.number:
+                found.append(array.item())
+                continue
+            value = from_array(array, _CPU if array.ndim == 0 else parameter.device)
+            kept = torch.bfloat16 if self._narrow and slot.narrows(shape) else TORCH_DTYPES[slot.kind]
+            found.append(value.to(kept))
+        return found

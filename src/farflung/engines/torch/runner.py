@@ -14,7 +14,7 @@ from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gr
 from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.arrays import check_array, from_array, to_array
 from farflung.engines.torch.heap import HEAP
-from farflung.engines.torch.optimizer import StageOptimizer
+from farflung.engines.torch.optimizer import RuleOptimizer, StageOptimizer, stage_optimizer
 from farflung.engines.torch.program import Program, Read, Source, compile_program
 from farflung.engines.torch.states import StageStates
 from farflung.errors import FarflungError, GraphError
@@ -89,7 +89,7 @@ class TorchRunner:
         self._base: list[Any] | None = None
         self._addresses: frozenset[int] = frozenset()
         self._kept: dict[MicroBatch, _Kept] = {}
-        self._optimizer: StageOptimizer | None = None
+        self._optimizer: StageOptimizer | RuleOptimizer | None = None
         self._watch: list[tuple[frozenset[str], int]] = []
         self._ready: Callable[[int], None] | None = None
 
@@ -386,10 +386,10 @@ class TorchRunner:
         self._kept.clear()
         self.state.clear()
 
-    def _stepper(self) -> StageOptimizer:
+    def _stepper(self) -> StageOptimizer | RuleOptimizer:
         if self._optimizer is None:
             parameters = {n: self.state.tensor(n) for n in self.subgraph.states if n in self.state.trained}
-            self._optimizer = StageOptimizer(self._settings.optimizer, parameters)
+            self._optimizer = stage_optimizer(self._settings.optimizer, parameters)
         return self._optimizer
 
     def optimizer_states(self, *, copy: bool = True) -> Mapping[str, Array]:

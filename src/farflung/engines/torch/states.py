@@ -111,7 +111,7 @@ class StageStates:
         held = [*self._constants.values(), *(self.tensors[name] for name in self._names if name in self.tensors)]
         return frozenset(tensor.untyped_storage().data_ptr() for tensor in held)
 
-    def accumulators(self) -> Iterator[tuple[Use, torch.Tensor]]:
+    def _accumulators(self) -> Iterator[tuple[Use, torch.Tensor]]:
         """Each use here of a trained parameter, and the tensor that its gradient accumulates in."""
         for name in self._names:
             if name in self.trained and name in self.tensors:
@@ -121,7 +121,7 @@ class StageStates:
 
     def close_part(self, *, last: bool = False) -> None:
         """Add what was accumulated since the last part to the parts before it; after the ``last`` the sum stands there."""
-        for use, leaf in self.accumulators():
+        for use, leaf in self._accumulators():
             total, leaf.grad = leaf.grad, None
             if total is not None and use in self._parts:
                 total = self._parts[use].add_(total)
@@ -146,7 +146,7 @@ class StageStates:
         Raises:
             GraphError: a use is not of this stage, or its shape or element type is another.
         """
-        known = dict(self.accumulators())
+        known = dict(self._accumulators())
         for use, array in gradients.items():
             if use not in known:
                 raise GraphError(f"operator {use.op!r} of this stage trains no state {use.state!r}")

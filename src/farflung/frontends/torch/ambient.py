@@ -57,11 +57,12 @@ def batch_arrays(batch: Any, order: Sequence[str]) -> dict[str, Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trainee:
-    """A caller's module as graphs, with the values that its states have here (none for a factory or a meta module).
+    """A caller's ``module`` as graphs, with the values that its states have here (none for a factory or a meta module).
 
     ``evaluation``: the same module in evaluation mode (None: no batch for it was given).
     """
 
+    module: nn.Module
     graph: Graph
     states: Mapping[str, Array]
     evaluation: Graph | None = None
@@ -90,7 +91,9 @@ def capture_trainee(module: nn.Module | Callable[[], nn.Module], batch: Any, eva
     if evaluation is not None:
         side = _captured(source, built, evaluation, "evaluation")
         _check_evaluation(graph, side)
-    return Trainee(graph=graph, states=module_states(source, graph) if isinstance(source, nn.Module) else {}, evaluation=side)
+    return Trainee(
+        module=built, graph=graph, states=module_states(source, graph) if isinstance(source, nn.Module) else {}, evaluation=side
+    )
 
 
 def _check_evaluation(graph: Graph, side: Graph) -> None:

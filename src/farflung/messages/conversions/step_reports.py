@@ -25,6 +25,7 @@ class StepReport:
     step that averaged some. ``excluded``: devices whose gradients were not finite, so that a robust rule left them out;
     ``spoilers``: those that sent this worker values of a micro-batch that were not finite. ``codecs``: what they took here, by
     (sending stage, receiving stage). ``gave`` and ``took``: digests for verification; ``audits``: what it has verified.
+    ``helped``: samples and seconds of helpers of this server, by (stage, helper).
     """
 
     step: int
@@ -47,6 +48,7 @@ class StepReport:
     took: Digests = field(default_factory=dict)
     audits: tuple[Audit, ...] = ()
     codecs: Mapping[Link, CodecUse] = field(default_factory=dict)
+    helped: Mapping[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
 
 
 def message_of(report: StepReport, run: str, attempt: int) -> Stepped:
@@ -73,6 +75,7 @@ def message_of(report: StepReport, run: str, attempt: int) -> Stepped:
         gave=_items(report.gave) or UNSET,
         took=_items(report.took) or UNSET,
         audits=tuple(map(_audit_item, report.audits)) or UNSET,
+        helped=tuple((*key, *work) for key, work in report.helped.items()) or UNSET,
         codecs=tuple((*pair, use.encode_seconds, use.decode_seconds, use.error) for pair, use in report.codecs.items()),
     )
 
@@ -99,6 +102,7 @@ def report_of(message: Stepped) -> StepReport:
         gave=_digests(message.gave or ()),
         took=_digests(message.took or ()),
         audits=tuple(_audit(item) for item in message.audits or ()),
+        helped={(stage, helper): (samples, seconds) for stage, helper, samples, seconds in message.helped or ()},
         codecs={
             (source, target): CodecUse(encode_seconds=encode, decode_seconds=decode, error=error)
             for source, target, encode, decode, error in message.codecs

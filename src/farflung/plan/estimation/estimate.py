@@ -19,6 +19,7 @@ from farflung.cost import (
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
+from farflung.optim import update_flops
 from farflung.plan.estimation.cost_tables import CostTables
 from farflung.plan.estimation.gradient_exchanges import exchanged_bytes, gradient_exchanges
 from farflung.plan.estimation.results import DeviceEstimate, Estimate, GradientExchange, LinkEstimate, StageEstimate
@@ -41,8 +42,6 @@ from farflung.sync import Sent
 
 #: Of a stage's memory what is there through a step.
 _ALWAYS = ("parameters", "gradients", "optimizer", "serving", "exchange", "samples")
-#: Operations per trainable parameter of one update (reads and writes dominate; small beside a backward).
-UPDATE_FLOPS = {"sgd": 4.0, "adamw": 16.0}
 
 
 def estimate(
@@ -183,7 +182,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         forward_seconds=_seconds(device, device.work(forward, convolution), forward_calls),
         backward_seconds=_seconds(device, device.work(backward, back_convolution), backward_calls),
         weight_seconds=device.work(sums.weight, sums.weight_convolution) / device.achieved,
-        update_seconds=_seconds(device, sums.trained * UPDATE_FLOPS[job.optimizer.name], sums.trained_tensors),
+        update_seconds=_seconds(device, sums.trained * update_flops(job.optimizer, graph), sums.trained_tensors),
         in_flight=flying,
         recompute=stage.recompute,
         micro_batches=(item.unit.replica.first, item.unit.replica.end),

@@ -9,12 +9,12 @@ from farflung.cost import (
     OpCost,
     StageMemory,
     cast_factor,
-    optimizer_factor,
     stage_memory,
 )
 from farflung.graph.cut import SubGraph
 from farflung.graph.drift import drifting
 from farflung.job.spec import JobSpec
+from farflung.optim import state_bytes
 from farflung.plan.estimation.cost_tables import CostTables
 from farflung.plan.model import Stage, SyncPlan
 from farflung.plan.synchronization import made_strategy
@@ -39,7 +39,7 @@ def memory_of(
     again = stage.recompute if recompute is None else recompute
     clones = sum(sub.graph.state[name].spec.nbytes for name in drifting(sub)) if again else 0
     settings = MemorySettings(
-        optimizer=optimizer_factor(job.optimizer.name, job.optimizer.momentum),
+        optimizer=_state_factor(sub, job),
         in_flight=in_flight_count + (job.verify.share > 0 and len(stage.devices) > 1),  # the unit that is computed again
         casts=cast_factor(job.precision),
         recompute=again,
@@ -49,6 +49,12 @@ def memory_of(
     )
     arrays = np.array([received], dtype=np.float64), np.array([sum(sent.values())], dtype=np.float64)
     return stage_memory(cost, stage.start, [stage.stop], settings, *arrays)
+
+
+def _state_factor(sub: SubGraph, job: JobSpec) -> float:
+    """Bytes of optimizer state per byte of the stage's trained parameters."""
+    trained = sum(sub.graph.state[name].spec.nbytes for name in sub.states if name in sub.graph.trained)
+    return state_bytes(job.optimizer, sub.graph, sub.states) / trained if trained else 0.0
 
 
 def exchange_memory(tables: CostTables, stage: Stage, sub: SubGraph, job: JobSpec, sync: SyncPlan | None) -> float:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from farflung.cost import ALLOCATOR, MemorySettings, cast_factor, optimizer_factor, serving_bytes, stage_memory
+from farflung.cost import ALLOCATOR, MemorySettings, cast_factor, serving_bytes, stage_memory
 from farflung.errors import InputError, PlanError
 from farflung.job.spec import JobSpec
+from farflung.optim import state_factor, update_flops
 from farflung.plan import codec_of, wire_factor_of
 from farflung.plan.buckets import BUCKET_BYTES
 from farflung.plan.codec_choice.exchange_codec import job_strategy
-from farflung.plan.estimation.estimate import UPDATE_FLOPS
 from farflung.plan.estimation.stage_memory import sync_copies
 from farflung.plan.traffic import sync_bytes
 from farflung.planners.auto.bounds import Bounds, Copy
@@ -160,9 +160,7 @@ class Quick:
             cost, job = problem.tables.table(kind), problem.job
             dense = cost.crossing_forward
             received, sent = dense[[start]], dense[[stop]]
-            settings = MemorySettings(
-                optimizer=optimizer_factor(job.optimizer.name, job.optimizer.momentum), casts=cast_factor(job.precision)
-            )
+            settings = MemorySettings(optimizer=state_factor(job.optimizer, problem.graph), casts=cast_factor(job.precision))
             memory = stage_memory(cost, start, [stop], settings, received, sent)
             self._spans[key] = _Span(
                 forward=float(cost.forward_sum[stop] - cost.forward_sum[start]),
@@ -219,7 +217,7 @@ class Quick:
 
     def _times(self, layout: Layout, problem: Problem, units: Sequence[_Unit]) -> PipelineTimes:
         forward, backward, weight, update = [], [], [], []
-        rate = UPDATE_FLOPS[problem.job.optimizer.name] / 4.0
+        rate = update_flops(problem.job.optimizer, problem.graph) / 4.0
         for unit in units:
             span, device = unit.span, self.devices[unit.device]
             speed, overhead = float(device.achieved), float(device.overhead)

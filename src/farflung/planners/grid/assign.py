@@ -26,7 +26,8 @@ class GridOptions(TypedDict, total=False):
     (c_pp); ``dp_bytes``: parameters of one stage (c_dp). ``method``: ``search`` (our own), ``dtfm`` (the paper's genetic
     search), ``kernighan_lin`` (that with the classical gain), ``random`` (partition, order and matching at random). The search
     ends after ``seconds`` (None: no limit) or ``evaluations``, whichever comes first; with ``evaluations`` and ``seconds=None``
-    the same ``seed`` gives the same assignment.
+    the same ``seed`` gives the same assignment. The genetic searches also end after ``patience`` evaluations without a better
+    assignment (None: they do not).
     """
 
     dp: Required[int]
@@ -36,6 +37,7 @@ class GridOptions(TypedDict, total=False):
     method: GridMethod
     seconds: float | None
     evaluations: int | None
+    patience: int | None
     seed: int
 
 
@@ -53,7 +55,7 @@ def assign_grid(topology: Topology, **options: Unpack[GridOptions]) -> Assignmen
         topology, dp=options["dp"], pp=options["pp"], dp_bytes=options["dp_bytes"], pp_bytes=options["pp_bytes"]
     )
     evaluations = options.get("evaluations")
-    budget = Budget(evaluations, options.get("seconds", 2.0))
+    budget = Budget(evaluations, options.get("seconds", 2.0), patience=options.get("patience"))
     random = np.random.default_rng(seed)
     if method == "random":
         rows = random_rows(problem, random)
@@ -76,7 +78,9 @@ def _check(options: GridOptions) -> None:
     method = options.get("method", "search")
     if method not in get_args(GridMethod):
         raise InputError(f"unknown grid method {method!r}: known are {', '.join(get_args(GridMethod))}")
-    seconds, evaluations = options.get("seconds", 2.0), options.get("evaluations")
+    seconds, evaluations, patience = options.get("seconds", 2.0), options.get("evaluations"), options.get("patience")
+    if patience is not None and patience < 1:
+        raise InputError(f"patience must be at least 1, got {patience!r}; write e.g. patience=1000, or leave it out")
     if seconds is not None and not seconds > 0:
         raise InputError(f"seconds must be more than 0, got {seconds!r}; write e.g. seconds=2, or seconds=None with evaluations")
     if evaluations is not None and evaluations < 1:

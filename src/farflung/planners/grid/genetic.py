@@ -54,6 +54,8 @@ def genetic(problem: GridProblem, budget: Budget, random: np.random.Generator, k
         cost = _price(swaps, child)[0]
         budget.spend()
         worst = int(np.argmax(costs))
+        if cost < min(costs):
+            budget.improved()
         if cost < costs[worst]:
             people[worst], costs[worst] = child, cost
     return _price(swaps, people[int(np.argmin(costs))])[1]
@@ -82,20 +84,25 @@ def _crossover(first: Indices, second: Indices, problem: GridProblem, random: np
 def _fastest_link(links: Array) -> _Gains:
     """The paper's gain of moving d1 to stage j': mean of its links to j' minus the fastest link d1-d2 of its own stage.
 
-    Candidates of a stage are the two ends of its fastest link. The gain of a swap is that of its two moves together.
+    Candidates of a stage are the two ends of one link, its fastest; of several that are as fast, the first. The gain of a swap
+    is that of its two moves together.
     """
     inner = links.copy()
     np.fill_diagonal(inner, np.inf)
 
     def gains(label: Indices, free: Indices, pp: int) -> Array:
         member = label[:, None] == np.arange(pp)
-        fastest = np.where(label[:, None] == label, inner, np.inf).min(axis=1)
-        fastest = np.where(np.isfinite(fastest), fastest, 0.0)
-        mine = np.where(free, fastest, np.inf)
-        least = np.array([mine[member[:, stage]].min(initial=np.inf) for stage in range(pp)])
-        chosen = (mine == least[label]) & (free == 1)
-        gain = links @ member / np.maximum(member.sum(axis=0), 1) - fastest[:, None]
-        return np.where(chosen[:, None] & ~member, gain, -np.inf)
+        within = np.where(label[:, None] == label, inner, np.inf)
+        other = within.argmin(axis=1)
+        fastest = within[np.arange(len(label)), other]
+        mine = np.where(member & (free == 1)[:, None], fastest[:, None], np.inf)
+        first = mine.argmin(axis=0)
+        ends = np.unique(np.concatenate([first, other[first]]))
+        ends = ends[(free[ends] == 1) & np.isfinite(fastest[ends])]
+        table = np.full(member.shape, -np.inf)
+        gain = links[ends] @ member / np.maximum(member.sum(axis=0), 1) - fastest[ends, None]
+        table[ends] = np.where(member[ends], -np.inf, gain)
+        return table
 
     return gains
 

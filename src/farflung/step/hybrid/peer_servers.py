@@ -44,8 +44,6 @@ class PeerServers:
         self._reported: set[int] = set()
         self._held: set[tuple[int, int]] = set()
         self._step = -1
-        #: Tasks of peers that were computed here, in all steps.
-        self.computed = 0
 
     def check(self, peer: str, message: ServerFree | ServerServed | SliceTask | SliceAnswer) -> None:
         """Check that ``peer`` may send ``message`` here.
@@ -100,7 +98,6 @@ class PeerServers:
 
     def done(self, stage: int, task: Task) -> None:
         """A task of a peer was computed here."""
-        self.computed += 1
         place = (stage, task.index)
         if task.kind is TaskKind.FORWARD:
             self._held.add(place)

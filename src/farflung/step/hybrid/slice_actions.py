@@ -105,6 +105,8 @@ class SliceActions:
         self._routes = StepRoutes(parts.context.transfer, Phase.TRAIN, step)
         #: micro-batch -> loss
         self.losses: dict[int, float] = {}
+        #: What helpers did, by stage and helper: samples, seconds.
+        self.helped: dict[tuple[int, str], tuple[int, float]] = {}
         self._steps: dict[int, _StageStep] = {}
         #: Nothing could be computed when ``next`` was last asked.
         self._idle = False
@@ -260,6 +262,7 @@ class SliceActions:
         if isinstance(command, Accept):
             assert result is not None
             self._accept(stage, command.task, result)
+            self._credit(stage, command, result)
         elif isinstance(command, Give):
             parts.waste.taken_over += command.recompute
             work, slices, task = self._work(stage, command.task, recompute=command.recompute), parts.slices[stage], command.task
@@ -323,6 +326,15 @@ class SliceActions:
         if result.loss is not None:
             self.losses[index] = result.loss
             self._parts.vote.report(task.step, self.losses)
+
+    def _credit(self, stage: int, command: Accept, result: ActionResult) -> None:
+        """Count what a helper did: the seconds that it reports, and the samples of its backwards."""
+        setup, task = self._parts.context.setup, command.task
+        if command.device == setup.device or command.device in self._parts.peers.speeds[stage]:
+            return
+        samples, seconds = self.helped.get((stage, command.device), (0, 0.0))
+        done = setup.job.micro_batch_sizes[task.index] if task.kind is TaskKind.BACKWARD else 0
+        self.helped[stage, command.device] = samples + done, seconds + result.seconds
 
 
 def _action(stage: int, task: Task) -> Action:

@@ -83,6 +83,7 @@ class StageServer:
         self._step = step
         source = SliceActions(self._parts, step)
         run_actions(source, self.context, meter)
+        meter.helped = source.helped
         return source.losses
 
     def close(self) -> None:

@@ -152,15 +152,18 @@ class Averager:
         Raises:
             BaseException: what ended the run meanwhile.
         """
-        key = ("averaged", stage, tag)
-        with self._lock:
-            going = self._exchanges.get((stage, tag))
-        patience = None if going is None else going.spec.patience
-        while patience is not None and not self._inbox.wait_for(key, patience):
-            self.expire()
-            patience = max(patience / 4, 0.01)
-        outcome: Outcome = self._inbox.take(key)
+        self._await((stage, tag))
+        outcome: Outcome = self._inbox.take(("averaged", stage, tag))
         return outcome
+
+    def _await(self, key: Key) -> None:
+        """Wait until an exchange has ended; its outcome stays in the inbox. Members that do not come are not awaited forever."""
+        with self._lock:
+            going = self._exchanges.get(key)
+        patience = None if going is None else going.spec.patience
+        while not self._inbox.wait_for(("averaged", *key), patience):
+            self.expire()
+            patience = None if patience is None else max(patience / 4, 0.01)
 
     def expire(self) -> None:
         """End the pieces served here whose deadline has passed."""
@@ -175,9 +178,9 @@ class Averager:
     def settle(self) -> None:
         """Wait until what was begun has ended, as a checkpoint needs it; outcomes stay where ``wait`` finds them."""
         with self._lock:
-            keys = [("averaged", *key) for key in self._exchanges]
+            keys = list(self._exchanges)
         for key in keys:
-            self._inbox.wait_for(key, None)
+            self._await(key)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

@@ -80,15 +80,15 @@ class GradientSums:
 
     def register(self, router: PeerRouter) -> None:
         """Parts to add, and totals."""
-        router.register(PartialSum, self.receive_part)
-        router.register(Total, self.receive_total)
+        router.register(PartialSum, self._receive_part)
+        router.register(Total, self._receive_total)
 
-    def receive_part(self, peer: str, part: PartialSum) -> None:
+    def _receive_part(self, peer: str, part: PartialSum) -> None:
         """Store a part that is added here (transport thread); errors as in ``Reduction.register``."""
         self._order.check_part(peer, part)
         self._receive(part, part.part)
 
-    def receive_total(self, peer: str, total: Total) -> None:
+    def _receive_total(self, peer: str, total: Total) -> None:
         """Store a total (transport thread); errors as in ``Reduction.register``."""
         self._order.check_total(peer, total)
         self._receive(total, 0)

@@ -46,13 +46,12 @@ class Role:
 
     ``collector``: the device that adds this worker's parts. ``adds``: the numbers of the parts that are added here, in this order
     (empty: nothing is). ``up``: the device that gets what was added here; ``None``: that is the total already, or nothing was
-    added. ``total_from``: the device that sends the total. ``down``: the devices that get the total from here.
+    added. ``down``: the devices that get the total from here.
     """
 
     collector: str
     adds: tuple[int, ...]
     up: str | None
-    total_from: str
     down: tuple[str, ...]
 
 
@@ -154,7 +153,6 @@ class JobOrder:
             collector=server,
             adds=tuple(end for _, end in self.parts[stage]) if serves else (),
             up=None,
-            total_from=server,
             down=tuple(device for device in self.devices[stage] if device != self.device) if serves else (),
         )
 
@@ -204,7 +202,6 @@ class RouteOrder:
             collector=self.device,
             adds=(rank, *route.adds(rank)),  # the own sum first, then the children by rank: the same bits for every arrival
             up=None if route.up[rank] < 0 else devices[route.up[rank]],
-            total_from=self.device if route.down[rank] < 0 else devices[route.down[rank]],
             down=tuple(devices[child] for child in route.passes_to(rank)),
         )
 

@@ -121,16 +121,25 @@ class LocalStages:
             slots |= {key: value for key, value in found.items() if key.split("/", 1)[1] in wanted}
         return pack(values, slots)
 
-    def shard(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the states and slots that this worker writes into a checkpoint (uncopied)."""
+    def shard(self, device: str) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the states and slots that ``device`` writes into a checkpoint, as far as this worker has them (uncopied)."""
         states: dict[str, Array] = {}
         optimizer: dict[str, Array] = {}
         for index, runner in self.bases.items():
-            mine = {name for name in runner.subgraph.states if self.owns(name, index)}
+            owned = self.setup.primary(index) == device
+            mine = {name for name in runner.subgraph.states if owned and self.setup.owner(name) == index}
             states |= {name: value for name, value in runner.states(copy=False).items() if name in mine}
             slots = _slots(runner, self.delayed, index, copy=False)
             optimizer |= {key: value for key, value in slots.items() if key.split("/", 1)[1] in mine}
         return states, optimizer
+
+    def reproduced(self) -> list[str]:
+        """Return the devices whose whole shard this worker has too, bit by bit: primaries of its stages."""
+        setup = self.setup
+        primaries = [setup.primary(index) for index in range(len(setup.plan.stages))]
+        others = sorted({primaries[index] for index in setup.own_stages} - {setup.device})
+        needed = {device: {index for index, primary in enumerate(primaries) if primary == device} for device in others}
+        return [device for device in others if setup.plan.sync is None and needed[device] <= set(setup.own_stages)]
 
     def saved(self) -> None:
         """A checkpoint holds the present states."""

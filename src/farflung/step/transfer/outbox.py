@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from farflung.errors import ConnectionLost
@@ -98,8 +98,8 @@ class Outbox:
             KeyError: ``peer`` takes no part in this run, or is a guest that has left.
             BaseException: the error that ended the outbox meanwhile.
         """
-        if outgoing.pair is not None:
-            self._meter.posted(outgoing.step)
+        if outgoing.pair is not None and (counts := self._meter.posted(outgoing.step)) != outgoing.step:
+            outgoing = replace(outgoing, step=counts)
         with self._changed:
             lane = self._lane(peer, outgoing.urgency)
             if outgoing.waits and len(lane.waiting) >= _QUEUE_FRAMES:
@@ -150,7 +150,7 @@ class Outbox:
         return 0.0 if seen is None else seen.rate
 
     def when_sent(self, step: int, report: Callable[[LinkUse], None]) -> None:
-        """Call ``report`` (on some thread) with what ``step`` sent, once its last frame is encoded; post nothing for it after."""
+        """Call ``report`` (on some thread) with what ``step`` sent, once its last frame is encoded."""
         self._meter.when_done(step, report)
 
     def flush(self) -> None:

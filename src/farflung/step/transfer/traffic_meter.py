@@ -29,11 +29,15 @@ class TrafficMeter:
         self._use: dict[int, LinkUse] = {}
         self._open: dict[int, int] = {}
         self._waiting: dict[int, Callable[[LinkUse], None]] = {}
+        #: The first step whose sum has not been asked for.
+        self._next = 0
 
-    def posted(self, step: int) -> None:
-        """A frame of ``step`` waits to be encoded."""
+    def posted(self, step: int) -> int:
+        """A frame of ``step`` waits to be encoded; return the step that it counts for: a later one if the sum is complete."""
         with self._lock:
+            step = max(step, self._next)
             self._open[step] = self._open.get(step, 0) + 1
+            return step
 
     def encoded(self, step: int, pair: StagePair, nbytes: tuple[int, int], seconds: float) -> None:
         """A frame is encoded. ``nbytes``: as it is sent, and without a codec."""
@@ -49,8 +53,10 @@ class TrafficMeter:
             done[0](done[1])
 
     def when_done(self, step: int, report: Callable[[LinkUse], None]) -> None:
-        """Call ``report`` with the sum of ``step`` once all its frames are encoded; none may be posted after this call."""
+        """Call ``report`` with the sum of ``step`` once all its frames are encoded. Frames that are posted later count for later
+        steps. Steps are asked for in order."""
         with self._lock:
+            self._next = max(self._next, step + 1)
             self._waiting[step] = report
             done = self._take(step)
         if done is not None:

@@ -31,7 +31,7 @@ ROUNDING = 1e-12
 
 def exposed_bound(layers: Layers, sync_every: int) -> float:
     """Seconds that a period takes at least beyond its backward passes, whatever the sets."""
-    slack = layers.slack().tolist()
+    slack = np.maximum(layers.slack(), 0.0).tolist()  # with a latency it may be negative; the proof needs d >= 0
     gain = [comm - left for comm, left in zip(layers.comm, slack, strict=True)]
     rest = np.cumsum(np.asarray(layers.comm)[::-1])[::-1].tolist()
     best = math.fsum(heapq.nlargest(sync_every, (value for value in gain if value > 0)))

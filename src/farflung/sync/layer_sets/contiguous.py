@@ -45,7 +45,8 @@ def without_empty(sets: Sequence[Sequence[int]], sync_every: int) -> list[Units]
     """``sync_every`` sets, none empty (Property 3 of the paper): the last unit of the largest set becomes a set until it fits.
 
     This never makes the period longer: exposure of a set falls by at least what its last unit costs alone, because every term of
-    its exposure holds the last unit's exchange, and the last unit has the least slack. Runs stay runs.
+    its exposure holds the last unit's exchange, and the last unit has the least slack. Runs stay runs. A latency that the last
+    unit's slack cannot hide makes an exception: the new set then waits for it.
     """
     found = [tuple(chosen) for chosen in sets if len(chosen)]
     while len(found) < sync_every:

@@ -27,8 +27,9 @@ Sets = Sequence[Sequence[int]]
 class Layers:
     """Units in backward order.
 
-    ``ready``: when a unit's backward ends, seconds after the backward pass began (never falls). ``comm``: seconds of its
-    exchange. ``total``: seconds of the whole backward pass. ``members``: for each unit its layers, forward numbers, descending.
+    ``ready``: when a unit's backward ends, seconds after the backward pass began (never falls), and the latency of an exchange
+    on top: exchanges of a step overlap in it, so all of them end as much later. ``comm``: seconds of its exchange. ``total``:
+    seconds of the whole backward pass. ``members``: for each unit its layers, forward numbers, descending.
     """
 
     ready: tuple[float, ...]
@@ -40,12 +41,18 @@ class Layers:
         return len(self.ready)
 
     @classmethod
-    def make(cls, bp_seconds: Iterable[float], comm_seconds: Iterable[float], tied: Iterable[Iterable[int]] = ()) -> Layers:
+    def make(
+        cls,
+        bp_seconds: Iterable[float],
+        comm_seconds: Iterable[float],
+        tied: Iterable[Iterable[int]] = (),
+        latency: float = 0.0,
+    ) -> Layers:
         """Units from sequences in forward order (seconds per layer).
 
         ``tied``: groups of layers that share a parameter. A group counts as its earliest layer: it is exchanged as one when
         that layer's backward has ended, and takes the sum of its layers' times (0 for a layer whose tensors are counted
-        elsewhere).
+        elsewhere). ``latency``: seconds from the last byte of an exchange until its mean is everywhere.
 
         Raises:
             InputError: lengths differ, there are no layers, a time is negative or not finite, or ``tied`` is no partition.
@@ -55,6 +62,8 @@ class Layers:
             raise InputError(f"bp_seconds has {len(bp)} layers, comm_seconds has {len(comm)}: give one value of each per layer")
         if not bp:
             raise InputError("bp_seconds and comm_seconds are empty: give at least one layer")
+        if not 0.0 <= latency < math.inf:
+            raise InputError(f"latency_seconds = {latency}: seconds must be finite and not negative")
         first_layer = _first_layers(len(bp), tied)
         members: dict[int, list[int]] = {}
         for layer in range(len(bp) - 1, -1, -1):
@@ -62,14 +71,14 @@ class Layers:
         order = sorted(members, reverse=True)
         ends = np.cumsum(bp[::-1])[::-1]
         return cls(
-            ready=tuple(float(ends[unit]) for unit in order),
+            ready=tuple(float(ends[unit]) + latency for unit in order),
             comm=tuple(math.fsum(comm[layer] for layer in members[unit]) for unit in order),
             total=float(ends[0]),
             members=tuple(tuple(members[unit]) for unit in order),
         )
 
     def slack(self) -> Vector:
-        """Seconds of backward that are left when a unit is ready: what can hide exchanges that start with it."""
+        """Seconds of backward that can hide exchanges that start with a unit (negative: even an empty one ends too late)."""
         return self.total - np.asarray(self.ready)
 
     def named(self, sets: Sets) -> tuple[tuple[int, ...], ...]:

@@ -85,6 +85,7 @@ def partial_sync_schedule(
     method: str = "free",
     *,
     tied: Iterable[Iterable[int]] = (),
+    latency_seconds: float = 0.0,
 ) -> PartialSchedule:
     """Assign each layer to one step of a period of ``sync_every`` steps so that the period is short.
 
@@ -92,12 +93,13 @@ def partial_sync_schedule(
     ``free`` (any sets; at most the period of ``optimal``), ``optimal`` (the best contiguous sets, exactly), ``dreamddp``
     (Algorithm 2, which plans with plain sums of times) or ``equal_number``. All are scored by equation (7). ``tied``: groups of
     layers that share a parameter; a group is exchanged as one when the backward of its earliest layer has ended.
+    ``latency_seconds``: from the last byte of an exchange until its mean is everywhere, once for each step.
 
     Raises:
         InputError: ``sync_every`` is below 1 or above the number of layers (a tied group counts once), times are unusable, or the
             method is unknown.
     """
-    layers = Layers.make(bp_seconds, comm_seconds, tied)
+    layers = Layers.make(bp_seconds, comm_seconds, tied, latency_seconds)
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}: known are {', '.join(METHODS)}")
     sync_every = check_sync_every(sync_every, len(layers))

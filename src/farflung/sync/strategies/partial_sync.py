@@ -36,14 +36,15 @@ class PartialSync(StrategyDefaults):
     """Partial synchronization: equation (5), step r averages one set of layers, overlapped with the backward below them.
 
     ``method`` chooses the sets from the layers' times (``partial_sync_schedule``); ``sets`` gives them instead, one for each step
-    of a period, some may be empty. ``fill``: bubble filling, equation (12). ``tied``: groups of layers that share a parameter.
+    of a period, some may be empty. ``fill``: bubble filling, equation (12), a part of Algorithm 2 (None: with every method but
+    ``equal_number``, the paper's baseline without it). ``tied``: groups of layers that share a parameter.
     ``adapt``: sets are chosen anew from measured times where that shortens a period by more than this part (0: never).
     ``name``: the registry's; each of the names beside ``partial`` stands for one method.
     """
 
     sync_every: int = 5
     method: str = "equal_number"
-    fill: bool = False
+    fill: bool | None = None
     adapt: float = 0.0
     sets: Sets = ()
     tied: Sets = ()
@@ -98,7 +99,11 @@ class PartialSync(StrategyDefaults):
         if self.sets:
             return tuple(sorted(self.sets[index], reverse=True))
         found = self.schedule(world)
-        return (found.filled() if self.fill else found.sets)[index]
+        return (found.filled() if self._fills else found.sets)[index]
+
+    @property
+    def _fills(self) -> bool:
+        return self.method != "equal_number" if self.fill is None else self.fill
 
     def step(self, step: int, world: World) -> Program:
         """Each layer of the set: update and exchange when its backward has ended; the means come at the end of the step."""
@@ -144,7 +149,8 @@ class PartialSync(StrategyDefaults):
 def schedule_of(layers: tuple[LayerInfo, ...], sync_every: int, method: str, tied: Sets) -> PartialSchedule:
     """``partial_sync_schedule`` of layers' times; cached, because every step asks."""
     bp, comm = [layer.bp_seconds for layer in layers], [layer.comm_seconds for layer in layers]
-    return partial_sync_schedule(bp, comm, sync_every, method, tied=tied)
+    latency = max(float(layer.latency) for layer in layers)
+    return partial_sync_schedule(bp, comm, sync_every, method, tied=tied, latency_seconds=latency)
 
 
 #: Strategies of this file by name; what a name fixes is no setting of it.

@@ -23,14 +23,14 @@ from typing import Protocol
 import numpy as np
 
 from farflung.clock import monotonic
-from farflung.errors import FarflungError, WireError
+from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.transports.tcp.adaptation import Deadlines
 from farflung.transports.tcp.bbr_pause import Breather
 from farflung.transports.tcp.sockets import bbr_view, cut, explain_break, kernel_view, set_backlog, unconfirmed
 
-__all__ = ["Carried", "Connection", "MessageKind", "NeverBegan", "build_message", "read_message"]
+__all__ = ["Carried", "Connection", "MessageKind", "NeverBegan", "NotAdmitted", "build_message", "read_message"]
 
 _HEAD = struct.Struct("<BBHIQ")
 _CRC = struct.Struct("<I")
@@ -52,10 +52,15 @@ class MessageKind(IntEnum):
     FATAL = 5
     RETIRE = 6
     RELAY = 7
+    REFUSED = 8
 
 
 class NeverBegan(ConnectionResetError):
     """A connection ended before its first byte: somebody looked whether this port answers."""
+
+
+class NotAdmitted(ConnectionLost):
+    """The far side can be reached, and does not know this member as its peer, or not yet."""
 
 
 class Carried(Protocol):
@@ -153,7 +158,7 @@ class Connection:
         self.heartbeat = 0.5
         self.congestion = kernel_view(sock).congestion
         #: Whether it is given nothing for a moment, and whether its next message shall be more than a lonely small packet.
-        self.resting = self.padded = False
+        self._resting = self.padded = False
         self._breather = Breather() if self.congestion == "bbr" else None
         self._link = link
         self._wrote_at = 0.0
@@ -230,7 +235,7 @@ class Connection:
             if self._looking:
                 self._looking = self._link.looks(self)
                 longest = min(longest, _LOOK_MS)
-            wants = self._out is not None or (not self.resting and self._link.waits(self))
+            wants = self._out is not None or (not self._resting and self._link.waits(self))
             poll.modify(self.sock, select.POLLIN | (select.POLLOUT if wants else 0))
             found = dict(poll.poll(0 if more else min(longest, math.ceil(1e3 * self._link.pause()) or longest)))
             if self._wake_in.fileno() in found:
@@ -250,15 +255,15 @@ class Connection:
         self.believed = float(view.rate)
         now = monotonic()
         breather.saw(view, now)
-        self.resting = self.padded = False
+        self._resting = self.padded = False
         if breather.near(now):
             queued = unconfirmed(self.sock) + (0 if self._out is None else len(self._out))
-            self.resting = breather.holds(now, queued, view)
+            self._resting = breather.holds(now, queued, view)
             expired = breather.expired(now)
             self.padded = expired and not queued
             if expired and queued:
                 return _PAUSE_MS  # to see when the next round trip is taken
-        if self.resting:
+        if self._resting:
             return _PAUSE_MS
         settled = self._wrote_at + 1.5 * view.round_trip / 1e6 + _PAUSE_MS / 1e3
         return min(max(1e3 * (settled - now), 1.0), _POLL_MS) if settled > now else _POLL_MS
@@ -300,7 +305,7 @@ class Connection:
 
     def _write(self) -> bool:
         """Send one message, or as much of it as the system takes; False after the last words."""
-        if self._out is None and self.resting:
+        if self._out is None and self._resting:
             return True
         if self._out is None:
             message = self._link.next_message(self)

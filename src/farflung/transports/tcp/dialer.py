@@ -10,9 +10,13 @@ from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
-from farflung.transports.tcp.connection import Connection
+from farflung.transports.config import TransportConfig
+from farflung.transports.tcp.connection import Connection, NotAdmitted
 
 __all__ = ["Dialed", "Dialer"]
+
+#: How long a peer that is there may take to learn of the run: it may have to end its part in another one first.
+_ADMISSION_SECONDS = 90.0
 
 
 class Dialed(Protocol):
@@ -49,6 +53,12 @@ class Dialer:
     def refused_for(self, now: float) -> float:
         """Return for how many seconds the peer's machine has refused connections."""
         return 0.0 if self.refused_since is None else now - self.refused_since
+
+    def patience(self, config: TransportConfig, *, known: bool) -> float:
+        """Return for how many seconds a link without a connection is dialed; ``known``: it had one, or only the peer can dial."""
+        if isinstance(self.failure, NotAdmitted):
+            return max(_ADMISSION_SECONDS, config.resume)  # the peer is there, and has not begun with the run
+        return config.resume if known else config.connect_timeout
 
     def start(self) -> None:
         """Dial on a thread, unless one does (under the lock)."""

@@ -26,7 +26,7 @@ from farflung.transports.connection_gate import ConnectionGate
 from farflung.transports.meter import Meter
 from farflung.transports.tcp.adaptation import Cap
 from farflung.transports.tcp.byte_counts import Others
-from farflung.transports.tcp.connection import Connection, MessageKind, NeverBegan, build_message, read_message
+from farflung.transports.tcp.connection import Connection, MessageKind, NeverBegan, NotAdmitted, build_message, read_message
 from farflung.transports.tcp.link import TcpLink
 from farflung.transports.tcp.relay_calls import PROTOCOL, Relaying, RelayRequest
 from farflung.transports.tcp.sockets import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, secure, tune
@@ -80,6 +80,8 @@ class TcpEndpoint:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._addresses: dict[str, str] = {}
+        #: Who may call, where only peers may.
+        self._admitted: set[str] = set()
         self._links: dict[str, TcpLink] = {}
         #: What the last links that are over knew.
         self._past: dict[str, LinkStatistics] = {}
@@ -106,6 +108,7 @@ class TcpEndpoint:
         with self._lock:
             moved = bool(address) and self._addresses.get(peer, address) not in ("", address)
             self._addresses[peer] = address
+            self._admitted.add(peer)
             link = self._links.get(peer) if moved else None
         if link is not None:  # it was started again elsewhere: nobody will take up the old link
             link.fail(lost(peer, address, "it was started again and has forgotten what was sent"), quiet=True)
@@ -147,9 +150,10 @@ class TcpEndpoint:
         self.relaying.use(peer, relays)
 
     def part(self, peers: Iterable[str]) -> None:
-        """Close the links with those of ``peers`` that are reached through relays, and dial them no more."""
+        """``peers`` are peers no more. Close the links with those that are reached through relays, and dial them no more."""
         chosen = set(peers)
         with self._lock:
+            self._admitted -= chosen
             links = [link for link in self._links.values() if link.peer in chosen and self.relaying.relays(link.peer)]
         for peer in chosen:
             self.relaying.use(peer, ())
@@ -157,6 +161,9 @@ class TcpEndpoint:
 
     def relay_for(self, run: str, pairs: Iterable[tuple[str, str]]) -> None:
         """Relay between the members of each of ``pairs``, as members of ``run`` (no pairs: no more)."""
+        pairs = tuple(pairs)
+        with self._lock:
+            self._admitted.update(name for pair in pairs for name in pair)
         self.relaying.desk.allow(run, pairs)
 
     def relayed(self) -> Mapping[tuple[str, str], int]:
@@ -171,6 +178,8 @@ class TcpEndpoint:
             return True
         try:
             return self._dial_directly(link, seconds)
+        except NotAdmitted:
+            return True  # it answers those who are its peers
         except FarflungError as error:
             if not link.connections:
                 link.fail(error, quiet=True)
@@ -189,7 +198,7 @@ class TcpEndpoint:
 
     def limits(self, peer: str) -> FrameLimits:
         """See ``LinkHost``."""
-        return self.config.limits if peer in self._addresses else _STRANGER
+        return self.config.limits if self._admits(peer) else _STRANGER
 
     def frame(self, peer: str, frame: Frame) -> None:
         """See ``LinkHost``."""
@@ -295,7 +304,7 @@ class TcpEndpoint:
         try:
             with self.unfinished.guard(sock, GREETING_SECONDS):
                 sock.sendall(build_message(MessageKind.HELLO, [pack_value(self._hello(link))]))
-                answer = _read_hello(sock)
+                answer = _read_hello(sock, link.peer)
             if link.peer_id not in (None, answer["link"]):
                 raise lost(link.peer, place, "it was started again and has forgotten what was sent")
             link.peer_id = answer["link"]
@@ -306,7 +315,7 @@ class TcpEndpoint:
             raise lost(link.peer, place, explain_break(error)) from error
         except FarflungError as error:
             sock.close()
-            if isinstance(error, ConnectionLost):
+            if isinstance(error, ConnectionLost) and not isinstance(error, NotAdmitted):
                 link.fail(error)
             raise
 
@@ -382,6 +391,9 @@ class TcpEndpoint:
         if isinstance(value, RelayRequest):
             self.relaying.serve(sock, name, value)
             return
+        if self.config.peers_only and not self._admits(name):
+            sock.sendall(build_message(MessageKind.REFUSED, [pack_value({"protocol": PROTOCOL})]))
+            raise SecurityError(f"{name} is no peer of the current run")
         link = self.link_to(name, incoming=True)
         if hello["knows"] not in ("", link.id):  # the other end is what is old: it learns so, and begins anew
             sock.sendall(build_message(MessageKind.HELLO, [pack_value(self._hello(link))]))
@@ -394,6 +406,10 @@ class TcpEndpoint:
         sock.sendall(build_message(MessageKind.HELLO, [pack_value(self._hello(link))]))
         sock.settimeout(None)
         link.add(Connection(sock, link, dialed=False), relay)
+
+    def _admits(self, name: str) -> bool:
+        with self._lock:
+            return name in self._admitted
 
     def _watch(self) -> None:
         """Every link's heartbeat; time in which this process did not run counts for nobody's silence."""
@@ -412,16 +428,19 @@ class TcpEndpoint:
                     link.fail(defect)
 
 
-def _read_hello(sock: socket.socket) -> dict[str, str]:
-    value = _read_greeting(sock)
+def _read_hello(sock: socket.socket, peer: str) -> dict[str, str]:
+    value = _read_greeting(sock, peer)
     if isinstance(value, RelayRequest):
         raise WireError("a connection must begin with a greeting")
     return value
 
 
-def _read_greeting(sock: socket.socket) -> dict[str, str] | RelayRequest:
+def _read_greeting(sock: socket.socket, called: str = "") -> dict[str, str] | RelayRequest:
+    """``called``: the peer that this side has called (empty: it is called)."""
     kind, body = read_message(sock)
     value = unpack_value(bytes(body), 4)
+    if kind == MessageKind.REFUSED and called:
+        raise NotAdmitted(f"cannot reach {called}: it accepts peers of its current run only, and does not know this one")
     if kind not in (MessageKind.HELLO, MessageKind.RELAY) or not isinstance(value, dict):
         raise WireError("a connection must begin with a greeting")
     if value.get("protocol") != PROTOCOL:

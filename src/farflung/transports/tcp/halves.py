@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from farflung.errors import WireError
+from farflung.memory_budget import MemoryBudget
 from farflung.transports.base import Urgency
 from farflung.transports.meter import frame_bytes
 from farflung.wire.frames import Frame, FrameDecoder, FrameLimits
@@ -213,17 +214,26 @@ class Inbox:
     yet and one frame more (or by ``window`` frames, where these are larger).
     """
 
-    def __init__(self, limits: FrameLimits | Callable[[], FrameLimits], credit: int, window: int = 2) -> None:
+    def __init__(
+        self,
+        limits: FrameLimits | Callable[[], FrameLimits],
+        credit: int,
+        window: int = 2,
+        budget: MemoryBudget | None = None,
+    ) -> None:
+        """Frames take their memory from ``budget``, and so do chunks ahead of a missing one."""
         self._credit, self._window = credit, window
+        self._budget = budget or MemoryBudget()
         #: Bytes of chunks that came, early ones too, none twice.
         self.arrived = 0
-        self._lanes = [_InLane(FrameDecoder(limits)) for _ in range(LANES)]
+        self._lanes = [_InLane(FrameDecoder(limits, self._budget)) for _ in range(LANES)]
 
     def take(self, lane: int, number: int, data: memoryview, now: float) -> list[tuple[Frame, float]]:
         """Take a chunk; the frames that it completes, each with the time at which its first byte came.
 
         Raises:
             WireError, VersionError: the peer sends beyond its credit, or what is no frame, or one above the limits.
+            MemoryExceeded: the budget has no room.
         """
         if not 0 <= lane < LANES:
             raise WireError(f"a chunk must belong to lane 0 to {LANES - 1}, got {lane}")
@@ -236,12 +246,14 @@ class Inbox:
             raise WireError(f"the peer sent {len(held.early)} chunks ahead of a missing one, more than its credit allows")
         if held.early_bytes + len(data) > self._credit:
             raise WireError(f"the peer sent more than its credit of {self._credit} bytes ahead of a missing chunk")
+        self._budget.reserve(len(data), "a piece of a frame")
         held.early[number] = data
         held.early_bytes += len(data)
         self.arrived += len(data)
         done: list[tuple[Frame, float]] = []
         while (ready := held.early.pop(held.next_number, None)) is not None:
             held.early_bytes -= len(ready)
+            self._budget.release(len(ready))
             held.next_number += 1
             if held.decoder.idle:
                 held.since = now
@@ -250,6 +262,13 @@ class Inbox:
                 held.since = now
         self._hold(held, done)
         return done
+
+    def close(self) -> None:
+        """Nothing comes any more: drop what waits for a missing chunk."""
+        for lane in self._lanes:
+            self._budget.release(lane.early_bytes)
+            lane.early.clear()
+            lane.early_bytes = 0
 
     def _hold(self, held: _InLane, done: list[tuple[Frame, float]]) -> None:
         """Count frames that wait to be handled."""

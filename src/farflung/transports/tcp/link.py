@@ -66,7 +66,7 @@ class TcpLink(Measured):
         #: Where the peer is, for the texts of errors.
         self.address = "an unknown address"
         self._outbox: Outbox[_Pending] = Outbox(config.window, config.credit, config.small)
-        self._inbox = Inbox(lambda: host.limits(peer), config.credit, config.window)
+        self._inbox = Inbox(lambda: host.limits(peer), config.credit, config.window, config.budget)
         self._probe = StripeProbe(config.stripes, max(config.stripes, config.max_stripes))
         self._peer_wants = 1
         self._errors: deque[tuple[int, int, str, str]] = deque(maxlen=ERRORS_KEPT)
@@ -363,8 +363,7 @@ class TcpLink(Measured):
             alone = self.alone_since
             if alone is None:
                 return
-            known = self.peer_id or not self._host.can_dial(self)  # who can't be dialled is waited for
-            patience = self._config.resume if known else self._config.connect_timeout
+            patience = self.dialer.patience(self._config, known=bool(self.peer_id or not self._host.can_dial(self)))
             refused = self.peer_id is not None and self.dialer.refused_for(now) > _REFUSED_GRACE
             wanted = self._wanted()
         if wanted and (refused or now - alone > patience):
@@ -425,6 +424,7 @@ class TcpLink(Measured):
             pending = self._outbox.drop()
             connections, told = list(self.connections), self.peer_sent and not quiet
             self._lanes.stop()
+            self._inbox.close()
             self.changed.notify_all()
         for connection in connections:
             connection.break_off(str(error))

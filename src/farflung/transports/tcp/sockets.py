@@ -49,7 +49,7 @@ __all__ = [
     "unconfirmed",
 ]
 
-_WAITING_CALLERS = 256
+_WAITING_CALLERS = 4096
 #: The most that a send buffer is asked for: bytes.
 _MOST_ROOM = 16 << 20
 #: What may lie unsent in the kernel until a link knows its rate: bytes.

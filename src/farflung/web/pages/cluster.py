@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from nicegui import ui
-
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.web.pages.actions import WORKER_ACTIONS, act_on_worker, share_link
 from farflung.web.pages.link_map import link_map
@@ -31,9 +29,7 @@ _NOTHING = "–"
 
 def build(view: View) -> None:
     """Build the page."""
-    page = _ClusterPage(view)
-    page.show()
-    ui.timer(1.0, page.show)
+    view.follow(_ClusterPage(view).show)
 
 
 class _ClusterPage:

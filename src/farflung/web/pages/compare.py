@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from nicegui import ui
-
 from farflung.units import Bytes, Seconds
 from farflung.web.pages.page import View
 from farflung.web.pages.run_charts import RunChart, column, per_second, smooth
@@ -48,8 +46,7 @@ def build(view: View) -> None:
             chart.update()
         table.show([_row(view, run) for run in runs])
 
-    show()
-    ui.timer(1.0, show)
+    view.follow(show)
 
 
 def _charts(runs: Sequence[LiveRun]) -> list[RunChart]:

@@ -69,7 +69,7 @@ class _LedgerPage:
             with card("What the columns mean"):
                 items = "".join(f"<li><strong>{cell(name)}</strong>: {cell(meaning)}</li>" for name, meaning in meanings())
                 markup(Markup(f'<ul class="ff-list">{items}</ul>'))
-                note("Helpers of hybrid plans are not listed.")
+                note("The traffic of helpers of hybrid plans is not counted.")
 
     def _choose(self, name: str, value: str) -> Any:
         self._run = value if name == "run" else self._run

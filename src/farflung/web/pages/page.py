@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from nicegui import Event, ui
 
 from farflung.units import Seconds
 from farflung.web.serving.rights import SignedIn
@@ -18,12 +20,20 @@ class View:
     """One page in one browser. ``parameters``: from the path and the query, as text from outside.
 
     ``make_link`` returns a link that signs in another browser with a role, for a time (``None``: nobody may share).
+    ``refreshed`` is emitted when ``sources`` have been read again.
     """
 
     sources: Sources
     user: SignedIn
     parameters: Mapping[str, str]
     make_link: Callable[[Role, Seconds], str] | None = None
+    refreshed: Event[[]] = field(default_factory=Event)
+
+    def follow(self, show: Callable[[], None]) -> None:
+        """Call ``show`` now, and whenever ``sources`` have been read again while the browser is there."""
+        client = ui.context.client
+        show()
+        self.refreshed.subscribe(lambda: show() if client.has_socket_connection else None)
 
     def sees(self, run: str) -> bool:
         """Whether the user sees the details of ``run``: everything, or the runs of the user's own ticket."""

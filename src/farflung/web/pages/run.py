@@ -57,8 +57,7 @@ def build(view: View) -> None:
         note("This dashboard has no such run, or the run belongs to somebody else.")
         return
     page = _RunPage(view, run)
-    page.show()
-    ui.timer(1.0, page.show)
+    view.follow(page.show)
     ui.timer(_SLOW, page.read_slowly, immediate=True)
 
 

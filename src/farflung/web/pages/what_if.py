@@ -16,14 +16,18 @@ from farflung.cluster import Topology
 from farflung.errors import FarflungError, InputError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
+from farflung.simulator import PriceTable
+from farflung.units import counted
 from farflung.web.pages.page import View
 from farflung.web.pages.what_if_results import MEMORY_HEAD, bottleneck, headline, machine_figures, map_of, state_of
 from farflung.web.pages.what_if_scenario import (
     OWN_JOB,
     check_size,
+    cost_note,
     job_fields,
     link_rows,
     machine_rows,
+    prices_of,
     scenario_of,
     setting_fields,
 )
@@ -40,6 +44,8 @@ __all__ = ["build"]
 _SESSIONS = WhatIfSessions()
 #: Seconds between two looks for a new view.
 _POLL = 0.1
+#: Fields that are remembered; a page has fewer.
+_MOST_FIELDS = 2000
 
 
 def build(view: View) -> None:
@@ -71,6 +77,7 @@ class _WhatIfPage:
         lead("Evaluate a cluster before you rent it. Figures follow each change: first for the present plan, then for a new one.")
         self._error = markup(tag="p").classes("ff-error").props('role="status"')
         self._figures = Figures(headline(None))
+        self._cost = note("")
         with grid():
             self._make_controls()
             self._make_results()
@@ -123,7 +130,7 @@ class _WhatIfPage:
 
     async def _choose(self, name: str, value: str) -> None:
         """Another job or topology: its own controls replace those of the last one."""
-        self._values[name] = value
+        self._take(name, value)
         if name == "job":
             self._text.show([Text(name="text", label="Job file (TOML)", hint="[model] ...")] if value == OWN_JOB else [])
         await self._read_sources("job" if name in ("job", "text") else "topology")
@@ -155,7 +162,7 @@ class _WhatIfPage:
             self._job = preset_job(name)
         for field in ("codec", "ratio", "planner", "strategy", "replicas", "micro_batches", "samples"):
             self._values.pop(field, None)
-        self._settings.show(setting_fields(samples=self._graph is None))
+        self._settings.show(setting_fields(self._prices(), samples=self._graph is None))
         for field in ("bandwidth", "latency", "energy_price", "traffic_price"):
             self._values.pop(field, None)
 
@@ -173,11 +180,15 @@ class _WhatIfPage:
         assert self._topology is not None
         check_size(self._topology)
         self._values = {field: text for field, text in self._values.items() if ":" not in field}
-        machines = machine_rows(self._topology, lambda name: 0.0)
+        machines = machine_rows(self._topology, self._prices())
         head = ("machine", "region", "memory", "speed", "number", "x speed", "rent per hour")
         self._machines.show_markup(table_html("Machines of the scenario", head, machines, text_columns=2))
         ends = ("from", "to", "latency, ms", "bandwidth, Mbit/s")
         self._links.show_markup(table_html("Links of the scenario", ends, link_rows(self._topology), text_columns=2))
+
+    def _prices(self) -> PriceTable:
+        """The prices of the broker's folder, for users who see everything."""
+        return prices_of(self._view.sources.home if self._view.user.sees_all else None)
 
     def _run(self, name: str) -> Any:
         run = self._view.sources.run(name) if self._view.sees(name) else None
@@ -186,15 +197,22 @@ class _WhatIfPage:
         return run.folder
 
     def _change(self, name: str, value: str) -> None:
-        self._values[name] = value
+        self._take(name, value)
         self._ask()
+
+    def _take(self, name: str, value: str) -> None:
+        """Take a field of the browser; a program could send any number of them."""
+        if len(self._values) < _MOST_FIELDS or name in self._values:
+            self._values[name] = value
 
     def _ask(self) -> None:
         """Evaluate what the controls say."""
         if self._session is None or self._job is None or self._topology is None:
             return
         try:
-            self._session.ask(scenario_of(self._values, self._job, self._topology, self._graph))
+            scenario = scenario_of(self._values, self._job, self._topology, self._graph, self._prices())
+            self._cost.set_content(cell(cost_note(scenario)))
+            self._session.ask(scenario)
         except FarflungError as error:
             self._fail(str(error))
 
@@ -225,8 +243,9 @@ class _WhatIfPage:
             plan = found.plan
             self._plan.set_content(
                 cell(
-                    f"Planner {plan.planner}, schedule {plan.schedule}, {len(plan.stages)} stages, "
-                    f"{len(plan.micro_batch_sizes)} micro-batches of up to {max(plan.micro_batch_sizes)} samples."
+                    f"Planner {plan.planner}, schedule {plan.schedule}, {counted(len(plan.stages), 'stage')}, "
+                    f"{counted(len(plan.micro_batch_sizes), 'micro-batch', 'micro-batches')} of up to "
+                    f"{counted(max(plan.micro_batch_sizes), 'sample')}."
                 )
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from farflung.api.what_if import Choices, LinkChange, MachineChange, Scenario
@@ -14,6 +15,7 @@ from farflung.errors import InputError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.planners import planner_names
+from farflung.simulator import PriceTable
 from farflung.sync import STRATEGIES
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.web.widgets.form import Choice, Field, Number, Slider, number_cell
@@ -22,9 +24,11 @@ from farflung.web.widgets.html_table import Cell
 __all__ = [
     "OWN_JOB",
     "check_size",
+    "cost_note",
     "job_fields",
     "link_rows",
     "machine_rows",
+    "prices_of",
     "scenario_of",
     "setting_fields",
     "topology_choices",
@@ -36,6 +40,8 @@ OWN_JOB = "text"
 _SAME = ("", "as in the job")
 #: Members of numbered presets that are offered.
 _NUMBERED = {"homogeneous-N": ("homogeneous-4", "homogeneous-8"), "regions-N": ("regions-16", "regions-64")}
+#: Of a kWh for a household, where no price file says more; in ``PriceTable.currency``.
+_ENERGY_PRICE = 0.25
 #: Machines and links whose controls are shown.
 _ROWS = 64
 
@@ -50,6 +56,27 @@ def check_size(topology: Topology) -> None:
     """
     if len(topology) > MOST_MACHINES:
         raise InputError(f"{topology.name} has {len(topology)} machines, this page takes {MOST_MACHINES}: use farflung plan")
+
+
+def prices_of(home: Path | None) -> PriceTable:
+    """Return the prices of ``prices.toml`` in the broker's folder ``home``; without the file, energy has a usual price.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = None if home is None else home / "prices.toml"
+    return PriceTable(energy_price=_ENERGY_PRICE) if path is None or not path.is_file() else PriceTable.from_toml(path)
+
+
+def cost_note(scenario: Scenario) -> str:
+    """Return what the cost of ``scenario`` consists of."""
+    currency = scenario.currency
+    rent = "the rents below" if any(change.rent for change in scenario.machines) else "no rent"
+    traffic = f"traffic at {scenario.traffic_price:g} {currency} per GB" if scenario.traffic_price else "free traffic"
+    return (
+        f"Cost: energy at {scenario.energy_price:g} {currency} per kWh, {rent}, {traffic}. "
+        "Enter your prices, or write prices.toml into the broker's folder."
+    )
 
 
 def topology_choices() -> list[tuple[str, str]]:
@@ -83,7 +110,7 @@ def job_fields(runs: list[tuple[str, str]], *, own: bool, measured: bool) -> lis
     ]
 
 
-def setting_fields(*, samples: bool) -> list[Field]:
+def setting_fields(prices: PriceTable, *, samples: bool) -> list[Field]:
     """Return the fields of links, settings and prices. ``samples``: whether the size of micro-batches can change."""
     planners = [(name, name) for name in planner_names()]
     codecs = [(name, name) for name in CODECS]
@@ -99,12 +126,12 @@ def setting_fields(*, samples: bool) -> list[Field]:
         Number(name="replicas", label="Replicas per stage", hint="as in the job", low=1),
         Number(name="micro_batches", label="Micro-batches per step", hint="as in the job", low=1),
         *size,
-        Number(name="energy_price", label="Energy, price per kWh", hint="0"),
+        Number(name="energy_price", label="Energy, price per kWh", hint=f"{prices.energy_price:g}"),
         Number(name="traffic_price", label="Traffic, price per GB", hint="0"),
     ]
 
 
-def machine_rows(topology: Topology, rent: Callable[[str], float]) -> list[list[Cell]]:
+def machine_rows(topology: Topology, prices: PriceTable) -> list[list[Cell]]:
     """Return a row of controls for each machine: how many like it, how fast, for which rent."""
     return [
         [
@@ -114,7 +141,7 @@ def machine_rows(topology: Topology, rent: Callable[[str], float]) -> list[list[
             str(FlopsPerSecond(device.achieved)),
             number_cell(f"count:{i}", f"Number of machines like {device.name}", "1"),
             number_cell(f"speed:{i}", f"Speed factor of {device.name}", "1"),
-            number_cell(f"rent:{i}", f"Rent per hour of {device.name}", f"{rent(device.name):g}"),
+            number_cell(f"rent:{i}", f"Rent per hour of {device.name}", f"{prices.device(device.name).hour:g}"),
         ]
         for i, device in enumerate(topology.devices[:_ROWS])
     ]
@@ -133,12 +160,18 @@ def link_rows(topology: Topology) -> list[list[Cell]]:
     ]
 
 
-def scenario_of(values: Mapping[str, str], job: JobSpec, topology: Topology, graph: Graph | None = None) -> Scenario:
+def scenario_of(
+    values: Mapping[str, str], job: JobSpec, topology: Topology, graph: Graph | None = None, prices: PriceTable | None = None
+) -> Scenario:
     """Return the scenario that the controls say. ``values``: field -> text from outside; what is absent was not changed.
+
+    ``prices``: what machines and energy cost unless ``values`` says otherwise (default: nothing).
 
     Raises:
         InputError: a text is no number, or a number is out of range.
     """
+    prices = prices or PriceTable()
+    rents = [prices.device(name).hour for name in topology.names]
     groups = link_groups(topology)
     links = [
         LinkChange(
@@ -149,14 +182,15 @@ def scenario_of(values: Mapping[str, str], job: JobSpec, topology: Topology, gra
         )
         for i in _numbers(values, ("ms", "mbit"), len(groups))
     ]
+    changed = _numbers(values, ("count", "speed", "rent"), len(topology))
     machines = [
         MachineChange(
             name=topology.names[i],
             count=_given(values, f"count:{i}", int, 1),
             speed=_given(values, f"speed:{i}", float, 1.0),
-            rent=_given(values, f"rent:{i}", float, 0.0),
+            rent=_given(values, f"rent:{i}", float, rents[i]),
         )
-        for i in _numbers(values, ("count", "speed", "rent"), len(topology))
+        for i in sorted({*changed, *(i for i, rent in enumerate(rents) if rent)})
     ]
     choices = Choices(
         planner=values.get("planner") or None,
@@ -176,8 +210,9 @@ def scenario_of(values: Mapping[str, str], job: JobSpec, topology: Topology, gra
         latency=2.0 ** _power(values, "latency"),
         links=tuple(links),
         machines=tuple(machines),
-        energy_price=_given(values, "energy_price", float, 0.0),
+        energy_price=_given(values, "energy_price", float, prices.energy_price),
         traffic_price=_given(values, "traffic_price", float, 0.0),
+        currency=prices.currency,
     )
 
 

@@ -10,7 +10,7 @@ from farflung.errors import DataError, InputError
 from farflung.plan import Estimate, Plan, device_rows, link_rows, stage_rows
 from farflung.simulator import Simulation
 from farflung.telemetry import ProcessTrace, Span
-from farflung.units import Seconds
+from farflung.units import Seconds, counted
 from farflung.web.reports.ink import Picture, document, inline
 from farflung.web.reports.page import Page, to_html
 from farflung.web.reports.plan_map import plan_map
@@ -97,8 +97,9 @@ def _page(drawing: PlanDrawing, pictures: tuple[Picture, Picture]) -> Page:
     )
     return Page(
         title=f"Plan of {drawing.name}",
-        lead=f"Planner {plan.planner}, schedule {plan.schedule}, {len(plan.micro_batch_sizes)} micro-batches of "
-        f"{max(plan.micro_batch_sizes)} samples at most, on {drawing.topology.name}. Bound by {found.bound_by}.",
+        lead=f"Planner {plan.planner}, schedule {plan.schedule}, "
+        f"{counted(len(plan.micro_batch_sizes), 'micro-batch', 'micro-batches')} of "
+        f"{counted(max(plan.micro_batch_sizes), 'sample')} at most, on {drawing.topology.name}. Bound by {found.bound_by}.",
         figures=figures,
         plots=tuple(_plot(picture, caption) for picture, caption in zip(pictures, captions, strict=True)),
         tables=tuple(_tables(drawing.estimate)),

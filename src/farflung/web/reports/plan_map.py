@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farflung.units import Bytes
+from farflung.units import Bytes, counted
 from farflung.web.reports.ink import BUSY, Picture, busy_class, clean, element, fitted, percent, stage_colour, text_at
 from farflung.web.reports.scene import Scene, Spot, Way, bundled
 
@@ -269,13 +269,13 @@ def _legend(scene: Scene, y: float) -> str:
 
 def _words(scene: Scene, shown: Scene) -> str:
     """The map in words."""
-    regions = len({spot.region for spot in scene.spots})
-    parts = [f"{scene.stages} stages on {len(scene.spots)} devices in {regions} region{'s' if regions > 1 else ''}."]
+    regions = counted(len({spot.region for spot in scene.spots}), "region")
+    parts = [f"{counted(scene.stages, 'stage')} on {counted(len(scene.spots), 'device')} in {regions}."]
     if len(shown.spots) != len(scene.spots):
         parts.append("Each region is drawn as one box.")
     left = sum(scene.spare.values())
     if left:
-        parts.append(f"{left} devices are not used.")
+        parts.append(f"{counted(left, 'device')} {'is' if left == 1 else 'are'} not used.")
     known = [way for way in scene.ways if way.share is not None]
     if known:
         parts.append(f"The busiest link: {max(known, key=lambda way: way.share or 0.0).facts}.")

@@ -55,7 +55,7 @@ def status(run: Run) -> tuple[str, str]:
         return "cut short", "There is no result.json: the run was cut short, or still goes on."
     if run.result.status == "finished":
         return "finished", f"All {run.result.steps} steps are done." if run.result.steps != 1 else "Its one step is done."
-    done = f"after {run.result.steps} of {run.job.steps} steps"
+    done = f"after {run.result.steps} of {counted(run.job.steps, 'step')}"
     if run.result.status == "stopped":
         return "stopped", f"Stopped {done}{f': {run.result.cause}' if run.result.cause else ' by request'}."
     return run.result.status, run.result.cause or f"The run ended {done}, and the broker recorded no cause."

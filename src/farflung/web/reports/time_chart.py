@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farflung.telemetry import ProcessTrace, Span, SpanKind
-from farflung.units import Bytes, Seconds
+from farflung.units import Bytes, Seconds, counted
 from farflung.web.reports.ink import Picture, clean, element, fitted, percent, stage_colour, text_at
 
 __all__ = ["ChartRow", "time_chart"]
@@ -197,4 +197,4 @@ def _words(rows: Sequence[ChartRow], begin: float, total: float) -> str:
         ends = [span.end + row.trace.offset.seconds for span in row.trace.spans if span.what is SpanKind.COMPUTE]
         last = f", until {Seconds(max(ends) - begin)}" if ends else ""
         shares.append(f"{row.trace.process} computes {percent(computing / total)}{last}")
-    return f"{Seconds(total)} on {len(rows)} devices: {'; '.join(shares)}."
+    return f"{Seconds(total)} on {counted(len(rows), 'device')}: {'; '.join(shares)}."

@@ -49,10 +49,9 @@ _HEADERS = {
 class Gate:
     """An ASGI app around ``inner``. Pages find who asks in ``request.state.signed_in``."""
 
-    def __init__(self, inner: App, rights: Rights, *, cookie_name: str, secure: bool) -> None:
-        """``secure``: the dashboard is served with TLS. ``cookie_name`` has the port, since browsers share cookies of ports."""
-        self._inner, self._rights = inner, rights
-        self._cookie_name, self._secure = cookie_name, secure
+    def __init__(self, inner: App, rights: Rights, *, secure: bool) -> None:
+        """``secure``: the dashboard is served with TLS."""
+        self._inner, self._rights, self._secure = inner, rights, secure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or pass the request on."""
@@ -61,22 +60,23 @@ class Gate:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         same_origin = headers.get("origin") == f"{'https' if self._secure else 'http'}://{headers.get('host', '')}"
-        cookie = self._session(headers.get("cookie", ""))
+        name = _cookie_name(headers.get("host", ""))
+        cookie = self._session(headers.get("cookie", ""), name)
         signed_in = None if cookie is None else self._rights.of(cookie)
         if scope["type"] == "websocket":
             if signed_in is None or not same_origin:
                 await _refuse_websocket(receive, send)
                 return
-        elif await self._answered(scope, receive, send, (cookie, signed_in, same_origin)):
+        elif await self._answered(scope, receive, send, (cookie, signed_in, same_origin, name)):
             return
         scope.setdefault("state", {})["signed_in"] = signed_in
         await self._inner(scope, receive, self._with_headers(scope, send))
 
     async def _answered(
-        self, scope: Scope, receive: Receive, send: Send, who: tuple[Session | None, SignedIn | None, bool]
+        self, scope: Scope, receive: Receive, send: Send, who: tuple[Session | None, SignedIn | None, bool, str]
     ) -> bool:
         """Answer a request that no page may see, or that needs none. Returns whether it is answered."""
-        (cookie, signed_in, same_origin), path = who, scope["path"]
+        (cookie, signed_in, same_origin, name), path = who, scope["path"]
         reads = scope["method"] in ("GET", "HEAD")
         if not reads and not same_origin:
             await _respond(send, 403, b"the request comes from another site")
@@ -84,11 +84,11 @@ class Gate:
             page = sign_in_page().encode()
             await _respond(send, 200, page, {"content-type": "text/html; charset=utf-8", "content-security-policy": PAGE_POLICY})
         elif path == SIGN_IN:
-            await self._sign_in(receive, send)
+            await self._sign_in(receive, send, name)
         elif path == SIGN_OUT and not reads:
             if cookie is not None:
                 self._rights.end(cookie)
-            await _respond(send, 204, b"", {"set-cookie": self._cookie("", 0)})
+            await _respond(send, 204, b"", {"set-cookie": self._cookie(name, "", 0)})
         elif signed_in is None and not path.startswith("/_nicegui") and reads:
             place = quote(path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""), safe="")
             await _respond(send, 303, b"", {"location": f"{SIGN_IN}?to={place}"})
@@ -98,7 +98,7 @@ class Gate:
             return False
         return True
 
-    async def _sign_in(self, receive: Receive, send: Send) -> None:
+    async def _sign_in(self, receive: Receive, send: Send, name: str) -> None:
         try:
             body = json.loads(await _body(receive))
             session = await self._rights.sign_in(token=str(body.get("token", "")), ticket=str(body.get("ticket", "")))
@@ -107,16 +107,16 @@ class Gate:
         except FarflungError as error:
             await _respond(send, 403, str(error).encode())
         else:
-            cookie = self._cookie(self._rights.sign_ins.cookie(session), int(COOKIE_SECONDS))
+            cookie = self._cookie(name, self._rights.sign_ins.cookie(session), int(COOKIE_SECONDS))
             await _respond(send, 204, b"", {"set-cookie": cookie})
 
-    def _cookie(self, value: str, seconds: int) -> str:
+    def _cookie(self, name: str, value: str, seconds: int) -> str:
         secure = "; Secure" if self._secure else ""
-        return f"{self._cookie_name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+        return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
-    def _session(self, header: str) -> Session | None:
+    def _session(self, header: str, name: str) -> Session | None:
         try:
-            found = SimpleCookie(header).get(self._cookie_name)
+            found = SimpleCookie(header).get(name)
         except CookieError:
             return None
         return None if found is None else self._rights.sign_ins.session(found.value)
@@ -132,6 +132,12 @@ class Gate:
             await send(message)
 
         return sending
+
+
+def _cookie_name(host: str) -> str:
+    """The name of the cookie, with the port that the browser sees: browsers share cookies of ports, and a tunnel has its own."""
+    port = host.rpartition(":")[2]
+    return f"farflung-{port if port.isascii() and port.isdecimal() else 'default'}"
 
 
 async def _body(receive: Receive) -> bytes:

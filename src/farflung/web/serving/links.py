@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from farflung.broker.requests.dashboard_tunnel import DASHBOARD_FILE
 from farflung.errors import FarflungError, InputError
 from farflung.security.files import make_private_folder, read_private, write_private
 from farflung.transports.addresses import reachable_host
@@ -21,7 +22,6 @@ from farflung.web.serving.sign_in import Role, make_token
 __all__ = ["DEFAULT_ADDRESS", "Dashboard", "listen", "running_dashboard"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7080"
-_FILE = "dashboard.json"
 _BACKLOG = 128
 
 
@@ -48,12 +48,12 @@ class Dashboard:
     def save(self, folder: Path) -> None:
         """Let ``running_dashboard`` find it. Only this user can read the file."""
         make_private_folder(folder)
-        write_private(folder / _FILE, json.dumps({"url": self.url, "secret": self.secret.hex()}).encode())
+        write_private(folder / DASHBOARD_FILE, json.dumps({"url": self.url, "secret": self.secret.hex()}).encode())
 
     def remove(self, folder: Path) -> None:
         """Undo ``save``, unless another dashboard has been saved since."""
         if _saved(folder) == self:
-            (folder / _FILE).unlink(missing_ok=True)
+            (folder / DASHBOARD_FILE).unlink(missing_ok=True)
 
 
 def running_dashboard(folder: Path) -> Dashboard | None:
@@ -70,10 +70,10 @@ def running_dashboard(folder: Path) -> Dashboard | None:
 
 
 def _saved(folder: Path) -> Dashboard | None:
-    if not (folder / _FILE).is_file():
+    if not (folder / DASHBOARD_FILE).is_file():
         return None
     try:
-        body = json.loads(read_private(folder / _FILE))
+        body = json.loads(read_private(folder / DASHBOARD_FILE))
         return Dashboard(url=str(body["url"]), secret=bytes.fromhex(body["secret"]))
     except (FarflungError, ValueError, KeyError, TypeError):
         return None

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI, Request
+from nicegui import Event, ui
 from nicegui import app as pages_app
-from nicegui import ui
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp
@@ -49,12 +49,14 @@ def serve(serving: Serving) -> None:
     os.environ.pop("NICEGUI_STORAGE_PATH", None)
     logging.getLogger("nicegui").setLevel(logging.WARNING)
     outer = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    refreshed: Event[[]] = Event()
     for page in PAGES:
-        _add(page, serving)
+        _add(page, serving, refreshed)
     first = next(page for page in PAGES if page.in_navigation and (serving.sources.has_broker or not page.needs_broker))
     pages_app.add_api_route("/", lambda: RedirectResponse(first.path), include_in_schema=False)
     add_downloads(pages_app, serving.sources)
-    pages_app.on_startup(lambda: asyncio.create_task(serving.sources.follow(serving.rights.refresh), name="sources"))
+    follow = serving.sources.follow
+    pages_app.on_startup(lambda: asyncio.create_task(follow(serving.rights.refresh, refreshed.emit), name="sources"))
     ui.run_with(
         outer,
         title="farflung",
@@ -64,8 +66,7 @@ def serve(serving: Serving) -> None:
         show_welcome_message=False,
         gzip_middleware_factory=_compressed,
     )
-    port = serving.listening.getsockname()[1]
-    gate = Gate(outer, serving.rights, cookie_name=f"farflung-{port}", secure=serving.certificate is not None)
+    gate = Gate(outer, serving.rights, secure=serving.certificate is not None)
     key, certificate = serving.certificate or (None, None)
     config = uvicorn.Config(
         gate,
@@ -100,7 +101,7 @@ def _end_with_owner(server: uvicorn.Server) -> None:
     loop.add_reader(descriptor, readable)
 
 
-def _add(page: Page, serving: Serving) -> None:
+def _add(page: Page, serving: Serving, refreshed: Event[[]]) -> None:
     sources = serving.sources
 
     def shown(request: Request) -> None:
@@ -109,6 +110,7 @@ def _add(page: Page, serving: Serving) -> None:
             user=request.state.signed_in,
             parameters={**request.query_params, **request.path_params},
             make_link=lambda role, validity: f"{request.base_url}sign-in#{serving.rights.sign_ins.token(role, validity)}",
+            refreshed=refreshed,
         )
         with frame(_links(sources), page.path):
             page.build(view)

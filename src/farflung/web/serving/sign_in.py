@@ -61,6 +61,8 @@ class SignIn:
         self._lock = threading.Lock()
         #: Ids of used tokens -> when the token expires.
         self._used: dict[str, float] = {}
+        #: Ids of sessions that were ended -> when their cookie expires.
+        self._ended: dict[str, float] = {}
 
     def token(self, role: Role, validity: Seconds = TOKEN_SECONDS) -> str:
         """Return a new token for ``role``."""
@@ -93,9 +95,17 @@ class SignIn:
         return _sign(self._key, "cookie", session)
 
     def session(self, cookie: str) -> Session | None:
-        """Return the session of a cookie, ``None`` if the cookie is wrong or has expired."""
+        """Return the session of a cookie, ``None`` if the cookie is wrong, has expired, or its user has signed out."""
         found = _read(self._key, "cookie", cookie)
-        return found if found is not None and found.expires > self._now() else None
+        return found if found is not None and found.expires > self._now() and found.session_id not in self._ended else None
+
+    def end(self, session: Session) -> None:
+        """The user of ``session`` signs out: until the next start of the server, its cookie is refused."""
+        now = self._now()
+        with self._lock:
+            self._ended = {one: expires for one, expires in self._ended.items() if expires > now} | {
+                session.session_id: session.expires
+            }
 
 
 def _sign(key: bytes, purpose: str, session: Session) -> str:

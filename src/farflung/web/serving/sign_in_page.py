@@ -17,13 +17,13 @@ async function signIn(body) {
   if (answer.status === 204) location.replace(to);
   else { say.textContent = await answer.text(); form.hidden = false; field.focus(); }
 }
-const token = location.hash.slice(1);
-if (token) { history.replaceState(null, "", location.pathname + location.search); signIn({token}); }
+const signInWith = (text) => signIn(text.startsWith("farflung1-") ? {ticket: text} : {token: text});
+const given = location.hash.slice(1);
+if (given) { history.replaceState(null, "", location.pathname + location.search); signInWith(given); }
 else form.hidden = false;
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  const text = field.value.trim(), hash = text.indexOf("#");
-  signIn(text.startsWith("farflung1-") ? {ticket: text} : {token: hash < 0 ? text : text.slice(hash + 1)});
+  signInWith(field.value.trim().split("#").pop());
 });
 """
 _STYLE = """

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from farflung.client.control import ControlClient
+from farflung.client.dashboard_tunnel import DashboardPort
 from farflung.clock import wall_time
-from farflung.errors import DiskFull, InputError
+from farflung.errors import DiskFull, InputError, SecurityError
 from farflung.security import Ticket, certificate_fingerprint, new_key
 from farflung.security.authority import CertificateAuthority
 from farflung.security.files import read_private, write_private
@@ -25,9 +28,9 @@ from farflung.web.serving.rights import Rights
 from farflung.web.serving.sign_in import SignIn
 from farflung.web.sources.broker_poll import BrokerPoll
 from farflung.web.sources.sources import Sources
-from farflung.worker.membership import join
+from farflung.worker.membership import Membership, join
 
-__all__ = ["serve_broker", "serve_owned", "serve_runs"]
+__all__ = ["serve_broker", "serve_owned", "serve_runs", "serve_tunnel"]
 
 #: Seconds for which the dashboard's own ticket is valid; it makes a new one for each connection.
 _TICKET_SECONDS = Seconds(60.0)
@@ -75,14 +78,31 @@ def serve_runs(folders: Sequence[Path], address: str, say: Callable[[str], None]
     for folder in folders:
         if not (folder / "job.json").is_file():
             raise InputError(f"{folder} has no job.json, so it is no run's folder: name a folder below runs/ of a broker")
-    listening = listen(address)
-    if not is_loopback(listening.getsockname()[0]):
-        listening.close()
-        raise InputError(f"--listen {address}: run folders are served to this machine only; use 127.0.0.1 and an ssh tunnel")
+    listening = _listen_here(address, "run folders are")
     dashboard = Dashboard.at(listening)
     say(f"dashboard: {dashboard.link()}\n{_STOP}")
     rights = Rights(SignIn(dashboard.secret, secrets.token_bytes(32)), lambda: None, None)
     serve(Serving(listening=listening, sources=Sources(folders=folders), rights=rights))
+
+
+def serve_tunnel(membership: Membership, ticket: Ticket, address: str, say: Callable[[str], None]) -> None:
+    """Serve the dashboard of a broker on another machine at ``address`` of this one, until a signal arrives.
+
+    Raises:
+        InputError: the broker has no dashboard, the address can't be listened at, or other machines could reach it.
+    """
+    listening = _listen_here(address, "the dashboard of another machine is")
+    with listening, closing(DashboardPort(ControlClient(membership))) as port:
+        say(f"dashboard: {Dashboard.at(listening).url}/sign-in#{ticket}\n{_STOP}")
+        port.serve(listening)
+
+
+def _listen_here(address: str, what: str) -> socket.socket:
+    listening = listen(address)
+    if not is_loopback(listening.getsockname()[0]):
+        listening.close()
+        raise InputError(f"--listen {address}: {what} served to this machine only; use 127.0.0.1 and an ssh tunnel")
+    return listening
 
 
 def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: bool) -> None:
@@ -96,9 +116,9 @@ def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: b
     def own_client() -> ControlClient:
         return ControlClient(join(_own_ticket(home), name=f"dashboard-{os.getpid()}", role="client", key=key))
 
-    def ticket_client(text: str) -> ControlClient:
-        name = f"dashboard-{os.getpid()}-{secrets.token_hex(4)}"
-        return ControlClient(join(Ticket.parse(text), name=name, role="client"))
+    def ticket_client(text: str) -> tuple[ControlClient, bool]:
+        name, ticket = f"dashboard-{os.getpid()}-{secrets.token_hex(4)}", _of_this_broker(home, Ticket.parse(text))
+        return ControlClient(join(ticket, name=name, role="client")), ticket.scope == "owner"
 
     poll = BrokerPoll(own_client, home / "links.json")
     rights = Rights(SignIn(secret, _cookie_key(home)), lambda: poll.client, ticket_client)
@@ -118,12 +138,28 @@ def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: b
 
 def _own_ticket(home: Path) -> Ticket:
     """Return a new ticket with the owner's rights, as ``farflung ticket issue`` on this machine does."""
+    address, fingerprint = _broker(home)
+    book = TicketBook(home / "tickets.sqlite")
+    return book.issue("owner", addresses=[address], fingerprint=fingerprint, now=wall_time(), validity=_TICKET_SECONDS)
+
+
+def _of_this_broker(home: Path, ticket: Ticket) -> Ticket:
+    """Return ``ticket`` with the address of the broker in ``home``. Another broker could claim that all runs belong to a ticket.
+
+    Raises:
+        SecurityError: it is a ticket of another broker.
+    """
+    address, fingerprint = _broker(home)
+    if not hmac.compare_digest(ticket.fingerprint, fingerprint):
+        raise SecurityError("this ticket is of another broker: paste one that this broker has issued")
+    return replace(ticket, addresses=(address,))
+
+
+def _broker(home: Path) -> tuple[str, bytes]:
+    """Return the address of the broker in ``home``, and the fingerprint of its certificate."""
     now = wall_time()
     credentials = CertificateAuthority.open(home / "authority", now).server_credentials(now)
-    fingerprint = certificate_fingerprint(credentials.certificate)
-    address = (home / "address").read_text(encoding="ascii").strip()
-    book = TicketBook(home / "tickets.sqlite")
-    return book.issue("owner", addresses=[address], fingerprint=fingerprint, now=now, validity=_TICKET_SECONDS)
+    return (home / "address").read_text(encoding="ascii").strip(), certificate_fingerprint(credentials.certificate)
 
 
 def _cookie_key(home: Path) -> bytes:

@@ -7,12 +7,12 @@ time.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from farflung.errors import FarflungError
 
@@ -20,6 +20,9 @@ __all__ = ["Analyses", "Analysis", "analyze"]
 
 #: Bytes of a graph above which nothing is simulated.
 _LARGEST = 64 << 20
+#: Analyses that are remembered.
+_MOST = 256
+_NOTHING = asyncio.subprocess.DEVNULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +104,29 @@ class Analyses:
         return None if known is None else known[1]
 
     async def _make(self, folder: Path, when: int) -> None:
-        spawned = multiprocessing.get_context("spawn")
-        # the training on this machine comes first
-        pool = ProcessPoolExecutor(1, mp_context=spawned, initializer=os.nice, initargs=(10,))
+        command = [sys.executable, "-m", "farflung.web.sources.run_analysis", str(folder)]
         found = Analysis(problem="the simulation failed: dashboard.log in the broker's folder says why")  # unless it succeeds
+        process = None
         try:
-            found = await asyncio.get_running_loop().run_in_executor(pool, analyze, folder)
-        except BrokenProcessPool:
-            found = Analysis(problem="the process that simulates the plan has ended")
+            process = await asyncio.create_subprocess_exec(*command, stdin=_NOTHING, stdout=asyncio.subprocess.PIPE)
+            answer, _ = await process.communicate()
+            if process.returncode == 0:
+                found = msgspec.json.decode(answer, type=Analysis)
+        except (OSError, msgspec.MsgspecError) as error:
+            found = Analysis(problem=f"the simulation failed: {error}")
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            if process is not None and process.returncode is None:
+                process.kill()
             self._found[folder] = when, found
+            if len(self._found) > _MOST:
+                del self._found[next(iter(self._found))]
+
+
+def main(folder: Path) -> None:
+    """Write the analysis of the run in ``folder`` to the standard output. If nobody reads it any more, this process ends."""
+    os.nice(10)  # the training on this machine comes first
+    sys.stdout.buffer.write(msgspec.json.encode(analyze(folder)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

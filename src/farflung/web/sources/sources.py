@@ -19,12 +19,14 @@ from farflung.web.sources.run_analysis import Analyses
 __all__ = ["Sources"]
 
 _log = logging.getLogger(__name__)
-#: Seconds between two readings, and how long a run is read after a page asked for it last.
-INTERVAL, ATTENTION = 1.0, 10.0
+#: Seconds between two readings, and how long a run is read after a page asked for it last. Pages promise an update each second.
+INTERVAL, ATTENTION = 0.9, 10.0
 #: States of runs in progress.
 _ACTIVE = ("planning", "preparing", "running", "stopping")
 #: Seconds after which a run that no page shows is forgotten.
 _MEMORY = 600.0
+#: Runs of lists that are remembered.
+_SUMMARIES = 500
 
 
 class Sources:
@@ -70,6 +72,11 @@ class Sources:
             found += sorted(place.name for place in self._runs.iterdir() if (place / "job.json").is_file())
         return found
 
+    def _has(self, name: str) -> bool:
+        """Whether the broker has a run called ``name``, which is text from outside: never a path."""
+        plain = name == Path(name).name and name not in ("", "..")
+        return self._runs is not None and plain and (self._runs / name / "job.json").is_file()
+
     def status(self, run: str) -> Mapping[str, Any] | None:
         """What the broker reports about a run, ``None`` if it does not know the run any more."""
         return next((one for one in self.cluster.runs if one["run"] == run), None)
@@ -81,6 +88,8 @@ class Sources:
         if found is None:
             assert self._runs is not None
             found = self._summaries[name] = LiveRun(self._runs / name)
+            if len(self._summaries) > _SUMMARIES:
+                del self._summaries[next(iter(self._summaries))]
         found.refresh_summary()
         return found
 
@@ -103,22 +112,23 @@ class Sources:
             found = self._shown.get(name)
         if found is not None:
             return found.folder
-        return None if self._runs is None or name not in self.names else RunFolder(self._runs / name)
+        return RunFolder(self._runs / name) if self._runs is not None and self._has(name) else None
 
     def run(self, name: str) -> LiveRun | None:
         """Return a run, and keep it fresh for some seconds. ``None``: this machine has no such run."""
         with self._lock:
             found = self._shown.get(name)
             if found is None:
-                if self._runs is None or name not in self.names:  # never a path from outside
+                if not self._has(name):
                     return None
+                assert self._runs is not None
                 found = self._shown[name] = LiveRun(self._runs / name)
             if self._wanted.get(name) != float("inf"):
                 self._wanted[name] = monotonic() + ATTENTION
             return found
 
-    async def follow(self, also: Callable[[], None] = lambda: None) -> None:
-        """Refresh once a second, until cancelled. ``also`` is called on the same thread."""
+    async def follow(self, also: Callable[[], None] = lambda: None, then: Callable[[], None] = lambda: None) -> None:
+        """Refresh once a second, until cancelled. Then call ``also`` on the same thread, and ``then`` on the event loop."""
         while True:
             begun = monotonic()
             try:
@@ -127,6 +137,7 @@ class Sources:
             except FarflungError as error:
                 _log.warning("%s", error)
                 more = False
+            then()
             await asyncio.sleep(0.0 if more else max(INTERVAL - (monotonic() - begun), 0.1))
 
     def refresh(self) -> bool:

@@ -42,7 +42,7 @@ class PeerLinks:
             self._endpoint.relay_through(peer, [relay for relay, _ in through])
 
     def release(self, peers: Sequence[str]) -> None:
-        """A run with ``peers`` is over: close the links that occupy relays."""
+        """A run with ``peers`` is over: they may not call any more, and the links that occupy relays are closed."""
         self._endpoint.part(peers)
 
     def limit_rate(self, rate: float | None) -> None:

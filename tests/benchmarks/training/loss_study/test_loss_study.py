@@ -11,8 +11,9 @@ import torch
 
 from benchmarks.harness.base import override
 from benchmarks.training.loss import Loss, LossSettings, _checks, _topology
-from benchmarks.training.loss_study.loss_study import LossStudy, auto_variant, summary
-from benchmarks.training.loss_study.runs import Gradients, Training, Values, gpt_stages, train
+from benchmarks.training.loss_study.loss_study import LATENCY, LINKS, VARIANTS, LossStudy, auto_variant, summary
+from benchmarks.training.loss_study.runs import Gradients, Training, Values, adaptive_codecs, gpt_stages, train
+from farflung.codecs import words_per_kept
 from farflung.codecs.samples import sample_ids
 from farflung.errors import InputError
 
@@ -134,3 +135,23 @@ def test_other_variants_may_train_longer() -> None:
     phases = bench.run(small, lambda text: None).figures["phases"]
     assert {name: curve[-1]["step"] for name, curve in phases["scratch"].items()} == {"dense": 4, "auto": 8}
     assert {name: curve[-1]["step"] for name, curve in phases["fine-tuning"].items()} == {"dense": 2, "auto": 4}
+
+
+def test_adatopk_is_equation_seven_on_the_stated_links() -> None:
+    """The slowest cut gets the most, each other in proportion to its time, and a fast one none; also where cuts differ."""
+    equal = adaptive_codecs([65536] * 3, LINKS, LATENCY, 30.0, "int8")
+    seconds = [LATENCY + 65536 / rate for rate in LINKS]
+    ratios = [float(one.partition("ratio=")[2].partition(",")[0]) for one in equal]
+    for ratio, took in zip(ratios, seconds, strict=True):
+        assert ratio / words_per_kept(ratio, "int8") == pytest.approx(30.0 * took / max(seconds), rel=1e-3)
+    assert adaptive_codecs([65536] * 3, (1e12, 1e6, 1e12), 0.0, 8.0, "float16")[::2] == ("identity", "identity")
+    assert adaptive_codecs([1, 10**6, 1], (1e6, 1e6, 1e6), 0.0, 8.0, "float16")[::2] == ("identity", "identity")
+
+
+def test_a_study_takes_adatopks_ratios_from_the_cuts_of_its_model() -> None:
+    rows = report_of("only=AdaTopK,dense", "ways=pipeline").figures["means"]
+    ratios = {(row["model"], row["phase"]): row["ratio"] for row in rows if row["variant"] == "AdaTopK"}
+    assert len(ratios) == 4
+    assert all(ratio > 1.0 for ratio in ratios.values())
+    fixed = VARIANTS["pipeline", "scratch"]["AdaTopK"]
+    assert "by_link" not in fixed

@@ -1,0 +1,28 @@
+"""Optimizers as data: what an optimizer does to one parameter in one step, as a short program of tensor and number operators.
+
+In the order of data flow:
+
+``numbers``   the arithmetic of programs on Python numbers (step counts, rates, bias corrections)
+``program``   rules, their programs and the states that they keep
+``document``  a rule book as bounded JSON, and the checks that it must pass
+``figures``   bytes of state and operations of an update, for plans
+"""
+
+from farflung.optim.document import check_optimizer, needs_rules, read_rules, rules_of, write_rules
+from farflung.optim.figures import state_bytes, state_factor, update_flops
+from farflung.optim.program import Rule, RuleBook, StateSlot, UpdateProgram
+
+__all__ = [
+    "Rule",
+    "RuleBook",
+    "StateSlot",
+    "UpdateProgram",
+    "check_optimizer",
+    "needs_rules",
+    "read_rules",
+    "rules_of",
+    "state_bytes",
+    "state_factor",
+    "update_flops",
+    "write_rules",
+]

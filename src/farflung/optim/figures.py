@@ -1,0 +1,96 @@
+"""What an optimizer costs: bytes of state and operations of an update. Plans, checks and estimates ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from farflung.graph.ir import Graph
+from farflung.graph.opset import OpClass, info
+from farflung.job.spec import OptimizerSpec
+from farflung.optim.document import rules_of
+from farflung.optim.numbers import PREFIX
+from farflung.optim.program import Rule
+
+__all__ = ["state_bytes", "state_factor", "update_flops"]
+
+#: Bytes of state per byte of a parameter of an optimizer whose rules are not captured yet: at most, with PyTorch's defaults.
+_COPIES = {
+    **dict.fromkeys(("adadelta", "adam", "adamax", "adamw", "nadam", "radam", "rprop", "captured"), 2.0),
+    **dict.fromkeys(("adafactor", "adagrad", "asgd", "lion", "muon", "rmsprop"), 1.0),
+}
+#: A parameter with less than this share of the trained bytes does not decide the largest factor.
+_SMALL = 0.01
+#: Operations per element of an update without rules (reads and writes dominate; small beside a backward).
+_SGD_FLOPS, _FLOPS = 4.0, 16.0
+
+
+#: Bytes of state and operations per element of each trained parameter, by optimizer and graph: plans ask again and again.
+_TABLES: dict[tuple[OptimizerSpec, str], dict[str, tuple[float, float]]] = {}
+_MOST_TABLES = 16
+
+
+def state_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> float:
+    """Bytes of optimizer state of the parameters ``names`` of ``graph``; those that get no gradient have none."""
+    if not spec.rules:
+        return state_factor(spec) * sum(graph.state[name].spec.nbytes for name in names if name in graph.trained)
+    table = _table(spec, graph)
+    return sum(table[name][0] for name in names if name in table)
+
+
+def state_factor(spec: OptimizerSpec, graph: Graph | None = None) -> float:
+    """Bytes of optimizer state per byte of a trained parameter: SGD 0, with momentum 1, AdamW 2.
+
+    With rules, which depend on shapes, the largest factor of a parameter of ``graph`` that is not small.
+    """
+    if not spec.rules or graph is None:
+        return _copies(spec)
+    sizes = {name: graph.state[name].spec.nbytes for name in graph.trained}
+    least, table = _SMALL * sum(sizes.values()), _table(spec, graph)
+    return max((table[name][0] / size for name, size in sizes.items() if size and size >= least), default=0.0)
+
+
+def _copies(spec: OptimizerSpec) -> float:
+    found = _COPIES[spec.name] if spec.name != "sgd" else float(spec.momentum > 0)
+    others = (_COPIES.get(group.name, 1.0) for group in spec.groups if group.name is not None)
+    return max(found, *others, 0.0) * (0.5 if spec.state == "bf16" else 1.0)
+
+
+def update_flops(spec: OptimizerSpec, graph: Graph) -> float:
+    """Operations of an update per trained element, on average."""
+    if not spec.rules:
+        return _SGD_FLOPS if spec.name == "sgd" else _FLOPS
+    table = _table(spec, graph)
+    elements = sum(graph.state[name].spec.numel for name in table)
+    return sum(graph.state[name].spec.numel * flops for name, (_, flops) in table.items()) / max(elements, 1)
+
+
+def _table(spec: OptimizerSpec, graph: Graph) -> Mapping[str, tuple[float, float]]:
+    key = (spec, graph.hash)
+    found = _TABLES.get(key)
+    if found is None:
+        if len(_TABLES) >= _MOST_TABLES:
+            _TABLES.clear()
+        rules = rules_of(spec)
+        assert rules is not None
+        found = _TABLES[key] = {}
+        for name in graph.trained:
+            declared = graph.state[name].spec
+            found[name] = _figures(rules.rule_of(spec, name, declared), declared.shape, narrow=spec.state == "bf16")
+    return found
+
+
+def _figures(rule: Rule | None, shape: tuple[int, ...], *, narrow: bool) -> tuple[float, float]:
+    if rule is None:
+        return 0.0, _SGD_FLOPS
+    held = sum(slot.nbytes(shape) * (0.5 if narrow and slot.narrows(shape) else 1.0) for slot in rule.states)
+    return held, _flops_of(rule, shape)
+
+
+def _flops_of(rule: Rule, shape: tuple[int, ...]) -> float:
+    """A product of a matrix with itself (Muon) takes twice its smaller side per element."""
+    found = 0.0
+    for step in rule.later[0].steps:
+        if not step.target.startswith(PREFIX):
+            kind = info(step.target).op_class
+            found += 2.0 * min(shape, default=1) if kind is OpClass.GEMM else float(kind is not OpClass.VIEW)
+    return max(found, _SGD_FLOPS)

@@ -1,0 +1,272 @@
+"""``train`` with any optimizer gives the weights of the caller's own loop, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import farflung
+from farflung.api.optimizers import with_named_optimizer
+from farflung.errors import CaptureError, InputError
+from farflung.job.spec import GroupSpec, JobSpec, OptimizerSpec, SyncSpec
+from farflung.optim import state_bytes
+from tests.support.optimizers import OPTIMIZERS, Net, batch, plain_loop, table
+
+STEPS = 20
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def different(result: farflung.TrainResult, truth: dict[str, torch.Tensor]) -> list[str]:
+    states = result.state_dict()
+    assert states.keys() == truth.keys()
+    return [name for name, value in truth.items() if states[name].tobytes() != value.numpy().tobytes()]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equals_the_loop(name: str) -> None:
+    truth = plain_loop(OPTIMIZERS[name], STEPS)
+    for workers in (1, 3):
+        result = farflung.train(Net(), batch, steps=STEPS, optimizer=OPTIMIZERS[name], workers=workers)
+        assert different(result, truth) == []
+        assert len(result.plan.devices) == workers
+
+
+def test_the_table_of_the_page() -> None:
+    page = Path(__file__).parents[3] / "docs" / "optimizers.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    begin = next(index for index, line in enumerate(lines) if line.startswith("| optimizer | name in a job |")) + 2
+    rows = table()
+    assert lines[begin : begin + len(rows)] == rows
+    assert not lines[begin + len(rows)].startswith("|")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("adam", torch.optim.Adam),
+        ("adadelta", torch.optim.Adadelta),
+        ("radam", torch.optim.RAdam),
+        ("adafactor", torch.optim.Adafactor),
+        ("rprop", torch.optim.Rprop),
+    ],
+)
+def test_by_name(name: str, kind: type[torch.optim.Optimizer]) -> None:
+    truth = plain_loop(lambda params: kind(params, lr=1e-2), 8)  # type: ignore[call-arg]
+    assert different(farflung.train(Net(), batch, steps=8, optimizer=name, lr=1e-2, workers=2), truth) == []
+
+
+def test_by_name_with_settings_and_groups() -> None:
+    def loop(params: list[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+        matrices = [p for p in params if p.ndim == 2]
+        rest = [p for p in params if p.ndim != 2]
+        return [
+            torch.optim.Muon(matrices, lr=2e-2, ns_steps=3),
+            torch.optim.RMSprop(rest, lr=1e-3, alpha=0.9, eps=1e-6, momentum=0.5),
+        ]
+
+    spec = OptimizerSpec(
+        name="rmsprop",
+        lr=1e-3,
+        eps=1e-6,
+        momentum=0.5,
+        settings={"alpha": 0.9},
+        groups=(GroupSpec(match=r"(up|mix|out)\.weight", name="muon", lr=2e-2, settings={"ns_steps": 3}),),
+    )
+    assert different(farflung.train(Net(), batch, steps=8, optimizer=spec, workers=3), plain_loop(loop, 8)) == []
+
+
+def test_an_optimizer_itself() -> None:
+    module = Net()
+    optimizer = torch.optim.NAdam([{"params": module.mix.parameters()}, {"params": module.up.parameters(), "lr": 0.05}], lr=1e-2)
+
+    def loop(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.NAdam([{"params": params[2:4]}, {"params": params[:2], "lr": 0.05}], lr=1e-2)
+
+    assert different(farflung.train(module, batch, steps=6, optimizer=optimizer, workers=2), plain_loop(loop, 6)) == []
+    assert not optimizer.state, "the caller's optimizer is not changed"
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-2, 0.05]
+
+
+def test_half_precision_of_states() -> None:
+    def rounded(optimizer: torch.optim.Optimizer) -> None:
+        for slots in optimizer.state.values():
+            for key, value in slots.items():
+                if isinstance(value, torch.Tensor) and value.numel() > 1:
+                    slots[key] = value.bfloat16().float()
+
+    truth = plain_loop(lambda params: torch.optim.AdamW(params, lr=1e-2), 8, after=rounded)
+    spec = OptimizerSpec(name="adamw", lr=1e-2, state="bf16")
+    result = farflung.train(Net(), batch, steps=8, optimizer=spec, workers=2)
+    assert different(result, truth) == []
+    graph = result.graph
+    job = with_named_optimizer(JobSpec(optimizer=spec), graph)
+    whole = state_bytes(OptimizerSpec(name="adamw"), graph, graph.trained)
+    assert state_bytes(job.optimizer, graph, graph.trained) == pytest.approx(whole / 2, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["NAdam", "Adafactor", "own: a branch on the step", "Muon and AdamW"])
+def test_resumes(name: str, tmp_path: Path) -> None:
+    truth = plain_loop(OPTIMIZERS[name], STEPS)
+    first = farflung.train(Net(), batch, steps=7, optimizer=OPTIMIZERS[name], workers=3, folder=tmp_path / "first")
+    rest = farflung.train(Net(), batch, steps=STEPS, optimizer=OPTIMIZERS[name], workers=2, resume=first.checkpoint)
+    assert different(rest, truth) == []
+
+
+class Global(torch.optim.SGD):
+    """Divides by the norm of all parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = sum(p.square().sum() for p in params) ** 0.5
+        for p in params:
+            p.sub_(self.param_groups[0]["lr"] * p.grad / norm)
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in an attribute."""
+
+    count = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.count += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] / self.count * p.grad)
+
+
+class Peeking(torch.optim.SGD):
+    """Decides by values of the gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad.abs().max() > 1.0:
+                    p.sub_(group["lr"] * p.grad)
+
+
+class Noisy(torch.optim.SGD):
+    """Adds noise."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * (p.grad + torch.randn_like(p)))
+
+
+class Losing(torch.optim.SGD):
+    """Takes the learning rate out of sight."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                rate = float(group["lr"])
+                p.sub_(rate * p.grad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Global, "optimizer Global can't be captured: its rules and its own code give different weights"),
+        (Counting, "optimizer Counting can't be captured: its rules and its own code give different weights"),
+        (
+            Peeking,
+            r"optimizer Peeking can't be captured: test_optimizers.py:\d+: if p.grad.abs\(\).max\(\) > 1.0: decides by the ",
+        ),
+        (Noisy, r"optimizer Noisy can't be captured: test_optimizers.py:\d+: p.sub_\(.*randn_like\(p\)\)\) draws random numbers"),
+        (
+            Losing,
+            r"optimizer Losing can't be captured: .*: p.sub_\(rate \* p.grad\): the learning rate or the step",
+        ),
+        (torch.optim.LBFGS, r"optimizer LBFGS can't be captured: .*: TypeError: .*step\(\) missing 1 required.*'closure'"),
+        (torch.optim.SparseAdam, r"optimizer SparseAdam can't be captured: .*does not support dense gradients"),
+    ],
+)
+def test_what_cannot_be_captured_is_named(kind: Any, text: str) -> None:
+    with pytest.raises(CaptureError, match=text):
+        farflung.train(Net(), batch, steps=2, optimizer=lambda params: kind(params, lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "more", "text"),
+    [
+        (lambda params: 3, {}, "optimizer: the function gave a int: return a torch.optim.Optimizer, or a list of them"),
+        (lambda params: [], {}, "optimizer: the function gave no optimizer: return a torch.optim.Optimizer"),
+        (lambda params: params.nothing, {}, "optimizer: the function failed: AttributeError: 'list' object has no"),
+        (
+            lambda params: torch.optim.SGD([torch.nn.Parameter(torch.ones(3))]),
+            {},
+            r"holds a tensor \[3\] that is no parameter of",
+        ),
+        (
+            lambda params: [torch.optim.SGD(params), torch.optim.Adam(params)],
+            {},
+            r"parameter 'mix.bias' is in two groups of optimizers: leave",
+        ),
+        (torch.optim.NAdam, {"lr": 0.1}, "lr=0.1 beside an optimizer that has its own: set it there, and remove lr"),
+        (7, {}, "optimizer=7 can't be used: pass a name, an OptimizerSpec, or a function that makes one"),
+        ("nadm", {}, "unknown optimizer 'nadm': did you mean 'nadam'"),
+        ("muon", {}, "optimizer 'muon': Muon only supports 2D parameters.*; give other parameters another optimizer"),
+        (
+            OptimizerSpec(name="lion", eps=1e-3),
+            {},
+            "optimizer=.*eps.* is no setting of 'lion', which has lr, betas, weight_decay",
+        ),
+    ],
+)
+def test_wrong_optimizers(optimizer: Any, more: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        farflung.train(Net(), batch, steps=2, optimizer=optimizer, **more)
+
+
+def test_an_optimizer_that_has_stepped() -> None:
+    module = Net()
+    optimizer = torch.optim.Adam(module.parameters())
+    module(*batch(0, 0)).backward()
+    optimizer.step()
+    with pytest.raises(InputError, match="optimizer=Adam has made steps already: pass a function that makes a new one"):
+        farflung.train(module, batch, steps=2, optimizer=optimizer)
+
+
+def adamw(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"replicas": 2, "workers": 4},
+        {"replicas": 2, "workers": 2, "sync": SyncSpec(strategy="local_sgd", settings={"sync_every": 3})},
+        {"replicas": 2, "workers": 2, "sync": SyncSpec(strategy="partial_sync", settings={"sync_every": 2})},
+        {"replicas": 2, "workers": 2, "sync": "diloco"},
+        {"workers": 2, "clip_norm": 0.1},
+    ],
+)
+def test_rules_and_the_built_in_code_agree_under_strategies(settings: dict[str, Any]) -> None:
+    shared = {"steps": 7, "micro_batches": 4, **settings}
+    named = farflung.train(Net(), batch, optimizer="adamw", lr=1e-2, **shared)
+    ruled = farflung.train(Net(), batch, optimizer=adamw, **shared)
+    assert ruled.losses == named.losses
+    assert different(ruled, {name: torch.from_numpy(value.copy()) for name, value in named.state_dict().items()}) == []
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Muon and AdamW"])
+def test_on_the_workers_of_a_ticket(name: str, ticket: str) -> None:
+    """The rules pass a broker, and run in the isolated processes of its workers."""
+    result = farflung.train(Net(), batch, steps=6, optimizer=OPTIMIZERS[name], ticket=ticket)
+    assert different(result, plain_loop(OPTIMIZERS[name], 6)) == []

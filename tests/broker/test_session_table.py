@@ -1,0 +1,85 @@
+"""Sessions by worker: one at a time, each with a number, a lease and an end."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from farflung.broker.session_table import SessionTable
+from farflung.errors import ConnectionLost, InputError
+from farflung.messages.commands import Beat
+from farflung.protocol.leases import Leases
+from farflung.units import Seconds
+
+
+@pytest.fixture
+def table() -> SessionTable:
+    numbers = Counter[str]()
+
+    def advance(name: str) -> int:
+        numbers[name] += 1
+        return numbers[name]
+
+    return SessionTable(advance, Leases(Seconds(5.0)))
+
+
+def test_a_name_is_taken_until_its_session_is_left(table: SessionTable) -> None:
+    first = table.enter("a")
+    with pytest.raises(InputError, match="a worker called 'a' is connected already; choose another name with --name"):
+        table.enter("a")
+    assert table.end(first, "it left")
+    assert not table.end(first, "again"), "the first cause stays"
+    assert first.ended == "it left"
+    assert first.outgoing.get() is None
+    assert table.serves("a"), "its run may still be ending"
+    table.leave(first)
+    assert not table.serves("a")
+    assert table.enter("a").generation > first.generation
+
+
+def test_a_session_that_has_ended_is_renewed_by_nobody(table: SessionTable) -> None:
+    first = table.enter("a")
+    assert table.renew(first)
+    table.end(first, "it left")
+    assert not table.renew(first)
+    table.leave(first)
+    second = table.enter("a")
+    assert not table.renew(first), "a frozen worker that wakes up has an old number"
+    assert table.renew(second)
+    table.leave(first)
+    assert table.session("a") is second, "the end of an old session ends no new one"
+
+
+def test_messages_go_to_connected_workers_only(table: SessionTable) -> None:
+    table.send("a", Beat())
+    session = table.enter("a")
+    table.send("a", Beat())
+    assert session.outgoing.get() == Beat()
+    assert session.outgoing.empty()
+
+
+def test_silent_workers_expire_unless_the_broker_handles_their_report(table: SessionTable) -> None:
+    silent, busy = table.enter("silent"), table.enter("busy")
+    busy.handling = True
+    late = silent.begun + 6.0
+    expired, silences = table.check_leases(late)
+    assert expired == [silent]
+    assert silences["silent"] == pytest.approx(6.0, abs=0.1)
+    assert silences["busy"] == 0.0
+
+
+def test_a_worker_with_a_certificate_is_joining_until_it_connects(table: SessionTable) -> None:
+    for name in "abc":
+        table.admit(name)
+    table.withdraw("b")
+    table.enter("a")
+    assert table.joining() == ["c"]
+
+
+def test_a_closed_table_takes_nobody_and_ends_all(table: SessionTable) -> None:
+    session = table.enter("a")
+    table.close()
+    assert session.outgoing.get() is None
+    with pytest.raises(ConnectionLost, match="the broker is closing"):
+        table.enter("b")

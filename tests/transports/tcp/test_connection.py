@@ -1,0 +1,59 @@
+"""The end of a connection: its last message arrives although the other side still sends."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+
+import pytest
+
+from farflung.transports import Insecure, TransportConfig
+from farflung.transports.base import EndpointEvents
+from farflung.transports.tcp import connection, link
+from farflung.transports.tcp.connection import MessageKind, build_message
+from farflung.transports.tcp.endpoint import TcpEndpoint
+from farflung.transports.tcp.relay_calls import PROTOCOL
+from farflung.units import Seconds
+from farflung.wire.packed import pack_value
+from tests.support.quiet import PATIENCE
+
+#: On a busy machine, nobody is taken for dead.
+CALM = TransportConfig(resume=Seconds(PATIENCE), heartbeat=Seconds(10.0))
+
+
+def test_who_still_sends_learns_why_its_frame_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusing side closes last: unread bytes would reset the connection, and the reset can overtake the reason."""
+    monkeypatch.setattr(connection, "LINGER_SECONDS", PATIENCE)
+    monkeypatch.setattr(link, "_GOODBYE_SECONDS", 0.0)
+    causes: list[str] = []
+    events = EndpointEvents(on_lost=lambda peer, error, run: causes.append(str(error)))
+    a = TcpEndpoint(Insecure(name="a"), lambda peer, frame: None, listen="127.0.0.1:0", config=CALM, events=events)
+    with closing(a), _greeted(a, "first") as b:
+        b.sendall(build_message(MessageKind.DATA, [bytes([0xFF]) * 100]))  # not the head of a frame
+        assert MessageKind.FATAL in _kinds_until_the_end(b)
+        b.sendall(bytes(32 << 20))
+        assert causes == []
+        with _greeted(a, "second") as again:
+            assert MessageKind.HELLO in _kinds_until_the_end(again, MessageKind.HELLO)
+        assert len(causes) == 1
+        assert "it sent what can't be read" in causes[0]
+
+
+def _greeted(endpoint: TcpEndpoint, name: str) -> socket.socket:
+    """Dial ``endpoint`` as b, whose link is ``name``."""
+    host, _, port = endpoint.address.rpartition(":")
+    sock = socket.create_connection((host, int(port)), PATIENCE)
+    hello = {"protocol": PROTOCOL, "name": "b", "link": name, "to": endpoint.name}
+    sock.sendall(build_message(MessageKind.HELLO, [pack_value(hello)]))
+    return sock
+
+
+def _kinds_until_the_end(sock: socket.socket, last: MessageKind | None = None) -> list[int]:
+    """Return the kinds of the messages that come until the other side ends its direction, or until ``last``."""
+    kinds: list[int] = []
+    while head := sock.recv(20, socket.MSG_WAITALL):
+        sock.recv(int.from_bytes(head[4:8], "little"), socket.MSG_WAITALL)
+        kinds.append(head[0])
+        if head[0] == last:
+            break
+    return kinds

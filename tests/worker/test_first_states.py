@@ -1,0 +1,81 @@
+"""The states that a part begins with: what peers send is counted, and what nobody has is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farflung.engines.base import Array
+from farflung.errors import ConnectionLost, WireError
+from farflung.messages.array_stream import tensor_pieces
+from farflung.messages.commands import LiveStart
+from farflung.messages.data import LentEnd, LentPiece
+from farflung.step.inbox import Inbox
+from farflung.worker.first_states import StateFetch
+from farflung.worker.retained_states import Continuation, RetainedStates
+from tests.support.futures import PATIENCE, later
+from tests.support.quiet import until
+from tests.support.small_runs import small_setup
+
+SETUP = small_setup("a")
+NAMES = SETUP.subgraphs[0].states
+
+
+def arrays() -> dict[str, Array]:
+    return {name: np.full(SETUP.graph.state[name].spec.shape, 3, np.float32) for name in NAMES}
+
+
+def pieces(found: Mapping[str, Array]) -> list[LentPiece]:
+    made = tensor_pieces(found.items())
+    return [LentPiece(run="r", name=one.name, array=one.array, last=one.last, sections=one.sections) for one in made]
+
+
+class Fetching:
+    """A part that waits for all its states from the peer ``b``."""
+
+    def __init__(self) -> None:
+        self.inbox, self.asked = Inbox(), list[str]()
+        start = LiveStart(step=7, committed=7, decision=None, moves={"b": tuple(NAMES)})
+        self.fetch = StateFetch(Continuation(start), "r", 2, RetainedStates())
+        endpoint: Any = SimpleNamespace(post=lambda peer, frame, urgency: self.asked.append(peer))
+        self.done = later(lambda: self.fetch.fetch(SETUP, endpoint, self.inbox))
+        until(lambda: self.asked)
+
+
+def test_states_of_a_peer_are_put_together() -> None:
+    fetching = Fetching()
+    for piece in pieces(arrays()):
+        fetching.fetch.receive("b", piece, fetching.inbox)
+    fetching.fetch.receive("b", LentEnd(run="r"), fetching.inbox)
+    fetching.done.result(PATIENCE)
+    found = fetching.fetch.states([*NAMES, "other"])
+    assert found.keys() == set(NAMES)
+    assert all(np.array_equal(found[name], array) for name, array in arrays().items())
+    assert fetching.fetch.optimizer(NAMES) == {}
+
+
+def test_a_state_that_nobody_has_is_an_error() -> None:
+    fetching = Fetching()
+    lacking = dict(list(arrays().items())[1:])
+    for piece in pieces(lacking):
+        fetching.fetch.receive("b", piece, fetching.inbox)
+    fetching.fetch.receive("b", LentEnd(run="r"), fetching.inbox)
+    with pytest.raises(ConnectionLost, match=f"no worker has retained '{next(iter(NAMES))}' after 7 steps"):
+        fetching.done.result(PATIENCE)
+
+
+def test_a_peer_sends_no_more_than_the_states_can_have() -> None:
+    fetching = Fetching()
+    with pytest.raises(WireError, match="c was not asked for states of run r; they are refused"):
+        fetching.fetch.receive("c", pieces(arrays())[0], fetching.inbox)
+    (large,) = pieces({next(iter(NAMES)): np.zeros(1 << 18, np.float32)})
+    fetching.fetch.receive("b", large, fetching.inbox)
+    with pytest.raises(WireError, match=r"b sends more than .* bytes of states, which is more than those have"):
+        fetching.fetch.receive("b", large, fetching.inbox)
+    fetching.inbox.abort(WireError("over"))
+    with pytest.raises(WireError, match="over"):
+        fetching.done.result(PATIENCE)

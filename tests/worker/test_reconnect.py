@@ -1,0 +1,85 @@
+"""A worker's owner changes its limits while the file of limits cannot be used: the worker keeps working, by the new limits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farflung.errors import DiskFull
+from farflung.units import Seconds
+from farflung.worker.membership import join
+from farflung.worker.options import WorkerOptions
+from farflung.worker.owner_limits import OwnerLimitsFile
+from farflung.worker.reconnect import Service
+from tests.support.loopback import Loopback
+from tests.support.quiet import until
+
+
+@dataclass
+class Owned:
+    """A worker with an owner's file, and its broker."""
+
+    cluster: Loopback
+    service: Service
+    limits: OwnerLimitsFile
+    thread: threading.Thread
+    said: list[str]
+
+    def member(self) -> dict[str, Any]:
+        members = self.cluster.client.status()["members"]
+        assert isinstance(members, list)
+        return dict(members[0])
+
+
+@pytest.fixture
+def owned(home: Path, tmp_path: Path) -> Iterator[Owned]:
+    said: list[str] = []
+    with Loopback(home, 0) as cluster:
+        limits = OwnerLimitsFile(tmp_path / "members", "w")
+        limits.begin({})
+        enter = lambda: join(cluster.ticket("join"), name="w", role="worker", key=cluster.key)  # noqa: E731
+        service = Service(enter, WorkerOptions(listen="127.0.0.1:0", memory=1e9), said.append, limits)
+        thread = threading.Thread(target=service.run, args=(Seconds(5.0),), daemon=True)
+        thread.start()
+        until(lambda: "w" in cluster.members())
+        yield Owned(cluster, service, limits, thread, said)
+        service.stop()
+        thread.join(30)
+
+
+def test_a_damaged_file_ends_no_worker(owned: Owned) -> None:
+    owned.limits.path.write_text("{")
+    owned.cluster.client.wish("w", paused=True)
+    until(lambda: not owned.thread.is_alive() or owned.member()["paused"])
+    assert owned.thread.is_alive()
+    (warning,) = (line for line in owned.said if "warning" in line)
+    assert warning.startswith("warning: the changed limits apply until this worker ends, because they cannot be stored: ")
+    assert warning.endswith("delete it to begin anew")
+
+
+def test_a_full_disk_does_not_undo_what_the_owner_wants(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, polls = OwnerLimitsFile.read, threading.Semaphore(0)
+
+    def full(self: OwnerLimitsFile, **changes: object) -> None:
+        raise DiskFull("no space")
+
+    def seen(self: OwnerLimitsFile) -> Any:
+        polls.release()
+        return read(self)
+
+    monkeypatch.setattr(OwnerLimitsFile, "change", full)
+    owned.cluster.client.wish("w", paused=True)
+    until(lambda: owned.member()["paused"])
+    monkeypatch.setattr(OwnerLimitsFile, "read", seen)
+    watching = threading.Thread(target=owned.service.watch, daemon=True)
+    watching.start()
+    for _ in range(2):  # the second poll begins after the first one has been reported
+        assert polls.acquire(timeout=60)
+    assert owned.member()["paused"], "the file still says what was wanted before"
+    owned.service.stop()
+    watching.join(30)
