@@ -24,7 +24,7 @@ from farflung.errors import FarflungError, WireError
 from farflung.messages.conversions.failed_batches import failed_batch
 from farflung.messages.conversions.link_reports import Told, links_of
 from farflung.messages.conversions.retained_states import retained_states_of
-from farflung.messages.conversions.step_reports import report_of, trace_of
+from farflung.messages.conversions.step_reports import StepReport, report_of, trace_of
 from farflung.messages.reports import (
     Dropped,
     Ended,
@@ -41,7 +41,7 @@ from farflung.messages.reports import (
     Waits,
 )
 from farflung.messages.router import Router
-from farflung.messages.schema import Channel
+from farflung.messages.schema import Channel, Message
 from farflung.messages.watching import GeneratedText, MemberReady, Note
 from farflung.protocol.events import (
     Event,
@@ -68,7 +68,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunReports:
-    """Passes each report to the part of the broker that it concerns. A bad report fails its run."""
+    """Passes each report to the part of the broker that it concerns. A bad report fails its run. ``send`` never waits."""
 
     runs: RunTable
     handle: Callable[[Event], None]
@@ -79,6 +79,7 @@ class RunReports:
     helpers: HelperAssignment
     replanner: Replanner
     stragglers: StragglerMonitor
+    send: Callable[[str, Message], None]
 
     @cached_property
     def _router(self) -> Router[_Part, None]:
@@ -159,11 +160,23 @@ class RunReports:
             self.handle(HelperMoves(run=part.live.run, name=moves))
 
     def _stepped(self, part: _Part, message: Stepped) -> None:
-        live = part.live
+        live, report = part.live, report_of(message)
         if live.progress is not None:
-            for late in live.progress.report(part.name, report_of(message)):
+            for late in live.progress.report(part.name, report):
                 self.handle(MemberLate(run=live.run, name=late, attempt=message.attempt, what="reported no step for too long"))
             self.stragglers.step(live.run, live.attempt.number, part.name, message.busy)
+
+        self._verify(live, part.name, report)
+
+    def _verify(self, live: LiveRun, name: str, report: StepReport) -> None:
+        """Compare digests. If a worker has forged some, the next attempt begins with a checkpoint from before that step."""
+        if live.attempt.verification is None:
+            return
+        for step, event in live.attempt.verification.report(name, report, self.send):
+            with self.runs.changed:
+                distrusted = live.workers.distrusted
+                live.workers.distrusted = step if distrusted is None else min(distrusted, step)
+            self.handle(event)
 
     def _hashed(self, part: _Part, message: Hashed) -> None:
         plan, of = None if part.live.planned is None else part.live.planned.plan, message.of or part.name

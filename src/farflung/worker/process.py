@@ -272,6 +272,7 @@ class Worker:
         router.register(HandOver, lambda _, command: self._pass_on(command, lambda part: part.drain()))
         router.register(commands.Helper, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
         router.register(HelperGone, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
+        router.register(commands.Recheck, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
         return router
 
     def _fenced(self, _: str, command: Fenced) -> None:
@@ -282,7 +283,9 @@ class Worker:
         self._services.links.connect(command.addresses, command.relays)
         self._retained.settle(command.run, command.attempt, Continuation(command.live), command.addresses)
 
-    def _pass_on(self, command: Start | Stop | HandOver | commands.Helper | HelperGone, act: Callable[[RunPart], None]) -> None:
+    def _pass_on(
+        self, command: Start | Stop | HandOver | commands.Helper | HelperGone | commands.Recheck, act: Callable[[RunPart], None]
+    ) -> None:
         """Let the current part ``act``, if ``command`` concerns it; of another run or attempt the command comes too late."""
         part = self._current.part
         if part is None or part.run != command.run:

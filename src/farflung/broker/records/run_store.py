@@ -143,8 +143,14 @@ class RunStore:
         self._newest, self._before = manifest.step, manifest.ledger
         return manifest
 
-    def begin(self, attempt: int) -> Manifest | None:
-        """Store only shards of plan number ``attempt`` from now on. Return the newest complete checkpoint, if there is one."""
+    def begin(self, attempt: int, trusted: int | None = None) -> Manifest | None:
+        """Store only shards of plan number ``attempt`` from now on. Return the newest complete checkpoint, if there is one.
+
+        ``trusted``: remove the checkpoints after this step, because a worker has forged results (None: all are trusted).
+        """
+        if trusted is not None:
+            self.checkpoints.remove_after(trusted)
+            self._newest = None
         self.attempt = attempt
         self._shards.clear()
         if self._newest is None:
