@@ -45,6 +45,7 @@ from farflung.messages.schema import Channel
 from farflung.messages.watching import GeneratedText, MemberReady, Note
 from farflung.protocol.events import (
     Event,
+    HelperMoves,
     MemberLate,
     MemberLied,
     RunDropped,
@@ -151,8 +152,11 @@ class RunReports:
         del message
         with self.runs.changed:
             notice = self.helpers.ready(part.live, part.name)
+            moves = self.helpers.move(part.live)
         if notice:
             self.notices.operator_of(part.live.run, notice)
+        if moves:
+            self.handle(HelperMoves(run=part.live.run, name=moves))
 
     def _stepped(self, part: _Part, message: Stepped) -> None:
         live = part.live
@@ -166,7 +170,7 @@ class RunReports:
         stages = () if plan is None else [stage.devices for stage in plan.stages if stage.devices[0] == of]
         if of != part.name and not (stages and all(part.name in devices for devices in stages)):
             raise WireError(f"{part.name} is no replica of {of!r:.80}, and hashes its share of a checkpoint")
-        part.live.hashes.report((message.attempt, message.step), part.name, of, message.sha256)
+        part.live.store.hashes.report((message.attempt, message.step), part.name, of, message.sha256)
 
     def _waits(self, part: _Part, message: Waits) -> None:
         with self.runs.changed:

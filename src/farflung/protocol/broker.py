@@ -22,6 +22,7 @@ from farflung.protocol.events import (
     BetterPlan,
     Command,
     Event,
+    HelperMoves,
     HostMeasured,
     MemberJoined,
     MemberLate,
@@ -87,6 +88,7 @@ class BrokerMachine:
             MemberSpoilt: conduct.spoilt,
             RunStalled: conduct.stalled,
             MemberReset: conduct.reset,
+            HelperMoves: helpers.moved,
         }
 
     @property
@@ -130,6 +132,10 @@ class BrokerMachine:
     def may_take(self, run: str, member: Member, restored: Sequence[Run] | None = None) -> bool:
         """See ``ClusterState.may_take``."""
         return self._state.may_take(run, member, restored)
+
+    def may_help(self, run: str) -> list[Member]:
+        """Return the members that help ``run``, or may help it when it trains."""
+        return self._helpers.able(self._state.runs[run])
 
     def restored(self) -> list[Run]:
         """See ``ClusterState.restored``."""

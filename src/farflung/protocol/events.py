@@ -20,6 +20,7 @@ __all__ = [
     "Event",
     "FinishRun",
     "HelperGone",
+    "HelperMoves",
     "HostMeasured",
     "MakePlan",
     "MemberJoined",
@@ -329,6 +330,14 @@ class RunStalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HelperMoves:
+    """``name`` should help another stage of ``run``."""
+
+    run: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReset:
     """The broker's owner resets the standing of a member."""
 
@@ -358,6 +367,7 @@ Event = (
     | MemberSpoilt
     | RunStalled
     | MemberReset
+    | HelperMoves
 )
 
 

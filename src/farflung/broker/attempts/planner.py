@@ -114,7 +114,9 @@ class AttemptPlanner:
     def _make(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
         """Return the attempt (None: a newer one has begun meanwhile)."""
         self.measure([member for member in members if member.name not in live.workers.measured], live.job.threads)
-        cluster = cluster_of(bundle, members, self.network.table, self.network.reachability)
+        with self.runs.changed:
+            helpers = self.runs.machine.may_help(live.run)
+        cluster = cluster_of(bundle, [*members, *helpers], self.network.table, self.network.reachability)
         check_plugins(live.job, "the broker", plans=True)
         planned = plan_run(bundle, cluster, self.judge, running=live.running)
         planned = replace(planned, strangers=tuple(strangers_of(bundle, members)))
