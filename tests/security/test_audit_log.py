@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from farflung.security import audit_log
 from farflung.security.audit_log import AuditLog
 
 
@@ -24,9 +21,8 @@ def test_lines_are_appended_and_foreign_text_stays_in_its_line(tmp_path: Path) -
     assert "\x1b" not in lines
 
 
-def test_full_files_are_renamed_and_the_oldest_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_log, "_FULL", 1)
-    log = AuditLog(tmp_path, lambda: 0.0)
+def test_full_files_are_renamed_and_the_oldest_is_removed(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, lambda: 0.0, full=1)
     for number in range(7):
         log.write(f"e{number}")
     found = {path.name: events(path) for path in tmp_path.iterdir()}

@@ -17,7 +17,7 @@ __all__ = ["AUDIT_FILE", "AuditLog"]
 
 #: The name of the file in the broker's folder.
 AUDIT_FILE = "audit.jsonl"
-#: The bytes from which a file is full, and how many full ones are kept.
+#: The default bytes of a full file, and how many full ones are kept.
 _FULL, _KEPT = 64 << 20, 4
 #: The most characters of one text.
 _MOST = 500
@@ -26,8 +26,14 @@ _MOST = 500
 class AuditLog:
     """Appends to the audit log in the broker's folder. Any thread may call."""
 
-    def __init__(self, home: Path, now: Callable[[], float], warn: Callable[[str], None] = lambda text: None) -> None:
-        """``now``: seconds since 1970. ``warn`` receives a text the first time that a line can't be written."""
+    def __init__(
+        self, home: Path, now: Callable[[], float], warn: Callable[[str], None] = lambda text: None, *, full: int = _FULL
+    ) -> None:
+        """``now``: seconds since 1970. ``warn`` receives a text the first time that a line can't be written.
+
+        ``full``: the bytes from which a file is full.
+        """
+        self._full = full
         self._path, self._now, self._warn = home / AUDIT_FILE, now, warn
         self._lock = threading.Lock()
         self._failed = False
@@ -54,7 +60,7 @@ class AuditLog:
     def _rename_full(self) -> None:
         """Make room: ``audit.1.jsonl`` is the newest of the full files."""
         try:
-            if self._path.stat().st_size < _FULL:
+            if self._path.stat().st_size < self._full:
                 return
         except FileNotFoundError:
             return
