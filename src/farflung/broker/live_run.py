@@ -15,7 +15,6 @@ from farflung.broker.records.backlog import Backlog
 from farflung.broker.records.latest_records import LatestRecords
 from farflung.broker.records.run_log import RunLog
 from farflung.broker.records.run_store import RunStore
-from farflung.broker.records.share_hashes import ShareHashes
 from farflung.clock import monotonic
 from farflung.cluster import Topology
 from farflung.errors import DataError
@@ -154,8 +153,6 @@ class LiveRun:
     #: The newest generated text.
     sample: str = ""
     result: RunResult | None = None
-    #: What workers report of the shares of checkpoints.
-    hashes: ShareHashes = field(default_factory=ShareHashes)
     #: Guards ``store``. Lock order: ``files`` before ``RunTable.changed``.
     files: threading.Lock = field(default_factory=threading.Lock)
 

@@ -170,7 +170,7 @@ class RunReports:
         stages = () if plan is None else [stage.devices for stage in plan.stages if stage.devices[0] == of]
         if of != part.name and not (stages and all(part.name in devices for devices in stages)):
             raise WireError(f"{part.name} is no replica of {of!r:.80}, and hashes its share of a checkpoint")
-        part.live.hashes.report((message.attempt, message.step), part.name, of, message.sha256)
+        part.live.store.hashes.report((message.attempt, message.step), part.name, of, message.sha256)
 
     def _waits(self, part: _Part, message: Waits) -> None:
         with self.runs.changed:

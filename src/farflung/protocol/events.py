@@ -54,14 +54,10 @@ __all__ = [
     "WaitedEnough",
 ]
 
-#: The class of errors without a more precise class.
-TRAINING_ERROR = "TrainingError"
-#: The class of the error that there is no plan for the present workers.
-PLAN_ERROR = "PlanError"
-#: The class of the error that an input (the job's topology) does not match the workers.
-INPUT_ERROR = "InputError"
-#: The process in which a worker computes for the run has died.
-ENGINE_CRASHED = "EngineCrashed"
+#: Classes of errors: one without a more precise class, and no plan for the present workers.
+TRAINING_ERROR, PLAN_ERROR = "TrainingError", "PlanError"
+#: An input (the job's topology) does not match the workers; the process in which a worker computes for the run has died.
+INPUT_ERROR, ENGINE_CRASHED = "InputError", "EngineCrashed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +86,6 @@ class Offer:
     reliable: bool = True
     isolation: str = ""
     region: str = ""
-
-
-# -- events ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,9 +355,6 @@ Event = (
     | MemberReset
     | HelperMoves
 )
-
-
-# -- commands -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

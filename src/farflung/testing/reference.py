@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.errors import InputError
-from farflung.job.spec import OptimizerSpec
+from farflung.job.spec import GroupSpec, OptimizerSpec
 
 if TYPE_CHECKING:
     import torch
@@ -158,7 +158,10 @@ def _trained(parameters: Mapping[str, torch.nn.Parameter], spec: OptimizerSpec) 
 def _group(spec: OptimizerSpec, name: str) -> int:
     import re
 
-    return next((index for index, group in enumerate(spec.groups) if re.search(group.match, name)), len(spec.groups))
+    def fits(group: GroupSpec) -> bool:
+        return name in group.names if group.names else re.search(group.match, name) is not None
+
+    return next((index for index, group in enumerate(spec.groups) if fits(group)), len(spec.groups))
 
 
 def _optimizer(spec: OptimizerSpec, trained: Mapping[str, torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ class Worker:
         self._options, self._log, self._on_owner = options, log, on_owner
         self._device, self._retained = carried.device, carried.retained
         self._current = CurrentPart(carried.ended)
-        self.session = ControlSession(membership.client, log, self._beats)
+        self.session = ControlSession(membership.client, log, partial(_heartbeat, options, self._current))
         self._threads = ThreadGroup()
         budget = MemoryBudget(max(_LEAST_BUDGET, int(self._device.offer["memory"])))
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
@@ -218,11 +219,6 @@ class Worker:
         self._queries.join()
         self._retained.join()
         self._threads.join()
-
-    def _beats(self) -> list[Message]:
-        """What a heartbeat tells the broker."""
-        free, waits = _free(self._options), self._current.waits()
-        return [Beat(disk=UNSET if free is None else free), *([] if waits is None else [waits])]
 
     # -- the session's thread -----------------------------------------------------------------------------------------
 
@@ -353,3 +349,9 @@ class Worker:
 def _free(options: WorkerOptions) -> float | None:
     """Free bytes of the fullest of the disks with the data, the cache and the scratch folders of jobs."""
     return free_space((options.data, default_cache(), Path(tempfile.gettempdir())))
+
+
+def _heartbeat(options: WorkerOptions, current: CurrentPart) -> list[Message]:
+    """What a heartbeat tells the broker."""
+    free, waits = _free(options), current.waits()
+    return [Beat(disk=UNSET if free is None else free), *([] if waits is None else [waits])]

@@ -252,7 +252,7 @@ def adamw(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     [
         {"replicas": 2, "workers": 4},
         {"replicas": 2, "workers": 2, "sync": SyncSpec(strategy="local_sgd", settings={"sync_every": 3})},
-        {"replicas": 2, "workers": 2, "sync": SyncSpec(strategy="partial_sync", settings={"sync_every": 2})},
+        {"replicas": 2, "workers": 2, "sync": SyncSpec(strategy="partial", settings={"sync_every": 2})},
         {"replicas": 2, "workers": 2, "sync": "diloco"},
         {"workers": 2, "clip_norm": 0.1},
     ],

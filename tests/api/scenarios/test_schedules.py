@@ -61,7 +61,7 @@ def chained(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
 def test_schedulers_of_torch(make: Any, schedule: Callable[[Any], Any]) -> None:
     result = farflung.train(Net(), batch, steps=STEPS, optimizer=make, lr_schedule=schedule, workers=2)
     assert different(result, plain_loop(make, STEPS, schedule)) == []
-    assert len({record.rate for record in result.records}) > 1
+    assert len({record.learning_rate for record in result.records}) > 1
 
 
 @pytest.mark.parametrize("by_name", [False, True])

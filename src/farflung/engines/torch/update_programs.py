@@ -164,11 +164,11 @@ class _Compiled:
                 self._step(call, places)
                 if places[-1].numel() == 1:
                     self._single.add(number)
-            for done in call.free:
-                places[done] = None
             taken = sum(size for storage, size in _storages(places).items() if storage not in own)
             if taken > most:
                 raise GraphError(f"{self.where}: its values take {taken} bytes, at most {most} are allowed for such a parameter")
+            for done in call.free:  # after the sum: a value that nobody reads takes memory, too
+                places[done] = None
         _check_results(rule, self.results(places), tuple(inputs[0].shape), self.where)
         return frozenset(self._single)
 
