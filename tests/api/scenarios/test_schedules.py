@@ -51,7 +51,7 @@ def chained(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
         (grouped, lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)),
         (grouped, lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=5)),
         (grouped, lambda optimizer: lr_scheduler.StepLR(optimizer, 4)),
-        (grouped, lambda optimizer: lr_scheduler.LambdaLR(optimizer, [lambda step: 0.9**step, lambda step: 1.0])),
+        (grouped, lambda optimizer: lr_scheduler.LambdaLR(optimizer, [lambda step: 0.9**step, lambda step: 0.8**step])),
         (grouped, chained),
         (grouped, lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=[0.05, 0.1], total_steps=STEPS + 1)),
         (momentum, lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=STEPS + 1)),
