@@ -26,13 +26,15 @@ __all__ = ["Fault", "FuzzGraphs", "FuzzGraphsSettings", "describe_end"]
 
 #: Seconds that a child may take beyond its time: it ends between two inputs.
 _GRACE = 60.0
+#: How many times as long as on the processor an input may take on the wall of a busy machine.
+_BUSY = 15
 _RUNS = re.compile(r"Done (\d+) runs|^#(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuzzGraphsSettings(Settings):
-    """``seconds`` in all. ``hang_seconds``: of one input. ``corpus``: the folder of inputs to begin with and to add to (empty: a
-    temporary one). ``keep``: the folder for the inputs of faults (empty: they are removed)."""
+    """``seconds`` in all. ``hang_seconds``: of the processor, for one input. ``corpus``: the folder of inputs to begin with
+    and to add to (empty: a temporary one). ``keep``: the folder for the inputs of faults (empty: they are removed)."""
 
     seconds: float = 600.0
     hang_seconds: float = 60.0
@@ -97,19 +99,21 @@ class FuzzGraphs:
         for needed in (corpus, keep):
             needed.mkdir(parents=True, exist_ok=True)
         present.unlink(missing_ok=True)  # else a fault before the first operator would have the name of the last fault's
-        limits = [f"-max_total_time={seconds}", f"-timeout={settings.hang_seconds:.0f}"]
+        limits = [f"-max_total_time={seconds}", f"-timeout={_BUSY * settings.hang_seconds:.0f}"]
         limits += [f"-rss_limit_mb={settings.memory_bytes >> 20}", f"-artifact_prefix={keep}/"]
         limits += [f"-seed={settings.seed + 1 + len(faults)}"]  # another seed for each child: the same one tries the same inputs
-        words = [sys.executable, *self._program, str(present), without, str(corpus), *limits]
+        words = [sys.executable, *self._program, str(present), without, str(settings.hang_seconds), str(corpus), *limits]
         environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
         child = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)  # noqa: S603
         try:
-            _, text = child.communicate(timeout=seconds + settings.hang_seconds + _GRACE)
+            _, text = child.communicate(timeout=seconds + _BUSY * settings.hang_seconds + _GRACE)
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGABRT)  # libFuzzer then stores the input and prints the stack
             return 0, Fault(operator=_operator(present), text=f"hangs, and its own watch does not end it; {_last_words(child)}")
         finally:
             end_all([child], 5.0)
+        if child.returncode == -signal.SIGPROF and present.exists():
+            (keep / "hang").write_bytes(present.read_bytes())
         counts = [int(done or at) for done, at in _RUNS.findall(text)]
         tried = max(counts, default=0)
         return tried, None if child.returncode == 0 else Fault(
@@ -127,7 +131,8 @@ def _last_words(child: subprocess.Popen[str]) -> str:
 
 
 def _operator(present: Path) -> str:
-    return present.read_text().strip() if present.exists() else "before the first operator"
+    """The first word of the file: the input comes after it."""
+    return next(iter(present.read_text().split()), "") if present.exists() else "before the first operator"
 
 
 def describe_end(status: int, text: str) -> str:

@@ -1,12 +1,14 @@
 """The process that ``fuzz-graphs`` starts: libFuzzer, through atheris, over ``graph_inputs``; a crash ends only this process.
 
-Before each input the operator's name goes into a file, where the parent finds it after a crash. Arguments: that file, the
-operators to leave out (separated by commas), then what libFuzzer takes.
+Before each input the operator's name and the input go into a file, where the parent finds them after a crash. An input that takes
+too much of the processor ends the process by SIGPROF: libFuzzer's own limit is time on the wall, which a busy machine exceeds.
+Arguments: that file, the operators to leave out (separated by commas), the seconds, then what libFuzzer takes.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 from typing import Any
@@ -19,7 +21,7 @@ with atheris.instrument_imports(include=["farflung.graph", "farflung.engines"]):
 
 __all__ = ["main"]
 
-_NAME_LENGTH = 80
+_NAME_LENGTH, _INPUT_LENGTH = 80, 8192
 
 
 def main() -> None:
@@ -30,14 +32,17 @@ def main() -> None:
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     warnings.simplefilter("ignore")
     present = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT, 0o600)
-    without = frozenset(sys.argv[2].split(","))
+    without, seconds = frozenset(sys.argv[2].split(",")), float(sys.argv[3])
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
 
     def one(data: bytes) -> None:
         source: Any = atheris.FuzzedDataProvider(data)
         operator = draw_operator(source)
         if operator in without:
             return
-        os.pwrite(present, operator.encode().ljust(_NAME_LENGTH), 0)  # before the drawing, which calls the operator as well
+        # before the drawing, which calls the operator as well
+        os.pwrite(present, operator.encode().ljust(_NAME_LENGTH) + data.hex().encode().ljust(_INPUT_LENGTH)[:_INPUT_LENGTH], 0)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             drawn = draw_graph(source, operator)
         except Exception:  # noqa: BLE001 - the meta device can raise anything; what it refuses has no graph
@@ -47,7 +52,7 @@ def main() -> None:
         except (FarflungError, torch.OutOfMemoryError):
             return
 
-    atheris.Setup([sys.argv[0], *sys.argv[3:]], one)
+    atheris.Setup([sys.argv[0], *sys.argv[4:]], one)
     atheris.Fuzz()
 
 

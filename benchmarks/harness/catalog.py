@@ -34,6 +34,7 @@ for _module, _name in {
     "faults.fuzz": "Fuzz",
     "faults.fuzz_graphs": "FuzzGraphs",
     "planning.grid": "Grid",
+    "faults.hostile": "Hostile",
     "faults.hybrid": "Hybrid",
     "training.isolation": "Isolation",
     "faults.joining": "Joining",
@@ -61,6 +62,7 @@ for _module, _name in {
     "training.trackers": "Trackers",
     "network.transport": "Transport",
     "training.sync_strategies": "SyncStrategies",
+    "faults.verification": "Verification",
     "commands.web": "Web",
 }.items():
     BENCHMARKS.add(_module.rpartition(".")[2].replace("_", "-"), partial(_load, _module, _name))

@@ -166,6 +166,8 @@ class DiskFull(FarflungError):
 class MemoryExceeded(FarflungError):
     """A buffer would exceed what this process may use (``--memory``)."""
 
+    exit_code = 17
+
 
 class EngineCrashed(FarflungError):
     """The process that computes for an attempt has died, or does not answer; the text names the operator if one ran."""

@@ -117,6 +117,15 @@ def test_paths_of_workers_and_names_of_runs_stay(tmp_path: Path) -> None:
         (MINIMAL + 'fields = { x = "../y" }\n', "data.fields.x = '../y': a field is a plain name"),
         (MINIMAL + 'tokenizer = ""\n', "data.tokenizer is empty"),
         ("on_nan = 'rollback'\n" + MINIMAL, "on_nan = 'rollback' goes back to a checkpoint, but checkpoint.every = 0"),
+        (
+            MINIMAL + "[verify]\nshare = 0.01\n",
+            "verify.share = 0.01 with plan.replicas = 1: replicas compare results of single micro-batches bit by bit; ",
+        ),
+        (MINIMAL + "[plan]\nreplicas = 3\n[verify]\nshare = 1.5\n", "verify.share = 1.5: must be at most 1"),
+        (
+            MINIMAL + "[plan]\nreplicas = 3\n[sync]\nstrategy = 'ssgd'\n[verify]\nshare = 0.01\n",
+            "verify.share = 0.01 with sync.strategy = 'ssgd': ",
+        ),
         (MINIMAL + "[evaluate]\nevery = 5\n", "evaluate.every = 5 with evaluate.batches = 0 evaluates nothing"),
         (MINIMAL + "[generate]\ntokens = 5\n", "generate.tokens = 5 needs a text to go on from"),
         (MINIMAL + "[generate]\nprompt = 'a'\n", "generate.prompt is set but generate.tokens = 0"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from farflung.cluster import Topology
 from farflung.errors import InputError, PlanError
 from farflung.planners import assign_grid
-from farflung.planners.grid.genetic import _fastest_link
+from farflung.planners.grid.genetic import fastest_link
 from tests.support.grid_cases import lognormal, plain_cost, regions
 
 METHODS = ("search", "dtfm", "kernighan_lin", "random")
@@ -59,7 +59,7 @@ def test_the_papers_search_finds_the_optimum_as_soon_as_the_authors_program_does
 
 def test_candidates_of_a_stage_are_the_two_ends_of_one_link():
     """Also where all links of a stage are equally fast, as inside a region."""
-    gains = _fastest_link(np.ones((6, 6)) - np.eye(6))
+    gains = fastest_link(np.ones((6, 6)) - np.eye(6))
     table = gains(np.array([0, 0, 0, 1, 1, 1]), np.ones(6, dtype=np.int64), 2)
     assert np.isfinite(table).any(axis=1).tolist() == [True, True, False, True, True, False]
 

@@ -76,7 +76,7 @@ def test_whoever_asks_hears_for_what_the_compute_thread_waits() -> None:
 
     def ready() -> bool:
         waiting.set()
-        return "there" in [*inbox._items]
+        return len(inbox) == 2
 
     assert inbox.awaited()[0] == []
     inbox.put("here", 1)

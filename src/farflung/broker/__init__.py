@@ -17,6 +17,7 @@ In the order in which a worker or a job passes through it:
 - ``progress``, ``excluded_members``, ``run_recorder``: step reports become the run's records.
 - ``run_trackers``: ``RunTrackers``: runs are reported to experiment trackers.
 - ``notices``: messages to the operator and to the watchers of a run.
+- ``verification``: what replicas find when they compute work of others again.
 - ``straggler_monitor``: slow devices and links, silent workers.
 - ``restored_runs``: runs of an earlier broker process.
 - ``links``: what is known of links, and how it is measured.

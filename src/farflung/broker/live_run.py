@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from secrets import token_hex
 
 from farflung.broker.planning.attempt_start import Start
 from farflung.broker.planning.planned import Planned
@@ -15,7 +16,7 @@ from farflung.broker.records.backlog import Backlog
 from farflung.broker.records.latest_records import LatestRecords
 from farflung.broker.records.run_log import RunLog
 from farflung.broker.records.run_store import RunStore
-from farflung.broker.records.share_hashes import ShareHashes
+from farflung.broker.verification.run_verification import RunVerification
 from farflung.clock import monotonic
 from farflung.cluster import Topology
 from farflung.errors import DataError
@@ -47,6 +48,7 @@ class Attempt:
     #: What all workers receive before the attempt begins.
     preparation: AttemptMessage | None = None
     progress: Progress | None = None
+    verification: RunVerification | None = None
     start: Start | None = None
 
 
@@ -98,6 +100,10 @@ class WorkerFacts:
     retained: dict[str, list[RetainedState]] = field(default_factory=dict)
     #: Reports of steps that a dead worker may not have reported.
     step_reports: list[StepReport] = field(default_factory=list)
+    #: States after this step are not trusted, so the next attempt begins with a checkpoint from before (None: all are trusted).
+    distrusted: int | None = None
+    #: The secret from which the draws of verified units come. A restarted broker has another one.
+    secret: str = field(default_factory=lambda: token_hex(16))
 
 
 class RunRecords:
@@ -154,8 +160,6 @@ class LiveRun:
     #: The newest generated text.
     sample: str = ""
     result: RunResult | None = None
-    #: What workers report of the shares of checkpoints.
-    hashes: ShareHashes = field(default_factory=ShareHashes)
     #: Guards ``store``. Lock order: ``files`` before ``RunTable.changed``.
     files: threading.Lock = field(default_factory=threading.Lock)
 

@@ -229,6 +229,7 @@ class Broker:
             helpers=manager.helpers,
             replanner=manager.replanner,
             stragglers=manager.stragglers,
+            send=self.sessions.send,
         )
         return WorkerReports(
             runs=self.runs,

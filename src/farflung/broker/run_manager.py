@@ -144,10 +144,10 @@ class RunManager:
             judged = self._runs.machine.standing_changes()
             actions = [action for command in commands if (action := self._executor.apply(command)) is not None]
             self._runs.wake()
-        self._stores.standing(judged)
-        with ExitStack() as left:  # each action runs even if one before it raises: another run may wait for it
+        with ExitStack() as left:  # each action runs even if something before it raises: another run may wait for it
             for action in reversed(actions):
                 left.callback(action)
+            self._stores.standing(judged)
         if isinstance(event, StopRequested):  # a broker that is killed now must not train on after its restart
             self._stores.journal(event.run, "stopping", stopping=True)
 

@@ -24,7 +24,7 @@ from farflung.errors import FarflungError, WireError
 from farflung.messages.conversions.failed_batches import failed_batch
 from farflung.messages.conversions.link_reports import Told, links_of
 from farflung.messages.conversions.retained_states import retained_states_of
-from farflung.messages.conversions.step_reports import report_of, trace_of
+from farflung.messages.conversions.step_reports import StepReport, report_of, trace_of
 from farflung.messages.reports import (
     Dropped,
     Ended,
@@ -41,10 +41,11 @@ from farflung.messages.reports import (
     Waits,
 )
 from farflung.messages.router import Router
-from farflung.messages.schema import Channel
+from farflung.messages.schema import Channel, Message
 from farflung.messages.watching import GeneratedText, MemberReady, Note
 from farflung.protocol.events import (
     Event,
+    HelperMoves,
     MemberLate,
     MemberLied,
     RunDropped,
@@ -67,7 +68,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunReports:
-    """Passes each report to the part of the broker that it concerns. A bad report fails its run."""
+    """Passes each report to the part of the broker that it concerns. A bad report fails its run. ``send`` never waits."""
 
     runs: RunTable
     handle: Callable[[Event], None]
@@ -78,6 +79,7 @@ class RunReports:
     helpers: HelperAssignment
     replanner: Replanner
     stragglers: StragglerMonitor
+    send: Callable[[str, Message], None]
 
     @cached_property
     def _router(self) -> Router[_Part, None]:
@@ -151,22 +153,37 @@ class RunReports:
         del message
         with self.runs.changed:
             notice = self.helpers.ready(part.live, part.name)
+            moves = self.helpers.move(part.live)
         if notice:
             self.notices.operator_of(part.live.run, notice)
+        if moves:
+            self.handle(HelperMoves(run=part.live.run, name=moves))
 
     def _stepped(self, part: _Part, message: Stepped) -> None:
-        live = part.live
+        live, report = part.live, report_of(message)
         if live.progress is not None:
-            for late in live.progress.report(part.name, report_of(message)):
+            for late in live.progress.report(part.name, report):
                 self.handle(MemberLate(run=live.run, name=late, attempt=message.attempt, what="reported no step for too long"))
             self.stragglers.step(live.run, live.attempt.number, part.name, message.busy)
+
+        self._verify(live, part.name, report)
+
+    def _verify(self, live: LiveRun, name: str, report: StepReport) -> None:
+        """Compare digests. If a worker has forged some, the next attempt begins with a checkpoint from before that step."""
+        if live.attempt.verification is None:
+            return
+        for step, event in live.attempt.verification.report(name, report, self.send):
+            with self.runs.changed:
+                distrusted = live.workers.distrusted
+                live.workers.distrusted = step if distrusted is None else min(distrusted, step)
+            self.handle(event)
 
     def _hashed(self, part: _Part, message: Hashed) -> None:
         plan, of = None if part.live.planned is None else part.live.planned.plan, message.of or part.name
         stages = () if plan is None else [stage.devices for stage in plan.stages if stage.devices[0] == of]
         if of != part.name and not (stages and all(part.name in devices for devices in stages)):
             raise WireError(f"{part.name} is no replica of {of!r:.80}, and hashes its share of a checkpoint")
-        part.live.hashes.report((message.attempt, message.step), part.name, of, message.sha256)
+        part.live.store.hashes.report((message.attempt, message.step), part.name, of, message.sha256)
 
     def _waits(self, part: _Part, message: Waits) -> None:
         with self.runs.changed:

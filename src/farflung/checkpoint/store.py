@@ -186,6 +186,12 @@ class CheckpointStore:
             _remove(folders[step])
         return tuple(gone)
 
+    def remove_after(self, step: int) -> None:
+        """Remove all checkpoints of later steps than ``step``, whole or not."""
+        for found, folder in self._folders():
+            if found > step:
+                _remove(folder)
+
     def _looks_whole(self, step: int) -> bool:
         try:
             self._check_sizes(self.manifest(step))

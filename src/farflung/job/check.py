@@ -26,6 +26,28 @@ def check_job(job: JobSpec) -> None:
     _check_sync(job)
     _check_helpers(job)
     _check_open(job)
+    _check_verify(job)
+
+
+def _check_verify(job: JobSpec) -> None:
+    """Bits can be compared where every micro-batch is added alone and arrives as it was sent."""
+    if not job.verify.share:
+        return
+    rules = {
+        f"plan.replicas = {job.plan.replicas}": (job.plan.replicas < 2, "set it to 3 or more"),
+        f"sync.strategy = {job.sync.strategy!r}": (job.sync.strategy != "exact", "remove [sync]"),
+        f"sync.order = {job.sync.order!r}": (job.sync.order != "job", "remove [sync]"),
+        f"codec.name = {job.codec.name!r}": (job.codec.name != "identity", "set 'identity'"),
+        f"virtual_replicas = {job.virtual_replicas}": (job.virtual_replicas not in (None, job.micro_batches), "remove it"),
+        "plan.helpers = true": (job.plan.helpers, "remove it"),
+        "data.kind = 'caller'": (job.data.kind == "caller", "let workers read the data"),
+    }
+    for what, (broken, remedy) in rules.items():
+        if broken:
+            raise InputError(
+                f"verify.share = {job.verify.share:g} with {what}: replicas compare results of single micro-batches bit by bit; "
+                f"{remedy}, or remove [verify]"
+            )
 
 
 def _check_open(job: JobSpec) -> None:

@@ -411,6 +411,13 @@ class ReportSpec(_Section):
     offline: bool = False
 
 
+class VerifySpec(_Section):
+    """Verification: replicas compute a share of the work of other replicas again and compare it bit by bit."""
+
+    #: The share of the work that is computed again. 0: none.
+    share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+
+
 class JobSpec(_Section):
     """A whole job."""
 
@@ -461,6 +468,7 @@ class JobSpec(_Section):
     evaluate: EvaluateSpec = EvaluateSpec()
     generate: GenerateSpec = GenerateSpec()
     report: ReportSpec = ReportSpec()
+    verify: VerifySpec = VerifySpec()
 
     @property
     def most_recoveries(self) -> int:

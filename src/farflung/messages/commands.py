@@ -56,6 +56,7 @@ __all__ = [
     "Prepare",
     "Probe",
     "Reach",
+    "Recheck",
     "Relay",
     "Routes",
     "Start",
@@ -220,13 +221,17 @@ class AttemptMessage(JobMessage):
 
 
 class Prepare(AttemptMessage, kind="prepare", on=Channel.COMMANDS, sections=ANY_SECTIONS):
-    """Prepare a part in a run as ``device`` of the plan. The worker answers with ``Prepared``, or with ``Failed``."""
+    """Prepare a part in a run as ``device`` of the plan. The worker answers with ``Prepared``, or with ``Failed``.
+
+    ``secrets``: worker -> the key of the draws of its units that this worker may verify (``plan.verification``).
+    """
 
     device: Member
     addresses: Addresses
     relays: Routes
     limits: PhaseLimits
     live: LiveStart | UnsetType = UNSET
+    secrets: dict[Member, Label] | UnsetType = UNSET
 
 
 class Help(AttemptMessage, kind="help", on=Channel.COMMANDS, sections=ANY_SECTIONS):
@@ -244,6 +249,17 @@ class Start(Message, kind="start", on=Channel.COMMANDS):
 
     run: Run
     attempt: Version
+
+
+class Recheck(Message, kind="recheck", on=Channel.COMMANDS):
+    """Verify a unit that ``verifier`` has verified with another result than its worker reported. The next step report has it."""
+
+    run: Run
+    attempt: Version
+    step: Count
+    stage: Index
+    micro_batch: Index
+    verifier: Member
 
 
 class Stop(Message, kind="stop", on=Channel.COMMANDS):

@@ -41,6 +41,7 @@ __all__ = [
     "CopyPiece",
     "CopyWhole",
     "EvaluationVote",
+    "InputsWanted",
     "LayerExchange",
     "LentEnd",
     "LentPiece",
@@ -61,6 +62,7 @@ __all__ = [
     "StepReady",
     "Token",
     "Total",
+    "UnitInputs",
     "UseKey",
     "Value",
     "ValueKey",
@@ -226,6 +228,25 @@ class Slope(RunMessage, kind="slope", on=Channel.DATA, sections=ONE_SECTION):
     """The finite difference of the loss along a seeded direction, in as many bits as the strategy says."""
 
     step: Count
+
+
+# -- verification --------------------------------------------------------------------------------------------------------
+
+
+class InputsWanted(RunMessage, kind="inputs_wanted", on=Channel.DATA):
+    """Ask for the inputs of a unit: its worker, or the first verifier."""
+
+    step: Count
+    stage: Index
+    micro_batch: Index
+
+
+class UnitInputs(ArraysMessage, kind="inputs", on=Channel.DATA, sections=ANY_SECTIONS):
+    """Answers ``InputsWanted``: values and gradients from other stages (no arrays: they are not retained any more)."""
+
+    step: Count
+    stage: Index
+    micro_batch: Index
 
 
 # -- the end of a step ----------------------------------------------------------------------------------------------------

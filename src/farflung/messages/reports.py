@@ -61,6 +61,8 @@ _MOST_STAGES = 100_000
 _MOST_MICRO_BATCHES = 1_000_000
 #: Retained states of one worker, and step reports that it sends again after a loss.
 _MOST_STATES, _MOST_STEPS = 256, 64
+#: Verified units in one step report.
+_MOST_AUDITS = 1000
 #: Pairs of a stage and a helper in one step.
 _MOST_HELPED = 10_000
 
@@ -71,6 +73,10 @@ Finite = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
 Word = Annotated[str, Meta(max_length=100, pattern=PLAIN)]
 Factor = Annotated[float, Meta(ge=_LEAST_FACTOR, le=FINITE)]
 Devices = Annotated[tuple[Member, ...], Meta(max_length=10_000)]
+#: [giving stage, taking stage, micro-batch, kind, digest] (``plan.verification.Transfer``)
+DigestItems = Annotated[
+    tuple[tuple[Index, Index, Index, Literal[0, 1, 2], Annotated[bytes, Meta(max_length=16)]], ...], Meta(max_length=_MOST_STAGES)
+]
 #: [sending stage, receiving stage, bytes]
 PairBytes = Annotated[tuple[tuple[Index, Index, Count], ...], Meta(max_length=_MOST_STAGES)]
 
@@ -123,6 +129,16 @@ class LinkItem(Item, array_like=True):
     relay: Member
 
 
+class AuditItem(Item):
+    """What a verifier found for one unit; see ``plan.verification.Audit``."""
+
+    step: Count
+    stage: Index
+    micro_batch: Index
+    took: DigestItems
+    gave: DigestItems
+
+
 class OwnerLimitsMessage(Message):
     """Base of messages with the limits of a worker's owner. ``memory``: bytes. ``bandwidth``: bytes per second (None: no cap)."""
 
@@ -159,6 +175,9 @@ class Stepped(RunReport, kind="step", on=Channel.REPORTS):
     codecs: Annotated[tuple[tuple[Index, Index, float, float, float | None], ...], Meta(max_length=_MOST_STAGES)]
     excluded: Devices | UnsetType = UNSET
     spoilers: Devices | UnsetType = UNSET
+    gave: DigestItems | UnsetType = UNSET
+    took: DigestItems | UnsetType = UNSET
+    audits: Annotated[tuple[AuditItem, ...], Meta(max_length=_MOST_AUDITS)] | UnsetType = UNSET
     helped: Annotated[tuple[tuple[Index, Member, Count, Amount], ...], Meta(max_length=_MOST_HELPED)] | UnsetType = UNSET
 
 

@@ -77,11 +77,14 @@ def _dealt(sizes: Sequence[int], servers: int) -> Iterator[tuple[int, int, int, 
             start, total = index + 1, 0
 
 
-def parts_of(replicas: Sequence[Replica], virtual_ends: Sequence[int]) -> list[tuple[int, ...]]:
+def parts_of(replicas: Sequence[Replica], virtual_ends: Sequence[int], *, single: bool = False) -> list[tuple[int, ...]]:
     """For each replica the micro-batches before whose numbers its parts of a sum end, which it sends to the servers.
 
     The first sends one sum over all that it computes, since its micro-batches come first anyway; each other one a sum over each
-    of its virtual replicas (``virtual_ends``), because the order of additions is the job's.
+    of its virtual replicas (``virtual_ends``), because the order of additions is the job's. ``single``: the first one, too,
+    because parts are verified one by one.
     """
     first, *others = replicas
+    if single:
+        return [tuple(end for end in virtual_ends if replica.first < end <= replica.end) for replica in replicas]
     return [(first.end,), *(tuple(end for end in virtual_ends if replica.first < end <= replica.end) for replica in others)]

@@ -41,8 +41,10 @@ __all__ = ["GridPlanner", "HybridPs", "placed_plan"]
 
 Groups = Sequence[Sequence[int]]
 
-#: Evaluations of ``assign_grid`` to compare shapes, and the paper's for the best one.
-_SHAPES, _PAPER = 8, 5000
+#: Evaluations of ``assign_grid`` to compare shapes.
+_SHAPES = 8
+#: Evaluations of the paper's genetic search, for the best shape.
+GENETIC = 5000
 #: The search of the best shape ends after so many evaluations without a better assignment.
 _PATIENCE = 1500
 #: Our own search needs fewer.
@@ -153,7 +155,7 @@ class GridPlanner(_Placing):
                 why = why or error
                 continue
             with suppress(PlanError):  # memory plays no part in the search
-                return self._fitting(problem, self._grid(problem, shape, _OWN if self._method == "search" else _PAPER))
+                return self._fitting(problem, self._grid(problem, shape, _OWN if self._method == "search" else GENETIC))
             return short
         none = "no grid of stages and replicas has a place for each device; change plan.replicas or workers"
         return self._tight(problem, why or PlanError(none))

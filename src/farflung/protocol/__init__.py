@@ -9,7 +9,7 @@ The broker, in the order in which an event passes through it:
 - ``run_queue``: which waiting run gets which members.
 - ``attempts``: an attempt from its plan to its end.
 - ``conduct``: members that misbehave or fail; ``standing``: ``Standing``: what that costs them.
-- ``helper_pool``: which unreliable members help which run; ``server_choice``: which server of the run.
+- ``hybrid``: which unreliable members help which run, and which server of the run.
 - ``retained_states``: which retained states a run continues from.
 
 What the broker observes:

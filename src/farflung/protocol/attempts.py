@@ -34,7 +34,7 @@ from farflung.protocol.events import (
     StopRequested,
     StopRun,
 )
-from farflung.protocol.helper_pool import HelperPool
+from farflung.protocol.hybrid.helper_pool import HelperPool
 from farflung.protocol.runs import Run, RunState
 from farflung.protocol.standing import LAST, Offense
 

@@ -6,7 +6,7 @@ most one run. The parts of the machine share ``ClusterState``:
 - ``membership``: members join, leave and are lost.
 - ``run_queue``: which waiting run gets which members.
 - ``attempts``: an attempt from its plan to its end, a loss or a better plan.
-- ``helper_pool``: which unreliable members help which run.
+- ``hybrid``: which unreliable members help which run.
 - ``conduct``: members that misbehave; ``standing``: what that costs them.
 """
 
@@ -22,6 +22,7 @@ from farflung.protocol.events import (
     BetterPlan,
     Command,
     Event,
+    HelperMoves,
     HostMeasured,
     MemberJoined,
     MemberLate,
@@ -44,7 +45,7 @@ from farflung.protocol.events import (
     StopRequested,
     WaitedEnough,
 )
-from farflung.protocol.helper_pool import HelperPool
+from farflung.protocol.hybrid.helper_pool import HelperPool
 from farflung.protocol.members import Gone, Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.run_queue import RunQueue
@@ -87,6 +88,7 @@ class BrokerMachine:
             MemberSpoilt: conduct.spoilt,
             RunStalled: conduct.stalled,
             MemberReset: conduct.reset,
+            HelperMoves: helpers.moved,
         }
 
     @property
@@ -130,6 +132,10 @@ class BrokerMachine:
     def may_take(self, run: str, member: Member, restored: Sequence[Run] | None = None) -> bool:
         """See ``ClusterState.may_take``."""
         return self._state.may_take(run, member, restored)
+
+    def may_help(self, run: str) -> list[Member]:
+        """Return the members that help ``run``, or may help it when it trains."""
+        return self._helpers.able(self._state.runs[run])
 
     def restored(self) -> list[Run]:
         """See ``ClusterState.restored``."""

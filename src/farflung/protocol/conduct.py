@@ -105,7 +105,7 @@ class Conduct:
         if run is None or event.attempt != run.attempts or run.state is not RunState.RUNNING:
             return []
         for name in event.suspects:
-            self._state.standing.offend(name, Offense(event.cause, 1, LAST))
+            self._state.standing.offend(name, Offense(event.cause, 1, LAST, run.source))
         return self._attempts.lose(run, event.cause)
 
     def reset(self, event: MemberReset) -> list[Command]:

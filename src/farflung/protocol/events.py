@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from farflung.errors import FailedBatch
+from farflung.protocol.hybrid.helper_events import AskHelper, HelperGone, HelperMoves
 
 __all__ = [
     "ENGINE_CRASHED",
@@ -20,6 +21,7 @@ __all__ = [
     "Event",
     "FinishRun",
     "HelperGone",
+    "HelperMoves",
     "HostMeasured",
     "MakePlan",
     "MemberJoined",
@@ -52,14 +54,10 @@ __all__ = [
     "WaitedEnough",
 ]
 
-#: The class of errors without a more precise class.
-TRAINING_ERROR = "TrainingError"
-#: The class of the error that there is no plan for the present workers.
-PLAN_ERROR = "PlanError"
-#: The class of the error that an input (the job's topology) does not match the workers.
-INPUT_ERROR = "InputError"
-#: The process in which a worker computes for the run has died.
-ENGINE_CRASHED = "EngineCrashed"
+#: Classes of errors: one without a more precise class, and no plan for the present workers.
+TRAINING_ERROR, PLAN_ERROR = "TrainingError", "PlanError"
+#: An input (the job's topology) does not match the workers; the process in which a worker computes for the run has died.
+INPUT_ERROR, ENGINE_CRASHED = "InputError", "EngineCrashed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +86,6 @@ class Offer:
     reliable: bool = True
     isolation: str = ""
     region: str = ""
-
-
-# -- events ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,10 +353,8 @@ Event = (
     | MemberSpoilt
     | RunStalled
     | MemberReset
+    | HelperMoves
 )
-
-
-# -- commands -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,23 +380,6 @@ class StartRun:
 
     run: str
     name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskHelper:
-    """Let ``name`` help one of the run's servers."""
-
-    run: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HelperGone:
-    """``name`` does not help the run any more: notify its servers."""
-
-    run: str
-    name: str
-    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

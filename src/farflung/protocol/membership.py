@@ -21,7 +21,7 @@ from farflung.protocol.events import (
     MemberSlowed,
     MemberWants,
 )
-from farflung.protocol.helper_pool import HelperPool
+from farflung.protocol.hybrid.helper_pool import HelperPool
 from farflung.protocol.members import Member, Parting
 from farflung.protocol.runs import RunState
 

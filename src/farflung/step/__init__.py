@@ -21,6 +21,7 @@
 - ``gradient_check``: norm and finiteness of a step's gradients.
 - ``step_vote``: losses go to the leader, its verdict to everyone.
 - ``two_phase_commit``: a step is prepared, then applied.
+- ``verification``: digests of the own work, and work of other replicas that is computed again.
 - ``stages``: the stages of this worker, with their states and copies of states.
 - ``evaluation``: evaluation and text generation.
 - ``step_meter``: where the wall-clock time of a step goes.

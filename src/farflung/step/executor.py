@@ -34,6 +34,7 @@ from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import synchronized
 from farflung.step.sync.participation import Participation
 from farflung.step.two_phase_commit import TwoPhaseCommit
+from farflung.step.verification.verification import Verification
 from farflung.step.zeroth_order import ZerothOrderMode
 from farflung.telemetry.faults import fault_point
 from farflung.transports.base import Arrival, Endpoint
@@ -61,6 +62,8 @@ class Executor:
         self.stages = LocalStages(setup)
         self._evaluation = Evaluation(self._context, self.stages, self._position)
         self._parts, self._router = self._wire()
+        #: Units of other workers that are verified here.
+        self.verification = self._parts.verification
         self._step = OptimizerStep(self._context, self.stages, self._parts, keep_gradients=keep_gradients)
         #: Whether the last step asked for a checkpoint.
         self._save = False
@@ -68,7 +71,8 @@ class Executor:
     def _wire(self) -> tuple[StepParts, Router]:
         """Make the parts of a step as the plan asks, and register which messages each of them takes."""
         context, stages, setup = self._context, self.stages, self.setup
-        sums = gradient_exchange(setup, context.inbox, context.outbox)
+        verification = Verification(context, stages)
+        sums = gradient_exchange(setup, context.inbox, context.outbox, verification.part)
         sync = synchronized(setup, context.inbox, context.outbox, (context.note, context.trace, context.transfer.gauge))
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
@@ -85,6 +89,7 @@ class Executor:
         messages.register(Value, context.transfer.receive)
         messages.register(Batch, context.transfer.receive_batch)
         sums.register(messages)
+        verification.register(messages)
         copies.register(messages)
         if sync is not None:
             sync.register(messages)
@@ -96,7 +101,7 @@ class Executor:
             mode = ZerothOrderMode(context, stages, vote, sync, sync.strategy.traits.zeroth_order)
             messages.register(Slope, mode.receive)
         else:
-            mode = PipelineMode(context, stages, vote, sums, sync)
+            mode = PipelineMode(context, stages, vote, sums, (sync, verification))
         parts = StepParts(
             sync=sync,
             participation=participation,
@@ -106,6 +111,7 @@ class Executor:
             sums=sums,
             commit=commit,
             copies=copies,
+            verification=verification,
         )
         return parts, Router(context, self._position, messages)
 

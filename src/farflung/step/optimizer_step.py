@@ -24,6 +24,7 @@ from farflung.step.sync.participation import Participation
 from farflung.step.tied_gradients import exchange_uses
 from farflung.step.transfer.outbox import LinkUse
 from farflung.step.two_phase_commit import TwoPhaseCommit
+from farflung.step.verification.verification import Verification
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.faults import fault_point
 
@@ -42,6 +43,7 @@ class StepParts:
     sums: GradientExchange
     commit: TwoPhaseCommit
     copies: StateCopies
+    verification: Verification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ class OptimizerStep:
                 parts.commit.agree(step)
         trace.note(SpanKind.WAIT, "for the end of the step", begin, step=step)
         fault_point("worker.before_update", step=step, device=setup.device)
+        parts.verification.before_update(step)
         begin = trace.now()
         with meter.computing(setup.own_stages[0]):
             self._commit(step, scale, on_nan)
@@ -113,6 +116,7 @@ class OptimizerStep:
                 parts.copies.take(step)
         trace.note(SpanKind.COMPUTE, "update", begin, step=step, stage=setup.own_stages[0])
         self._report(step, meter, losses, (verdict, norm, on_nan is not None))
+        parts.verification.end_step(step)
         fault_point("worker.after_update", step=step, device=setup.device)
         return StepEnd(stop=verdict.stop, save=verdict.save)
 
@@ -159,6 +163,7 @@ class OptimizerStep:
         ordered = tuple(losses[index] for index in sorted(losses))
         everyone = verdict.losses
         busy = dict(meter.busy)
+        gave, took, audits = self._parts.verification.take_report(step)
         report = StepReport(
             step=step,
             seconds=precise_time() - meter.begin,
@@ -177,6 +182,9 @@ class OptimizerStep:
             excluded=frozenset() if sync is None else sync.excluded,
             helped=dict(meter.helped),
             spoilers=frozenset({context.transfer.spoilt.source(step)} - {"", context.setup.device}),
+            gave=gave,
+            took=took,
+            audits=audits,
         )
         # Logged before it is sent: if this worker is lost, another one has the losses of the step.
         self._parts.commit.log(report, everyone, participation.mean(step, everyone))

@@ -19,6 +19,7 @@ from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import Synchronizer
 from farflung.step.transfer.value_transfer import StepRoutes
+from farflung.step.verification.verification import Verification
 from farflung.telemetry.events import SpanKind
 
 __all__ = ["PipelineMode", "TrainingMode"]
@@ -50,9 +51,16 @@ class PipelineMode:
     makes_gradients = True
 
     def __init__(
-        self, context: StepContext, stages: LocalStages, vote: StepVote, sums: GradientExchange, sync: Synchronizer | None
+        self,
+        context: StepContext,
+        stages: LocalStages,
+        vote: StepVote,
+        sums: GradientExchange,
+        replicas: tuple[Synchronizer | None, Verification],
     ) -> None:
-        self.context, self.stages, self.vote, self.sums, self.sync = context, stages, vote, sums, sync
+        """``replicas``: how they agree (None: gradients are summed), and how they verify each other."""
+        self.context, self.stages, self.vote, self.sums = context, stages, vote, sums
+        self.sync, self.verification = replicas
 
     def open(self) -> None:
         """Nothing to prepare."""
@@ -76,6 +84,8 @@ class _ScheduledActions(QueuedActions):
         self._mode, self._context, self._stages = mode, context, mode.stages
         #: Whether the strategy tolerates replicas whose values are not finite.
         self._tolerant = mode.sync is not None and mode.sync.strategy.traits.faulty > 0
+        #: The inputs of the action that is computed now.
+        self._taken = ActionInputs()
         #: micro-batch -> loss
         self.losses: dict[int, float] = {}
         schedule = get_schedule(setup.plan.schedule)
@@ -106,7 +116,7 @@ class _ScheduledActions(QueuedActions):
         return data
 
     def inputs(self, action: Action) -> ActionInputs:
-        found = super().inputs(action)
+        found = self._taken = super().inputs(action)
         if self._is_last_backward(action):
             assert self._mode.sync is not None
             self._mode.sync.watch(action.stage, self.runner(action))
@@ -119,6 +129,7 @@ class _ScheduledActions(QueuedActions):
         if self._tolerant and action.kind is ActionKind.FORWARD:  # gradients that come back say nothing of their senders then
             for value in result.values.values():
                 self._context.transfer.spoilt.check(self.step, self._context.setup.device, value)
+        self._mode.verification.computed(self.step, action, self._taken, result)
         super().finish(action, result)
 
     def completed(self, action: Action, result: ActionResult) -> None:

@@ -64,6 +64,7 @@ class RunSetup:
     how many steps before it were applied. ``recovered``: the run continues after a loss. ``survives``: a later attempt may
     continue from the states that this one leaves. ``checkpoint_step`` and ``checkpoint_committed``: the same
     of the newest checkpoint, if the run does not begin with that one. ``rounds``: which workers store copies of whose states.
+    ``secrets``: of the workers whose units this one may verify (``plan.verification``).
     """
 
     run: str
@@ -80,6 +81,7 @@ class RunSetup:
     checkpoint_step: int | None = None
     checkpoint_committed: int | None = None
     rounds: CopyRounds = field(default_factory=CopyRounds)
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def graph(self) -> Graph:

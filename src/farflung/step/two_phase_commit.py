@@ -124,7 +124,7 @@ class TwoPhaseCommit:
 
     def log(self, report: StepReport, losses: Sequence[float], mean: float | None) -> None:
         """Store the report of a step, with the losses that all workers know, in case that of the leader is lost."""
-        self._reports.append(replace(report, loss=mean, losses=tuple(losses)))
+        self._reports.append(replace(report, loss=mean, losses=tuple(losses), gave={}, took={}, audits=()))
 
     @property
     def reports(self) -> tuple[StepReport, ...]:

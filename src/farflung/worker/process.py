@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ class Worker:
         self._options, self._log, self._on_owner = options, log, on_owner
         self._device, self._retained = carried.device, carried.retained
         self._current = CurrentPart(carried.ended)
-        self.session = ControlSession(membership.client, log, self._beats)
+        self.session = ControlSession(membership.client, log, partial(_heartbeat, options, self._current))
         self._threads = ThreadGroup()
         budget = MemoryBudget(max(_LEAST_BUDGET, int(self._device.offer["memory"])))
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
@@ -219,11 +220,6 @@ class Worker:
         self._retained.join()
         self._threads.join()
 
-    def _beats(self) -> list[Message]:
-        """What a heartbeat tells the broker."""
-        free, waits = _free(self._options), self._current.waits()
-        return [Beat(disk=UNSET if free is None else free), *([] if waits is None else [waits])]
-
     # -- the session's thread -----------------------------------------------------------------------------------------
 
     def _hello(self, limits: Mapping[str, Any]) -> Hello:
@@ -276,6 +272,7 @@ class Worker:
         router.register(HandOver, lambda _, command: self._pass_on(command, lambda part: part.drain()))
         router.register(commands.Helper, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
         router.register(HelperGone, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
+        router.register(commands.Recheck, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
         return router
 
     def _fenced(self, _: str, command: Fenced) -> None:
@@ -286,7 +283,9 @@ class Worker:
         self._services.links.connect(command.addresses, command.relays)
         self._retained.settle(command.run, command.attempt, Continuation(command.live), command.addresses)
 
-    def _pass_on(self, command: Start | Stop | HandOver | commands.Helper | HelperGone, act: Callable[[RunPart], None]) -> None:
+    def _pass_on(
+        self, command: Start | Stop | HandOver | commands.Helper | HelperGone | commands.Recheck, act: Callable[[RunPart], None]
+    ) -> None:
         """Let the current part ``act``, if ``command`` concerns it; of another run or attempt the command comes too late."""
         part = self._current.part
         if part is None or part.run != command.run:
@@ -353,3 +352,9 @@ class Worker:
 def _free(options: WorkerOptions) -> float | None:
     """Free bytes of the fullest of the disks with the data, the cache and the scratch folders of jobs."""
     return free_space((options.data, default_cache(), Path(tempfile.gettempdir())))
+
+
+def _heartbeat(options: WorkerOptions, current: CurrentPart) -> list[Message]:
+    """What a heartbeat tells the broker."""
+    free, waits = _free(options), current.waits()
+    return [Beat(disk=UNSET if free is None else free), *([] if waits is None else [waits])]

@@ -14,7 +14,7 @@ from farflung.data.base import Place
 from farflung.engines.base import Engine
 from farflung.errors import ConnectionLost, FarflungError, GraphError, WireError
 from farflung.memory_budget import MemoryBudget
-from farflung.messages.commands import Help, Helper, HelperGone, Prepare
+from farflung.messages.commands import Help, Helper, HelperGone, Prepare, Recheck
 from farflung.messages.conversions.failed_batches import batch_item
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import RunMessage
@@ -149,8 +149,8 @@ class RunPart(ABC):
         """End after the current step with a checkpoint, from which other workers continue."""
         self._requests.drain()
 
-    def on_helper(self, command: Helper | HelperGone) -> None:  # noqa: B027 - a helper has no helpers
-        """A helper comes or goes, as the broker reports."""
+    def on_helper(self, command: Helper | HelperGone | Recheck) -> None:  # noqa: B027 - a helper has no helpers
+        """A helper comes or goes, or work of another worker must be verified, as the broker reports."""
 
     def on_arrival(self, arrival: Arrival) -> None:  # noqa: B027 - a helper has no trace
         """A frame has come (transport thread)."""

@@ -11,7 +11,7 @@ from farflung.data.timed_reads import TimedReads
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, FarflungError, VersionError, WireError
 from farflung.messages.calls import ShardUpload
-from farflung.messages.commands import Helper, HelperGone, Prepare
+from farflung.messages.commands import Helper, HelperGone, Prepare, Recheck
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import Batch, LentEnd, LentPiece, PeerHello, RunMessage
 from farflung.messages.hybrid import SliceAnswer
@@ -21,6 +21,7 @@ from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import encode
 from farflung.plan.link_memory import check_samples
 from farflung.plan.model import Plan
+from farflung.plan.verification import Unit
 from farflung.step.executor import Executor
 from farflung.step.plugin_check import check_plugins
 from farflung.step.run_setup import RunSetup
@@ -124,7 +125,7 @@ class TrainingRun(RunPart):
         if open_run is not None:
             open_run.malformed(peer, error)
 
-    def on_helper(self, command: Helper | HelperGone) -> None:
+    def on_helper(self, command: Helper | HelperGone | Recheck) -> None:
         """See ``RunPart``."""
         open_run = self._open
         if open_run is not None:
@@ -295,6 +296,7 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
         rounds=command.rounds,
         checkpoint_step=command.checkpoint_step,
         checkpoint_committed=command.checkpoint_committed,
+        secrets={} if isinstance(command.secrets, UnsetType) else command.secrets,
     )
 
 
@@ -378,8 +380,12 @@ class _PeerMessages:
         if fetch is not None:  # else the first states are complete: this is a rest
             fetch.receive(peer, message, self.executor.inbox)
 
-    def helper(self, command: Helper | HelperGone, links: PeerLinks) -> None:
+    def helper(self, command: Helper | HelperGone | Recheck, links: PeerLinks) -> None:
         """A helper comes or goes, as the broker reports."""
+        if isinstance(command, Recheck):
+            with suppress(FarflungError):  # the part is over
+                self.executor.verification.recheck(Unit(command.step, command.stage, command.micro_batch), command.verifier)
+            return
         server = self.executor.server
         if server is None:
             return

@@ -35,9 +35,9 @@ def invoke(*arguments: str) -> Any:
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
     names = (
         "auto chain changing chaos codecs compression coverage crawl emulator exactness fusionllm fuzz "
-        "fuzz-graphs grid hybrid isolation joining kept loss loss-study memory messages overhead overlap pipeline "
+        "fuzz-graphs grid hostile hybrid isolation joining kept loss loss-study memory messages overhead overlap pipeline "
         "planning prediction profile shared-cores silent-connections simulator startup sync-loss sync-memory "
-        "sync-network sync-schedule sync-speeds sync-strategies trace-cost trackers transport web"
+        "sync-network sync-schedule sync-speeds sync-strategies trace-cost trackers transport verification web"
     )
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()

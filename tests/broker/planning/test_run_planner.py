@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from farflung.broker.links.reachability import Reachability
@@ -20,6 +21,7 @@ from farflung.planners.auto import Auto, AutoSettings
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
 from farflung.units import FlopsPerSecond
+from tests.support.chains import chain
 from tests.support.small_runs import small_bundle, small_graph
 
 
@@ -177,8 +179,35 @@ def test_unreliable_devices_get_no_stage() -> None:
 
 def test_the_explanation_tells_what_helpers_are_sent() -> None:
     planned = plan_run(small_bundle(plan={"helpers": True, "planner": "equal_number"}), topology(True, False, True))
-    assert "helpers: not counted in the predicted step" in planned.explanation
+    assert "helpers: their power counts in the predicted step as far as they are here now" in planned.explanation
     assert "optimizer.delayed would hide this transfer behind the previous step" in planned.explanation
+
+
+def test_the_predicted_step_counts_the_helpers_that_are_here() -> None:
+    bundle = small_bundle(plan={"helpers": True, "planner": "equal_compute", "schedule": "gpipe"})
+    slow = [replace(device, speed=FlopsPerSecond(1e3)) for device in topology(True, False, False).devices]
+    everybody = topology(True, False, False).with_devices(slow)
+    alone = plan_run(bundle, everybody.select(everybody.names[:1]))
+    helped = plan_run(bundle, everybody)
+    assert helped.plan.stages == alone.plan.stages
+    assert helped.estimate.step_seconds < 0.7 * alone.estimate.step_seconds
+    assert helped.topology.names == alone.topology.names
+    assert helped.topology.speeds.tolist() == alone.topology.speeds.tolist()
+
+
+def test_a_server_with_helpers_gets_the_larger_stage() -> None:
+    """The helpers reach the first server only."""
+    widths = (64,) * 9
+    graph, names = chain(widths, rows=4), ("device-0", "device-1")
+    bundle = replace(small_bundle(plan={"helpers": True, "planner": "op_fence"}), graphs={4: graph})
+    everybody = topology(True, True, False, False)
+    beta = np.full((4, 4), 1e9)
+    beta[1, 2:] = beta[2:, 1] = 1.0
+    near = Topology.from_matrices(np.full((4, 4), 1e-6), beta, [replace(d, speed=FlopsPerSecond(1e6)) for d in everybody.devices])
+    plan = plan_run(bundle, near).plan
+    sizes = {stage.device: stage.stop - stage.start for stage in plan.stages}
+    assert set(sizes) == set(names)
+    assert sizes["device-0"] > 1.5 * sizes["device-1"]
 
 
 def test_somebody_must_be_reliable() -> None:

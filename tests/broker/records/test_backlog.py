@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -187,14 +186,16 @@ def test_a_stop_ends_the_tries_of_the_last_checkpoint() -> None:
     assert [text.split(":")[0] for text in warnings] == ["warning"]
 
 
-def test_a_run_whose_folder_is_deleted_ends_with_one_clear_message(place: Path, tmp_path: Path) -> None:
+def test_a_run_whose_folder_is_deleted_ends_with_its_weights_or_with_one_clear_message(place: Path, tmp_path: Path) -> None:
     def act(run: str, record: StepRecord) -> None:
         if record.step == 1:
-            shutil.rmtree(tmp_path / "runs" / run)
+            (tmp_path / "runs" / run).rename(tmp_path / "deleted")  # at once: the broker writes meanwhile
 
     with Loopback(place, 1, folder=str(tmp_path)) as cluster:
         found = cluster.run(text_job(steps=STEPS), on_record=act)
         assert cluster.run(text_job(steps=1)).result.status == "finished", "the broker and its workers are well"
-    assert found.result.status == "failed"
+    if found.result.status == "finished":  # a later file has made the folder again
+        assert found.reader().manifest.step == STEPS
+        return
     said = r"cannot write .*metrics\.jsonl: its folder was deleted or moved away; start this again"
     assert re.fullmatch(said, found.result.cause), found.result.cause

@@ -264,3 +264,31 @@ def test_the_latency_changes_what_is_chosen() -> None:
         partial_sync_schedule([0.1, 0.1, 5.0, 5.0], [1.0, 1.0, 4.0, 4.0], 2, "free", latency_seconds=x) for x in (0, 4.0)
     )
     assert near.sets != far.sets
+
+
+@given(problem=problems())
+@settings(deadline=None, max_examples=60)
+def test_the_papers_references_agree_with_the_fast_methods(problem: Problem) -> None:
+    """Brute force is the exact optimum of contiguous sets, and the printed search gives what its dynamic program gives."""
+    bp, comm, sync_every = problem
+    plans = {
+        method: partial_sync_schedule(bp, comm, sync_every, method)
+        for method in ("brute_force", "optimal", "depth_first", "dreamddp")
+    }
+    assert plans["brute_force"].period_seconds == close(float(plans["optimal"].period_seconds))
+    layers = Layers.make(bp, comm)
+
+    def hidden(chosen: Sequence[Sequence[int]]) -> float:
+        """What problem (8) with plain sums minimizes."""
+        count = len(bp)
+        units = [[count - 1 - layer for layer in one] for one in chosen]
+        return sum(max(0.0, sum(layers.comm[u] for u in one) - float(layers.slack()[min(one)])) for one in units)
+
+    assert hidden(plans["depth_first"].sets) == close(hidden(plans["dreamddp"].sets))
+
+
+def test_references_refuse_what_takes_too_long() -> None:
+    with pytest.raises(InputError, match=r"method = 'brute_force' would look at \d+ assignments, and 500000 are the limit: take"):
+        partial_sync_schedule([1.0] * 60, [1.0] * 60, 10, "brute_force")
+    with pytest.raises(InputError, match="method = 'depth_first' would look at"):
+        partial_sync_schedule([1.0] * 60, [1.0] * 60, 25, "depth_first")

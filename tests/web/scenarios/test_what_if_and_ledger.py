@@ -88,7 +88,10 @@ def test_a_slider_changes_the_step_time_and_the_plan_is_saved(
             page.keyboard.press("ArrowLeft")
         page.wait_for_function(f"{STEP} !== {json.dumps(before)}")
         assert page.get_by_text("× 0.25").count() == 1
+        visitor.sees("Cost: energy at 0.25 USD per kWh, no rent, free traffic.")
+        page.get_by_label("Energy, price per kWh").fill("0")
         page.get_by_label("Rent per hour of laptop-fast").fill("2")
+        visitor.sees("Cost: energy at 0 USD per kWh, the rents below, free traffic.")
         page.locator(".ff-figures", has_text="2.00 USD").wait_for()
         page.get_by_label("Compression ratio").fill("0")
         visitor.sees("codec.ratio")

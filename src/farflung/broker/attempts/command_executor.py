@@ -24,6 +24,7 @@ from farflung.protocol.events import (
     Event,
     FinishRun,
     HelperGone,
+    HelperMoves,
     MakePlan,
     MemberJudged,
     MigrateRun,
@@ -78,7 +79,7 @@ class CommandExecutor:
             case AskHelper():
                 return self._ask_helper(live, command.name)
             case HelperGone():
-                return self._text(live, self.helpers.gone(live, command.name, command.cause))
+                return self._helper_gone(live, command)
             case RecoverRun():
                 self.helpers.over(live.run)
                 return self.launcher.lost(live, command)
@@ -95,8 +96,18 @@ class CommandExecutor:
             return lambda: self.handle(failed)
         return None
 
-    def _text(self, live: LiveRun, text: str) -> Action | None:
-        return (lambda: self.notices.operator_of(live.run, text)) if text else None
+    def _helper_gone(self, live: LiveRun, command: HelperGone) -> Action:
+        text = self.helpers.gone(live, command.name, command.cause)
+
+        def act() -> None:  # after the other commands: a helper that moves was asked again by one of them
+            if text:
+                self.notices.operator_of(live.run, text)
+            with self.runs.changed:
+                moves = self.helpers.move(live)
+            if moves:
+                self.handle(HelperMoves(run=live.run, name=moves))
+
+        return act
 
 
 def _order(command: StopRun | MigrateRun | AbortRun, attempt: int) -> Message:

@@ -21,7 +21,7 @@ from farflung.job import JobSpec
 from farflung.messages.commands import Help, Helper, HelperGone
 from farflung.messages.schema import Message
 from farflung.protocol.broker import BrokerMachine
-from farflung.protocol.server_choice import Server, best_move, choose_server, effective_speed
+from farflung.protocol.hybrid.server_choice import Server, best_move, choose_server, effective_speed
 
 __all__ = ["HelperAssignment", "unreliable_of"]
 

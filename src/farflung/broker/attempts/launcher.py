@@ -20,8 +20,9 @@ from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
 from farflung.errors import FarflungError
 from farflung.messages import commands
-from farflung.messages.schema import UNSET, Message
+from farflung.messages.schema import UNSET, Message, UnsetType
 from farflung.messages.watching import Note, Started
+from farflung.plan.verification import secrets_for
 from farflung.protocol.events import Event, RecoverRun, RunFailed
 from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.faults import fault_point
@@ -69,11 +70,21 @@ class AttemptLauncher:
                 relays=routes.relays,
                 limits=worker_limits(planned, bundle, live.job),
                 live=UNSET if retained is None else retained,
+                secrets=self._secrets(live, planned, name),
             ),
         )
         self.retained.assigned(name, live)
         if name == planned.plan.devices[0]:
             self._lend(live.run, planned, start)
+
+    def _secrets(self, live: LiveRun, planned: Planned, name: str) -> dict[str, str] | UnsetType:
+        """Return what ``name`` needs to know which units of others it verifies."""
+        if not live.job.verify.share:
+            return UNSET
+        members = self.runs.machine.members
+        offers = {device: members[device].offer for device in planned.plan.devices if device in members}
+        kinds = {device: (offer.versions.get("engine"), offer.kind, offer.description) for device, offer in offers.items()}
+        return secrets_for(live.workers.secret, planned.plan, name, kinds)
 
     def _lend(self, run: str, planned: Planned, start: Start) -> None:
         """Notify the workers that have states which others need, and that have no part in the plan."""

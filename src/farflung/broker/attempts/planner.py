@@ -15,6 +15,7 @@ from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, stran
 from farflung.broker.planning.attempt_start import Start
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
+from farflung.broker.verification.run_verification import RunVerification
 from farflung.clock import monotonic
 from farflung.errors import DiskFull, FarflungError
 from farflung.messages import watching
@@ -114,7 +115,9 @@ class AttemptPlanner:
     def _make(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
         """Return the attempt (None: a newer one has begun meanwhile)."""
         self.measure([member for member in members if member.name not in live.workers.measured], live.job.threads)
-        cluster = cluster_of(bundle, members, self.network.table, self.network.reachability)
+        with self.runs.changed:
+            helpers = self.runs.machine.may_help(live.run)
+        cluster = cluster_of(bundle, [*members, *helpers], self.network.table, self.network.reachability)
         check_plugins(live.job, "the broker", plans=True)
         planned = plan_run(bundle, cluster, self.judge, running=live.running)
         planned = replace(planned, strangers=tuple(strangers_of(bundle, members)))
@@ -139,6 +142,7 @@ class AttemptPlanner:
             planned_at=monotonic(),
             preparation=preparation,
             progress=progress,
+            verification=RunVerification(live.run, attempt, planned.plan) if live.job.verify.share else None,
             start=start,
         )
 
@@ -147,11 +151,14 @@ class AttemptPlanner:
 
         The caller has ``live.files``. So an older plan that is ready late changes none of that.
         """
-        newest = live.store.begin(attempt)
+        with self.runs.changed:
+            trusted, live.workers.distrusted = live.workers.distrusted, None
+        newest = live.store.begin(attempt, trusted)
         live.store.write_plan(planned.plan, planned.topology.to_json())
         start = Start.of(attempt, newest, live.first_source)
-        held = believable(self.retained.of_members(live), _reached(live))
-        start = start.or_live(held, bundle.graph, planned.plan)
+        if trusted is None:
+            held = believable(self.retained.of_members(live), _reached(live))
+            start = start.or_live(held, bundle.graph, planned.plan)
         self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
         if live.progress is not None:
             live.progress.settle(start.step, live.workers.step_reports)

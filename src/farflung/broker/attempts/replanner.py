@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
 from farflung.broker.live_run import LiveRun
-from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, strangers_of
+from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, predict_plan, strangers_of
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
 from farflung.errors import FarflungError
 from farflung.messages.submission import Bundle
 from farflung.optim import state_factor
 from farflung.plan import Plan
-from farflung.plan.estimation.estimate import estimate
 from farflung.planners.constraints import moved_bytes
 from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import BetterPlan, MemberSlowed
@@ -218,14 +217,14 @@ class Replanner:
                 return ""
             live.workers.measured |= {member.name for member in idle}
             members = self._able(live.run)
-        cluster = cluster_of(bundle, members, self._inputs.links, self._inputs.reachability)
+            helpers = self._machine.may_help(live.run)
+        cluster = cluster_of(bundle, [*members, *helpers], self._inputs.links, self._inputs.reachability)
         found = plan_run(bundle, cluster, self._inputs.judge, running=planned.plan)
         if found.plan.stages == planned.plan.stages:
             if live.job.workers is not None and len(planned.plan.devices) >= live.job.workers:
                 return f"the job asks for workers = {live.job.workers}, and no better ones are there"
             return "no plan with other workers is faster"
-        current = self._inputs.judge(bundle.graph, cluster, bundle.job)(planned.plan) if self._inputs.judge else None
-        before = Seconds((current or estimate(bundle.graph, planned.plan, cluster, bundle.job)).step_seconds)
+        before = Seconds(predict_plan(bundle, planned.plan, cluster, self._inputs.judge).step_seconds)
         then = Seconds(found.estimate.step_seconds)
         transfer = transfer_seconds(bundle, planned.plan, found.plan, cluster)
         scale, steps = _scale(live, before), live.job.steps - live.times.furthest

@@ -2,6 +2,7 @@
 
 - ``device_measurements``: ``DeviceMeasurements`` asks workers to measure their devices before a plan is made.
 - ``cluster_view``: ``cluster_of``: the joined workers as a topology.
+- ``helper_traffic``: what helpers of a hybrid plan add to its stages, and what they receive.
 - ``run_planner``: ``plan_run``: runs the job's planner and checks the result.
 - ``planned``: ``Planned``: a plan with its topology and estimate, as tables and lines.
 - ``attempt_start``: ``Start``: the step and the states with which an attempt begins.
@@ -9,6 +10,6 @@
 
 from farflung.broker.planning.cluster_view import cluster_of, strangers_of
 from farflung.broker.planning.planned import Planned
-from farflung.broker.planning.run_planner import Judge, plan_run
+from farflung.broker.planning.run_planner import Judge, plan_run, predict_plan
 
-__all__ = ["Judge", "Planned", "cluster_of", "plan_run", "strangers_of"]
+__all__ = ["Judge", "Planned", "cluster_of", "plan_run", "predict_plan", "strangers_of"]

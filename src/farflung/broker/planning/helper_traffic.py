@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from farflung.cluster import Topology
 from farflung.plan import Estimate, Plan
-from farflung.protocol.server_choice import Server, choose_server, effective_speed
+from farflung.protocol.hybrid.server_choice import Server, choose_server, effective_speed
 from farflung.units import FlopsPerSecond
 
 __all__ = ["expected_helpers", "stage_traffic", "stage_work", "with_helpers"]

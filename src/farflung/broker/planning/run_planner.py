@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from farflung.broker.planning.helper_traffic import expected_helpers, with_helpers
 from farflung.broker.planning.planned import Planned
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, PlanError
@@ -12,13 +13,13 @@ from farflung.graph.ir import Graph
 from farflung.job.check import decided
 from farflung.job.spec import JobSpec, SyncSpec
 from farflung.messages.submission import Bundle
-from farflung.plan import Plan, check_memory, check_plan, estimate
+from farflung.plan import Estimate, Plan, check_memory, check_plan, estimate
 from farflung.plan.reduction_choice import adding_lines
 from farflung.plan.report.helper_traffic import helped_lines
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
 from farflung.planners.finish import Problem
 
-__all__ = ["Judge", "plan_run"]
+__all__ = ["Judge", "plan_run", "predict_plan"]
 
 #: Returns the function that predicts the plans of one graph, topology and job; ``api`` uses the simulator.
 Judge = Callable[[Graph, Topology, JobSpec], Evaluate]
@@ -35,6 +36,7 @@ def plan_run(
 
     ``judge``: predicts step times, also where the planner compares plans (default: the timed dry-run).
     ``planner``: replaces the job's planner. ``running``: the plan that ran until now; a move of states must be worth it.
+    With ``plan.helpers``, reliable devices count as fast as they are with the helpers that they will have.
 
     Raises:
         PlanError: no plan fits; the text says which device lacks how much memory. Or the planner (of a plug-in) fails.
@@ -45,14 +47,12 @@ def plan_run(
     planner = planner or get_planner(bundle.job.plan.planner)
     if not isinstance(planner, Constrained):
         planner = Constrained(planner, running=running, advise=False)
-    evaluate = judge(bundle.graph, topology, bundle.job) if judge else None
-    if evaluate is not None and isinstance(planner, Judged):
-        planner = planner.judged_by(evaluate)
-    with translated(lambda error: _failure(bundle.job.plan.planner, error)):  # a plug-in's planner may raise anything
-        plan = planner.plan(bundle.graph, topology, job=bundle.job)
+    plan = _planned(bundle, topology, judge, planner)
+    if len(topology) < len(everybody):
+        plan = _planned(bundle, _helped(bundle, plan, topology, everybody), judge, planner)
     job = _decided(bundle.job, plan)
     pieces = check_plan(plan, bundle.graph, topology, job)
-    predicted = evaluate(plan) if evaluate else estimate(bundle.graph, plan, topology, bundle.job, subgraphs=pieces)
+    predicted = predict_plan(bundle, plan, everybody, judge)
     check_memory(predicted, bundle.job)
     chosen = job if bundle.job.open.anything else None
     return Planned(
@@ -67,6 +67,28 @@ def plan_run(
         sums=tuple(adding_lines(plan, bundle.graph, pieces, topology)),
         helped=tuple(helped_lines(plan, bundle.graph, pieces, everybody, job, predicted.step_seconds)),
     )
+
+
+def predict_plan(bundle: Bundle, plan: Plan, topology: Topology, judge: Judge | None = None) -> Estimate:
+    """Return what ``plan`` is predicted to cost on ``topology``, with the helpers that it will have there."""
+    servers = _with_stages(bundle.graph, topology) if bundle.job.plan.helpers else topology
+    if len(servers) < len(topology):
+        servers = _helped(bundle, plan, servers, topology)
+    return judge(bundle.graph, servers, bundle.job)(plan) if judge else estimate(bundle.graph, plan, servers, bundle.job)
+
+
+def _planned(bundle: Bundle, topology: Topology, judge: Judge | None, planner: Planner) -> Plan:
+    if judge is not None and isinstance(planner, Judged):
+        planner = planner.judged_by(judge(bundle.graph, topology, bundle.job))
+    with translated(lambda error: _failure(bundle.job.plan.planner, error)):  # a plug-in's planner may raise anything
+        return planner.plan(bundle.graph, topology, job=bundle.job)
+
+
+def _helped(bundle: Bundle, plan: Plan, servers: Topology, everybody: Topology) -> Topology:
+    """Return ``servers`` with the speeds that they have with their helpers, if ``plan`` runs."""
+    alone = estimate(bundle.graph, plan, servers, bundle.job)
+    unreliable = [device.name for device in everybody.devices if not device.reliable]
+    return with_helpers(servers, everybody, expected_helpers(plan, alone, everybody, unreliable))
 
 
 def _failure(planner: str, error: Exception) -> Exception:

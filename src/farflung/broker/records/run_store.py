@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from farflung.broker.records.share_hashes import ShareHashes
 from farflung.checkpoint import (
     CheckpointReader,
     CheckpointStore,
@@ -49,6 +50,8 @@ class RunStore:
     attempt: int = 1
     #: (attempt, step) -> device -> its shard
     _shards: dict[tuple[int, int], dict[str, tuple[ShardRecord, Committed]]] = field(default_factory=dict)
+    #: What workers report of their shards.
+    hashes: ShareHashes = field(default_factory=ShareHashes)
     #: Bytes of shards that have arrived: an upload over a slow link is no silence.
     arrived: int = 0
     #: (attempt, step) of the newest shard that could not be written.
@@ -140,8 +143,14 @@ class RunStore:
         self._newest, self._before = manifest.step, manifest.ledger
         return manifest
 
-    def begin(self, attempt: int) -> Manifest | None:
-        """Store only shards of plan number ``attempt`` from now on. Return the newest complete checkpoint, if there is one."""
+    def begin(self, attempt: int, trusted: int | None = None) -> Manifest | None:
+        """Store only shards of plan number ``attempt`` from now on. Return the newest complete checkpoint, if there is one.
+
+        ``trusted``: remove the checkpoints after this step, because a worker has forged results (None: all are trusted).
+        """
+        if trusted is not None:
+            self.checkpoints.remove_after(trusted)
+            self._newest = None
         self.attempt = attempt
         self._shards.clear()
         if self._newest is None:

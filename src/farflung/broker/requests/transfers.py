@@ -104,7 +104,7 @@ class Transfers:
         Raises:
             CheckpointError: they are not, or no hash has come.
         """
-        own = live.hashes.own((head.attempt, head.step), name, _HASH_SECONDS)
+        own = live.store.hashes.own((head.attempt, head.step), name, _HASH_SECONDS)
         if own == stored:
             return
         live.store.give_up(head.step, name, head.attempt)
@@ -120,7 +120,7 @@ class Transfers:
         alike = {name: (offer.kind, offer.description, sorted(offer.versions.items())) for name, offer in offers.items()}
         agree = True
         for device in dict.fromkeys(stage.devices[0] for stage in plan.stages):
-            wrong, disputed = live.hashes.liars((head.attempt, head.step), device, alike)
+            wrong, disputed = live.store.hashes.liars((head.attempt, head.step), device, alike)
             agree = agree and not (wrong or disputed)
             for name in wrong:
                 cause = f"its states after step {head.step} differ from those of the other replicas"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from farflung.messages.reports import Stepped, Traced
+from farflung.messages.reports import AuditItem, Stepped, Traced
 from farflung.messages.schema import UNSET
+from farflung.plan.verification import Audit, Digests, Transfer, TransferKind, Unit
 from farflung.telemetry.records import CodecUse, Link
 from farflung.telemetry.trace import ClockOffset, ProcessTrace, unpack_spans
 
@@ -22,7 +24,8 @@ class StepReport:
     in the step. ``divergence``: the largest relative distance of this worker's parameters from the mean of the replicas, in a
     step that averaged some. ``excluded``: devices whose gradients were not finite, so that a robust rule left them out;
     ``spoilers``: those that sent this worker values of a micro-batch that were not finite. ``codecs``: what they took here, by
-    (sending stage, receiving stage). ``helped``: samples and seconds of helpers of this server, by (stage, helper).
+    (sending stage, receiving stage). ``gave`` and ``took``: digests for verification; ``audits``: what it has verified.
+    ``helped``: samples and seconds of helpers of this server, by (stage, helper).
     """
 
     step: int
@@ -41,6 +44,9 @@ class StepReport:
     divergence: float | None = None
     excluded: frozenset[str] = frozenset()
     spoilers: frozenset[str] = frozenset()
+    gave: Digests = field(default_factory=dict)
+    took: Digests = field(default_factory=dict)
+    audits: tuple[Audit, ...] = ()
     codecs: Mapping[Link, CodecUse] = field(default_factory=dict)
     helped: Mapping[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
 
@@ -66,6 +72,9 @@ def message_of(report: StepReport, run: str, attempt: int) -> Stepped:
         divergence=report.divergence,
         excluded=tuple(sorted(report.excluded)) or UNSET,
         spoilers=tuple(sorted(report.spoilers)) or UNSET,
+        gave=_items(report.gave) or UNSET,
+        took=_items(report.took) or UNSET,
+        audits=tuple(map(_audit_item, report.audits)) or UNSET,
         helped=tuple((*key, *work) for key, work in report.helped.items()) or UNSET,
         codecs=tuple((*pair, use.encode_seconds, use.decode_seconds, use.error) for pair, use in report.codecs.items()),
     )
@@ -90,12 +99,37 @@ def report_of(message: Stepped) -> StepReport:
         divergence=message.divergence,
         excluded=frozenset(message.excluded or ()),
         spoilers=frozenset(message.spoilers or ()),
+        gave=_digests(message.gave or ()),
+        took=_digests(message.took or ()),
+        audits=tuple(_audit(item) for item in message.audits or ()),
         helped={(stage, helper): (samples, seconds) for stage, helper, samples, seconds in message.helped or ()},
         codecs={
             (source, target): CodecUse(encode_seconds=encode, decode_seconds=decode, error=error)
             for source, target, encode, decode, error in message.codecs
         },
     )
+
+
+_Items = tuple[tuple[int, int, int, Literal[0, 1, 2], bytes], ...]
+
+
+def _items(digests: Digests) -> _Items:
+    return tuple((at.source, at.target, at.micro_batch, at.kind.value, digest) for at, digest in digests.items())
+
+
+def _digests(items: _Items) -> Digests:
+    return {Transfer(source, target, index, TransferKind(kind)): digest for source, target, index, kind, digest in items}
+
+
+def _audit_item(audit: Audit) -> AuditItem:
+    unit = audit.unit
+    return AuditItem(
+        step=unit.step, stage=unit.stage, micro_batch=unit.micro_batch, took=_items(audit.took), gave=_items(audit.gave)
+    )
+
+
+def _audit(item: AuditItem) -> Audit:
+    return Audit(unit=Unit(item.step, item.stage, item.micro_batch), took=_digests(item.took), gave=_digests(item.gave))
 
 
 def trace_of(message: Traced) -> tuple[ProcessTrace, bool]:

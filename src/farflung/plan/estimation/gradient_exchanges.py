@@ -80,7 +80,7 @@ def exchanged_bytes(exchanges: Sequence[GradientExchange], replicas: Sequence[St
 
 def _served(held: Sequence[int], plan: Plan, stage: int, served: Sequence[int], job: JobSpec) -> Iterator[GradientExchange]:
     """The exact exchange: every replica sends its parts of what the others serve as soon as it has them, and gets the totals."""
-    parts = parts_of(plan.replicas_of(stage), job.virtual_ends)
+    parts = parts_of(plan.replicas_of(stage), job.virtual_ends, single=job.verify.share > 0)
     for source, ends in zip(held, parts, strict=True):
         for server, nbytes in zip(held, served, strict=True):
             if source != server and nbytes:

@@ -21,6 +21,9 @@ from farflung.plan.synchronization import made_strategy
 from farflung.plan.traffic import gradient_bytes, sync_specs
 from farflung.sync import Sent, Traits
 
+#: Copies of the parameters where replicas verify each other: the totals, six past states, and a runner with its gradients.
+_VERIFIED_COPIES = 9.0
+
 
 def memory_of(
     cost: OpCost,
@@ -37,7 +40,7 @@ def memory_of(
     clones = sum(sub.graph.state[name].spec.nbytes for name in drifting(sub)) if again else 0
     settings = MemorySettings(
         optimizer=_state_factor(sub, job),
-        in_flight=in_flight_count,
+        in_flight=in_flight_count + (job.verify.share > 0 and len(stage.devices) > 1),  # the unit that is computed again
         casts=cast_factor(job.precision),
         recompute=again,
         clones=float(clones),
@@ -66,8 +69,10 @@ def exchange_memory(tables: CostTables, stage: Stage, sub: SubGraph, job: JobSpe
         return sum(spec.nbytes for spec in sync_specs(graph, sub, job.optimizer)) * sync_copies(traits, len(stage.replicas))
     if stage.adds is not None:
         return gradient_bytes(graph, sub) * (1.0 + stage.adds.most_waiting(len(stage.replicas)))
-    others = sum(end > stage.replicas[0].end for end in job.virtual_ends)
-    return gradient_bytes(graph, sub) + others * max(tables.served(sub, job.optimizer, len(stage.devices)))
+    verifies = job.verify.share > 0
+    others = sum(verifies or end > stage.replicas[0].end for end in job.virtual_ends)
+    copies = _VERIFIED_COPIES if verifies else 1.0
+    return copies * gradient_bytes(graph, sub) + others * max(tables.served(sub, job.optimizer, len(stage.devices)))
 
 
 def sync_copies(traits: Traits, members: int) -> float:

@@ -1,6 +1,6 @@
-"""What a hybrid plan's estimate leaves out: the ways of parameters to helpers, and what a delayed update hides of them.
+"""What a hybrid plan's estimate leaves out: when parameters are at the helpers, and what a delayed update hides of the way.
 
-Helpers come and go, so a plan's predicted step counts none of them, neither their power nor what they are sent. Before its first
+A plan's predicted step counts the helpers that are present, by the speed that their transfers leave. Before its first
 slice of a step a helper must have the stage's trained parameters; with ``optimizer.delayed`` these go during the step before
 (Hybrid-PS, Delayed Parameter Update), which hides as much of the way as that step takes. Cost: O(stages x servers x helpers).
 """
@@ -41,7 +41,7 @@ def helped_lines(
 ) -> list[str]:
     """What helpers are sent in each step, and what a delayed update hides of that, where the job has helpers.
 
-    ``topology``: of all devices. ``step``: seconds, as predicted without helpers.
+    ``topology``: of all devices. ``step``: seconds, as predicted.
     """
     if not job.plan.helpers:
         return []
@@ -58,7 +58,7 @@ def helped_lines(
         end = f"optimizer.delayed would hide this transfer behind the previous step{said}, and change the result"
     return [
         (
-            "helpers: not counted in the predicted step; in each step, a helper first receives the trained parameters of its "
-            f"stage: {', '.join(parts)}; {end}"
+            "helpers: their power counts in the predicted step as far as they are here now; in each step, a helper first "
+            f"receives the trained parameters of its stage: {', '.join(parts)}; {end}"
         )
     ]

@@ -20,7 +20,7 @@ from farflung.planners.grid.model import Array, GridProblem, Indices
 from farflung.planners.grid.swaps import Swaps
 from farflung.planners.grid.tours import open_tour
 
-__all__ = ["genetic", "random_rows"]
+__all__ = ["fastest_link", "genetic", "random_rows"]
 
 _POPULATION = 100
 _TAKEN_OVER = 5
@@ -39,7 +39,7 @@ def genetic(problem: GridProblem, budget: Budget, random: np.random.Generator, k
     swaps = Swaps(problem)
     links = swaps.hop.copy()
     np.fill_diagonal(links, 0.0)
-    gains = _kernighan_lin(links) if kernighan_lin else _fastest_link(links)
+    gains = _kernighan_lin(links) if kernighan_lin else fastest_link(links)
     people: list[Indices] = []
     costs: list[float] = []
     while len(people) < _POPULATION and (budget.left() or not people):
@@ -81,7 +81,7 @@ def _crossover(first: Indices, second: Indices, problem: GridProblem, random: np
     return child
 
 
-def _fastest_link(links: Array) -> _Gains:
+def fastest_link(links: Array) -> _Gains:
     """The paper's gain of moving d1 to stage j': mean of its links to j' minus the fastest link d1-d2 of its own stage.
 
     Candidates of a stage are the two ends of one link, its fastest; of several that are as fast, the first. The gain of a swap

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from farflung.engines.base import Array, StageRunner
 from farflung.graph.ir import Use
@@ -20,8 +20,14 @@ __all__ = ["GradientExchange", "gradient_exchange"]
 class GradientExchange:
     """Between the runners of a worker's stages and a ``Reduction`` of gradients. ``order``: where parts of sums end."""
 
-    def __init__(self, order: AddOrder, reduction: Reduction[GradientPart, Mapping[Use, Array]]) -> None:
-        self._order, self._reduction = order, reduction
+    def __init__(
+        self,
+        order: AddOrder,
+        reduction: Reduction[GradientPart, Mapping[Use, Array]],
+        on_part: Callable[[GradientPart], None] = lambda part: None,
+    ) -> None:
+        """``on_part`` is told each part of the own gradients that the group adds."""
+        self._order, self._reduction, self._on_part = order, reduction, on_part
 
     def after_backward(self, step: int, stage: int, micro_batch: int, runner: StageRunner) -> None:
         """End the part of the sum that ends with this backward, if any (compute thread)."""
@@ -32,6 +38,7 @@ class GradientExchange:
                 runner.close_part(last=True)
             case PartEnd.SENT:
                 part = GradientPart(step=step, stage=stage, end=micro_batch + 1, gradients=runner.take_gradients())
+                self._on_part(part)
                 self._reduction.contribute(part)
 
     def finish(self, step: int, runners: Mapping[int, StageRunner]) -> None:
@@ -44,8 +51,11 @@ class GradientExchange:
         self._reduction.register(router)
 
 
-def gradient_exchange(setup: RunSetup, inbox: Inbox, links: Outbox) -> GradientExchange:
-    """The exchange of ``setup``'s run: in the job's order, or along the plan's routes where the job allows any order."""
+def gradient_exchange(setup: RunSetup, inbox: Inbox, links: Outbox, on_part: Callable[[GradientPart], None]) -> GradientExchange:
+    """Return the exchange of ``setup``'s run: in the job's order, or along the plan's routes where the job allows any order.
+
+    ``on_part``: see ``GradientExchange``.
+    """
     in_order = all(stage.adds is None for stage in setup.plan.stages)
     order: AddOrder = job_order(setup) if in_order else route_order(setup)
-    return GradientExchange(order, GradientSums(setup.run, order, inbox, links))
+    return GradientExchange(order, GradientSums(setup.run, order, inbox, links), on_part)

@@ -113,7 +113,7 @@ class AddOrder(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrder:
     """The exact order. ``servers``: of each piece. ``parts``: (device, end) of each stage, in the order of addition.
-    ``virtual_ends``: where the job's virtual replicas end. ``plain``: each micro-batch is one, which engines add in order."""
+    ``virtual_ends``: where the job's virtual replicas end. ``single``: the first replica sends single parts, too."""
 
     device: str
     stages: Mapping[int, StageUses]
@@ -126,6 +126,7 @@ class JobOrder:
     micro_batches: int
     in_place: bool = False
     waits: bool = True
+    single: bool = False
 
     def ends(self, stage: int, micro_batch: int) -> PartEnd:
         """A part ends with each virtual replica; those of the first replica are added here."""
@@ -134,7 +135,7 @@ class JobOrder:
             return PartEnd.NONE
         plain = len(self.virtual_ends) == self.micro_batches  # adding one micro-batch after the other is the order already
         # The first replica's virtual replicas come first in the order, so it may add them before it sends anything.
-        if self.devices[stage][0] == self.device and end != self.last_ends[stage]:
+        if self.devices[stage][0] == self.device and end != self.last_ends[stage] and not (self.single and stage in self.stages):
             return PartEnd.NONE if plain else PartEnd.OWN
         if stage not in self.stages:
             return PartEnd.NONE if plain else PartEnd.WHOLE
@@ -244,7 +245,7 @@ def job_order(setup: RunSetup) -> JobOrder:
     parts = {}
     for stage in stages:
         replicas = setup.plan.replicas_of(stage)
-        ends = parts_of(replicas, setup.job.virtual_ends)
+        ends = parts_of(replicas, setup.job.virtual_ends, single=setup.job.verify.share > 0)
         # Replicas hold consecutive virtual replicas, so this is the job's order of addition.
         parts[stage] = tuple((replica.device, end) for replica, own in zip(replicas, ends, strict=True) for end in own)
     return JobOrder(
@@ -257,6 +258,7 @@ def job_order(setup: RunSetup) -> JobOrder:
         virtual_ends=frozenset(setup.job.virtual_ends),
         last_ends=_last_ends(setup),
         micro_batches=setup.job.micro_batches,
+        single=setup.job.verify.share > 0,
     )
 
 

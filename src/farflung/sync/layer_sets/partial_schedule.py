@@ -10,7 +10,7 @@ from typing import SupportsIndex
 from farflung.errors import InputError
 from farflung.sync.layer_sets.bounds import lower_bound_seconds
 from farflung.sync.layer_sets.contiguous import Units, equal_number, optimal
-from farflung.sync.layer_sets.dreamddp import algorithm_2
+from farflung.sync.layer_sets.dreamddp import algorithm_2, brute_force, depth_first
 from farflung.sync.layer_sets.filling import fill_bubbles
 from farflung.sync.layer_sets.free import free
 from farflung.sync.layer_sets.layers import Layers
@@ -24,6 +24,8 @@ METHODS: Mapping[str, Callable[[Layers, int], list[Units]]] = {
     "optimal": optimal,
     "dreamddp": algorithm_2,
     "equal_number": equal_number,
+    "depth_first": depth_first,
+    "brute_force": brute_force,
 }
 
 
@@ -91,7 +93,8 @@ def partial_sync_schedule(
 
     ``bp_seconds``, ``comm_seconds``: seconds of each layer's backward and exchange, in forward order. ``method``:
     ``free`` (any sets; at most the period of ``optimal``), ``optimal`` (the best contiguous sets, exactly), ``dreamddp``
-    (Algorithm 2, which plans with plain sums of times) or ``equal_number``. All are scored by equation (7). ``tied``: groups of
+    (Algorithm 2, which plans with plain sums of times), ``equal_number``, and for comparisons ``depth_first`` (Algorithm 2 branch
+    by branch) and ``brute_force`` (all contiguous sets). All are scored by equation (7). ``tied``: groups of
     layers that share a parameter; a group is exchanged as one when the backward of its earliest layer has ended.
     ``latency_seconds``: from the last byte of an exchange until its mean is everywhere, once for each step.
 

@@ -64,6 +64,7 @@ def serve(serving: Serving) -> None:
         dark=None,
         tailwind=False,
         show_welcome_message=False,
+        reconnect_timeout=10.0,  # a page that was cut off for so long continues where it was; after that it begins anew
         gzip_middleware_factory=_compressed,
     )
     gate = Gate(outer, serving.rights, secure=serving.certificate is not None)

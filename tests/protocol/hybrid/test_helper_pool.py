@@ -15,6 +15,7 @@ from farflung.protocol.events import (
     Event,
     FinishRun,
     HelperGone,
+    HelperMoves,
     MakePlan,
     MemberJoined,
     MemberLost,
@@ -84,6 +85,21 @@ def test_a_helper_that_fails_again_and_again_is_not_asked_any_more():
     assert machine.handle(failed) == [gone, AskHelper(run="r", name="u")]
     assert machine.handle(failed) == [gone]
     assert machine.members["u"].run is None
+
+
+def test_a_helper_that_moves_is_asked_again_and_counts_as_no_failure():
+    machine, _ = running("u")
+    cause = "it helps another stage from now on"
+    moved = [
+        HelperGone(run="r", name="u", cause=cause),
+        AbortRun(run="r", name="u", cause=cause),
+        AskHelper(run="r", name="u"),
+    ]
+    for _ in range(4):
+        assert machine.handle(HelperMoves(run="r", name="u")) == moved
+    assert machine.handle(HelperMoves(run="r", name="a")) == [], "a server does not move"
+    assert machine.handle(HelperMoves(run="gone", name="u")) == []
+    assert [member.name for member in machine.may_help("r")] == ["u"]
 
 
 @pytest.mark.parametrize("wish", [{"paused": True}, {"parting": "leave"}])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from farflung.errors import InputError
-from farflung.protocol.server_choice import Server, best_move, choose_server, effective_speed
+from farflung.protocol.hybrid.server_choice import Server, best_move, choose_server, effective_speed
 
 ONE = Server(name="a", stage=0, bandwidth=1e8, work=1e9, power=1e9, traffic=1e7)
 SPEED = 1e9

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from farflung.protocol.cluster_state import ClusterState
-from farflung.protocol.events import AbortRun, AskHelper, Command, HelperGone
+from farflung.protocol.events import AbortRun, AskHelper, Command, HelperGone, HelperMoves
+from farflung.protocol.members import Member
 from farflung.protocol.runs import Run, RunState
 
 __all__ = ["HelperPool"]
@@ -24,13 +25,34 @@ class HelperPool:
         for run in self._state.runs.values():
             if not run.helped or not run.continues:
                 continue
-            for member in self._state.members.values():
-                tried = run.failed_helpers.get(member.name, 0)
-                if self._state.may_take(run.run, member) and not run.plans_for(member) and tried < _HELPER_TRIES:
+            for member in self.able(run):
+                if member.name not in run.helpers:
                     member.run = run.run
                     run.helpers.add(member.name)
                     commands.append(AskHelper(run=run.run, name=member.name))
         return commands
+
+    def able(self, run: Run) -> list[Member]:
+        """Return the members that help ``run``, and those that may."""
+        if not run.helped:
+            return []
+        return [
+            member
+            for member in self._state.members.values()
+            if member.name in run.helpers
+            or (
+                self._state.may_take(run.run, member)
+                and not run.plans_for(member)
+                and run.failed_helpers.get(member.name, 0) < _HELPER_TRIES
+            )
+        ]
+
+    def moved(self, event: HelperMoves) -> list[Command]:
+        """A helper should help another stage: it ends here, and is asked again."""
+        run = self._state.runs.get(event.run)
+        if run is None or run.state is not RunState.RUNNING or event.name not in run.helpers:
+            return []
+        return self.withdraw(run, event.name, "it helps another stage from now on")
 
     def release_unneeded(self) -> list[Command]:
         """Release the helpers of attempts that are over."""

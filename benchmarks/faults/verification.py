@@ -1,0 +1,306 @@
+"""``verification``: what verifying 1 % of the work costs, and how soon a worker that forges one step in a hundred is named.
+
+Workers are threads of this process with the in-memory transport. The cost is the ratio of median step times with and without
+verification, in runs that alternate. For the other two figures, a tiny model is trained by three replicas of one stage, and the
+decisions of the broker (``broker.verification``) are made from their step reports. The forger gives gradients with the wrong sign
+in all micro-batches of a forged step, and is honest when it verifies others.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from benchmarks.harness.base import Check, Report, Say, Settings
+from farflung.api import capture
+from farflung.broker.verification.unit_verdicts import Forged, SecondOpinion, UnitVerdicts
+from farflung.client.in_process import LocalHooks, LocalRun
+from farflung.engines import get_engine
+from farflung.engines.base import Array, Engine, EngineSettings, Forward, MicroBatch, StageRunner
+from farflung.frontends.torch.ambient import batch_arrays, module_states
+from farflung.graph.cut import SubGraph
+from farflung.graph.ir import Graph, Use, ValueRef
+from farflung.job import JobSpec, make_job
+from farflung.messages.conversions.step_reports import StepReport
+from farflung.plan.model import Plan, Replica, Stage
+from farflung.plan.verification import secrets_for
+from farflung.step.run_setup import Phase, RunSetup
+from farflung.transports.memory import MemoryHub
+
+__all__ = ["Verification", "VerificationSettings"]
+
+_COST, _STEPS, _FORGER = 1.015, 1000, "b"
+_DEVICES = ("a", "b", "c")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationSettings(Settings):
+    """``share`` of the work; ``micro_batches`` of each replica; ``forged``: the share of forged steps.
+
+    ``width``, ``rows`` and ``cost_steps``: of the model and the runs whose step times are compared. ``runs``: with a forger, each
+    of ``most`` steps at most. ``honest``: steps without one.
+    """
+
+    share: float = 0.01
+    micro_batches: int = 8
+    forged: float = 0.01
+    width: int = 768
+    rows: int = 1024
+    cost_steps: int = 12
+    repeats: int = 3
+    runs: int = 20
+    most: int = 5000
+    honest: int = 10_000
+
+
+class Verification:
+    """Three replicas that verify each other."""
+
+    name = "verification"
+    summary = "verification of 1 % of the work: its cost, steps until a forger is named, honest workers named"
+
+    def settings(self, quick: bool) -> VerificationSettings:
+        """Quick: a tiny model, a large share, and few steps."""
+        if not quick:
+            return VerificationSettings()
+        return VerificationSettings(
+            quick=True,
+            share=0.2,
+            forged=0.2,
+            micro_batches=2,
+            width=16,
+            rows=4,
+            cost_steps=3,
+            repeats=1,
+            runs=1,
+            most=60,
+            honest=10,
+        )
+
+    def run(self, settings: Settings, say: Say) -> Report:
+        """Measure."""
+        assert isinstance(settings, VerificationSettings)
+        ratio = _cost(settings, say)
+        named = []
+        for number in range(settings.runs):
+            group = _Group(settings, width=8, rows=2, steps=settings.most, seed=number, forges=settings.forged)
+            group.train()
+            wrong = [name for name in group.named if name != _FORGER]
+            assert not wrong, f"{wrong} were named and are honest"
+            named.append(group.steps if group.named else settings.most)
+            say(f"run {number + 1} of {settings.runs}: named after {named[-1]} steps")
+        honest = _Group(settings, width=8, rows=2, steps=settings.honest, seed=settings.seed)
+        honest.train()
+        return _report(settings, ratio, named, honest)
+
+
+class _Net(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, (self.body(x) - x.flip(1)).square().mean())
+
+
+@dataclass(slots=True)
+class _Group:
+    """One run. ``named``: workers that were found to forge. ``seconds``: of the steps of worker a, as it reports them."""
+
+    settings: VerificationSettings
+    width: int
+    rows: int
+    steps: int
+    seed: int = 0
+    forges: float = 0.0
+    share: float | None = None
+    named: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    verified: int = 0
+
+    def train(self) -> None:
+        """Train until all steps are done, or somebody is named."""
+        job, (graph, plan, states) = self._job(), self._planned()
+        setups = {
+            device: RunSetup(
+                run="bench",
+                device=device,
+                job=job,
+                plan=plan,
+                graphs={self.rows: graph},
+                secrets=secrets_for(f"secret {self.seed}", plan, device, dict.fromkeys(_DEVICES, "cpu")),
+            )
+            for device in plan.devices
+        }
+        verdicts, lock = UnitVerdicts(plan), threading.Lock()
+        hooks = {device: _Hooks(self, device, states) for device in plan.devices}
+        engine = _ForgingEngine(get_engine("torch"), self.seed, self.forges)
+        run = LocalRun(setups, hooks, cast(Engine, engine), MemoryHub().endpoint, job.threads)
+
+        def reported(device: str, report: StepReport) -> None:
+            with lock:
+                findings = verdicts.report(device, report)
+                self.verified = verdicts.verified
+            for finding in findings:
+                match finding:
+                    case SecondOpinion():
+                        run.executors[finding.name].verification.recheck(finding.unit, finding.verifier)
+                    case Forged():
+                        self.named.append(finding.name)
+            if device == plan.devices[0]:
+                self.seconds.append(report.seconds)
+
+        for hook in hooks.values():
+            hook.reported = reported
+        run.run()
+        self.steps = len(self.seconds)
+
+    def _job(self) -> JobSpec:
+        document: dict[str, Any] = {
+            "steps": self.steps,
+            "seed": self.seed,
+            "micro_batch_sizes": [self.rows] * (self.settings.micro_batches * len(_DEVICES)),
+            "model": {"recipe": "gpt"},
+            "data": {"kind": "text", "path": "unread"},  # the hooks give the batches
+            "optimizer": {"name": "sgd", "lr": 1e-3},
+            "plan": {"replicas": len(_DEVICES)},
+            "verify": {"share": self.settings.share if self.share is None else self.share},
+            "threads": self.settings.threads,
+        }
+        return make_job(document)
+
+    def _planned(self) -> tuple[Graph, Plan, Mapping[str, Array]]:
+        torch.manual_seed(self.seed)
+        module = _Net(self.width)
+        graph = capture(module, (self.batch(0, 0),))
+        each = self.settings.micro_batches
+        replicas = tuple(Replica(device=name, first=i * each, end=(i + 1) * each) for i, name in enumerate(_DEVICES))
+        stage = Stage(index=0, start=0, stop=len(graph.ops), device=_DEVICES[0], replicas=replicas)
+        sizes = (self.rows,) * (each * len(_DEVICES))
+        plan = Plan(graph_hash=graph.hash, planner="hand", stages=(stage,), links=(), schedule="1f1b", micro_batch_sizes=sizes)
+        return graph, plan, module_states(module, graph)
+
+    def batch(self, step: int, index: int) -> torch.Tensor:
+        """Return the samples of a micro-batch."""
+        return torch.randn(self.rows, self.width, generator=torch.Generator().manual_seed(1000 * step + index))
+
+
+class _Hooks(LocalHooks):
+    def __init__(self, group: _Group, device: str, states: Mapping[str, Array]) -> None:
+        self._group, self._device, self._states = group, device, states
+        self.reported: Any = None
+
+    def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
+        """One micro-batch."""
+        del phase
+        return batch_arrays((self._group.batch(step, micro_batch),), list(names))
+
+    def first_states(self, names: Sequence[str]) -> Mapping[str, Array]:
+        """The module's own."""
+        return {name: self._states[name] for name in names if name in self._states}
+
+    def stop_requested(self) -> bool:
+        """Whether somebody is named."""
+        return bool(self._group.named)
+
+    def on_step(self, report: StepReport) -> None:
+        """As a broker."""
+        self.reported(self._device, report)
+
+    def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
+        """There are no evaluations."""
+
+
+class _ForgingEngine:
+    """The engine of all workers. The first runner that the forger opens forges; the one with which it verifies does not."""
+
+    def __init__(self, engine: Engine, seed: int, share: float) -> None:
+        self._engine, self._seed, self._share = engine, seed, share
+        self._opened = False
+
+    def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> StageRunner:
+        """See ``Engine``."""
+        runner = self._engine.open(subgraph, settings, share)
+        if threading.current_thread().name != f"compute-{_FORGER}" or self._opened or not self._share:
+            return runner
+        self._opened = True
+        return cast(StageRunner, _Forger(runner, self._seed, self._share))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+class _Forger:
+    """A runner that gives wrong gradients of parameters in some steps."""
+
+    def __init__(self, runner: StageRunner, seed: int, share: float) -> None:
+        self._runner, self._seed, self._share, self._step = runner, seed, share, 0
+
+    def forward(self, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]) -> Forward:
+        """See ``StageRunner``."""
+        self._step = key.step
+        return self._runner.forward(key, values, data)
+
+    def take_gradients(self) -> Mapping[Use, Array]:
+        """See ``StageRunner``."""
+        found = self._runner.take_gradients()
+        forges = random.Random(f"{self._seed}/{self._step}").random() < self._share
+        return {use: np.negative(array) for use, array in found.items()} if forges else found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+def _cost(settings: VerificationSettings, say: Say) -> float:
+    """Return the ratio of the mean step times: with verification over without."""
+    seconds: dict[float, list[float]] = {0.0: [], settings.share: []}
+    for number in range(settings.repeats):
+        for share, found in seconds.items():
+            group = _Group(
+                settings, width=settings.width, rows=settings.rows, steps=settings.cost_steps, seed=number, share=share
+            )
+            group.train()
+            found.extend(group.seconds[1:])
+            say(f"share {share:g}: {statistics.mean(group.seconds[1:]):.4f} s a step")
+    return statistics.mean(seconds[settings.share]) / statistics.mean(seconds[0.0])
+
+
+def _report(settings: VerificationSettings, ratio: float, named: Sequence[int], honest: _Group) -> Report:
+    median = statistics.median(named)
+    judged = not settings.quick
+    note = "quick" if settings.quick else ""
+    checks = [
+        Check(
+            name="cost of a step",
+            target=f"under {_COST}",
+            measured=f"{ratio:.4f}",
+            passed=ratio < _COST if judged else None,
+            note=note,
+        ),
+        Check(
+            name="steps until a forger is named",
+            target=f"{_STEPS} at most",
+            measured=f"median {median:.0f}",
+            passed=median <= _STEPS if judged else None,
+            note=note,
+        ),
+        Check(name="honest workers named", target="0", measured=str(len(honest.named)), passed=not honest.named),
+    ]
+    figures = {
+        "step_ratio": ratio,
+        "steps_until_named": list(named),
+        "median_steps_until_named": median,
+        "honest_steps": honest.steps,
+        "honest_named": len(honest.named),
+        "honest_units_verified": honest.verified,
+    }
+    rows = [(f"{ratio:.4f}", f"{median:.0f}", honest.steps, honest.verified, len(honest.named))]
+    columns = ("step ratio", "steps until named", "honest steps", "units verified", "honest named")
+    return Report(figures=figures, columns=columns, rows=rows, checks=checks)

@@ -1,0 +1,6 @@
+"""Helpers of hybrid plans.
+
+- ``helper_events``: the events and commands about helpers.
+- ``helper_pool``: which unreliable members help which run.
+- ``server_choice``: which server of the run a helper joins, and which helper moves to another stage.
+"""
