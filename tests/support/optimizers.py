@@ -65,7 +65,7 @@ class Phased(torch.optim.Optimizer):
 def matrices_and_rest(params: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
     """Muon for matrices, AdamW in two groups for the rest."""
     rest = [p for p in params if p.ndim != 2]
-    groups = [{"params": rest[:1], "weight_decay": 0.0, "lr": 3e-3}, {"params": rest[1:]}]
+    groups: list[dict[str, Any]] = [{"params": rest[:1], "weight_decay": 0.0, "lr": 3e-3}, {"params": rest[1:]}]
     return [torch.optim.Muon([p for p in params if p.ndim == 2], lr=1e-2), torch.optim.AdamW(groups, lr=1e-2)]
 
 
