@@ -52,8 +52,8 @@ def depth_first(layers: Layers, sync_every: int) -> list[Units]:
     """
     count = len(layers)
     _check_size(2 ** min(count - sync_every, sync_every), "depth_first")
-    done = [0.0, *accumulate(layers.comm)]
-    slack = [*layers.slack().tolist(), 0.0]
+    done: list[float] = [0.0, *accumulate(layers.comm)]
+    slack: list[float] = [*layers.slack().tolist(), 0.0]
 
     def exposed(first: int, end: int) -> float:
         return max(0.0, done[end] - done[first] - slack[first])
