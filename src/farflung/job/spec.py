@@ -7,15 +7,13 @@ the docstring of each section and the comment ``#:`` above each key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
-from farflung.errors import InputError
-from farflung.job.explain import explain
 from farflung.job.optimizer_names import OptimizerName
-from farflung.units import Bytes, Quantity, Seconds
+from farflung.job.section import Count, Label, Ratio, Section, one_or_more, quantity
+from farflung.units import Bytes, Seconds
 
 __all__ = [
     "CheckpointSpec",
@@ -39,54 +37,8 @@ __all__ = [
     "WeightsSpec",
 ]
 
-#: A count of at most 10^9: more is a typing error, and no size that PyTorch accepts.
-Count = Annotated[int, Field(ge=1, le=10**9)]
-Ratio = Annotated[float, Field(ge=1.0)]
-#: A name that a person reads.
-Label = Annotated[str, Field(min_length=1, max_length=128)]
 
-
-def _read(quantity: type[Quantity]) -> Callable[[object], object]:
-    """A text with a unit as a number of base units; what is none is left to be refused."""
-
-    def read(value: object) -> object:
-        try:
-            return float(quantity.parse(value)) if isinstance(value, str) else value
-        except InputError:
-            return value
-
-    return read
-
-
-def _one_or_more(value: object) -> object:
-    """A text as the only item of a tuple; what is no list is left to be refused."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
-if TYPE_CHECKING:  # type checkers read the fields of the sections
-    _Model = BaseModel
-else:
-
-    class _OneLine(type(BaseModel)):
-        """Calls of a section raise the one clear line of a job file; sections inside of others are not called."""
-
-        def __call__(cls, *args: Any, **values: Any) -> Any:
-            try:
-                return super().__call__(*args, **values)
-            except ValidationError as error:
-                raise InputError(f"{cls.__name__}: {explain(error, cls)}") from None
-
-    class _Model(BaseModel, metaclass=_OneLine):
-        """A section of a job file."""
-
-
-class _Section(_Model):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ModelSpec(_Section):
+class ModelSpec(Section):
     """The model. Only the submitting machine reads this section."""
 
     #: A built-in recipe, or `path/to/file.py:function` for a model of your own.
@@ -95,7 +47,7 @@ class ModelSpec(_Section):
     args: dict[str, int | float | bool | str | list[int] | None] = {}
 
 
-class DataSpec(_Section):
+class DataSpec(Section):
     """The data that fill the inputs of the model, as files on the machines that read them."""
 
     #: `text`: text files, tokenized. `array`: `.npy` files. `images`: one folder for each class. `caller`: the batch function of
@@ -125,7 +77,7 @@ class DataSpec(_Section):
 OptimizerSettings = dict[str, int | float | bool | str | list[int | float] | None]
 
 
-class GroupSpec(_Section):
+class GroupSpec(Section):
     """Settings for some parameters. The first group that matches a parameter applies."""
 
     #: A regular expression in RE2's syntax. It is searched in the names of parameters.
@@ -144,7 +96,7 @@ class GroupSpec(_Section):
     settings: OptimizerSettings = {}
 
 
-class OptimizerSpec(_Section):
+class OptimizerSpec(Section):
     """The optimizer. Defaults are those of `torch.optim`."""
 
     #: The algorithm. `captured` is the optimizer that the caller's own code made.
@@ -184,7 +136,7 @@ class OptimizerSpec(_Section):
 Setting = Literal["lr", "momentum", "weight_decay"]
 
 
-class CurveSpec(_Section):
+class CurveSpec(Section):
     """A value over the steps, as factors of the optimizer's value: a linear warm-up, then the curve."""
 
     #: The curve. `wsd` stays constant and decays linearly in its last steps. `one_cycle` rises during `warmup` along a cosine and
@@ -198,7 +150,7 @@ class CurveSpec(_Section):
     decay: Annotated[int, Field(ge=0)] = 0
 
 
-class ScheduleSpec(_Section):
+class ScheduleSpec(Section):
     """The learning rate over the steps: a linear warm-up, then the curve. Momentum and weight decay can have curves as well."""
 
     #: The curve. `wsd` stays constant and decays linearly in its last steps. `one_cycle` rises during `warmup` along a cosine and
@@ -218,7 +170,7 @@ class ScheduleSpec(_Section):
     values: dict[Setting, Annotated[str, Field(max_length=8 << 20)]] = {}
 
 
-class CodecSpec(_Section):
+class CodecSpec(Section):
     """The compression of values on the links between stages. A key that has no meaning for the codec is an error."""
 
     #: A codec, also with parameters (`lowrank:rank=8,values=int4`). `adatopk`: top-k with a ratio for each link. `auto`: for each
@@ -242,7 +194,7 @@ class CodecSpec(_Section):
     #: add what the codec dropped from a sample's gradient to its next gradient.
     memory: Literal["none", "difference", "error_feedback", "both"] = "none"
     #: The largest sample cache of one machine, in bytes or as `"2 GB"`.
-    memory_bytes: Annotated[float, BeforeValidator(_read(Bytes)), Field(ge=1.0)] = 1e9
+    memory_bytes: Annotated[float, BeforeValidator(quantity(Bytes)), Field(ge=1.0)] = 1e9
     #: For `auto`. `fine-tuning` tolerates more error than training from `scratch`. `auto`: fine-tuning if weights come from a
     #: file.
     phase: Literal["auto", "scratch", "fine-tuning"] = "auto"
@@ -253,7 +205,7 @@ class CodecSpec(_Section):
         return self.name.partition(":")[0].strip()
 
 
-class PlanSpec(_Section):
+class PlanSpec(Section):
     """Settings of the planner. None of them changes the result (invariant 1), except several replicas with a sync strategy."""
 
     #: The planner.
@@ -278,7 +230,7 @@ class PlanSpec(_Section):
         return "1f1b" if self.schedule == "auto" else self.schedule
 
 
-class TrafficSpec(_Section):
+class TrafficSpec(Section):
     """The price of traffic between two regions."""
 
     #: The sending region. `*`: any other region.
@@ -289,7 +241,7 @@ class TrafficSpec(_Section):
     gigabyte: Annotated[float, Field(ge=0.0)]
 
 
-class LimitSpec(_Section):
+class LimitSpec(Section):
     """Limits of a plan, for every planner. The memory of devices is always a limit."""
 
     #: Devices or regions that get no work.
@@ -309,7 +261,7 @@ class LimitSpec(_Section):
     traffic: Annotated[float, Field(ge=0.0)] | None = None
 
 
-class SyncSpec(_Section):
+class SyncSpec(Section):
     """The synchronization of the replicas of a stage, if `plan.replicas` is above 1."""
 
     #: `exact`: sum gradients in the job's order in every step. Any other strategy: replicas train as separate pipelines and
@@ -318,14 +270,14 @@ class SyncSpec(_Section):
     #: The order of the sums of `exact`. `any`: servers, a ring or a tree, whichever is fastest. Results then differ by rounding.
     order: Literal["job", "any"] = "job"
     #: The time after which an exchange ends without the missing members, in seconds or as `"2 s"`. 0: wait for all members.
-    patience: Annotated[float, BeforeValidator(_read(Seconds)), Field(ge=0.0)] = 0.0
+    patience: Annotated[float, BeforeValidator(quantity(Seconds)), Field(ge=0.0)] = 0.0
     #: The smallest number of members in an exchange.
     quorum: Count = 1
     #: Settings of the strategy.
     settings: dict[str, int | float | bool | str | list[list[int]]] = {}
 
 
-class OpenSpec(_Section):
+class OpenSpec(Section):
     """Questions that the planner `auto` may decide although they change results. `farflung submit` accepts no open question."""
 
     #: Divide the samples of a step into other micro-batches, at most as large as the job's largest one.
@@ -339,7 +291,7 @@ class OpenSpec(_Section):
         return self.micro_batches or bool(self.strategies)
 
 
-class WeightsSpec(_Section):
+class WeightsSpec(Section):
     """The initial weights."""
 
     #: `init`: replay the initializers of the model where the weights live. `file`: read safetensors.
@@ -352,7 +304,7 @@ class WeightsSpec(_Section):
     strict: bool = True
 
 
-class CheckpointSpec(_Section):
+class CheckpointSpec(Section):
     """Checkpoints."""
 
     #: Steps between checkpoints. 0: none except the last.
@@ -369,7 +321,7 @@ class CheckpointSpec(_Section):
     resume: str = ""
 
 
-class EvaluateSpec(_Section):
+class EvaluateSpec(Section):
     """Evaluation, through the same stages."""
 
     #: Steps between evaluations. 0: only at the end.
@@ -378,7 +330,7 @@ class EvaluateSpec(_Section):
     batches: Annotated[int, Field(ge=0)] = 0
 
 
-class GenerateSpec(_Section):
+class GenerateSpec(Section):
     """Text that the model generates at the end of the run, through the same stages."""
 
     #: The beginning of the text.
@@ -389,14 +341,14 @@ class GenerateSpec(_Section):
     temperature: Annotated[float, Field(ge=0.0)] = 0.8
 
 
-class ReportSpec(_Section):
+class ReportSpec(Section):
     """Experiment trackers that receive the metrics of a run while it trains.
 
     Keys and server addresses are no settings. Trackers read them from the environment of the reporting process.
     """
 
     #: The trackers: `csv`, `tensorboard`, `wandb`, `mlflow`, `trackio`, or the name of a plug-in.
-    to: Annotated[tuple[str, ...], BeforeValidator(_one_or_more)] = ()
+    to: Annotated[tuple[str, ...], BeforeValidator(one_or_more)] = ()
     #: The project of Weights & Biases or trackio, or the experiment of MLflow.
     project: Label = "farflung"
     #: The name of the run in the tracker. Without a value: the names of job and run.
@@ -411,14 +363,14 @@ class ReportSpec(_Section):
     offline: bool = False
 
 
-class VerifySpec(_Section):
+class VerifySpec(Section):
     """Verification: replicas compute a share of the work of other replicas again and compare it bit by bit."""
 
     #: The share of the work that is computed again. 0: none.
     share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
 
 
-class JobSpec(_Section):
+class JobSpec(Section):
     """A whole job."""
 
     #: A name for people.
