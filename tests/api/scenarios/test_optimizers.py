@@ -147,6 +147,53 @@ class Counting(torch.optim.SGD):
                 p.sub_(group["lr"] / self.count * p.grad)
 
 
+class Mean(torch.optim.SGD):
+    """Divides by the number of parameters of its group."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad * group["lr"] / len(group["params"]))
+
+
+class Favoring(torch.optim.SGD):
+    """Treats the first parameter of its group in another way."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad * group["lr"] * (0.1 if p is group["params"][0] else 1))
+
+
+class FirstGroup(torch.optim.SGD):
+    """Reads the learning rate of the first group for all groups."""
+
+    def __init__(self, params: list[torch.nn.Parameter], lr: float) -> None:
+        super().__init__([{"params": params[:2]}, {"params": params[2:]}], lr=lr)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad * self.param_groups[0]["lr"])
+
+
+class Attribute(torch.optim.SGD):
+    """Reads an attribute."""
+
+    def __init__(self, params: list[torch.nn.Parameter], lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.eps = 1e-3
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad * group["lr"] * self.eps)
+
+
 class Peeking(torch.optim.SGD):
     """Decides by values of the gradient."""
 
@@ -184,6 +231,10 @@ class Losing(torch.optim.SGD):
     [
         (Global, "optimizer Global can't be captured: its rules and its own code give different weights"),
         (Counting, "optimizer Counting can't be captured: its rules and its own code give different weights"),
+        (Mean, "optimizer Mean can't be captured: its rules and its own code give different weights"),
+        (Favoring, "optimizer Favoring can't be captured: its rules and its own code give different weights"),
+        (FirstGroup, "optimizer FirstGroup can't be captured: its rules and its own code give different weights"),
+        (Attribute, r"no attribute 'eps'; put 'eps' into the group \(defaults of __init__\), because attributes are not"),
         (
             Peeking,
             r"optimizer Peeking can't be captured: test_optimizers.py:\d+: if p.grad.abs\(\).max\(\) > 1.0: decides by the ",
@@ -193,13 +244,64 @@ class Losing(torch.optim.SGD):
             Losing,
             r"optimizer Losing can't be captured: .*: p.sub_\(rate \* p.grad\): the learning rate or the step",
         ),
-        (torch.optim.LBFGS, r"optimizer LBFGS can't be captured: .*: TypeError: .*step\(\) missing 1 required.*'closure'"),
+        (
+            torch.optim.LBFGS,
+            "optimizer LBFGS can't be captured: its step needs a closure, which calls the model again; choose an",
+        ),
         (torch.optim.SparseAdam, r"optimizer SparseAdam can't be captured: .*does not support dense gradients"),
     ],
 )
 def test_what_cannot_be_captured_is_named(kind: Any, text: str) -> None:
     with pytest.raises(CaptureError, match=text):
         farflung.train(Net(), batch, steps=2, optimizer=lambda params: kind(params, lr=0.1))
+
+
+class Unused(Net):
+    """Has a parameter that its forward leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = torch.nn.Parameter(torch.ones(3))
+
+
+class Decaying(torch.optim.SGD):
+    """Decays before it looks for a gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(0.99)
+                if p.grad is not None:
+                    p.sub_(p.grad * group["lr"])
+
+
+class CountingAll(Mean):
+    """Divides by a number that includes parameters without a gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad * group["lr"] / len(group["params"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "text"),
+    [
+        (Decaying, 11, "it changes a parameter without a gradient, .* Skip parameters whose grad is None"),
+        (CountingAll, 2, "its rules and its own code give different weights"),
+    ],
+)
+def test_parameters_without_a_gradient_take_part_in_the_check(kind: Any, held: int, text: str) -> None:
+    with pytest.raises(CaptureError, match=f"optimizer {kind.__name__} can't be captured: {text}"):
+        farflung.train(Unused(), batch, steps=2, optimizer=lambda params: kind(params[:held], lr=0.1))
+
+
+def test_an_unused_parameter_stays_under_an_optimizer_that_skips_it() -> None:
+    result = farflung.train(Unused(), batch, steps=2, optimizer=lambda params: torch.optim.NAdam(params, lr=0.1))
+    assert result.state_dict()["spare"].tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -217,6 +319,11 @@ def test_what_cannot_be_captured_is_named(kind: Any, text: str) -> None:
             lambda params: [torch.optim.SGD(params), torch.optim.Adam(params)],
             {},
             r"parameter 'mix.bias' is in two groups of optimizers: leave",
+        ),
+        (
+            lambda params: torch.optim.AdamW(params, lr=torch.tensor(1e-2)),
+            {},
+            "optimizer AdamW has a tensor as lr, which rounds otherwise: pass a Python number",
         ),
         (torch.optim.NAdam, {"lr": 0.1}, "lr=0.1 beside an optimizer that has its own: set it there, and remove lr"),
         (7, {}, "optimizer=7 can't be used: pass a name, an OptimizerSpec, or a function that makes one"),

@@ -134,7 +134,9 @@ def _of_names(spec: OptimizerSpec, graph: Graph) -> list[Trained]:
         settings = optimizer.param_groups[0]
         for item in stand_ins:
             shape = tuple(item.shape)
-            found.append(Trained(group=index, optimizer=optimizer, settings=settings, dtype=item.dtype, shape=shape))
+            found.append(
+                Trained(group=index, optimizer=optimizer, settings=settings, dtype=item.dtype, shape=shape, parameter=item)
+            )
     return found
 
 
@@ -207,11 +209,18 @@ def _trained(group: int, owner: _Owner, parameters: Mapping[str, torch.Tensor], 
             dtype=getattr(torch, declared.dtype),
             shape=declared.shape,
             initial=initial,
+            parameter=parameters[name],
         )
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
 
 
 def _owners(optimizers: Iterable[torch.optim.Optimizer], module: nn.Module, graph: Graph) -> Iterable[_Owner]:
     """The trained parameters of each group of each optimizer, by their names in the graph."""
+    import torch
+
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     seen: set[str] = set()
     for optimizer in optimizers:
@@ -229,5 +238,8 @@ def _owners(optimizers: Iterable[torch.optim.Optimizer], module: nn.Module, grap
             seen.update(own)
             if "lr" not in settings:
                 raise CaptureError(f"optimizer {kind} can't be captured: its groups have no 'lr', which schedules set")
+            for name in ("lr", "betas", "momentum", "weight_decay"):
+                if any(isinstance(value, torch.Tensor) for value in _items(settings.get(name))):
+                    raise InputError(f"optimizer {kind} has a tensor as {name}, which rounds otherwise: pass a Python number")
             if own:
                 yield own, optimizer, settings

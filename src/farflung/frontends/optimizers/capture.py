@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,17 @@ from farflung.graph.ir import DTYPES, LocalRef
 from farflung.optim import Rule, RuleBook, StateSlot, UpdateProgram
 from farflung.optim.program import GRADIENT, PARAMETER, SETTINGS, Key
 
-__all__ = ["PLAIN", "FindMissing", "Initial", "Trained", "capture_rules", "initial_states", "set_setting", "setting_of"]
+__all__ = [
+    "PLAIN",
+    "FindMissing",
+    "Initial",
+    "Trained",
+    "capture_rules",
+    "initial_states",
+    "set_setting",
+    "setting_of",
+    "step_copy",
+]
 
 #: Factors of the settings in the two notes of a step: no code's constants are their products.
 _HINTS = (1.0123456789, 0.9876543211)
@@ -54,7 +64,8 @@ class Initial:
 class Trained:
     """A parameter that is trained: its group in the job, the optimizer and the optimizer's group that it belongs to.
 
-    ``initial``: states that the optimizer made before its first step (``initial_states``).
+    ``initial``: states that the optimizer made before its first step (``initial_states``). ``parameter``: the one in the
+    optimizer's group.
     """
 
     group: int
@@ -63,6 +74,7 @@ class Trained:
     dtype: torch.dtype
     shape: tuple[int, ...]
     initial: tuple[tuple[str, Initial], ...] = ()
+    parameter: torch.Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +249,7 @@ def _step(item: Trained, settings: Mapping[str, float], before: _Note | None) ->
     except CaptureError as error:
         raise _refused(item, str(error)) from error
     except Exception as error:  # the optimizer is foreign code
-        raise _refused(item, _failure(error)) from error
+        raise _refused(item, _failure(optimizer, error)) from error
     _check_group(item, kept, group)
     if parameter.untyped_storage()._cdata != geometry:
         raise _refused(item, "it puts another tensor into parameter.data: change the parameter in place, with copy_")
@@ -314,7 +326,19 @@ def _check_group(item: Trained, before: Mapping[str, Any], after: Mapping[str, A
             raise _refused(item, f"its step changes the setting {name!r} of a group: keep it in self.state[parameter]")
 
 
-def _failure(error: Exception) -> str:
+def step_copy(optimizer: torch.optim.Optimizer) -> None:
+    """Let a copy of an optimizer make its own step.
+
+    Raises:
+        CaptureError: it fails.
+    """
+    try:
+        type(optimizer).step(optimizer)
+    except Exception as error:  # the optimizer is foreign code
+        raise CaptureError(f"optimizer {type(optimizer).__name__} can't be captured: {_failure(optimizer, error)}") from error
+
+
+def _failure(optimizer: torch.optim.Optimizer, error: Exception) -> str:
     """What the optimizer's code raised, and where."""
     trace = error.__traceback__
     file, number = "", 0
@@ -323,5 +347,12 @@ def _failure(error: Exception) -> str:
         if "farflung" not in name and "/torch/utils/" not in name and "/torch/_" not in name and "/torch/overrides" not in name:
             file, number = name, trace.tb_lineno
         trace = trace.tb_next
-    place, text = line_of(file, number) if file else ("its step", "")
-    return f"{place}: {text}: {type(error).__name__}: {first_line(error)}"
+    if isinstance(error, TypeError) and "'closure'" in str(error):
+        return "its step needs a closure, which calls the model again; choose an optimizer whose step works without one"
+    what = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, AttributeError) and error.obj is optimizer:
+        what += f"; put {error.name!r} into the group (defaults of __init__), because attributes are not captured"
+    if not file:
+        return f"its step fails: {what}"
+    place, text = line_of(file, number)
+    return ": ".join(part for part in (place, text, what) if part)
