@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +61,55 @@ def test_is_the_loop_that_everybody_writes() -> None:
     expected = twin.state_dict()
     assert found.states.keys() == expected.keys()
     assert all(np.array_equal(value.numpy(), found.states[name]) for name, value in expected.items())
+
+
+Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def momentum_and_rms(params: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(params[:2], lr=0.1, momentum=0.9), torch.optim.RMSprop(params[2:], lr=1e-2)]
+
+
+@pytest.mark.parametrize(
+    ("given", "make"),
+    [
+        (OptimizerSpec(name="nadam", lr=1e-2), lambda params: torch.optim.NAdam(params, lr=1e-2)),
+        (OptimizerSpec(name="rmsprop", lr=1e-2, settings={"alpha": 0.9}), lambda p: torch.optim.RMSprop(p, lr=1e-2, alpha=0.9)),
+        (OptimizerSpec(name="adamw", lr=1e-2, settings={"amsgrad": True}), lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True)),
+        (
+            OptimizerSpec(name="sgd", lr=0.1, groups=(GroupSpec(match="body.4", name="nadam", lr=0.05),)),
+            lambda p: [torch.optim.SGD(p[:-2], lr=0.1), torch.optim.NAdam(p[-2:], lr=0.05)],
+        ),
+        ("adamw", lambda params: torch.optim.AdamW(params, lr=OptimizerSpec(name="adamw").lr)),
+        (momentum_and_rms, momentum_and_rms),
+    ],
+)
+def test_the_optimizer_is_the_given_one(given: Any, make: Factory) -> None:
+    module = net()
+    twin = copy.deepcopy(module)
+    plain_loop(module, batch, steps=4, micro_batches=1, settings=PlainSettings(optimizer=given))
+    made: Any = make(list(twin.parameters()))
+    for step in range(4):
+        twin(*batch(step, 0)).backward()
+        for optimizer in made if isinstance(made, list) else [made]:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in module.state_dict().items())
+
+
+def test_parameters_that_no_optimizer_holds_stay() -> None:
+    module = net()
+    kept = module.body[0].weight.detach().clone()
+    settings = PlainSettings(optimizer=lambda params: torch.optim.NAdam(params[1:], lr=1e-2))
+    assert "body.0.weight" not in plain_loop(module, batch, steps=2, micro_batches=1, settings=settings).gradients
+    assert torch.equal(module.body[0].weight, kept)
+
+
+def test_what_is_no_optimizer_is_refused() -> None:
+    with pytest.raises(InputError, match="optimizer: pass an OptimizerSpec, an optimizer, or a function that returns one"):
+        plain_loop(net(), batch, steps=1, micro_batches=1, settings=PlainSettings(optimizer=lambda params: 3))
+    with pytest.raises(InputError, match="optimizer: pass an OptimizerSpec"):
+        plain_loop(net(), batch, steps=1, micro_batches=1, settings=PlainSettings(optimizer=OptimizerSpec(name="captured")))
 
 
 def test_a_delayed_update_applies_gradients_one_step_late() -> None:

@@ -30,6 +30,8 @@ __all__ = ["PlainResult", "PlainSettings", "plain_loop"]
 
 Array = NDArray[Any]
 
+_NO_OPTIMIZER = "optimizer: pass an OptimizerSpec, an optimizer, or a function that returns one or several"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainSettings:
@@ -37,10 +39,13 @@ class PlainSettings:
 
     ``weights``: the factor of each micro-batch (None: the plain mean). ``rates``: learning rates of a step, one per group of
     the optimizer and then the default (None: as the optimizer says). ``virtual_ends``: where each virtual replica's
-    micro-batches end (``JobSpec.virtual_ends``; empty: each micro-batch is one, the order of any loop).
+    micro-batches end (``JobSpec.virtual_ends``; empty: each micro-batch is one, the order of any loop). ``optimizer``: any
+    that ``train`` takes; a function gets the module's parameters.
     """
 
-    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    optimizer: OptimizerSpec | str | torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], Any] = field(
+        default_factory=OptimizerSpec
+    )
     seed: int = 0
     weights: Sequence[float] | None = None
     rates: Callable[[int], Sequence[float]] | None = None
@@ -71,7 +76,7 @@ def plain_loop(
     loss, or an object whose ``loss`` or first item is.
 
     Raises:
-        InputError: the number of weights is not that of the micro-batches, or nothing can be trained.
+        InputError: the number of weights is not that of the micro-batches, nothing can be trained, or the optimizer is unknown.
     """
     import torch
 
@@ -82,8 +87,12 @@ def plain_loop(
     if len(weights) != micro_batches:
         raise InputError(f"{len(weights)} weights for {micro_batches} micro-batches")
     parameters = dict(module.named_parameters())
-    trained = _trained(parameters, settings.optimizer)
-    optimizer = _optimizer(settings.optimizer, trained)
+    given = settings.optimizer
+    named = OptimizerSpec.model_validate({"name": given}) if isinstance(given, str) else given
+    spec = named if isinstance(named, OptimizerSpec) else OptimizerSpec()
+    made = [] if named is spec else _made(named, module)
+    trained = _trained(parameters, spec, made)
+    update = _Update(made or _optimizers(spec, trained), trained, spec, settings.rates)
     keys = keyed_randomness(settings.seed)
     micro_losses: list[tuple[float, ...]] = []
     gradients: dict[str, Array] = {}
@@ -104,17 +113,17 @@ def plain_loop(
         micro_losses.append(tuple(found))
         if step == steps - 1:
             gradients = {name: _array(p.grad) for name, p in trained.items() if p.grad is not None}
-        if not settings.optimizer.delayed:
-            _update(optimizer, trained, settings, step)
+        if not spec.delayed:
+            update(step)
             continue
         late, waiting = waiting, {name: p.grad for name, p in trained.items()}
         if step:  # this step's gradients wait for the next one's end
             _put(trained, late)
-            _update(optimizer, trained, settings, step - 1)
+            update(step - 1)
         _put(trained, {})
     if waiting:
         _put(trained, waiting)
-        _update(optimizer, trained, settings, steps - 1)
+        update(steps - 1)
     losses = tuple(_mean(found, weights) for found in micro_losses)
     return PlainResult(losses=losses, micro_losses=tuple(micro_losses), gradients=gradients, states=_states(module))
 
@@ -143,11 +152,16 @@ def _states(module: torch.nn.Module) -> dict[str, Array]:
     return {name: _array(tensor) for name, tensor in tensors.items() if first[id(tensor)] == name}
 
 
-def _trained(parameters: Mapping[str, torch.nn.Parameter], spec: OptimizerSpec) -> dict[str, torch.nn.Parameter]:
+def _trained(
+    parameters: Mapping[str, torch.nn.Parameter], spec: OptimizerSpec, made: Sequence[torch.optim.Optimizer]
+) -> dict[str, torch.nn.Parameter]:
+    """The parameters that are trained: of optimizers that the caller ``made``, those that they hold."""
+    held = {id(parameter) for optimizer in made for group in optimizer.param_groups for parameter in group["params"]}
     found = {}
     for name, parameter in parameters.items():
         group = spec.groups[index] if (index := _group(spec, name)) < len(spec.groups) else None
-        parameter.requires_grad_(parameter.requires_grad and not (group is not None and group.frozen))
+        frozen = (group is not None and group.frozen) or (bool(made) and id(parameter) not in held)
+        parameter.requires_grad_(parameter.requires_grad and not frozen)
         if parameter.requires_grad:
             found[name] = parameter
     if not found:
@@ -164,32 +178,69 @@ def _group(spec: OptimizerSpec, name: str) -> int:
     return next((index for index, group in enumerate(spec.groups) if fits(group)), len(spec.groups))
 
 
-def _optimizer(spec: OptimizerSpec, trained: Mapping[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
+def _made(given: Any, module: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """The optimizer that the caller gave, or those that the caller's function makes."""
     import torch
 
-    groups: list[dict[str, Any]] = [{"params": []} for _ in range(len(spec.groups) + 1)]
+    found = given(list(module.parameters())) if callable(given) and not isinstance(given, torch.optim.Optimizer) else given
+    items = list(found) if isinstance(found, (list, tuple)) else [found]
+    if not items or not all(isinstance(item, torch.optim.Optimizer) for item in items):
+        raise InputError(_NO_OPTIMIZER)
+    return items
+
+
+def _optimizers(spec: OptimizerSpec, trained: Mapping[str, torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """One optimizer for each group that has parameters, the default last."""
+    import torch
+
+    from farflung.frontends.optimizers.named import CLASSES, named_optimizer
+
+    if spec.name not in CLASSES:  # a captured one: its rules are what this loop judges
+        raise InputError(_NO_OPTIMIZER)
+    members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(spec.groups) + 1)]
     for name, parameter in trained.items():
-        groups[_group(spec, name)]["params"].append(parameter)
-    for given, group in zip(spec.groups, groups, strict=False):
-        group.update({key: value for key, value in (("lr", given.lr), ("weight_decay", given.weight_decay)) if value is not None})
-    options: dict[str, Any] = {} if spec.weight_decay is None else {"weight_decay": spec.weight_decay}
-    if spec.name == "sgd":
-        return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov, **options)
-    return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, **options)
+        members[_group(spec, name)].append(parameter)
+    empty = torch.nn.Parameter(torch.empty(1, 1))  # has no gradient; a rate belongs to each group, also to an empty one
+    return [named_optimizer(spec, group, own or [empty]) for group, own in zip([*spec.groups, None], members, strict=True)]
 
 
-def _update(
-    optimizer: torch.optim.Optimizer, trained: Mapping[str, torch.nn.Parameter], settings: PlainSettings, step: int
-) -> None:
+class _Update:
+    """Clips, sets the learning rates and lets the optimizers step."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        trained: Mapping[str, torch.nn.Parameter],
+        spec: OptimizerSpec,
+        rates: Callable[[int], Sequence[float]] | None,
+    ) -> None:
+        self._optimizers, self._trained, self._spec, self._rates = optimizers, trained, spec, rates
+
+    def __call__(self, step: int) -> None:
+        import torch
+
+        if self._spec.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(list(self._trained.values()), self._spec.clip_norm, foreach=False)
+        if self._rates is not None:
+            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+            for group, rate in zip(groups, self._rates(step), strict=True):
+                group["lr"] = rate
+        for optimizer in self._optimizers:
+            optimizer.step()
+            if self._spec.state == "bf16":
+                _round(optimizer)
+        for parameter in self._trained.values():
+            parameter.grad = None
+
+
+def _round(optimizer: torch.optim.Optimizer) -> None:
+    """Round the states as a job with ``state = "bf16"`` stores them."""
     import torch
 
-    if settings.optimizer.clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(list(trained.values()), settings.optimizer.clip_norm, foreach=False)
-    if settings.rates is not None:
-        for group, rate in zip(optimizer.param_groups, settings.rates(step), strict=True):
-            group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for slots in optimizer.state.values():
+        for key, value in slots.items():
+            if isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.numel() > 1:
+                slots[key] = value.bfloat16().float()
 
 
 def _call(module: torch.nn.Module, batch: Any, uses: _Leaves, precision: str) -> torch.Tensor:
