@@ -107,6 +107,11 @@ def test_resumes_under_the_values_of_more_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("schedule", "kind", "text"),
     [
+        (
+            lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=1),
+            CaptureError,
+            r"lr_schedule failed after step \d+ of \d+: ValueError: .*; make a scheduler that lasts for \d+ steps",
+        ),
         (lr_scheduler.ReduceLROnPlateau, CaptureError, "lr_schedule failed: TypeError: .*metrics.*; pass a function of the step"),
         (lambda optimizer: "fast", CaptureError, "lr_schedule gave a str: return a factor of the step, or a scheduler"),
         (lambda step: 1 / (step - 3), CaptureError, r"lr_schedule\(3\) failed: ZeroDivisionError: "),

@@ -113,7 +113,7 @@ def cond(net, x):
             lambda net, x: net.linear(x)[x.sum(1) > 0].sum(),
             "depends on tensor data, and a graph has no values: keep shapes fixed",
         ),
-        (autocast, 'precision = "bf16" in the job instead'),
+        (autocast, 'set precision="bf16" of train or of the job instead'),
         (lambda net, x: torch.linalg.det(net.linear(x)[:, :4]).sum(), "not on the operator allow-list"),
         (
             lambda net, x: net.linear(x),

@@ -79,6 +79,7 @@ def _stepped(schedule: Schedule, groups: Sequence[Trained | None], steps: int) -
             own |= {**item.settings, "params": [torch.nn.Parameter(torch.zeros(1))]}
             copies.setdefault(id(item.optimizer), _copy(item.optimizer)).param_groups.append(own)
         live.append(own)
+    rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in SETTINGS}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizers, which are copies, make no steps
@@ -87,24 +88,31 @@ def _stepped(schedule: Schedule, groups: Sequence[Trained | None], steps: int) -
                 if not hasattr(made, "step"):
                     kind = type(made).__name__
                     raise CaptureError(f"lr_schedule gave a {kind}: return a factor of the step, or a scheduler")
-            return _rows(schedulers, live, steps)
+            _extend(rows, schedulers, live, steps)
     except CaptureError:
         raise
     except Exception as error:  # foreign code
+        done = len(rows["lr"])
+        if done and not isinstance(error, TypeError):  # steps that need a loss lack an argument
+            raise CaptureError(
+                f"lr_schedule failed after step {done} of {steps}: {type(error).__name__}: {first_line(error)}; make a scheduler "
+                f"that lasts for {steps} steps"
+            ) from error
         raise CaptureError(
             f"lr_schedule failed: {type(error).__name__}: {first_line(error)}; pass a function of the step that gives a factor, "
             "or a function of the optimizer that makes a scheduler that needs no loss"
         ) from error
+    return rows
 
 
-def _rows(schedulers: Sequence[Any], groups: Sequence[Mapping[str, Any]], steps: int) -> dict[str, list[tuple[float, ...]]]:
-    rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in SETTINGS}
+def _extend(
+    rows: Mapping[str, list[tuple[float, ...]]], schedulers: Sequence[Any], groups: Sequence[Mapping[str, Any]], steps: int
+) -> None:
     for _ in range(steps):
         for name, values in rows.items():
             values.append(tuple(setting_of(group, name) for group in groups))
         for scheduler in schedulers:
             scheduler.step()
-    return rows
 
 
 def _copy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

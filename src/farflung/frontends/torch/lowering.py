@@ -191,7 +191,7 @@ class Lowering:
         if name == "wrap_with_autocast":
             raise CaptureError(
                 f"module {self._where(node, no_grad=False).module or '(root)'} uses torch.autocast: "
-                'take it out and write precision = "bf16" in the job instead'
+                'take it out and set precision="bf16" of train or of the job instead'
             )
         if name != "wrap_with_set_grad_enabled":
             raise CaptureError(f"the forward uses the control-flow operator {name}: write it with ordinary torch operators")
