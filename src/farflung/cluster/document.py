@@ -13,12 +13,12 @@ from farflung.cluster.topology import Topology, pair_of
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
-__all__ = ["from_json", "to_json"]
+__all__ = ["device_entry", "device_of_entry", "from_json", "to_json"]
 
 
 def to_json(topology: Topology) -> str:
     """The document; an infinite beta is written as 0."""
-    body: dict[str, Any] = {"version": 1, "name": topology.name, "devices": [_entry(d) for d in topology.devices]}
+    body: dict[str, Any] = {"version": 1, "name": topology.name, "devices": [device_entry(d) for d in topology.devices]}
     alpha, beta = topology.alpha, topology.beta
     if topology.in_blocks:
         blocks = topology.blocks
@@ -38,7 +38,7 @@ def from_json(text: str) -> Topology:
     """
     try:
         body: dict[str, Any] = json.loads(text)
-        devices = tuple(_device(entry) for entry in body["devices"])
+        devices = tuple(device_of_entry(entry) for entry in body["devices"])
         alpha = np.array(body["alpha"], dtype=np.float64)
         beta = np.array(body["beta"], dtype=np.float64)
         name = str(body["name"])
@@ -57,7 +57,8 @@ def from_json(text: str) -> Topology:
     return Topology(devices=devices, alpha=alpha, beta=beta, name=name, via=via)
 
 
-def _entry(device: Device) -> dict[str, Any]:
+def device_entry(device: Device) -> dict[str, Any]:
+    """Return ``device`` as it is in a document."""
     entry = {
         "name": device.name,
         "memory": float(device.memory),
@@ -73,7 +74,8 @@ def _entry(device: Device) -> dict[str, Any]:
     return entry | {key: getattr(device, key) for key, value in usual.items() if getattr(device, key) != value}
 
 
-def _device(entry: Mapping[str, Any]) -> Device:
+def device_of_entry(entry: Mapping[str, Any]) -> Device:
+    """Read what ``device_entry`` returned."""
     disk = entry["disk"]
     return Device(
         name=str(entry["name"]),

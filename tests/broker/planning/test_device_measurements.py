@@ -163,6 +163,7 @@ def test_a_worker_reports_what_it_reaches_beside_others(home: Path, monkeypatch:
         found = cluster.client.status()["members"]
     assert isinstance(found, list)
     assert [one["shares_with"] for one in found] == [["b"], ["a"]]
+    assert [(one["device"]["host"], one["device"]["host_capacity"]) for one in found] == [("host of a", 1.5)] * 2
     assert asked == [("cpu", 0.25), ("cpu", 0.25)] * 3, "twice 0.75 is well below two cores"
     topology = Topology.from_json((end.folder / "topology.json").read_text())
     assert topology.hosts == ((1.5, (0, 1)),)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import InputError
+from farflung.web.serving import links
 from farflung.web.serving.links import Dashboard, is_loopback, listen, running_dashboard
 from farflung.web.serving.sign_in import Role, SignIn
 
@@ -42,6 +43,17 @@ def test_a_port_in_use_is_one_line() -> None:
             InputError, match=f"the dashboard can't listen at {address}: Address already in use; choose another port"
         ):
             listen(address)
+
+
+def test_without_an_address_a_port_in_use_is_replaced_by_a_free_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listen("127.0.0.1:0") as first:
+        taken = first.getsockname()[1]
+        monkeypatch.setattr(links, "DEFAULT_ADDRESS", f"127.0.0.1:{taken}")
+        with listen(None) as second:
+            assert second.getsockname()[0] == "127.0.0.1"
+            assert second.getsockname()[1] != taken
+    with listen(None) as third:
+        assert third.getsockname()[1] == taken
 
 
 def test_users_of_the_folder_find_the_dashboard_while_it_listens(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from farflung.broker.attempts.replanner import Replanner
 from farflung.broker.links.network import Network
 from farflung.broker.live_run import LiveRun
+from farflung.broker.planning.cluster_view import devices_of
 from farflung.broker.planning.device_measurements import DeviceMeasurements
 from farflung.broker.records.broker_log import find_log
 from farflung.broker.records.run_folders import RunFolders, safe_name
@@ -19,6 +20,7 @@ from farflung.broker.run_table import RunTable
 from farflung.broker.session_table import SessionTable
 from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.clock import MonotonicClock
+from farflung.cluster.document import device_entry
 from farflung.errors import SecurityError
 from farflung.messages.calls import Clock, ClockAnswer, LogAnswer, LogRequest, Status, StatusAnswer
 from farflung.messages.remote_calls import serve
@@ -99,10 +101,10 @@ class StatusQueries:
         caller = caller_of(call)
         known = self._copy(request.skip or 0)
         members = [one.member for one in known.members]
-        hosts, warnings = host_names(members), version_warnings(members)
+        hosts, warnings, devices = host_names(members), version_warnings(members), devices_of(members)
         rows = [
             self._member_status(one, [other.name for other in hosts.get(one.member.name, ("", []))[1]])
-            | {"warnings": warnings.get(one.member.name, [])}
+            | {"warnings": warnings.get(one.member.name, []), "device": device_entry(devices[one.member.name])}
             for one in known.members
         ]
         joining = [name for name in self.sessions.joining() if name not in {row["name"] for row in rows}]

@@ -9,7 +9,7 @@ import typer
 from farflung.cli.broker_connection import join_broker
 from farflung.cli.completion import complete_run
 from farflung.cli.home import broker_folder, run_folder
-from farflung.cli.options import HomeOption, TicketOption
+from farflung.cli.options import HomeOption
 from farflung.cli.ticket_argument import parse_ticket
 from farflung.errors import InputError
 
@@ -26,9 +26,13 @@ def web(
         list[str] | None,
         typer.Argument(help="Names of runs or run folders (default: the broker of this machine).", autocompletion=complete_run),
     ] = None,
-    listen: Annotated[str, typer.Option(help="Address to listen on (HOST:PORT).")] = "127.0.0.1:7080",
+    listen: Annotated[
+        str | None, typer.Option(help="Address to listen at, HOST:PORT (default: 127.0.0.1:7080, else a free port).")
+    ] = None,
     folder: HomeOption = None,
-    ticket: TicketOption = None,
+    ticket: Annotated[
+        str | None, typer.Option("--ticket", help="Owner or submit ticket, or @FILE (default: the broker on this machine).")
+    ] = None,
     owner: Annotated[int | None, typer.Option("--socket", hidden=True, help="A socket that listens; for the broker.")] = None,
 ) -> None:
     """Show runs and machines in a browser. If the broker serves a dashboard already, print a new link to it.

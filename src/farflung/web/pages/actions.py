@@ -108,7 +108,8 @@ async def confirm(question: str, explanation: str, yes: str) -> bool:
             button(yes, lambda: dialog.submit(True), "main")
             button("Cancel", lambda: dialog.submit(False))
     answer = await dialog
-    dialog.delete()
+    if not dialog.is_deleted:  # it is, if the browser was closed meanwhile
+        dialog.delete()
     return answer is True
 
 

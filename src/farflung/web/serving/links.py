@@ -22,6 +22,7 @@ from farflung.web.serving.sign_in import Role, make_token
 __all__ = ["DEFAULT_ADDRESS", "Dashboard", "listen", "running_dashboard"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7080"
+_FREE = "127.0.0.1:0"
 _BACKLOG = 128
 
 
@@ -79,12 +80,19 @@ def _saved(folder: Path) -> Dashboard | None:
         return None
 
 
-def listen(address: str) -> socket.socket:
+def listen(address: str | None) -> socket.socket:
     """Return a socket that listens at ``address`` (``HOST:PORT``; port 0: any free port).
+
+    ``None``: at the default address, or at a free port of this machine if the default port is in use.
 
     Raises:
         InputError: it is no address, or the port is in use.
     """
+    if address is None:
+        try:
+            return listen(DEFAULT_ADDRESS)
+        except InputError:
+            return listen(_FREE)
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise InputError(f"{address!r} is not an address for the dashboard; write HOST:PORT, e.g. {DEFAULT_ADDRESS}")

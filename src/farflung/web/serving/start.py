@@ -47,7 +47,7 @@ def serve_owned(descriptor: int, home: Path) -> None:
     _serve_home(listening, home, secret, owned=True)
 
 
-def serve_broker(home: Path, address: str, say: Callable[[str], None]) -> None:
+def serve_broker(home: Path, address: str | None, say: Callable[[str], None]) -> None:
     """Serve the broker in ``home``, which may have ended; if it has a dashboard already, say a new link to that.
 
     Raises:
@@ -67,7 +67,7 @@ def serve_broker(home: Path, address: str, say: Callable[[str], None]) -> None:
         dashboard.remove(home)
 
 
-def serve_runs(folders: Sequence[Path], address: str, say: Callable[[str], None]) -> None:
+def serve_runs(folders: Sequence[Path], address: str | None, say: Callable[[str], None]) -> None:
     """Serve folders of runs, without a broker.
 
     Raises:
@@ -85,7 +85,7 @@ def serve_runs(folders: Sequence[Path], address: str, say: Callable[[str], None]
     serve(Serving(listening=listening, sources=Sources(folders=folders), rights=rights))
 
 
-def serve_tunnel(membership: Membership, ticket: Ticket, address: str, say: Callable[[str], None]) -> None:
+def serve_tunnel(membership: Membership, ticket: Ticket, address: str | None, say: Callable[[str], None]) -> None:
     """Serve the dashboard of a broker on another machine at ``address`` of this one, until a signal arrives.
 
     Raises:
@@ -97,7 +97,7 @@ def serve_tunnel(membership: Membership, ticket: Ticket, address: str, say: Call
         port.serve(listening)
 
 
-def _listen_here(address: str, what: str) -> socket.socket:
+def _listen_here(address: str | None, what: str) -> socket.socket:
     listening = listen(address)
     if not is_loopback(listening.getsockname()[0]):
         listening.close()

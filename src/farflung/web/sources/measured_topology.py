@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from farflung.cluster import Device, Topology
-from farflung.cluster.device import DeviceKind
-from farflung.units import Bytes, FlopsPerSecond
+from farflung.cluster.document import device_of_entry
+from farflung.units import BytesPerSecond
 from farflung.web.sources.broker_poll import ClusterState
 
 __all__ = ["measured_topology"]
@@ -20,7 +21,7 @@ _LATENCY, _BANDWIDTH = 1e-3, 125e6
 
 def measured_topology(cluster: ClusterState, regions: Mapping[str, str]) -> Topology | None:
     """Return the topology of the joined workers (``None``: there are none). ``regions``: worker -> region, where known."""
-    devices = tuple(_device(one, regions.get(str(one["name"]), "")) for one in cluster.members)
+    devices = tuple(_device(one, regions, cluster.uplinks) for one in cluster.members)
     if not devices:
         return None
     place = {device.name: index for index, device in enumerate(devices)}
@@ -30,15 +31,15 @@ def measured_topology(cluster: ClusterState, regions: Mapping[str, str]) -> Topo
         if link.source in place and link.target in place and link.beta > 0:
             alpha[place[link.source], place[link.target]] = link.alpha
             beta[place[link.source], place[link.target]] = link.beta
+    for index, device in enumerate(devices):
+        if device.uplink is not None:
+            beta[index] = np.minimum(beta[index], device.uplink)
     return Topology(devices=devices, alpha=alpha, beta=beta, name="this cluster")
 
 
-def _device(one: Mapping[str, Any], region: str) -> Device:
-    kind: DeviceKind = next((kind for kind in get_args(DeviceKind) if kind == one["kind"]), "cpu")
-    return Device(
-        name=str(one["name"]),
-        memory=Bytes(max(float(one["memory"]), 1.0)),
-        speed=FlopsPerSecond(max(float(one["speed"]), 1.0)),
-        kind=kind,
-        region=region,
-    )
+def _device(one: Mapping[str, Any], regions: Mapping[str, str], uplinks: Mapping[str, float]) -> Device:
+    """Return the device as the broker plans for it: what it shares with others of its host counts."""
+    found = device_of_entry(one["device"])
+    caps = [rate for rate in (uplinks.get(found.name), one.get("bandwidth")) if rate]
+    uplink = BytesPerSecond(min(caps)) if caps else None
+    return replace(found, region=regions.get(found.name, found.region), uplink=uplink)
