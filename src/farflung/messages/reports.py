@@ -25,6 +25,7 @@ from farflung.messages.schema import (
     Names,
     Parting,
     Run,
+    Sha256,
     Text,
     UnsetType,
     Version,
@@ -290,7 +291,7 @@ class Hashed(RunReport, kind="hashed", on=Channel.REPORTS):
     """
 
     step: Count
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    sha256: Sha256
     of: Member | UnsetType = UNSET
 
 
