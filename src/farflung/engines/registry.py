@@ -12,6 +12,8 @@ __all__ = ["ENGINES", "get_engine"]
 #: The engines of farflung: name -> module and class.
 _BUILT_IN = {
     "torch": ("farflung.engines.torch.engine", "TorchEngine"),
+    "reference": ("farflung.engines.reference.engine", "ReferenceEngine"),
+    "reference64": ("farflung.engines.reference.engine", "WideEngine"),
 }
 
 ENGINES: Registry[Engine] = Registry("engine", "engines")
