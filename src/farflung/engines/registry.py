@@ -12,6 +12,7 @@ __all__ = ["ENGINES", "get_engine"]
 #: The engines of farflung: name -> module and class.
 _BUILT_IN = {
     "torch": ("farflung.engines.torch.engine", "TorchEngine"),
+    "jax": ("farflung.engines.jax.engine", "JaxEngine"),
 }
 
 ENGINES: Registry[Engine] = Registry("engine", "engines")
