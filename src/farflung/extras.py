@@ -40,6 +40,7 @@ class EngineLibrary:
 #: the first one.
 ENGINE_LIBRARIES = {
     "torch": EngineLibrary(module="torch", title="PyTorch"),
+    "jax": EngineLibrary(module="jax", title="JAX", plugins="jax_plugins"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The states of a stage as arrays of the host, and the gradients that accumulate for them. Optimizers change the arrays in place."""
+"""The states of a stage as NumPy arrays, which optimizers change in place, and the gradients that accumulate for them."""
 
 from __future__ import annotations
 

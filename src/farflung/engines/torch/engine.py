@@ -15,7 +15,8 @@ from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.initialize import initial_states
 from farflung.engines.torch.runner import TorchRunner
 from farflung.engines.torch.verify import verify_graph
-from farflung.engines.torch.warmup import measure_device, measure_share
+from farflung.engines.torch.warmup import warm_up_device
+from farflung.engines.warmup import measure_device, measure_share
 from farflung.errors import InputError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
@@ -106,13 +107,13 @@ class TorchEngine:
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """A short warm-up of ``device``."""
-        report = measure_device(device, peak_flops_per_second)
+        report = measure_device(warm_up_device(device), peak_flops_per_second)
         HEAP.give_back()
         return report
 
     def share(self, device: str, reference_seconds: float) -> float:
         """See ``Engine.share``."""
-        found = measure_share(device, reference_seconds)
+        found = measure_share(warm_up_device(device), reference_seconds)
         HEAP.give_back()
         return found
 
