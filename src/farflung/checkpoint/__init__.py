@@ -11,6 +11,7 @@ from farflung.checkpoint.objects import ObjectCheckpoints
 from farflung.checkpoint.reader import CheckpointReader
 from farflung.checkpoint.safetensors import SafetensorsIndex, TensorEntry
 from farflung.checkpoint.store import CheckpointStore, encode_shard, locate, pack
+from farflung.checkpoint.weight_expressions import Expression, expressions_from_json, expressions_to_json
 from farflung.checkpoint.weights import Match, Weights, match_states
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Blob",
     "CheckpointReader",
     "CheckpointStore",
+    "Expression",
     "FetchedBlob",
     "FileBlob",
     "Manifest",
@@ -36,6 +38,8 @@ __all__ = [
     "export_adapters",
     "export_file",
     "export_transformers",
+    "expressions_from_json",
+    "expressions_to_json",
     "find_model_files",
     "locate",
     "match_states",

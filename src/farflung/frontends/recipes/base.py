@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from farflung.checkpoint import Expression, Weights
 from farflung.errors import InputError
 from farflung.frontends.torch.capture import capture
 from farflung.graph.ir import Graph
@@ -23,12 +24,13 @@ __all__ = ["FORMS", "Form", "FormName", "Recipe", "images", "language_recipe", "
 FormName = Literal["train", "evaluate", "generate"]
 FORMS: tuple[FormName, ...] = ("train", "evaluate", "generate")
 
-Examples = Callable[[int], tuple[Any, ...]]
+#: A micro-batch of a given number of samples: a tuple of tensors in order, or a mapping by name.
+Examples = Callable[[int], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """``factory()`` makes the module, ``example_inputs(batch_size)`` its positional inputs; ``outputs`` names its results."""
+    """``factory()`` makes the module, ``example_inputs(batch_size)`` its inputs; ``outputs`` names its results."""
 
     factory: Callable[[], nn.Module]
     example_inputs: Examples
@@ -41,6 +43,8 @@ class Recipe:
 
     ``notes`` travel with the run's checkpoints, for exports: ``transformers`` is the model's configuration (JSON), ``prefix``
     what the names of its states begin with here and not there, ``lora`` the configuration of its adapters (peft's, JSON).
+    ``weights``: the folder or file with the model's trained weights, from which a job starts unless it says otherwise.
+    ``sources`` says what the states are made of, given the files of the weights (``None``: tensors of the same names).
     """
 
     name: str
@@ -50,6 +54,8 @@ class Recipe:
     inputs: tuple[str, ...]
     labels: tuple[str, ...]
     notes: Mapping[str, str] = field(default_factory=dict)
+    weights: str | None = None
+    sources: Callable[[Weights], Mapping[str, Expression]] | None = None
 
     def form(self, name: FormName) -> Form:
         """The form called ``name``.
@@ -85,7 +91,7 @@ class Recipe:
         return found
 
 
-def _examples(form: Form, batch_size: int) -> tuple[Any, ...]:
+def _examples(form: Form, batch_size: int) -> Any:
     try:
         return form.example_inputs(batch_size)
     except (MemoryError, RuntimeError) as error:
