@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farflung.api.optimizers import with_named_optimizer
-from farflung.checkpoint import Weights, expressions_from_json, expressions_to_json, find_model_files, match_states
+from farflung.checkpoint import Weights, find_model_files, match_states
 from farflung.checkpoint.remote_files import is_remote
 from farflung.checkpoint.safetensors import encode
 from farflung.client.connection import Client
@@ -17,6 +17,7 @@ from farflung.codecs import CODECS
 from farflung.data import check_fit
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
+from farflung.graph.weight_expressions import expressions_from_json, expressions_to_json
 from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.job.groups import is_frozen
@@ -93,7 +94,8 @@ def _with_weights(job: JobSpec, recipe: Recipe) -> JobSpec:
     # files that lie on the workers alone are taken to be those of the recipe
     path = weights.path if weights.home == "submitter" or is_remote(weights.path) else recipe.weights
     if recipe.sources is not None and weights.source == "file" and path is not None:
-        sources = expressions_to_json(recipe.sources(Weights.open(path)))
+        files = Weights.open(path)
+        sources = expressions_to_json(recipe.sources(files.names, lambda name: files.entry(name).spec))
         weights = weights.model_copy(update={"sources": sources})
     return job.model_copy(update={"weights": weights})
 

@@ -11,7 +11,6 @@ from farflung.checkpoint.objects import ObjectCheckpoints
 from farflung.checkpoint.reader import CheckpointReader
 from farflung.checkpoint.safetensors import SafetensorsIndex, TensorEntry
 from farflung.checkpoint.store import CheckpointStore, encode_shard, locate, pack
-from farflung.checkpoint.weight_expressions import Expression, expressions_from_json, expressions_to_json
 from farflung.checkpoint.weights import Match, Weights, match_states
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "Blob",
     "CheckpointReader",
     "CheckpointStore",
-    "Expression",
     "FetchedBlob",
     "FileBlob",
     "Manifest",
@@ -38,8 +36,6 @@ __all__ = [
     "export_adapters",
     "export_file",
     "export_transformers",
-    "expressions_from_json",
-    "expressions_to_json",
     "find_model_files",
     "locate",
     "match_states",

@@ -12,9 +12,9 @@ from pathlib import Path
 from farflung.checkpoint.blob import Blob, FileBlob
 from farflung.checkpoint.remote_files import RemoteFolder, is_remote
 from farflung.checkpoint.safetensors import Array, SafetensorsIndex, TensorEntry, dtype_of
-from farflung.checkpoint.weight_expressions import Expression, evaluate, shape_of
 from farflung.errors import CheckpointError
 from farflung.graph.ir import State, StateKind
+from farflung.graph.weight_expressions import Expression, evaluate, shape_of
 
 __all__ = ["Match", "Weights", "match_states"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from farflung.checkpoint import Weights, expressions_from_json, match_states
+from farflung.checkpoint import Weights, match_states
 from farflung.checkpoint.manifest import OPTIMIZER
 from farflung.checkpoint.remote_files import is_remote
 from farflung.data.base import Place
@@ -13,6 +13,7 @@ from farflung.data.files import inside, resolve
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, DataError, WireError
 from farflung.graph.ir import StateKind
+from farflung.graph.weight_expressions import expressions_from_json
 from farflung.messages.array_stream import join_pieces
 from farflung.messages.data import LentEnd, LentPiece, StatesWanted
 from farflung.messages.submission import Bundle

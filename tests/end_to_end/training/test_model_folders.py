@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import torch
 
 from farflung.checkpoint import FileBlob, Weights
 from farflung.cli.main import main
-from farflung.job import JobSpec
+from farflung.frontends.recipes.model_folder import OWN_ARGUMENTS, model_folder
+from farflung.frontends.recipes.tasks import TASKS
+from farflung.job import JobSpec, load_job
 from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_job
 from tests.support.model_folders import FOLDERS, save_arrays, save_model, save_tokenizer
 
@@ -145,3 +149,24 @@ def test_the_submitter_builds_no_weights(tmp_path: Path, monkeypatch: pytest.Mon
     graph = load_recipe("hf", {"folder": str(tmp_path), "sequence": 8}).graph("train", 1)
     assert sum(state.spec.nbytes for state in graph.states) > 60e9
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_the_page_has_a_whole_job(tmp_path: Path) -> None:
+    """The block of docs/transformers.md: it trains, on the folder that it names, with a tokenizer of that folder."""
+    page = (Path(__file__).parents[3] / "docs" / "transformers.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    save_model("causal", tmp_path / "model", vocab_size=256, max_position_embeddings=512)
+    save_tokenizer(tmp_path / "model")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "part0.txt").write_text(" ".join(f"word{number % 250 + 2}" for number in range(9000)))
+    (tmp_path / "job.toml").write_text(block.replace("steps = 100", "steps = 1"))
+    with Loopback(tmp_path, 1) as cluster:
+        finished = cluster.run(load_job(tmp_path / "job.toml"))
+    assert finished.result.status == "finished", finished.result.cause
+
+
+def test_the_page_lists_every_task_and_argument() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "transformers.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \| `", page, flags=re.MULTILINE) == list(TASKS)
+    named = set(re.findall(r"\b[a-z_]+\b", page))
+    assert {*inspect.signature(model_folder).parameters, *OWN_ARGUMENTS} - {"more"} <= named

@@ -22,7 +22,7 @@ pytest.importorskip("transformers")
 def test_every_state_is_found(tmp_path: Path, kind: str) -> None:
     model = save_model(kind, tmp_path)
     weights = Weights.open(tmp_path)
-    found = file_sources(model, weights)
+    found = file_sources(model, weights.names, lambda name: weights.entry(name).spec)
     truth = type(model).from_pretrained(tmp_path).state_dict()
     for name, source in found.items():
         assert np.array_equal(weights.read(source), truth[name].numpy()), name
@@ -36,7 +36,8 @@ def test_the_base_model_under_a_head(tmp_path: Path) -> None:
     body = {name: value.numpy() for name, value in model.bert.state_dict().items()}
     (tmp_path / "body").mkdir()
     safetensors.numpy.save_file(body, tmp_path / "body" / "model.safetensors")
-    found = file_sources(model, Weights.open(tmp_path / "body"))
+    weights = Weights.open(tmp_path / "body")
+    found = file_sources(model, weights.names, lambda name: weights.entry(name).spec)
     assert found["bert.embeddings.word_embeddings.weight"] == "embeddings.word_embeddings.weight"
     assert "classifier.weight" not in found
 

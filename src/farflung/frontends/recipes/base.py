@@ -7,17 +7,17 @@ are captured from them share their states by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from farflung.checkpoint import Expression, Weights
 from farflung.errors import InputError
 from farflung.frontends.torch.capture import capture
-from farflung.graph.ir import Graph
+from farflung.graph.ir import Graph, TensorSpec
+from farflung.graph.weight_expressions import Expression
 
 __all__ = ["FORMS", "Form", "FormName", "Recipe", "images", "language_recipe", "tokens"]
 
@@ -26,6 +26,10 @@ FORMS: tuple[FormName, ...] = ("train", "evaluate", "generate")
 
 #: A micro-batch of a given number of samples: a tuple of tensors in order, or a mapping by name.
 Examples = Callable[[int], Any]
+
+
+#: (names of the tensors of the files, what gives the spec of one) -> state -> what it is made of.
+Sources = Callable[[Collection[str], Callable[[str], TensorSpec]], Mapping[str, Expression]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class Recipe:
     labels: tuple[str, ...]
     notes: Mapping[str, str] = field(default_factory=dict)
     weights: str | None = None
-    sources: Callable[[Weights], Mapping[str, Expression]] | None = None
+    sources: Sources | None = None
 
     def form(self, name: FormName) -> Form:
         """The form called ``name``.

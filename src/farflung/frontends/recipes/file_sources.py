@@ -2,12 +2,12 @@
 
 The library renames tensors and changes their form when it loads a folder: old names, experts that are stored one by one. Its
 own conversions run here on stand-ins for the tensors of the files, which record what is done to them. The record is data
-(``checkpoint.weight_expressions``), so a worker needs neither the library nor the tensors of other stages.
+(``graph.weight_expressions``), so a worker needs neither the library nor the tensors of other stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any
@@ -16,17 +16,20 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from farflung.checkpoint.weight_expressions import Expression
-from farflung.checkpoint.weights import Weights
 from farflung.errors import CheckpointError
+from farflung.graph.ir import TensorSpec
+from farflung.graph.weight_expressions import Expression
 
 __all__ = ["StandIn", "file_sources"]
 
 
-def file_sources(model: nn.Module, weights: Weights) -> dict[str, Expression]:
-    """State of ``model`` -> what it is made of in ``weights``, for all states that the files have.
+def file_sources(model: nn.Module, names: Collection[str], spec_of: Callable[[str], TensorSpec]) -> dict[str, Expression]:
+    """State of ``model`` -> what it is made of, for all states that the files have.
 
-    ``model`` is a model of ``transformers``, on the meta device.
+    Args:
+        model: a model of ``transformers``; its weights may be on the meta device.
+        names: the tensors of the files.
+        spec_of: gives shape and element type of one.
 
     Raises:
         CheckpointError: the conversion of these files cannot be recorded.
@@ -42,7 +45,7 @@ def file_sources(model: nn.Module, weights: Weights) -> dict[str, Expression]:
     prefix = str(getattr(model, "base_model_prefix", ""))
     found: dict[str, Expression] = {}
     converted: dict[str, Any] = {}
-    for name in sorted(weights.names, key=dot_natural_key):
+    for name in sorted(names, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, prefix, states)
         if target not in states and name in states:
             target, pattern = name, None
@@ -52,7 +55,7 @@ def file_sources(model: nn.Module, weights: Weights) -> dict[str, Expression]:
             found[target] = name
         else:
             converter = converted.setdefault(target, deepcopy(by_pattern[pattern]))
-            spec = weights.entry(name).spec
+            spec = spec_of(name)
             converter.add_tensor(target, name, pattern, _stand_in(name, spec.shape, getattr(torch, spec.dtype)))
     for target, converter in converted.items():
         for made, tensor in converter.convert(target, model=model, config=model.config).items():

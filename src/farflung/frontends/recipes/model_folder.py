@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from farflung.checkpoint import Expression, Weights
 from farflung.errors import InputError
 from farflung.foreign_code import first_line, translated
 from farflung.frontends.recipes.adapters import (
@@ -30,10 +29,12 @@ from farflung.frontends.recipes.adapters import (
 from farflung.frontends.recipes.base import Form, Recipe, tokens
 from farflung.frontends.recipes.file_sources import file_sources
 from farflung.frontends.recipes.tasks import Lengths, examples_of, task_called
+from farflung.graph.ir import TensorSpec
+from farflung.graph.weight_expressions import Expression
 
-__all__ = ["model_folder"]
+__all__ = ["OWN_ARGUMENTS", "model_folder"]
 
-_OWN = ("inputs", "attention", "mask_fraction", "mask_token_id", "lora_dora", *ADAPTER_ARGUMENTS)
+OWN_ARGUMENTS = ("inputs", "attention", "mask_fraction", "mask_token_id", "lora_dora", *ADAPTER_ARGUMENTS)
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _IGNORED = -100
@@ -61,7 +62,7 @@ def model_folder(
         InputError: the folder holds no configuration, the library has no such model for the task, or an argument is unknown.
     """
     chosen = task_called(task)
-    own = {key: more.pop(key) for key in _OWN if key in more}
+    own = {key: more.pop(key) for key in OWN_ARGUMENTS if key in more}
     config = _config(Path(folder), more, sequence)
     made = _Model(config=config, task=task, auto=chosen.auto, dtype=_dtype(dtype), attention=str(own.get("attention", "sdpa")))
     empty = made.empty()
@@ -92,7 +93,7 @@ def model_folder(
         labels=tuple(chosen.labels),
         notes=_notes(empty, made.dtype) | adapter_notes(settings, ""),
         weights=folder if any((Path(folder) / name).is_file() for name in _WEIGHTS) else None,
-        sources=lambda weights: _sources(empty, weights),
+        sources=functools.partial(_sources, empty),
     )
 
 
@@ -151,8 +152,8 @@ def _config(folder: Path, changes: dict[str, Any], sequence: int) -> Any:
     for key, value in changes.items():
         if not hasattr(config, key):
             raise InputError(
-                f"hf: unknown argument model.args.{key}: known are folder, task, sequence, target, dtype, {', '.join(_OWN)}, and "
-                f"the keys of {folder / 'config.json'}"
+                f"hf: unknown argument model.args.{key}: known are folder, task, sequence, target, dtype, "
+                f"{', '.join(OWN_ARGUMENTS)}, and the keys of {folder / 'config.json'}"
             )
         setattr(config, key, value)
     text = config.get_text_config()
@@ -181,9 +182,9 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _sources(model: nn.Module, weights: Weights) -> dict[str, Expression]:
+def _sources(model: nn.Module, names: Collection[str], spec_of: Callable[[str], TensorSpec]) -> dict[str, Expression]:
     """What the states are made of, where that is something else than a tensor of the same name."""
-    return {state: source for state, source in file_sources(model, weights).items() if source != state}
+    return {state: source for state, source in file_sources(model, names, spec_of).items() if source != state}
 
 
 def _notes(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.checkpoint.quantized_weights import METHODS, NF4, PARTS, group_size, part_shape, quantized_part
 from farflung.errors import CheckpointError
+from farflung.graph.quantized_weights import METHODS, NF4, PARTS, group_size, part_shape, quantized_part
 
 #: The largest error of an element over its scale.
 ERRORS = {"int8": 0.5, "int4": 0.5, "nf4": float(np.diff(NF4).max() / 2)}

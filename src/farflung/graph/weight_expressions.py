@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.checkpoint.quantized_weights import PARTS, part_shape, quantized_part
 from farflung.errors import CheckpointError, InputError
+from farflung.graph.quantized_weights import PARTS, part_shape, quantized_part
 
 __all__ = ["Expression", "evaluate", "expressions_from_json", "expressions_to_json", "shape_of"]
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farflung.checkpoint import expressions_from_json, expressions_to_json
-from farflung.checkpoint.weight_expressions import evaluate, shape_of
 from farflung.errors import CheckpointError, InputError
+from farflung.graph.weight_expressions import evaluate, expressions_from_json, expressions_to_json, shape_of
 
 ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.arange(6.0, 12.0).reshape(2, 3), "c": np.arange(4.0).reshape(1, 4)}
 
