@@ -170,6 +170,7 @@ def _offer(message: Hello) -> Offer:
         reliable=item.reliable,
         isolation=item.isolation or "",
         region=item.region or "",
+        installed=item.installed or 0.0,
     )
 
 

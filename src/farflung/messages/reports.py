@@ -85,7 +85,8 @@ class OfferItem(Item):
     """What a worker offers: its device, its speed and its versions.
 
     ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio. ``isolation``: of a job's
-    process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes.
+    process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes. ``installed``: bytes of the memory that
+    all workers of the machine share.
     """
 
     memory: Capacity
@@ -103,6 +104,7 @@ class OfferItem(Item):
     isolation: Literal["full", "partial", "off"] | UnsetType = UNSET
     region: Word | UnsetType = UNSET
     disk: Amount | UnsetType = UNSET
+    installed: Amount | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):
