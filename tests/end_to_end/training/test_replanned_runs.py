@@ -82,11 +82,12 @@ def test_workers_that_share_cores_move_only_for_more_than_predictions_err(
     made = replanner.Replanner(
         machine, threading.Condition(), told.append, replace(INPUTS, judge=judge), lambda run, text: notes.append(text)
     )
+    job = text_job(steps=100_000, plan={"again": True})
     live: Any = SimpleNamespace(
         run="r",
-        job=text_job(steps=100_000, plan={"again": True}),
+        job=job,
         planned=old,
-        submission=SimpleNamespace(bundle=SimpleNamespace(graph=None, job=None)),
+        submission=SimpleNamespace(bundle=SimpleNamespace(graph=None, job=job)),
         progress=SimpleNamespace(last=SimpleNamespace(seconds=measured)),
         times=TrainingTimes(furthest=10),
         workers=WorkerFacts(),
