@@ -41,7 +41,7 @@ COVERED = {
     ("docs/exactness.md", "python"): (1, "test_documented_code.py"),
     ("docs/grids.md", "python"): (2, "test_documented_code.py"),
     ("docs/jobs.md", "python"): (1, "test_job_page.py"),
-    ("docs/jobs.md", "toml"): (2, "test_job_page.py"),
+    ("docs/jobs.md", "toml"): (3, "test_job_page.py"),
     ("docs/simulator.md", "toml"): (1, "simulator/test_prices.py"),
     ("docs/network.md", "toml"): (1, "test_job_page.py"),
     ("docs/results.md", "python"): (1, "checkpoint/test_export.py"),

@@ -199,7 +199,7 @@ class Progress:
 
     @property
     def _tokens_per_sample(self) -> int:
-        return self._job.data.sequence if self._job.data.kind == "text" else 0
+        return self._job.data.sequence if self._job.data.tokenized else 0
 
     def _complete(self) -> None:
         """Put the next step on record (under the lock)."""
