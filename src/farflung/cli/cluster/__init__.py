@@ -9,5 +9,6 @@
 - ``profile``: measure the links between workers.
 - ``doctor``: diagnose this machine.
 - ``systemd_units``: units of brokers and workers.
+- ``service_log``: whether the output is the log of a service, where no ticket belongs.
 - ``timed_log``: the log on the terminal.
 """
