@@ -18,7 +18,17 @@ from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph, Use, ValueRef
 from farflung.job.spec import OptimizerSpec
 
-__all__ = ["Array", "DeviceReport", "Engine", "EngineSettings", "Forward", "MicroBatch", "StageRunner", "gradient_parts"]
+__all__ = [
+    "Array",
+    "DeviceReport",
+    "Engine",
+    "EngineSettings",
+    "EngineSupport",
+    "Forward",
+    "MicroBatch",
+    "StageRunner",
+    "gradient_parts",
+]
 
 Array = NDArray[Any]
 
@@ -78,6 +88,14 @@ class DeviceReport:
     def speed_factor(self) -> float:
         """FusionLLM's lambda: achieved over peak (1 where the peak is not known)."""
         return self.flops_per_second / self.peak_flops_per_second if self.peak_flops_per_second > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSupport:
+    """What an engine can compute on a device: the ``operators`` of the allow-list, and the ``precisions`` of jobs."""
+
+    operators: frozenset[str]
+    precisions: tuple[str, ...]
 
 
 def gradient_parts(subgraph: SubGraph, value: ValueRef) -> int:
@@ -239,6 +257,9 @@ class Engine(Protocol):
 
     def devices(self) -> Sequence[ComputeDevice]:
         """Return the devices of this machine that the engine can use, accelerators first, the CPU last."""
+
+    def support(self, device: str) -> EngineSupport:
+        """Return the operators and precisions that the engine supports on ``device``, for the broker's planner."""
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """A short warm-up of ``device`` (under two seconds)."""

@@ -337,12 +337,14 @@ class WeightsSpec(Section):
 
     #: `init`: replay the initializers of the model where the weights live. `file`: read safetensors.
     source: Literal["init", "file"] = "init"
-    #: A safetensors file, or a folder with such files.
+    #: A safetensors file, or a folder with such files, or its URL (`https://...`, `s3://...`).
     path: str = ""
     #: `submitter`: the submitting machine sends the file. `workers`: every worker reads its own copy.
     home: Literal["workers", "submitter"] = "submitter"
     #: Refuse a file that lacks weights. If false, initialize the missing weights.
     strict: bool = True
+    #: How states are made from tensors of the files. The submitting process writes it.
+    sources: Annotated[str, Field(max_length=16 << 20)] = ""
 
 
 class CheckpointSpec(Section):

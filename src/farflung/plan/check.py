@@ -10,6 +10,7 @@ from farflung.errors import InputError, PlanError
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
+from farflung.plan.engine_support import check_engines
 from farflung.plan.estimation.results import Estimate
 from farflung.plan.links import pairs_of
 from farflung.plan.model import Plan, Stage
@@ -49,6 +50,8 @@ def check_plan(plan: Plan, graph: Graph, topology: Topology | None = None, job: 
         raise PlanError(f"the plan has micro-batches of {ours} samples, the job {theirs}; plan again for this job")
     pieces = cut(graph, plan.bounds)
     check_replicas(plan, pieces, job)
+    if topology is not None:
+        check_engines(plan, pieces, topology, job or JobSpec())
     needed, given = set(pairs_of(pieces)), set(plan.link)
     if needed - given:
         source, target = min(needed - given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 __all__ = ["ShareHashes"]
 
@@ -38,11 +38,19 @@ class ShareHashes:
                 del self._known[old]
             self._changed.notify_all()
 
-    def own(self, key: Key, worker: str, seconds: float) -> str:
-        """Return the hash that ``worker`` reports of its own share, after at most ``seconds`` (empty: none has come)."""
+    def own(self, key: Key, worker: str, seconds: float, wanted: Callable[[], bool] = lambda: True) -> str:
+        """Return the hash that ``worker`` reports of its own share (empty: none has come).
+
+        Waits ``seconds`` at most, and only while it is ``wanted``. Whoever changes what ``wanted`` returns calls ``wake``.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: (worker, worker) in self._known.get(key, {}), seconds)
+            self._changed.wait_for(lambda: (worker, worker) in self._known.get(key, {}) or not wanted(), seconds)
             return self._known.get(key, {}).get((worker, worker), "")
+
+    def wake(self) -> None:
+        """Let everybody who waits for a hash look whether it is still wanted."""
+        with self._changed:
+            self._changed.notify_all()
 
     def liars(self, key: Key, of: str, alike: Mapping[str, object]) -> tuple[list[str], list[str]]:
         """Return who reports a wrong hash of the share of ``of``, and who is in a dispute that nobody decides.

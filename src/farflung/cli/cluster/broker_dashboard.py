@@ -47,10 +47,9 @@ class BrokerDashboard:
         self._threads = ThreadGroup()
         self._threads.spawn("dashboard-end", self._wait)
 
-    @property
-    def invitation(self) -> str:
-        """What to print. A log of the system gets no link: who reads it could sign in."""
-        if "JOURNAL_STREAM" in os.environ:
+    def invitation(self, *, secret: bool) -> str:
+        """What to print. A log gets no link, as who reads it could sign in: a log of the system, or one that is ``secret``."""
+        if secret or "JOURNAL_STREAM" in os.environ:
             return f"dashboard at {self.dashboard.url}; farflung web prints a link to sign in"
         return f"\nTo watch and control it in a browser, open this link (valid once, for an hour):\n  {self.dashboard.link()}"
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from farflung.engines.base import DeviceReport, MicroBatch
+from farflung.engines.base import DeviceReport, EngineSupport, MicroBatch
 from farflung.engines.devices import ComputeDevice
 from farflung.engines.isolated.arena import Arena, Slot
 from farflung.errors import WireError
@@ -142,7 +142,7 @@ class Call(Message, frozen=True, kw_only=True):
     last: bool = False
 
 
-EngineMethod = Literal["verify", "initial_states", "clip_scale", "set_threads", "devices", "measure", "share"]
+EngineMethod = Literal["verify", "initial_states", "clip_scale", "set_threads", "devices", "support", "measure", "share"]
 
 
 class EngineCall(Message, frozen=True, kw_only=True):
@@ -176,6 +176,7 @@ class Done(Message, frozen=True, kw_only=True):
     numbers: dict[str, float] = {}
     names: tuple[str, ...] = ()
     devices: tuple[ComputeDevice, ...] = ()
+    support: EngineSupport | None = None
     report: DeviceReport | None = None
 
 

@@ -138,6 +138,8 @@ class Service:
                 engine.set_threads(order.threads)
             case "devices":
                 return Done(devices=tuple(engine.devices()))
+            case "support":
+                return Done(support=engine.support(order.device))
             case "measure":
                 return Done(report=engine.measure(order.device, order.limit))
             case "share":
