@@ -147,7 +147,7 @@ class StageRunner(Protocol):
     def backward_weights(self, key: MicroBatch) -> None:
         """The rest of a ``backward`` under ``EngineSettings.split_backward``: accumulate the gradients of parameters.
 
-        The sums have the bits of a backward that is not split.
+        The sums have the bits of a backward that is not split. An engine may compute them in ``backward`` and only add them here.
         """
 
     def close_part(self, *, last: bool = False) -> None:
