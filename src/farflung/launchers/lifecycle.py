@@ -69,7 +69,7 @@ class Lifecycle:
             self.say("starting the broker")
             self.provider.start_broker()
             self._until_broker_answers()
-            self.folder.keep_ticket(self._ticket("owner"))
+            self.folder.keep_ticket(self._ticket("owner", self.provider.outside()))
             return self._scale(count)
 
     def scale(self, count: int) -> Joined:
@@ -123,9 +123,10 @@ class Lifecycle:
             )
         return count
 
-    def _ticket(self, scope: str) -> str:
-        valid = self.cluster.broker.valid
-        answer = json.loads(self.provider.ask(["ticket", "issue", "--scope", scope, "--valid", valid, "--json"]))
+    def _ticket(self, scope: str, address: str | None = None) -> str:
+        """Return a new ticket; ``address``: where its reader reaches the broker."""
+        words = ["ticket", "issue", "--scope", scope, "--valid", self.cluster.broker.valid, "--json"]
+        answer = json.loads(self.provider.ask(words if address is None else [*words, "--address", address]))
         return str(answer["ticket"])
 
     def _scale(self, count: int) -> Joined:

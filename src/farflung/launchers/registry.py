@@ -13,6 +13,8 @@ __all__ = ["PROVIDERS"]
 PROVIDERS: Registry[ProviderType] = Registry("provider", "launchers")
 
 _OWN = {
+    "compose": "compose:ComposeProvider",
+    "slurm": "slurm:SlurmProvider",
     "ssh": "ssh:SshProvider",
 }
 for _name, _where in _OWN.items():
