@@ -40,6 +40,7 @@ for _module, _name in {
     "training.isolation": "Isolation",
     "faults.joining": "Joining",
     "faults.kept": "Kept",
+    "commands.launchers": "Launchers",
     "training.loss": "Loss",
     "training.loss_study.loss_study": "LossStudy",
     "training.memory": "Memory",
