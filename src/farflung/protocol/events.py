@@ -69,8 +69,9 @@ class Offer:
     ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
     computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
     otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
-    up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown). ``installed``: bytes of memory
-    that all workers of the machine share (0: unknown).
+    up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown). ``operators``, ``precisions``:
+    what its engine supports (None and empty: not known, so everything). ``installed``: bytes of memory that all workers of the
+    machine share (0: unknown).
     """
 
     memory: float
@@ -87,6 +88,8 @@ class Offer:
     reliable: bool = True
     isolation: str = ""
     region: str = ""
+    operators: frozenset[str] | None = None
+    precisions: tuple[str, ...] = ()
     installed: float = 0.0
 
 

@@ -192,6 +192,7 @@ class StatusQueries:
             "kind": member.offer.kind,
             "description": member.offer.description,
             "versions": dict(member.offer.versions),
+            "precisions": list(member.offer.precisions),
             "isolation": member.offer.isolation,
             "idle": one.standing if one.last and member.run is None else idle_reason(member, one.facts),
             "standing": one.standing,

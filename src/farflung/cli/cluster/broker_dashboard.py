@@ -47,10 +47,9 @@ class BrokerDashboard:
         self._threads = ThreadGroup()
         self._threads.spawn("dashboard-end", self._wait)
 
-    @property
-    def invitation(self) -> str:
-        """What to print. The log of a service gets no link: who reads it could sign in."""
-        if writes_to_a_service_log():
+    def invitation(self, *, secret: bool) -> str:
+        """What to print. The log of a service gets no link, and no ``secret`` output: who reads it could sign in."""
+        if secret or writes_to_a_service_log():
             return f"dashboard at {self.dashboard.url}; farflung web prints a link to sign in"
         return f"\nTo watch and control it in a browser, open this link (valid once, for an hour):\n  {self.dashboard.link()}"
 
