@@ -53,6 +53,9 @@ class Remembering:
     def places(self) -> int | None:
         return self.machines.most
 
+    def outside(self) -> str | None:
+        return None
+
     def start_broker(self) -> None:
         self.machines.calls.append("broker")
         self.machines.broker = True

@@ -9,15 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.harness.machines.ssh_hosts import Hosts, has_sshd, ssh_hosts
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.launchers.base import Process, ProcessState
 from farflung.launchers.cluster_file import load_cluster, make_cluster
 from farflung.launchers.programs import run_one
 from farflung.launchers.ssh import SshHost, SshProvider
-from tests.support.command_processes import Program
+from tests.support.launched_clusters import JOB, Person, command_lines, secrets_in
 from tests.support.quiet import until
-from tests.support.ssh_hosts import Hosts, needs_sshd, ssh_hosts
 
+needs_sshd = pytest.mark.skipif(not has_sshd(), reason="needs sshd and ssh (openssh-server)")
 TICKET = "farflung1-notaticket"
 
 
@@ -90,52 +91,6 @@ def test_processes_start_scale_and_stop(tmp_path: Path) -> None:
             found.stop(force=False)
         (warning,) = found.stop(force=True)
         assert warning.startswith("host beta can't be reached")
-
-
-JOB = """
-name = "tiny"
-steps = 2
-micro_batch_sizes = [2, 2]
-[model]
-recipe = "gpt"
-args = { vocab = 256, sequence = 16, layers = 3, width = 16, heads = 2 }
-[data]
-kind = "text"
-path = "{stdlib}"
-glob = "json/*.py"
-tokenizer = "bytes"
-sequence = 16
-"""
-
-
-class Person:
-    """Calls the command line as a user of the machine ``place``."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.calls = 0
-
-    def start(self, *arguments: str) -> Program:
-        self.calls += 1
-        return Program(self.place, f"call-{self.calls}", *arguments)
-
-    def call(self, *arguments: str) -> str:
-        return self.start(*arguments).ends_cleanly(0)
-
-
-def secrets_in(place: Path) -> list[Path]:
-    """Files with a ticket."""
-    return [path for path in place.rglob("*") if path.is_file() and b"farflung1-" in path.read_bytes()]
-
-
-def command_lines() -> str:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            found.append(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
-    return "\n".join(found)
 
 
 @pytest.mark.slow

@@ -132,6 +132,11 @@ def _check_helpers(job: JobSpec) -> None:
             f"plan.helpers with sync.{way}: helpers' gradients are summed in the job's order in every step; remove [sync], or "
             "set plan.helpers = false"
         )
+    if job.plan.schedule == "zb-h1" or job.plan.schedule.startswith("interleaved-"):
+        raise InputError(
+            f"plan.helpers with plan.schedule = {job.plan.schedule!r}: helpers compute whole backwards of one stage; set "
+            "schedule = '1f1b', or plan.helpers = false"
+        )
     if job.codec.name != "identity":
         raise InputError(
             f"plan.helpers with codec.name = {job.codec.name!r}: slices come in any order, and a codec may remember what it "

@@ -251,9 +251,13 @@ class PlanSpec(Section):
 
     #: The planner.
     planner: str = "op_fence"
-    #: The order of a pipeline's actions. `eager-N`: more forwards ahead, with up to N times the activations of `1f1b`. `auto`:
-    #: `1f1b` or the eager order with the shortest predicted step that fits into memory.
-    schedule: Literal["auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4"] = "auto"
+    #: The order of a pipeline's actions. `eager-N`: more forwards ahead, with up to N times the activations of `1f1b`.
+    #: `interleaved-N`: each device has N stages, which shortens the start and the end of a step and sends N times the values.
+    #: `zb-h1`: backwards return the gradients of values before they compute those of parameters. `auto`: `1f1b` or the eager
+    #: order with the shortest predicted step that fits into memory.
+    schedule: Literal[
+        "auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4", "interleaved-2", "interleaved-3", "interleaved-4", "zb-h1"
+    ] = "auto"
     #: Compute the forward of a stage again in its backward, to save memory. `auto`: where memory requires it.
     recompute: Literal["auto", "always", "never"] = "auto"
     #: The number of devices that share the micro-batches of each stage. With 1, some planners decide themselves.

@@ -50,6 +50,9 @@ class Provider(Protocol):
     def places(self) -> int | None:
         """Return how many workers the provider's table has places for (``None``: as many as wanted)."""
 
+    def outside(self) -> str | None:
+        """Return ``HOST:PORT`` of the broker for this machine (``None``: the address that workers use)."""
+
     def start_broker(self) -> None:
         """Start the broker if it does not run. It may still be starting when this returns."""
 

@@ -69,7 +69,7 @@ class Lifecycle:
             self.say("starting the broker")
             self.provider.start_broker()
             self._until_broker_answers()
-            self.folder.keep_ticket(self._ticket("owner"))
+            self.folder.keep_ticket(self._ticket("owner", self.provider.outside()))
             return self._scale(count)
 
     def scale(self, count: int) -> Joined:
@@ -123,9 +123,10 @@ class Lifecycle:
             )
         return count
 
-    def _ticket(self, scope: str) -> str:
-        valid = self.cluster.broker.valid
-        answer = json.loads(self.provider.ask(["ticket", "issue", "--scope", scope, "--valid", valid, "--json"]))
+    def _ticket(self, scope: str, address: str | None = None) -> str:
+        """Return a new ticket; ``address``: where its reader reaches the broker."""
+        words = ["ticket", "issue", "--scope", scope, "--valid", self.cluster.broker.valid, "--json"]
+        answer = json.loads(self.provider.ask(words if address is None else [*words, "--address", address]))
         return str(answer["ticket"])
 
     def _scale(self, count: int) -> Joined:
@@ -161,12 +162,14 @@ class Lifecycle:
         end = monotonic() + self.wait
         look = monotonic() + _LOOK_SECONDS
         while True:
+            asked = monotonic()
             members = self.broker_status()["members"]
             joined = sum(str(one["name"]).startswith(f"{self.cluster.name}-") for one in members)
             if joined >= count:
                 return Joined(wanted=count, joined=count)
             if monotonic() < min(look, end):
-                self.pause(_PAUSE)
+                # a question costs the broker's machine a start of Python: most of the time is left to those who start
+                self.pause(max(_PAUSE, 2.0 * (monotonic() - asked)))
                 continue
             look = monotonic() + _LOOK_SECONDS
             processes = [one for one in self.provider.processes() if one.name != BROKER]

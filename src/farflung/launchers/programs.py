@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO
 
 from farflung.child_processes import end_all
@@ -22,14 +23,16 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program to run. ``words``: the command line. ``given``: its standard input, where secrets may be.
+    """A program to run. ``words``: the command line. ``given``: its standard input.
 
-    ``place``: what errors name, such as a host.
+    ``place``: what errors name, such as a host. ``environment``: variables beside those of this process. Secrets may be in the
+    input and in variables, which other users cannot read.
     """
 
     words: Sequence[str]
     place: str
-    given: str = ""
+    given: str = field(default="", repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,13 @@ def _start(program: Program, stack: ExitStack, *, errors: int) -> subprocess.Pop
     if shutil.which(program.words[0]) is None:
         raise InputError(f"this machine has no command {program.words[0]!r}: install it, or choose another provider")
     process = subprocess.Popen(  # noqa: S603 - no shell: the words are those of the cluster file
-        program.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace"
+        program.words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        errors="replace",
+        env={**os.environ, **program.environment} if program.environment else None,
     )
     stack.callback(end_all, [process], _END_SECONDS)
     return process

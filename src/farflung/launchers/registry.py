@@ -13,6 +13,10 @@ __all__ = ["PROVIDERS"]
 PROVIDERS: Registry[ProviderType] = Registry("provider", "launchers")
 
 _OWN = {
+    "compose": "compose:ComposeProvider",
+    "kubernetes": "kubernetes:KubernetesProvider",
+    "ray": "ray:RayProvider",
+    "slurm": "slurm:SlurmProvider",
     "ssh": "ssh:SshProvider",
 }
 for _name, _where in _OWN.items():

@@ -146,6 +146,9 @@ class SshProvider:
         """Return the number of places of all hosts."""
         return sum(host.workers for host in self._ssh.hosts)
 
+    def outside(self) -> None:
+        """Return ``None``: workers and this machine use the same address."""
+
     def start_broker(self) -> None:
         """Start the broker on its host."""
         words = ("broker", *self._cluster.broker.words(), "--valid", self._cluster.broker.valid, "--no-tickets")

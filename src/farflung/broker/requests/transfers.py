@@ -122,12 +122,14 @@ class Transfers:
     def _check_hash(self, call: Call, live: LiveRun, head: ShardUpload, stored: str) -> None:
         """See that the bytes of a share are what its worker computed; the hash comes in the worker's session.
 
+        The wait ends with the call, so that a closing broker need not wait, and with the attempt, so that the worker is free.
+
         Raises:
             CheckpointError: they are not, or no hash has come.
         """
         name, hashes = caller_of(call).name, live.store.hashes
-        call.on_end(hashes.wake)
-        own = hashes.own((head.attempt, head.step), name, _HASH_SECONDS, lambda: call.active)
+        call.on_end(hashes.poke)
+        own = hashes.own((head.attempt, head.step), name, _HASH_SECONDS, lambda: not call.active)
         if own == stored:
             return
         live.store.give_up(head.step, name, head.attempt)

@@ -11,5 +11,6 @@
 - ``cluster_logs``: what the processes of a cluster print.
 - ``doctor``: diagnose this machine.
 - ``systemd_units``: units of brokers and workers.
+- ``service_log``: whether the output is the log of a service, where no ticket belongs.
 - ``timed_log``: the log on the terminal.
 """

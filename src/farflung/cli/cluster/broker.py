@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.cluster.observation import observed_broker
+from farflung.cli.cluster.service_log import writes_to_a_service_log
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
 from farflung.cli.options import HomeOption, MetricsOption, VerboseOption, host, quantity
@@ -111,7 +110,7 @@ def broker(
 
 def _invitations(served: Broker, validity: Seconds, here: str, *, secret: bool) -> list[str]:
     """Return how others join, with fresh tickets; without tickets if they are ``secret`` or the output is a service's log."""
-    if secret or _writes_to_the_journal():
+    if secret or writes_to_a_service_log():
         issue = f"  farflung ticket issue{here}\n  farflung ticket issue --scope submit{here}"
         reason = "as --no-tickets was given" if secret else "since this is the log of a service"
         return [f"\nThe tickets are not shown, {reason}. For a ticket, run:\n{issue}"]
@@ -120,13 +119,3 @@ def _invitations(served: Broker, validity: Seconds, here: str, *, secret: bool) 
         f"\nTo add a worker, run on its machine:\n  farflung join {worker}",
         f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submitter}",
     ]
-
-
-def _writes_to_the_journal() -> bool:
-    """Return whether the standard output is systemd's journal, which others can read."""
-    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
-    try:
-        found = os.fstat(sys.stdout.fileno())
-        return (found.st_dev, found.st_ino) == (int(device), int(inode))
-    except (OSError, ValueError):
-        return False

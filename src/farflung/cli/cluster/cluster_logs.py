@@ -20,13 +20,17 @@ def show_cluster_logs(cluster: str, name: str | None, *, lines: int, follow: boo
         FarflungError: a log can't be read.
     """
     from farflung.cli.cluster.launch import started_cluster
+    from farflung.launchers.base import ProcessState
     from farflung.launchers.programs import show_all
     from farflung.launchers.registry import PROVIDERS
     from farflung.launchers.state import ClusterFolder
 
     started = started_cluster(cluster)
     provider = PROVIDERS.get(started.provider)(started, ClusterFolder(started.name).place)
-    names = [process.name for process in provider.processes()] if name is None else [name]
+    begun = (
+        [process.name for process in provider.processes() if process.state is not ProcessState.WAITING] if name is None else []
+    )
+    names = begun if name is None else [name]
     width = max(map(len, names), default=0)
     last: dict[str, str] = {}
 

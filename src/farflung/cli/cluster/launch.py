@@ -91,7 +91,7 @@ def _opened(cluster: ClusterSpec, wait: Seconds = Seconds(300.0)) -> Iterator[Li
 def _tell(lifecycle: Lifecycle, joined: Joined, *, as_json: bool) -> None:
     """Print what has joined, and how to submit."""
     name, ticket = lifecycle.cluster.name, lifecycle.folder.ticket
-    waiting = f"; {counted(joined.waiting, 'worker')} wait for a machine" if joined.waiting else ""
+    waiting = f"; {joined.waiting} {'waits' if joined.waiting == 1 else 'wait'} for a machine" if joined.waiting else ""
     lines = [
         f"{name}: {joined.joined} of {counted(joined.wanted, 'worker')} joined{waiting}",
         f"submit a job:  farflung submit JOB.toml --ticket @{ticket}",

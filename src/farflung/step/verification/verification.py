@@ -61,7 +61,7 @@ class Verification:
 
     def computed(self, step: int, action: Action, inputs: ActionInputs, result: ActionResult) -> None:
         """Store the digests of what ``action`` took and gave, and retain what it took."""
-        if not self._on:
+        if not self._on or action.kind is ActionKind.WEIGHT:
             return
         setup = self._context.setup
         piece, index = setup.subgraphs[action.stage], action.micro_batch
