@@ -1,4 +1,5 @@
 """Thin adapters to programs that users have.
 
+- ``transformers``: its ``Trainer``, on the workers of farflung.
 - ``trackers``: experiment trackers: TensorBoard, Weights & Biases, MLflow, trackio, CSV.
 """

@@ -25,12 +25,12 @@ def test_the_blocks_run(ticket: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         exec(compile(block, f"docs/python.md block {number}", "exec"), names)
         results.append(names["result"])
     same = [value.tobytes() for value in results[1].state_dict().values()]
-    assert [value.tobytes() for value in results[4].state_dict().values()] == same, "with the ticket as without it"
+    assert [value.tobytes() for value in results[5].state_dict().values()] == same, "with the ticket as without it"
     assert set(torch.load("weights.pt", weights_only=True)) == set(results[1].state_dict())
-    assert (tmp_path / "trained" / "config.json").exists()
+    assert all((tmp_path / name / "config.json").exists() for name in ("trained", "trained-again"))
     assert (names["run"].status.state, (tmp_path / "gpt.safetensors").exists()) == ("finished", True)
-    assert len(results[7].evaluations) == len(results[8].evaluations) == 2
-    assert results[9].stopped == (results[9].steps < 200)
+    assert len(results[8].evaluations) == len(results[9].evaluations) == 2
+    assert results[10].stopped == (results[10].steps < 200)
     assert names["second"].steps == 20
     assert len(names["second"].losses) == 10
 
