@@ -111,6 +111,8 @@ class BrokerOptions(Section):
 class JoinOptions(Section):
     """Options of `farflung join`."""
 
+    #: What computes: `auto` (an installed engine), or the name of one.
+    engine: str | None = None
     #: `auto`, `cpu`, `cuda`, `cuda:N`, `mps` or `xpu`. `{slot}` is the number of the worker on its machine, from 0.
     device: str | None = None
     #: Memory for training.
