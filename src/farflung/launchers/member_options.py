@@ -143,6 +143,8 @@ class JoinOptions(Section):
     no_relay: bool = False
     #: `auto`, `required` or `off`.
     isolation: Literal["auto", "required", "off"] | None = None
+    #: Leave when this cloud announces the end of a spot machine.
+    spot_notices: Literal["aws", "azure", "gcp"] | None = None
     #: Serve metrics for Prometheus at this address (`HOST:PORT`).
     metrics: str | None = None
     #: Log details for experts.
