@@ -28,6 +28,7 @@ for _module, _name in {
     "training.compression": "Compression",
     "training.coverage": "Coverage",
     "training.crawl": "Crawl",
+    "papers.dtfm": "Dtfm",
     "network.emulator": "Emulator",
     "training.exactness": "Exactness",
     "papers.fusionllm": "FusionLlm",
