@@ -8,6 +8,7 @@ from farflung.checkpoint.export import export_file, export_transformers
 from farflung.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, check_resume
 from farflung.checkpoint.model_files import MODEL_FILES, ModelFiles, bytes_tokenizer, find_model_files
 from farflung.checkpoint.objects import ObjectCheckpoints
+from farflung.checkpoint.quantized_base import whole_states
 from farflung.checkpoint.reader import CheckpointReader
 from farflung.checkpoint.safetensors import SafetensorsIndex, TensorEntry
 from farflung.checkpoint.store import CheckpointStore, encode_shard, locate, pack
@@ -40,4 +41,5 @@ __all__ = [
     "locate",
     "match_states",
     "pack",
+    "whole_states",
 ]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from farflung.checkpoint import Adapters, CheckpointReader, ModelFiles, bytes_tokenizer, export_transformers
+from farflung.checkpoint import Adapters, CheckpointReader, ModelFiles, bytes_tokenizer, export_transformers, whole_states
 from farflung.errors import InputError
 from farflung.job import from_json as job_from_json
 
@@ -33,15 +33,16 @@ def export_model(reader: CheckpointReader, run_folder: Path, out: Path) -> list[
     files, remark = _files(reader, run_folder)
     prefix = notes.get("prefix", "")
     found = Adapters.of(reader)
-    states = reader.manifest.states
+    whole = whole_states(reader)
+    states = whole.states
     if found is None:
         names = {state: state.removeprefix(prefix) for state in states}
-        export_transformers(reader, out, config=notes["transformers"], names=names, files=files)
+        export_transformers(whole, out, config=notes["transformers"], names=names, files=files)
     else:
         merging = found
         names = {state: merging.plain_name(state).removeprefix(prefix) for state in states if not merging.is_adapter(state)}
         export_transformers(
-            reader,
+            whole,
             out,
             config=notes["transformers"],
             names=names,
