@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 
-from farflung.engines.base import Array, DeviceReport, Engine, EngineSettings, Forward, MicroBatch, StageRunner
+from farflung.engines.base import Array, DeviceReport, Engine, EngineSettings, EngineSupport, Forward, MicroBatch, StageRunner
 from farflung.engines.devices import ComputeDevice
 from farflung.optim import update_flops
 from farflung.plan import CostTables
@@ -96,6 +96,10 @@ class PacedEngine:
             free_bytes=memory.available,
             peak_flops_per_second=speed,
         )
+
+    def support(self, device: str) -> EngineSupport:
+        """See ``Engine.support``."""
+        return self._engine.support(device)
 
     def share(self, device: str, reference_seconds: float) -> float:
         """Emulated devices share nothing."""

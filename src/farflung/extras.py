@@ -2,11 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from farflung.errors import InputError
 
-__all__ = ["has_web", "require_metrics", "require_torch", "require_web"]
+__all__ = [
+    "ENGINE_LIBRARIES",
+    "EngineLibrary",
+    "has_web",
+    "installed_engines",
+    "require_engine",
+    "require_metrics",
+    "require_torch",
+    "require_web",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLibrary:
+    """The tensor library of an engine: its ``module``, and its ``title`` for people.
+
+    ``plugins``: a package that is there if the library may reach accelerators (empty: not known without an import).
+    """
+
+    module: str
+    title: str
+    plugins: str = ""
+
+    @property
+    def may_accelerate(self) -> bool:
+        """Whether the package ``plugins`` is installed."""
+        return bool(self.plugins) and find_spec(self.plugins) is not None
+
+
+#: The libraries of the engines that train, by the engine's name, which is also the name of its extra. ``--engine auto`` prefers
+#: the first one.
+ENGINE_LIBRARIES = {
+    "torch": EngineLibrary(module="torch", title="PyTorch"),
+    "jax": EngineLibrary(module="jax", title="JAX", plugins="jax_plugins"),
+}
+
+
+def installed_engines() -> tuple[str, ...]:
+    """Return the engines of ``ENGINE_LIBRARIES`` whose library is installed; nothing is imported.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = tuple(name for name, library in ENGINE_LIBRARIES.items() if find_spec(library.module) is not None)
+    if not found:
+        titles = " or ".join(library.title for library in ENGINE_LIBRARIES.values())
+        remedies = " or ".join(f"pip install 'farflung[{name}]'" for name in ENGINE_LIBRARIES)
+        raise InputError(f"a worker needs {titles}, which is not installed here: {remedies}")
+    return found
+
+
+def require_engine(name: str) -> None:
+    """See that the library of the engine ``name`` (``auto``: of any engine) is installed, without importing it.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    library = ENGINE_LIBRARIES.get(name)
+    if name == "auto":
+        installed_engines()
+    elif library is not None and find_spec(library.module) is None:
+        raise InputError(
+            f"--engine {name} needs {library.title}, which is not installed here: pip install 'farflung[{name}]', "
+            "or use another engine"
+        )
 
 
 def require_torch(purpose: str) -> None:

@@ -170,6 +170,9 @@ def _offer(message: Hello) -> Offer:
         reliable=item.reliable,
         isolation=item.isolation or "",
         region=item.region or "",
+        operators=None if isinstance(item.operators, UnsetType) else item.operators,
+        precisions=() if isinstance(item.precisions, UnsetType) else item.precisions,
+        installed=item.installed or 0.0,
     )
 
 

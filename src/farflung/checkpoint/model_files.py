@@ -81,9 +81,11 @@ def find_model_files(job: JobSpec, base: Path) -> dict[str, bytes]:
     """
     folder = _model_folder(job, base)
     found = {} if folder is None else {name: _read(folder / name) for name in sorted(MODEL_FILES) if (folder / name).is_file()}
-    if job.data.kind != "text":
+    if not job.data.tokenized:
         return found
     path = base / Path(job.data.tokenizer).expanduser()
+    if path.is_dir():
+        return {**found, **{name: _read(path / name) for name in sorted(TOKENIZER_FILES) if (path / name).is_file()}}
     plain = job.data.tokenizer in ("bytes", "chars")
     own = _read(path) if not plain and path.is_file() else None
     if plain or (own is not None and own != found.get(_TOKENIZER)):

@@ -28,6 +28,8 @@ class Device:
     unreliable device may leave without warning (Hybrid-PS section 3.1.1). ``uplink``, ``downlink``: what all its links together
     carry at most (None: not limited). ``nat``: the NAT that it is behind, so that it can dial out and not be dialled, except by
     devices behind the same ("": none). ``mtbf``: mean time between its failures (None: it is not known to fail).
+    ``engine``: what computes, by name and version ("": not known). ``lacks``: operators of the allow-list that it does not
+    support. ``precisions``: of jobs that the engine supports (empty: not known, so all).
     ``host``: devices with the same name here share the cores of one host ("": it shares with nobody), and ``host_capacity`` of
     them reach their full speed at the same time; of k that compute at once, each reaches ``host_capacity / k`` of it.
     """
@@ -48,6 +50,9 @@ class Device:
     mtbf: Seconds | None = None
     host: str = ""
     host_capacity: float = float("inf")
+    engine: str = ""
+    lacks: frozenset[str] = frozenset()
+    precisions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if wrong := list(self._wrong()):

@@ -71,7 +71,9 @@ def device_entry(device: Device) -> dict[str, Any]:
     }
     usual: dict[str, Any] = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None, "convolution": 1.0}
     usual |= {"host": "", "host_capacity": float("inf")}
-    return entry | {key: getattr(device, key) for key, value in usual.items() if getattr(device, key) != value}
+    usual |= {"engine": "", "precisions": ()}
+    lacks = {"lacks": sorted(device.lacks)} if device.lacks else {}
+    return entry | lacks | {key: getattr(device, key) for key, value in usual.items() if getattr(device, key) != value}
 
 
 def device_of_entry(entry: Mapping[str, Any]) -> Device:
@@ -94,4 +96,7 @@ def device_of_entry(entry: Mapping[str, Any]) -> Device:
         mtbf=Seconds.parse(entry["mtbf"]) if "mtbf" in entry else None,
         host=str(entry.get("host", "")),
         host_capacity=float(entry.get("host_capacity", "inf")),
+        engine=str(entry.get("engine", "")),
+        lacks=frozenset(map(str, entry.get("lacks", ()))),
+        precisions=tuple(map(str, entry.get("precisions", ()))),
     )

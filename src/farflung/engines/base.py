@@ -18,7 +18,17 @@ from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph, Use, ValueRef
 from farflung.job.spec import OptimizerSpec
 
-__all__ = ["Array", "DeviceReport", "Engine", "EngineSettings", "Forward", "MicroBatch", "StageRunner", "gradient_parts"]
+__all__ = [
+    "Array",
+    "DeviceReport",
+    "Engine",
+    "EngineSettings",
+    "EngineSupport",
+    "Forward",
+    "MicroBatch",
+    "StageRunner",
+    "gradient_parts",
+]
 
 Array = NDArray[Any]
 
@@ -36,12 +46,14 @@ class EngineSettings:
     """What a stage runner needs to know of the job and the plan.
 
     ``training=False`` is for evaluation and generation: no gradients, no update, states stay as they are.
+    ``split_backward``: ``backward`` makes only the gradients that it returns, and ``backward_weights`` those of parameters.
     """
 
     device: str = "cpu"
     seed: int = 0
     precision: str = "float32"
     recompute: bool = False
+    split_backward: bool = False
     training: bool = True
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
 
@@ -78,6 +90,14 @@ class DeviceReport:
     def speed_factor(self) -> float:
         """FusionLLM's lambda: achieved over peak (1 where the peak is not known)."""
         return self.flops_per_second / self.peak_flops_per_second if self.peak_flops_per_second > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSupport:
+    """What an engine can compute on a device: the ``operators`` of the allow-list, and the ``precisions`` of jobs."""
+
+    operators: frozenset[str]
+    precisions: tuple[str, ...]
 
 
 def gradient_parts(subgraph: SubGraph, value: ValueRef) -> int:
@@ -124,6 +144,12 @@ class StageRunner(Protocol):
         flowed back.
         """
 
+    def backward_weights(self, key: MicroBatch) -> None:
+        """The rest of a ``backward`` under ``EngineSettings.split_backward``: accumulate the gradients of parameters.
+
+        The sums have the bits of a backward that is not split. An engine may compute them in ``backward`` and only add them here.
+        """
+
     def close_part(self, *, last: bool = False) -> None:
         """End a part of the step's sum: what was accumulated since the last end is added, as a whole, to the parts before it.
 
@@ -166,7 +192,8 @@ class StageRunner(Protocol):
         cleared."""
 
     def watch(self, groups: Sequence[Collection[str]], ready: Callable[[int], None]) -> None:
-        """In the next ``backward`` call ``ready(i)`` as soon as the gradients of the parameters ``groups[i]`` are complete.
+        """In the next ``backward``, or ``backward_weights`` of a split one, call ``ready(i)`` as soon as the gradients of the
+        parameters ``groups[i]`` are complete.
 
         Called on a thread of that backward, in the order in which gradients get complete; what is tied, or gets no gradient, is
         never reported. The parameters of the group may be updated then.
@@ -239,6 +266,9 @@ class Engine(Protocol):
 
     def devices(self) -> Sequence[ComputeDevice]:
         """Return the devices of this machine that the engine can use, accelerators first, the CPU last."""
+
+    def support(self, device: str) -> EngineSupport:
+        """Return the operators and precisions that the engine supports on ``device``, for the broker's planner."""
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """A short warm-up of ``device`` (under two seconds)."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from farflung.errors import InputError
 from farflung.units import Bytes, counted
 
-__all__ = ["AUTO", "DEVICE_KINDS", "ComputeDevice", "choose_device"]
+__all__ = ["AUTO", "DEVICE_KINDS", "ComputeDevice", "choose_device", "core_count", "cpu_model"]
 
 AUTO = "auto"
 #: Kinds of devices, as PyTorch names them: NVIDIA and AMD (``cuda``), Apple (``mps``), Intel (``xpu``).
@@ -60,3 +63,17 @@ def choose_device(asked: str, found: Sequence[ComputeDevice]) -> ComputeDevice:
     if not fits:
         raise InputError(f"device {asked!r} is not available here: there is {there}; use one of these, or --device {AUTO}")
     return fits[0]
+
+
+def cpu_model() -> str:
+    """Return what the maker calls this machine's CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor() or "cpu")
+
+
+def core_count() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

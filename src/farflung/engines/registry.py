@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from farflung.engines.base import Engine
 from farflung.registry import Registry
 
 __all__ = ["ENGINES", "get_engine"]
 
+#: The engines of farflung: name -> module and class.
+_BUILT_IN = {
+    "torch": ("farflung.engines.torch.engine", "TorchEngine"),
+    "reference": ("farflung.engines.reference.engine", "ReferenceEngine"),
+    "reference64": ("farflung.engines.reference.engine", "WideEngine"),
+    "jax": ("farflung.engines.jax.engine", "JaxEngine"),
+}
+
 ENGINES: Registry[Engine] = Registry("engine", "engines")
 
 
-def _torch() -> Engine:
-    from farflung.engines.torch.engine import TorchEngine
+def _add(name: str, module: str, kind: str) -> None:
+    def load() -> Engine:
+        engine: Engine = getattr(import_module(module), kind)()
+        return engine
 
-    return TorchEngine()
+    ENGINES.add(name, load)
 
 
-ENGINES.add("torch", _torch)
+for _name, (_module, _kind) in _BUILT_IN.items():
+    _add(_name, _module, _kind)
 
 
 def get_engine(name: str) -> Engine:

@@ -61,7 +61,9 @@ def load_job(path: str | Path) -> JobSpec:
     if job.model is None:
         raise InputError(f'{file}: model is missing: add a [model] table with recipe = "..."')
     if job.data.kind == "caller":
-        raise InputError(f"{file}: data.kind = 'caller' needs a Python caller: use 'text', 'array' or 'images' in a job file")
+        raise InputError(
+            f"{file}: data.kind = 'caller' needs a Python caller: use 'text', 'array', 'images' or 'dataset' in a job file"
+        )
     return _absolute(job, file.resolve().parent)
 
 

@@ -3,6 +3,7 @@
 ``model``              Plan, Stage, Replica, LinkPlan: the types
 ``document``           the plan as JSON
 ``allowed``            the devices that a job lets its plans use
+``engine_support``     whether engines support the operators of their stages
 ``links``, ``traffic`` stages that exchange values, and the bytes of these values
 ``codec_choice/``      the codec of each link and of each exchange between replicas
 ``buckets``, ``reduction_choice``   how replicas sum gradients

@@ -23,7 +23,9 @@ from farflung.job.spec import JobSpec, LimitSpec, TrafficSpec
 from farflung.job.traffic import gigabyte_price
 from farflung.plan import CostTables, Estimate, Plan, check_memory, estimate
 from farflung.plan.allowed import allowed_devices
+from farflung.plan.engine_support import OTHER_ENGINE, computes_all, unsupported_stages
 from farflung.planners.base import Evaluate, Judged, Planner
+from farflung.planners.engine_moves import engine_moves
 from farflung.planners.finish import Problem, draft_plan
 from farflung.units import Bytes
 
@@ -223,7 +225,8 @@ class _Task:
             PlanError: there is none.
         """
         whole = topology or self.topology
-        if limits == LimitSpec() and self.owner.running is None:
+        able = all(computes_all(device, self.graph, self.job) for device in whole.devices)
+        if limits == LimitSpec() and self.owner.running is None and able:
             return self._inner(self.owner.evaluate).plan(self.graph, whole, job=self.job)
         if limits.replicas is not None and self.job.plan.replicas > limits.replicas:
             raise PlanError(f"the job wants plan.replicas = {self.job.plan.replicas}, and limits.replicas = {limits.replicas}")
@@ -245,7 +248,7 @@ class _Task:
     def _judged(self, plan: Plan, judge: Evaluate, limits: LimitSpec, topology: Topology) -> Estimate:
         """The judge's word, and forever for a plan that breaks a limit."""
         found = judge(plan)
-        if broken_limits(plan, self.graph, topology, limits, found):
+        if self._broken(plan, limits, topology, found):
             return replace(found, step_seconds=math.inf)
         return replace(found, step_seconds=found.step_seconds + self._moving(plan, topology))
 
@@ -298,25 +301,42 @@ class _Task:
 
     def _repaired(self, plan: Plan, judge: Evaluate, limits: LimitSpec, topology: Topology) -> Plan:
         found = judge(plan)
-        broken = broken_limits(plan, self.graph, topology, limits, found)
+        broken = self._broken(plan, limits, topology, found)
         for _ in range(_CHANGES):
             if not broken:
                 check_memory(found)
                 return plan
-            best: tuple[float, float, Plan, Estimate, list[Broken]] | None = None
-            for other in (*self._changes(plan, broken, limits, topology), *self._regions(broken, limits, topology)):
+            # planners that use all devices must not lose one because its engine lacks an operator of its stage
+            full = self.owner.name in _USE_ALL and any(one.name == "engine" for one in broken)
+            best: tuple[float, int, float, Plan, Estimate, list[Broken]] | None = None
+            for other in (
+                *self._changes(plan, broken, limits, topology),
+                *self._regions(broken, limits, topology),
+                *self._able(broken, limits, topology),
+            ):
                 told = judge(other)
-                left = broken_limits(other, self.graph, topology, limits, told)
+                left = self._broken(other, limits, topology, told)
                 amount = sum(one.amount for one in left) + (0.0 if told.feasible else 1.0)
-                if best is None or (amount, told.step_seconds) < best[:2]:
-                    best = (amount, told.step_seconds, other, told, left)
+                key = (amount, -len(other.devices) if full else 0, told.step_seconds)
+                if best is None or key < best[:3]:
+                    best = (*key, other, told, left)
             if best is None or best[0] >= sum(one.amount for one in broken):
                 break
-            _, _, plan, found, broken = best
+            *_, plan, found, broken = best
         if not broken:
             check_memory(found)
             return plan
-        raise PlanError(f"the planner {self.owner.name} found no plan within the limits: {'; '.join(one.text for one in broken)}")
+        remedy = f"; {OTHER_ENGINE}" if any(one.name == "engine" for one in broken) else ""
+        texts = "; ".join(one.text for one in broken)
+        raise PlanError(f"the planner {self.owner.name} found no plan within the limits: {texts}{remedy}")
+
+    def _broken(self, plan: Plan, limits: LimitSpec, topology: Topology, found: Estimate) -> list[Broken]:
+        """``broken_limits``, and the stages on devices whose engines can't compute them."""
+        broken = broken_limits(plan, self.graph, topology, limits, found)
+        lacking = unsupported_stages(plan, self.tables.cutter.cut(plan.bounds), topology, self.job)
+        if lacking:
+            broken.append(Broken(name="engine", text=next(iter(lacking.values())), amount=len(lacking), stages=tuple(lacking)))
+        return broken
 
     def _changes(self, plan: Plan, broken: Sequence[Broken], limits: LimitSpec, topology: Topology) -> Iterator[Plan]:
         """Plans next to ``plan``, without replicas: a stage that breaks a limit elsewhere, or joined with the next one."""
@@ -336,6 +356,7 @@ class _Task:
                 after = placed[index + 1]
                 joined = dict.fromkeys(name for name in (device, after[2]) if name in rest.names)
                 tried += [[*placed[:index], (start, after[1], name), *placed[index + 2 :]] for name in joined]
+        tried += engine_moves(problem, plan, [stage for one in broken if one.name == "engine" for stage in one.stages])
         if any(one.name == "data" for one in broken):
             tried += _ends(placed, owners, [run.start for run in problem.runs])
         for one in tried:
@@ -355,6 +376,18 @@ class _Task:
                 yield self._inner(None).plan(self.graph, rest.select([rest.names[i] for i in members]), job=bare)
             except PlanError:
                 continue
+
+    def _able(self, broken: Sequence[Broken], limits: LimitSpec, topology: Topology) -> Iterator[Plan]:
+        """Where engines lack operators: the planner's plan for the devices that can compute the whole graph."""
+        if not any(one.name == "engine" for one in broken):
+            return
+        rest = usable(topology, limits)
+        able = [device.name for device in rest.devices if computes_all(device, self.graph, self.job)]
+        if able:
+            with suppress(PlanError):
+                yield self._inner(None).plan(
+                    self.graph, rest.select(able), job=self.job.model_copy(update={"limits": LimitSpec()})
+                )
 
     # -- what would do ------------------------------------------------------------------------------------------------
 

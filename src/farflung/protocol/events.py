@@ -69,7 +69,9 @@ class Offer:
     ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
     computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
     otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
-    up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown).
+    up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown). ``operators``, ``precisions``:
+    what its engine supports (None and empty: not known, so everything). ``installed``: bytes of memory that all workers of the
+    machine share (0: unknown).
     """
 
     memory: float
@@ -86,6 +88,9 @@ class Offer:
     reliable: bool = True
     isolation: str = ""
     region: str = ""
+    operators: frozenset[str] | None = None
+    precisions: tuple[str, ...] = ()
+    installed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,7 +456,7 @@ class MemberJudged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRun:
-    """The run is over: write its result (``outcome``: done, stopped or failed; ``kind``: the class of what failed it)."""
+    """The run is over: write its result (``outcome``: finished, stopped or failed; ``kind``: the class of what failed it)."""
 
     run: str
     outcome: str

@@ -11,7 +11,9 @@ import psutil
 
 from farflung.engines import AUTO, ComputeDevice, DeviceReport, Engine, choose_device
 from farflung.engines.isolation import Opened, open_engine
+from farflung.engines.selection import open_selected
 from farflung.errors import InputError
+from farflung.extras import ENGINE_LIBRARIES
 from farflung.messages.versions import own_versions
 from farflung.transports.addresses import host_id
 from farflung.worker.options import WorkerOptions
@@ -42,14 +44,19 @@ class MeasuredDevice:
         self.engine, self.name, self._peak = engine, chosen.name, peak
         #: What ``Engine.share`` compares with.
         self._reference = report.reference_seconds
+        support = engine.support(chosen.name)
+        log(f"engine: {engine.version()} ({', '.join(support.precisions)})")
         self._offer: Mapping[str, Any] = MappingProxyType(
             {
                 "memory": memory,
+                **({"installed": psutil.virtual_memory().total} if chosen.kind == "cpu" else {}),
                 "kind": chosen.kind,
                 "description": report.name,
                 "host": host_id(),
                 "processors": list(report.processors),
                 "versions": own_versions(engine.version()),
+                "operators": support.operators,
+                "precisions": support.precisions,
                 "isolation": opened.level,
                 **_speed(report),
             }
@@ -84,13 +91,17 @@ def open_device(options: WorkerOptions, log: Callable[[str], None], phase: Calla
     """Load the engine and measure the device; ``phase`` is called with each of the two.
 
     Raises:
-        InputError: PyTorch is not installed, there is no such device, or isolation is required and can't be had.
+        InputError: no engine is installed, there is no such device, or isolation is required and can't be had.
     """
-    phase("loading PyTorch")
-    opened = open_engine(options.isolation, log)
+
+    def opening(name: str) -> Opened:
+        library = ENGINE_LIBRARIES.get(name)
+        phase(f"loading {f'the engine {name}' if library is None else library.title}")
+        return open_engine(options.isolation, log, name=name)
+
+    opened = open_selected(options.engine, options.device, opening)
     with ExitStack() as undo:
         undo.callback(opened.engine.end)
-        choose_device(options.device, opened.engine.devices())
         phase("measuring the speed of the device")
         device = MeasuredDevice(opened, options, log)
         undo.pop_all()

@@ -12,7 +12,8 @@ __all__ = ["WorkerOptions"]
 class WorkerOptions:
     """How this machine takes part.
 
-    ``device``: as ``engines.choose_device``. ``memory``: bytes that training may use (None: four fifths of what is free).
+    ``engine``: as ``engines.selection.open_selected``. ``device``: as ``engines.choose_device``.
+    ``memory``: bytes that training may use (None: four fifths of what is free).
     ``listen``: where peers reach it.
     ``advertise``: the host that it tells its peers (default: the one by which it reaches the broker).
     An empty ``listen``: it can't be dialled, and dials others. ``relay``: it carries traffic between members of its broker's
@@ -23,6 +24,7 @@ class WorkerOptions:
     ``region``: where the machine is, for planners and people (empty: unknown).
     """
 
+    engine: str = "auto"
     device: str = "cpu"
     memory: float | None = None
     listen: str = "0.0.0.0:0"

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, InputError, SecurityError
-from farflung.extras import require_torch
+from farflung.extras import require_engine
 from farflung.messages.commands import OwnerRequest
 from farflung.messages.schema import UNSET
 from farflung.protocol.members import Parting
@@ -117,7 +117,7 @@ class Service:
 
         The broker lists the machine as joining meanwhile. A wrong ticket is reported before the slow part.
         """
-        require_torch("a worker")
+        require_engine(self._options.engine)
         self._phase("connecting to the broker")
         member = self._enter()
         self._say(Detail(f"{member.name}: registered with the broker at {member.client.address}"))

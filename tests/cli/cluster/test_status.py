@@ -104,11 +104,13 @@ def test_a_worker_is_shown_with_what_its_warm_up_found(
     assert line.endswith("  standby")
     _, out, _ = status(monkeypatch, capsys, "--verbose")
     assert "  standby  (reaches 62% of its peak speed, 25 us per operator, isolation unknown)" in out
-    places = {"region": "attic", "disk": 5e9, "isolation": "full"}
+    places = {"region": "attic", "disk": 5e9, "isolation": "full", "precisions": ["bf16", "float32"]}
+    places["versions"] = {"engine": "torch 2.13.0+cpu"}
     for key, value in places.items():
         monkeypatch.setitem(MEMBER, key, value)
     _, out, _ = status(monkeypatch, capsys, "--verbose")
-    assert "25 us per operator, isolation full, region attic, 5 GB free on disk)" in out
+    assert "25 us per operator, precisions bf16, float32, isolation full, region attic, 5 GB free on disk)" in out
+    assert " cpu   torch 2.13.0 " in out
 
 
 def test_the_whole_cause_of_a_lost_worker_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

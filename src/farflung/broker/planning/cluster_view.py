@@ -13,6 +13,7 @@ from farflung.cluster import Device, Topology, with_relays
 from farflung.cluster.device import DeviceKind
 from farflung.cluster.topology import Pair
 from farflung.errors import InputError
+from farflung.graph.opset import OPSET
 from farflung.messages.submission import Bundle
 from farflung.protocol.events import Offer
 from farflung.protocol.hosts import host_capacity, host_names
@@ -46,6 +47,9 @@ def devices_of(members: Sequence[Member], threads: int = 1) -> dict[str, Device]
             reliable=member.offer.reliable,
             host=shared[member.name][0] if member.name in shared else "",
             host_capacity=capacity.get(member.name, math.inf),
+            engine=member.offer.versions.get("engine", ""),
+            lacks=_lacking(member.offer),
+            precisions=member.offer.precisions,
         )
         for member in members
     }
@@ -53,6 +57,11 @@ def devices_of(members: Sequence[Member], threads: int = 1) -> dict[str, Device]
 
 def _kind(offered: str) -> DeviceKind:
     return next((kind for kind in get_args(DeviceKind) if kind == offered), "cpu")
+
+
+def _lacking(offer: Offer) -> frozenset[str]:
+    """Return the operators of the allow-list that the worker's engine does not support."""
+    return frozenset() if offer.operators is None else frozenset(OPSET.keys() - offer.operators)
 
 
 def _figures(member: Member, shared: Mapping[str, tuple[str, Sequence[Member]]]) -> Offer:
@@ -138,4 +147,7 @@ def _measured(known: Device, offered: Device) -> Device:
         kind=offered.kind,
         host=offered.host,
         host_capacity=offered.host_capacity,
+        engine=offered.engine,
+        lacks=offered.lacks,
+        precisions=offered.precisions,
     )

@@ -117,6 +117,7 @@ class RunStore:
 
     def write_result(self, result: RunResult) -> None:
         """Write the result of the run."""
+        self.hashes.begin(self.attempt + 1)
         self._write(self.folder.result, result.to_json())
 
     def write_weights(self, pieces: Iterable[bytes | memoryview]) -> None:
@@ -152,6 +153,7 @@ class RunStore:
             self.checkpoints.remove_after(trusted)
             self._newest = None
         self.attempt = attempt
+        self.hashes.begin(attempt)
         self._shards.clear()
         if self._newest is None:
             found = self.checkpoints.latest()

@@ -50,6 +50,7 @@ def join(
         str, typer.Argument(envvar=TICKET, help="Ticket that the broker printed, or a file that contains it (also @FILE).")
     ],
     name: Annotated[str | None, typer.Option(help="Name of this worker (default: from the host name).")] = None,
+    engine: Annotated[str, typer.Option(help="auto (an installed one, with an accelerator if there is one), or torch.")] = "auto",
     device: Annotated[str, typer.Option(help="auto (an accelerator, if there is one), cpu, cuda, cuda:N, mps or xpu.")] = "auto",
     memory: Annotated[str | None, typer.Option(help='Memory for training, e.g. "8 GB" (default: 80 % of what is free).')] = None,
     peak: Annotated[str | None, typer.Option(help='Peak speed, e.g. "20 TFLOP/s" (default: measured).')] = None,
@@ -88,6 +89,7 @@ def join(
     raise_descriptor_limit()
     invitation = parse_ticket(ticket)
     options = WorkerOptions(
+        engine=engine,
         device=device,
         memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
         peak=None if peak is None else float(quantity(FlopsPerSecond, peak, "--peak")),
@@ -182,6 +184,7 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
 
     check_name(own)
     words = [str(keep_join_ticket(own, ticket)), "--name", own, "--device", options.device]
+    words += [] if options.engine == "auto" else ["--engine", options.engine]
     words += ["--listen", options.listen] if options.listen else ["--no-listen"]
     words += ["--data", str(options.data.resolve())]
     for option, value in {**given, "--advertise": options.advertise}.items():

@@ -61,9 +61,10 @@ def status(
 def _measured(member: Mapping[str, Any]) -> str:
     """Return the measured figures of a worker, its isolation, its region and its free disk, for experts."""
     figures = f"reaches {member['speed_factor']:.0%} of its peak speed, {Seconds(member['overhead'])} per operator"
+    precisions = [f"precisions {', '.join(member['precisions'])}"] if member.get("precisions") else []
     places = [f"region {member['region']}"] if member.get("region") else []
     places += [f"{Bytes(member['disk'])} free on disk"] if member.get("disk") is not None else []
-    return f"  ({', '.join([figures, 'isolation ' + (member.get('isolation') or 'unknown'), *places])})"
+    return f"  ({', '.join([figures, *precisions, 'isolation ' + (member.get('isolation') or 'unknown'), *places])})"
 
 
 def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]], *, verbose: bool) -> None:
@@ -71,7 +72,7 @@ def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]
     _say(", ".join([counted(len(members), "worker"), *(f"{count} {state}" for state, count in others.items() if count)]))
     for member in members:
         _say(
-            f"  {member['name']:24} {member['address']:22} {member['kind']:5} "
+            f"  {member['name']:24} {member['address']:22} {member['kind']:5} {_engine(member):14} "
             f"{Bytes(member['memory']).written(3):>9} {FlopsPerSecond(member['speed'])!s:>13}  "
             f"{_state_of(member)}{_measured(member) if verbose else ''}"
         )
@@ -82,6 +83,11 @@ def _show_members(header: Mapping[str, Any], members: Sequence[Mapping[str, Any]
     for one in header.get("gone", ()):
         cause = (one["cause"] or "").partition("\n")[0]
         _say(f"  {one['name']:24} {MemberState.GONE}  {cause}")
+
+
+def _engine(member: Mapping[str, Any]) -> str:
+    """Return the name and the version of a worker's engine, without the build."""
+    return str(member.get("versions", {}).get("engine", "")).partition("+")[0]
 
 
 def _state_of(member: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from farflung.engines.base import DeviceReport, MicroBatch
+from farflung.engines.base import DeviceReport, EngineSupport, MicroBatch
 from farflung.engines.devices import ComputeDevice
 from farflung.engines.isolated.arena import Arena, Slot
 from farflung.errors import WireError
@@ -105,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     precision: str
     recompute: bool
+    split_backward: bool
     training: bool
     optimizer: str
 
@@ -120,9 +121,9 @@ class OpenStage(Message, frozen=True, kw_only=True):
 
 
 Method = Literal[
-    "initialize", "load", "forward", "backward", "close_part", "take_gradients", "put_gradients", "use_gradients",
-    "finish_gradients", "gradients", "gradient_views", "set_gradients", "gradient_norms", "spoilt_gradients", "update", "watch",
-    "discard", "states", "optimizer_states", "load_optimizer", "close",
+    "initialize", "load", "forward", "backward", "backward_weights", "close_part", "take_gradients", "put_gradients",
+    "use_gradients", "finish_gradients", "gradients", "gradient_views", "set_gradients", "gradient_norms", "spoilt_gradients",
+    "update", "watch", "discard", "states", "optimizer_states", "load_optimizer", "close",
 ]  # fmt: skip
 
 
@@ -142,7 +143,7 @@ class Call(Message, frozen=True, kw_only=True):
     last: bool = False
 
 
-EngineMethod = Literal["verify", "initial_states", "clip_scale", "set_threads", "devices", "measure", "share"]
+EngineMethod = Literal["verify", "initial_states", "clip_scale", "set_threads", "devices", "support", "measure", "share"]
 
 
 class EngineCall(Message, frozen=True, kw_only=True):
@@ -176,6 +177,7 @@ class Done(Message, frozen=True, kw_only=True):
     numbers: dict[str, float] = {}
     names: tuple[str, ...] = ()
     devices: tuple[ComputeDevice, ...] = ()
+    support: EngineSupport | None = None
     report: DeviceReport | None = None
 
 

@@ -9,7 +9,7 @@ from threading import RLock
 
 import psutil
 
-from farflung.engines.base import Array, DeviceReport, EngineSettings, StageRunner
+from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
 from farflung.engines.devices import ComputeDevice
 from farflung.engines.isolated.arena import Arena, Slot
 from farflung.engines.isolated.control import Done, EngineCall, Message, OpenStage, Piece, Reached, Resume, Settings
@@ -112,6 +112,7 @@ class AttemptEngine:
                     seed=settings.seed,
                     precision=settings.precision,
                     recompute=settings.recompute,
+                    split_backward=settings.split_backward,
                     training=settings.training,
                     optimizer=settings.optimizer.model_dump_json(),
                 ),
@@ -162,6 +163,13 @@ class AttemptEngine:
     def devices(self) -> Sequence[ComputeDevice]:
         """See ``Engine``."""
         return self._ask(EngineCall(method="devices"), "listing the devices").devices
+
+    def support(self, device: str) -> EngineSupport:
+        """See ``Engine``."""
+        found = self._ask(EngineCall(method="support", device=device), "listing the operators").support
+        if found is None:
+            raise WireError("the process that computes answered without its operators")
+        return found
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """See ``Engine``."""
@@ -237,6 +245,10 @@ class IsolatedEngine:
         if not self._devices:
             self._devices = tuple(self.attempt("any", 0).devices())  # drivers of accelerators are needed to list them
         return self._devices
+
+    def support(self, device: str) -> EngineSupport:
+        """See ``Engine``."""
+        return self.attempt(device, 0).support(device)
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """See ``Engine``."""

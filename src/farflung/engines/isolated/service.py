@@ -105,6 +105,7 @@ class Service:
             seed=given.seed,
             precision=given.precision,
             recompute=given.recompute,
+            split_backward=given.split_backward,
             training=given.training,
             optimizer=OptimizerSpec.model_validate_json(given.optimizer),
         )
@@ -138,6 +139,8 @@ class Service:
                 engine.set_threads(order.threads)
             case "devices":
                 return Done(devices=tuple(engine.devices()))
+            case "support":
+                return Done(support=engine.support(order.device))
             case "measure":
                 return Done(report=engine.measure(order.device, order.limit))
             case "share":
@@ -175,6 +178,10 @@ class Service:
         gradients = {ValueRef.parse(n): tuple(self._arena.view(slot) for slot in slots) for n, slots in call.values.items()}
         found = runner.backward(call.key, gradients, call.weight)
         return Done(values=self._written({str(value): array for value, array in found.items()}))
+
+    def _backward_weights(self, runner: StageRunner, call: Call) -> Done:
+        runner.backward_weights(call.key)
+        return Done()
 
     def _watch(self, runner: StageRunner, call: Call) -> Done:
         def ready(index: int) -> None:
@@ -222,6 +229,7 @@ class Service:
         "load": _load,
         "forward": _forward,
         "backward": _backward,
+        "backward_weights": _backward_weights,
         "watch": _watch,
         "update": _update,
         "close_part": _close_part,

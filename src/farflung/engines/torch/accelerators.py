@@ -5,18 +5,15 @@ What PyTorch says comes through a ``Probe``, so that every case can be tried on 
 
 from __future__ import annotations
 
-import os
-import platform
-from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 import torch
 
-from farflung.engines.devices import DEVICE_KINDS, ComputeDevice
+from farflung.engines.devices import DEVICE_KINDS, ComputeDevice, core_count, cpu_model
 from farflung.errors import InputError
 
-__all__ = ["Probe", "TorchProbe", "compute_devices", "cpu_model", "default_generator", "device_memory", "synchronize"]
+__all__ = ["Probe", "TorchProbe", "compute_devices", "default_generator", "device_memory", "synchronize"]
 
 
 class Probe(Protocol):
@@ -64,7 +61,7 @@ def compute_devices(probe: Probe) -> tuple[ComputeDevice, ...]:
 
     An accelerator that does not answer is left out, as is one of a kind that the engine does not know.
     """
-    cpu = ComputeDevice(name="cpu", model=cpu_model(), memory=psutil.virtual_memory().total, cores=_cores())
+    cpu = ComputeDevice(name="cpu", model=cpu_model(), memory=psutil.virtual_memory().total, cores=core_count())
     kind = probe.accelerator()
     found = []
     for index in range(probe.count() if kind in DEVICE_KINDS else 0):
@@ -114,17 +111,3 @@ def default_generator(place: torch.device) -> torch.Generator:
     index: int | None = place.index
     chosen: torch.Generator = module.default_generators[index or 0]
     return chosen
-
-
-def cpu_model() -> str:
-    """Return what the maker calls this machine's CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor() or "cpu")
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

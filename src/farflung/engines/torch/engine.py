@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from farflung.engines.base import Array, DeviceReport, EngineSettings, StageRunner
+from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
 from farflung.engines.devices import ComputeDevice, choose_device
 from farflung.engines.torch.accelerators import Probe, TorchProbe, compute_devices
 from farflung.engines.torch.arrays import to_array
@@ -15,13 +15,17 @@ from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.initialize import initial_states
 from farflung.engines.torch.runner import TorchRunner
 from farflung.engines.torch.verify import verify_graph
-from farflung.engines.torch.warmup import measure_device, measure_share
+from farflung.engines.torch.warmup import warm_up_device
+from farflung.engines.warmup import measure_device, measure_share
 from farflung.errors import InputError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
+from farflung.graph.opset import OPSET
 
 __all__ = ["TorchEngine"]
 
+
+_PRECISIONS = ("bf16", "float32")
 
 #: Graph objects that were checked in this process.
 _VERIFIED: WeakValueDictionary[int, Graph] = WeakValueDictionary()
@@ -64,8 +68,8 @@ class TorchEngine:
             GraphError: an operator is not allowed, or a declared shape is not what the operator gives.
             InputError: a device or precision that does not exist here.
         """
-        if settings.precision not in ("float32", "bf16"):
-            raise InputError(f"unknown precision {settings.precision!r}: known are bf16, float32")
+        if settings.precision not in _PRECISIONS:
+            raise InputError(f"unknown precision {settings.precision!r}: known are {', '.join(_PRECISIONS)}")
         device = self._device(settings.device)
         self.verify(subgraph.graph)
         if share is not None and not isinstance(share, TorchRunner):
@@ -96,15 +100,20 @@ class TorchEngine:
         """Intra-operator threads; each thread that runs stages should call this itself."""
         torch.set_num_threads(threads)
 
+    def support(self, device: str) -> EngineSupport:
+        """Return the whole allow-list and all precisions."""
+        del device
+        return EngineSupport(operators=frozenset(OPSET), precisions=_PRECISIONS)
+
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """A short warm-up of ``device``."""
-        report = measure_device(device, peak_flops_per_second)
+        report = measure_device(warm_up_device(device), peak_flops_per_second)
         HEAP.give_back()
         return report
 
     def share(self, device: str, reference_seconds: float) -> float:
         """See ``Engine.share``."""
-        found = measure_share(device, reference_seconds)
+        found = measure_share(warm_up_device(device), reference_seconds)
         HEAP.give_back()
         return found
 

@@ -1,0 +1,120 @@
+"""Matrix products, convolutions and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from farflung.engines.jax.operators.table import Tensor, operator
+
+__all__ = ["many"]
+
+operator("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")(jnp.matmul)
+
+
+@operator("linear.default")
+def _linear(x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor:
+    found = lax.dot_general(x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
+    return found if bias is None else found + bias
+
+
+@operator("addmm.default", "baddbmm.default", "addmv.default")
+def _addmm(x: Tensor, one: Tensor, two: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    found = jnp.matmul(one, two)
+    return (found if alpha == 1 else alpha * found) + (x if beta == 1 else beta * x)
+
+
+@operator("einsum.default")
+def _einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Tensor:
+    del path
+    return jnp.einsum(equation, *tensors)
+
+
+@operator("tensordot.default")
+def _tensordot(x: Tensor, other: Tensor, dims: Sequence[int], dims_other: Sequence[int]) -> Tensor:
+    return jnp.tensordot(x, other, (tuple(dims), tuple(dims_other)))
+
+
+@operator("outer.default")
+def _outer(x: Tensor, other: Tensor) -> Tensor:
+    return jnp.outer(x, other)
+
+
+def many(value: Any, count: int) -> list[int]:
+    items = [value] if isinstance(value, int) else list(value)
+    return items * count if len(items) == 1 else items
+
+
+@operator("conv1d.default", "conv2d.default", "conv3d.default", "conv1d.padding", "conv2d.padding", "conv3d.padding")
+def _convolution(
+    x: Tensor, weight: Tensor, bias: Tensor = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Tensor:
+    count = weight.ndim - 2
+    spread = many(dilation, count)
+    if isinstance(padding, str):
+        whole = [gap * (size - 1) for gap, size in zip(spread, weight.shape[2:], strict=True)]
+        pads = [(all_ // 2, all_ - all_ // 2) if padding == "same" else (0, 0) for all_ in whole]
+    else:
+        pads = [(pad, pad) for pad in many(padding, count)]
+    alone = x.ndim == count + 1
+    found = lax.conv_general_dilated(
+        x[None] if alone else x,
+        weight,
+        many(stride, count),
+        pads,
+        rhs_dilation=spread,
+        feature_group_count=groups,
+        dimension_numbers=_LAYOUTS[count],
+    )
+    found = found[0] if alone else found
+    return found if bias is None else found + bias.reshape(-1, *(1 for _ in range(count)))
+
+
+_LAYOUTS = {
+    1: ("NCH", "OIH", "NCH"),
+    2: ("NCHW", "OIHW", "NCHW"),
+    3: ("NCHWD", "OIHWD", "NCHWD"),
+}
+
+
+@operator("scaled_dot_product_attention.default")
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    attn_mask: Tensor = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    bits: Tensor = None,
+) -> Tensor:
+    mask, dropout, causal = attn_mask if mask is None else mask, dropout or dropout_p, causal or is_causal
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = jnp.repeat(key, times, axis=-3), jnp.repeat(value, times, axis=-3)
+    size = 1 / sqrt(query.shape[-1]) if scale is None else scale
+    scores = jnp.matmul(query, jnp.swapaxes(key, -1, -2)) * size
+    if causal:
+        rows, columns = scores.shape[-2:]
+        mask = jnp.tril(jnp.ones((rows, columns), bool))
+    if mask is None:
+        weights = jax.nn.softmax(scores, axis=-1)
+    elif mask.dtype == bool:
+        # A row without any element gives zeros, as in PyTorch.
+        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1, where=None)
+        weights = jnp.where(jnp.any(mask, axis=-1, keepdims=True), weights, 0)
+    else:
+        weights = jax.nn.softmax(scores + mask.astype(scores.dtype), axis=-1)
+    if dropout and bits is not None:
+        weights = jnp.where(bits, weights / (1 - dropout), 0).astype(weights.dtype)
+    return jnp.matmul(weights, value)
