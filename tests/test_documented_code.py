@@ -50,7 +50,7 @@ COVERED = {
     ("docs/optimizers.md", "toml"): (2, "api/scenarios/test_optimizers_page.py"),
     ("docs/python.md", "python"): (13, "api/scenarios/test_python_page.py"),
     ("docs/transformers.md", "python"): (1, "frontends/test_quantized_linear.py"),
-    ("docs/transformers.md", "toml"): (1, "end_to_end/training/test_model_folders.py"),
+    ("docs/transformers.md", "toml"): (2, "end_to_end/training/test_model_folders.py"),
     ("docs/trackers.md", "python"): (4, "api/scenarios/test_trackers_page.py"),
     ("docs/trackers.md", "toml"): (3, "api/scenarios/test_trackers_page.py"),
     ("docs/sync.md", "python"): (2, "test_documented_code.py"),
