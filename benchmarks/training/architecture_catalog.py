@@ -296,15 +296,6 @@ CATALOG: tuple[Architecture, ...] = (
         projection_dim=32,
         hidden_size=32,
     ),
-    *_own(
-        "Image and text",
-        _image_in_text(16),
-        "LlavaForConditionalGeneration",
-        text_config={**_GROUPED, "model_type": "llama"},
-        vision_config={**_PICTURES, "model_type": "clip_vision_model", "projection_dim": 32},
-        image_token_index=_IMAGE,
-        image_seq_length=16,
-    ),
     *_by_task(
         "Mixture of experts",
         *_CAUSAL,
