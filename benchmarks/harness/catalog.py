@@ -26,6 +26,7 @@ for _module, _name in {
     "faults.chaos": "Chaos",
     "training.codecs": "Codecs",
     "training.compression": "Compression",
+    "training.architectures": "Architectures",
     "training.coverage": "Coverage",
     "training.crawl": "Crawl",
     "papers.dtfm": "Dtfm",
