@@ -13,6 +13,8 @@ __all__ = ["ENGINES", "get_engine"]
 _BUILT_IN = {
     "torch": ("farflung.engines.torch.engine", "TorchEngine"),
     "jax": ("farflung.engines.jax.engine", "JaxEngine"),
+    "reference": ("farflung.engines.reference.engine", "ReferenceEngine"),
+    "reference64": ("farflung.engines.reference.engine", "WideEngine"),
 }
 
 ENGINES: Registry[Engine] = Registry("engine", "engines")

@@ -8,10 +8,10 @@ In the order of data flow:
 ``operators``       the table of operators
 ``precision``       what ``bf16`` computes in which element type
 ``draws``           random numbers of operators, made on the host
-``random_bits``     PyTorch's CPU generator in NumPy
 ``compiled_stage``  forward and backward, compiled
 ``runner``          one stage: forward, backward, update
-``states``          states and gradients, on the host
-``host``            initializers and optimizers, on the host
+``states``          states where XLA reads them
 ``warmup``, ``devices``, ``arrays``  measurement, devices, element types
+
+``engines.host`` has what runs on the host: first values, gradients and optimizers.
 """

@@ -17,7 +17,7 @@ from farflung.engines.base import Array, EngineSettings, MicroBatch, gradient_pa
 from farflung.engines.jax.arrays import place, placed_copy, struct
 from farflung.engines.jax.draws import Draws
 from farflung.engines.jax.program import Draw, Read, Source, compiled, trace
-from farflung.engines.jax.states import StageStates
+from farflung.engines.jax.states import JaxStates
 from farflung.engines.jax.verify import narrow_types
 from farflung.errors import GraphError
 from farflung.graph.cut import SubGraph
@@ -49,7 +49,9 @@ class CompiledStage:
         back = [edge.value for edge in subgraph.requires_gradients] if settings.training else []
         self._loss = loss if settings.training else None
         self._roots = tuple(dict.fromkeys([*back, *([loss] if loss is not None and settings.training else [])]))
-        self._others = tuple(v for v in dict.fromkeys([*self.sends, *self.outputs.values(), *self.updates]) if v not in self._roots)
+        self._others = tuple(
+            v for v in dict.fromkeys([*self.sends, *self.outputs.values(), *self.updates]) if v not in self._roots
+        )
         self._draws = Draws(graph, self._ops, settings.seed)
         self._returns = self._parts() if settings.training else {}
         received = {source for sources in self._returns.values() for source in sources}
@@ -71,12 +73,12 @@ class CompiledStage:
             found[value] = [value]
             if gradient_parts(self._subgraph, value) > 1:
                 reads = [
-                    Read(value, op.name, count)
+                    (-graph.position[op.name], count, Read(value, op.name, count))
                     for op in self._ops
                     if op.name in graph.grad_ops
                     for count in range(sum(read == value for read in op.values()))
                 ]
-                found[value] = list(sorted(reads, key=lambda read: (-graph.position[read.op], read.occurrence)))
+                found[value] = [read for _, _, read in sorted(reads, key=lambda item: item[:2])]
         return found
 
     # Compilation
@@ -124,11 +126,11 @@ class CompiledStage:
     # Runs
 
     def forward(
-        self, key: MicroBatch, states: StageStates, values: Mapping[ValueRef, Array], data: Mapping[str, Array]
+        self, key: MicroBatch, states: JaxStates, values: Mapping[ValueRef, Array], data: Mapping[str, Array]
     ) -> tuple[dict[ValueRef, Any], Kept]:
         """The values that are wanted, and what the backward needs."""
-        given: dict[Source, Any] = dict(self._received(values))
-        given |= {name: placed_copy(data[name], self._device) for name in self._subgraph.placeholders}
+        given: dict[Source, Any] = {name: placed_copy(data[name], self._device) for name in self._subgraph.placeholders}
+        given |= dict[Source, Any](self._received(values).items())
         drawn = zip(self._draws.specs, self._draws.numbers(key), strict=True)
         given |= {draw: place(numbers, self._device) for draw, numbers in drawn}
 

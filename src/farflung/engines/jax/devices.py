@@ -16,9 +16,7 @@ _PLATFORMS = {"cuda": "cuda", "rocm": "cuda", "gpu": "cuda", "metal": "mps", "sy
 
 
 def _accelerators() -> list[tuple[str, Any]]:
-    return [
-        (f"{_PLATFORMS[device.platform]}:{device.id}", device) for device in jax.devices() if device.platform in _PLATFORMS
-    ]
+    return [(f"{_PLATFORMS[device.platform]}:{device.id}", device) for device in jax.devices() if device.platform in _PLATFORMS]
 
 
 def compute_devices() -> tuple[ComputeDevice, ...]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 from farflung.engines.base import Array, MicroBatch
+from farflung.engines.host.random_bits import Stream
 from farflung.engines.jax.program import Draw
-from farflung.engines.jax.random_bits import Stream
 from farflung.errors import GraphError
 from farflung.graph.ir import Graph, Op, TensorSpec, ValueRef
 from farflung.ids import derive_seed
@@ -62,7 +61,7 @@ def _plan(graph: Graph, op: Op) -> tuple[str, tuple[int, ...], str, float]:
             return "mask", shape, dtype, arguments[1]
         case "aten.bernoulli.default" | "aten.rand_like.default" if dtype in ("float32", "float64"):
             return "uniform", shape, dtype, 0.0
-        case "aten.randn_like.default" if dtype == "float32" and prod(shape):
+        case "aten.randn_like.default" if dtype == "float32":
             return "normal", shape, dtype, 0.0
     raise GraphError(
         f"operator {op.name!r} ({op.target}) draws {dtype} numbers, which the JAX engine cannot: "

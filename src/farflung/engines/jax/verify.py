@@ -50,9 +50,7 @@ def _traced(graph: Graph, *, narrow: bool) -> dict[ValueRef, Any]:
     inputs: dict[Source, Any] = {}
     for op in graph.ops:
         inputs |= _inputs_of(graph, op)
-    inputs |= {
-        draw: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(dtype_of(spec.dtype))) for draw, spec in draws.specs.items()
-    }
+    inputs |= {draw: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(dtype_of(spec.dtype))) for draw, spec in draws.specs.items()}
     sources = list(inputs)
 
     def run(arrays: list[Any]) -> list[Any]:

@@ -5,9 +5,6 @@ What PyTorch says comes through a ``Probe``, so that every case can be tried on 
 
 from __future__ import annotations
 
-import os
-import platform
-from pathlib import Path
 from typing import Any, Protocol
 
 import psutil

@@ -14,7 +14,9 @@ from farflung.engines.jax.operators.table import Tensor, operator
 __all__: list[str] = []
 
 
-def _windows(x: Tensor, size: Any, stride: Any, padding: Any, *, ceil: bool) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+def _windows(
+    x: Tensor, size: Any, stride: Any, padding: Any, *, ceil: bool
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
     """Sizes, strides and paddings of windows over all axes of ``x``."""
     count = 1 if isinstance(size, int) else len(size)
     sizes = many(size, count)
@@ -41,15 +43,10 @@ def _max_pool(x: Tensor, size: Any, stride: Any = (), padding: Any = 0, dilation
 
 
 @operator("avg_pool1d.default", "avg_pool2d.default")
-def _avg_pool(
-    x: Tensor,
-    size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil: bool = False,
-    count_padding: bool = True,
-    divisor: int | None = None,
-) -> Tensor:
+def _avg_pool(x: Tensor, size: Any, stride: Any = (), padding: Any = 0, *rest: Any) -> Tensor:
+    """``rest``: whether sizes are rounded up, whether padding counts, and what sums are divided by."""
+    defaults = (False, True, None)
+    ceil, count_padding, divisor = tuple(rest) + defaults[len(rest) :]
     sizes, steps, pads = _windows(x, size, stride, padding, ceil=ceil)
     zero = np.zeros((), x.dtype)
     total = lax.reduce_window(x, zero, lax.add, sizes, steps, pads)

@@ -51,9 +51,9 @@ def many(value: Any, count: int) -> list[int]:
 
 
 @operator("conv1d.default", "conv2d.default", "conv3d.default", "conv1d.padding", "conv2d.padding", "conv3d.padding")
-def _convolution(
-    x: Tensor, weight: Tensor, bias: Tensor = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> Tensor:
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor = None, stride: Any = 1, padding: Any = 0, *rest: Any) -> Tensor:
+    """``rest``: dilation and the number of groups."""
+    dilation, groups = [*rest, 1, 1][:2]
     count = weight.ndim - 2
     spread = many(dilation, count)
     if isinstance(padding, str):

@@ -119,9 +119,7 @@ def _std(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim
 
 
 @operator("var_mean.correction")
-def _var_mean(
-    x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
+def _var_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     return _var(x, dim, correction=correction, keepdim=keepdim), _mean(x, dim, keepdim)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from farflung.engines.base import Array
-from farflung.engines.jax.host.operators import host_dtype, host_function
+from farflung.engines.host.operators import host_dtype, host_function
 from farflung.errors import FarflungError, GraphError
 from farflung.graph.ir import Arg, DTypeArg, InitStep, LocalRef, iter_refs
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from farflung.engines.base import Array
-from farflung.engines.jax.host.rules import HostRule
+from farflung.engines.host.rules import HostRule
 from farflung.errors import CheckpointError, GraphError, InputError
 from farflung.job.groups import group_of
 from farflung.job.spec import OptimizerSpec
@@ -92,7 +92,11 @@ class NamedOptimizer:
         rate, decay = settings
         kind, (first, second) = parameter.dtype.type, self._spec.betas
         if not state:
-            state |= {"step": np.zeros((), np.float32), "exp_avg": np.zeros_like(parameter), "exp_avg_sq": np.zeros_like(parameter)}
+            state |= {
+                "step": np.zeros((), np.float32),
+                "exp_avg": np.zeros_like(parameter),
+                "exp_avg_sq": np.zeros_like(parameter),
+            }
         count, mean, square = state["step"], state["exp_avg"], state["exp_avg_sq"]
         count += 1
         if decay:

@@ -2,7 +2,7 @@
 
 PyTorch seeds a Mersenne twister with the low 32 bits of the key. NumPy has the same generator, so masks and initial values have
 the same bits on every engine (normal numbers up to the last bits, which depend on the logarithm and the cosine in use).
-Source: ATen/core/MT19937RNGEngine.h, ATen/core/TransformationHelper.h and ATen/native/cpu/DistributionTemplates.h of PyTorch 2.13.
+Source: MT19937RNGEngine.h and TransformationHelper.h in ATen/core, and ATen/native/cpu/DistributionTemplates.h of PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Stream:
 
     def __init__(self, seed: int) -> None:
         self._twister: Any = MT19937()
-        self._twister._legacy_seeding(seed & 0xFFFFFFFF)  # noqa: SLF001 - the seeding of the original, as PyTorch does it
+        self._twister._legacy_seeding(seed & 0xFFFFFFFF)
 
     def _words(self, count: int) -> Array:
         found: Array = self._twister.random_raw(count)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from farflung.engines.base import Array
-from farflung.engines.jax.host.operators import host_dtype
-from farflung.engines.jax.host.programs import call, check_memory, last_uses
-from farflung.engines.jax.random_bits import Stream
+from farflung.engines.host.operators import host_dtype
+from farflung.engines.host.programs import call, check_memory, last_uses
+from farflung.engines.host.random_bits import Stream
 from farflung.errors import GraphError
 from farflung.graph.ir import State
 from farflung.graph.opset import check_initializer

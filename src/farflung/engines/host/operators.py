@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import erf, erfinv
 
 from farflung.engines.base import Array
-from farflung.engines.jax.random_bits import Stream
+from farflung.engines.host.random_bits import Stream
 from farflung.errors import GraphError
 
 __all__ = ["HOST", "host_dtype", "host_function"]
@@ -34,7 +34,7 @@ def host_function(target: str) -> Function:
     """
     name = target.removeprefix("aten.")
     if name not in HOST:
-        raise GraphError(f"the JAX engine has no operator {target!r} for initializers and optimizers: use a worker with --engine torch")
+        raise GraphError(f"operator {target!r} of an initializer or optimizer needs PyTorch: use a worker with --engine torch")
     return HOST[name]
 
 
@@ -86,7 +86,8 @@ def _div(x: Array, other: Any, *, rounding_mode: str | None = None) -> Any:
 
 def _lerp(x: Array, end: Array, weight: Any) -> Array:
     factor = _like(x, float(weight))
-    return x + factor * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - factor)
+    found: Array = x + factor * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - factor)
+    return found
 
 
 def _clamp(x: Array, least: Any = None, most: Any = None, *, min: Any = None, max: Any = None) -> Array:  # noqa: A002
@@ -122,7 +123,7 @@ _in_place("masked_fill", "Scalar", lambda x, mask, value: np.where(mask, _like(x
 _in_place("tril", "default", lambda x, diagonal=0: np.tril(x, diagonal))
 _in_place("triu", "default", lambda x, diagonal=0: np.triu(x, diagonal))
 _in_place("cumsum", "default", lambda x, dim, *, dtype=None: np.cumsum(x, axis=dim, dtype=dtype))
-_in_place("pow", "Scalar", lambda x, exponent: np.power(x, exponent))
+_in_place("pow", "Scalar", np.power)
 HOST["pow.Tensor_Scalar"] = lambda x, exponent: np.square(x) if exponent == 2 else np.power(x, _like(x, exponent))
 HOST["pow.Tensor_Tensor"] = np.power
 HOST["pow.Scalar"] = lambda base, x: np.power(np.asarray(base, x.dtype if x.dtype.kind == "f" else None), x)
@@ -133,7 +134,9 @@ HOST["where.self"] = HOST["where.ScalarOther"] = HOST["where.ScalarSelf"] = np.w
 
 
 def _select(x: Array, dim: int, index: int) -> Array:
-    return x[(*(slice(None) for _ in range(dim % x.ndim)), index)]
+    place: tuple[Any, ...] = (*(slice(None) for _ in range(dim % x.ndim)), index)
+    found: Array = x[place]
+    return found
 
 
 @_host("slice.Tensor")
@@ -145,7 +148,9 @@ def _slice(x: Array, dim: int = 0, start: int | None = None, end: int | None = N
 def _expand(x: Array, size: Sequence[int], *, implicit: bool = False) -> Array:
     del implicit
     kept = (1,) * (len(size) - x.ndim) + x.shape
-    return np.broadcast_to(x, [have if want == -1 else want for have, want in zip(kept, size, strict=True)])
+    shape = [have if want == -1 else want for have, want in zip(kept, size, strict=True)]
+    # NumPy's broadcasts are read-only, and a program may write to a view of the same size.
+    return x.reshape(shape) if prod(shape) == x.size else np.broadcast_to(x, shape)
 
 
 @_host("split.Tensor")
@@ -303,10 +308,11 @@ HOST |= {
 
 def _uniform(x: Array, low: float, high: float, stream: Stream) -> Array:
     found = stream.uniform(x.shape, x.dtype.name)
-    return found * found.dtype.type(high - low) + found.dtype.type(low)
+    scaled: Array = found * found.dtype.type(high - low) + found.dtype.type(low)
+    return scaled
 
 
 def _normal(x: Array, mean: float, std: float, stream: Stream) -> Array:
     if x.dtype != np.float32 or (not x.flags.c_contiguous and prod(x.shape) > 0):
-        raise GraphError(f"the JAX engine draws normal numbers in float32 only, here {x.dtype.name}: use a worker with --engine torch")
+        raise GraphError(f"normal numbers in {x.dtype.name} need PyTorch: use a worker with --engine torch")
     return stream.normal(x.shape, mean, std)
