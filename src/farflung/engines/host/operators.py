@@ -209,6 +209,32 @@ def _arange(start: float, end: float, step: float = 1, *, dtype: Any = None, **o
     return np.arange(start, end, step, dtype=kind if dtype is None else dtype)
 
 
+def _wide(x: Array) -> Array:
+    """Products of 16-bit numbers are summed in float32, as PyTorch does."""
+    return x.astype(np.float32) if x.dtype in (_BF16, np.float16) else x
+
+
+def _product(one: Array, other: Array) -> Array:
+    found: Array = np.matmul(_wide(one), _wide(other)).astype(one.dtype)
+    return found
+
+
+def _sum_of_products(x: Array, one: Array, other: Array, *, beta: float = 1, alpha: float = 1) -> Array:
+    wide = _wide(x)
+    found: Array = _like(wide, float(beta)) * wide + _like(wide, float(alpha)) * np.matmul(_wide(one), _wide(other))
+    return found.astype(x.dtype)
+
+
+@_host("index_put.default")
+def _index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
+    place, found = tuple(slice(None) if index is None else index for index in indices), x.copy()
+    if accumulate:
+        np.add.at(found, place, values)
+    else:
+        found[place] = values
+    return found
+
+
 HOST |= {
     "full.default": _full,
     "zeros.default": _constant(0),
@@ -232,10 +258,10 @@ HOST |= {
     "stack.default": lambda tensors, dim=0: np.stack(tensors, axis=dim),
     "repeat.default": np.tile,
     "outer.default": np.outer,
-    "mm.default": np.matmul,
-    "bmm.default": np.matmul,
-    "matmul.default": np.matmul,
-    "addmm.default": lambda x, a, b, *, beta=1, alpha=1: _like(x, float(beta)) * x + _like(x, float(alpha)) * (a @ b),
+    "mm.default": _product,
+    "bmm.default": _product,
+    "matmul.default": _product,
+    "addmm.default": _sum_of_products,
     "to.dtype": lambda x, dtype, *rest, **options: x.astype(dtype),
     "to.device": lambda x, device, dtype, *rest, **options: x.astype(dtype),
     "to.dtype_layout": lambda x, *, dtype=None, **options: x if dtype is None else x.astype(dtype),

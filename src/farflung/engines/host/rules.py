@@ -48,8 +48,9 @@ class HostRule:
         places += [item if not isinstance(item, np.ndarray) else item.copy() if item.size == 1 else None for item in inputs[2:]]
         guards = dict(program.guards)
         for step in program.steps:
-            known = bool(reads(step)) and all(places[place] is not None for place in reads(step))
-            places.append(self._step(step, places) if known else None)
+            known = all(places[place] is not None for place in reads(step))
+            found = self._step(step, places) if known else None
+            places.append(None if isinstance(found, np.ndarray) and found.size != 1 else found)
             expected = guards.get(len(places) - 1)
             if expected is None:
                 continue
