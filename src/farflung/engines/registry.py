@@ -12,9 +12,9 @@ __all__ = ["ENGINES", "get_engine"]
 #: The engines of farflung: name -> module and class.
 _BUILT_IN = {
     "torch": ("farflung.engines.torch.engine", "TorchEngine"),
-    "jax": ("farflung.engines.jax.engine", "JaxEngine"),
     "reference": ("farflung.engines.reference.engine", "ReferenceEngine"),
     "reference64": ("farflung.engines.reference.engine", "WideEngine"),
+    "jax": ("farflung.engines.jax.engine", "JaxEngine"),
 }
 
 ENGINES: Registry[Engine] = Registry("engine", "engines")

@@ -9,5 +9,4 @@ In the order of data flow:
 ``operators``   the table of operators
 ``draws``       the random numbers of a call
 ``tape``        reverse-mode differentiation
-``warmup``      measurement
 """

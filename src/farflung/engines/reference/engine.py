@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import psutil
 
 from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
-from farflung.engines.devices import ComputeDevice, choose_device
+from farflung.engines.devices import ComputeDevice, choose_device, core_count, cpu_model
 from farflung.engines.host.initialize import initial_value
 from farflung.engines.host.operators import HOST
 from farflung.engines.reference.operators import OPERATORS
 from farflung.engines.reference.runner import ReferenceRunner
-from farflung.engines.reference.warmup import measure_cpu
+from farflung.engines.warmup import WarmUpDevice, host_processors, measure_device, measure_share
 from farflung.errors import GraphError, InputError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
@@ -35,8 +33,7 @@ class ReferenceEngine:
 
     def devices(self) -> Sequence[ComputeDevice]:
         """Return the CPU."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return (ComputeDevice(name="cpu", model=platform.processor(), memory=psutil.virtual_memory().total, cores=cores),)
+        return (ComputeDevice(name="cpu", model=cpu_model(), memory=psutil.virtual_memory().total, cores=core_count()),)
 
     def attempt(self, device: str, memory: int, patience: float = 0.0) -> ReferenceEngine:
         """Return this engine: it computes in this process."""
@@ -123,12 +120,27 @@ class ReferenceEngine:
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """A short warm-up of the CPU."""
         del device
-        return measure_cpu(self.open, peak_flops_per_second)
+        return measure_device(self._cpu(), peak_flops_per_second)
 
     def share(self, device: str, reference_seconds: float) -> float:
-        """The CPU counts as whole: the engine is not for training at full speed."""
-        del device, reference_seconds
-        return 1.0
+        """See ``Engine.share``."""
+        del device
+        return measure_share(self._cpu(), reference_seconds)
+
+    def _cpu(self) -> WarmUpDevice:
+        return WarmUpDevice(
+            name="cpu", model=cpu_model(), processors=host_processors(), open=self.open, multiply=_multiply, memory=_memory
+        )
+
+
+def _multiply(size: int) -> Callable[[], object]:
+    a = np.ones((size, size), np.float32)
+    return lambda: np.matmul(a, a)
+
+
+def _memory() -> tuple[int, int]:
+    found = psutil.virtual_memory()
+    return found.available, found.total
 
 
 class WideEngine(ReferenceEngine):

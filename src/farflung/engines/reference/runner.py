@@ -202,9 +202,9 @@ class ReferenceRunner:
             InputError: not as many rates as groups.
         """
         with self.state.updating(names) as found:
-            if scale is not None:
-                found = {name: array * np.float32(scale) for name, array in found.items()}
-            self._stepper().step(found, rates)
+            factor = None if scale is None else np.float32(scale)
+            scaled = found if factor is None else {name: array * factor for name, array in found.items()}
+            self._stepper().step(scaled, rates)
 
     def discard(self) -> None:
         """Clear gradients and kept activations."""

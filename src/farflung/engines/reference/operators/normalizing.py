@@ -69,9 +69,8 @@ def _by_channel(a: Any, rank: int) -> Any:
 
 
 @operator("farflung.batch_norm")
-def _batch_norm_training(
-    a: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
-) -> list[Any]:
+def _batch_norm_training(a: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, *rates: float) -> list[Any]:
+    momentum, eps = rates
     rank = len(shape_of(a))
     axes = (0, *range(2, rank))
     found = _scaled(_normalized(a, axes, eps), _by_channel(weight, rank), _by_channel(bias, rank))
@@ -83,9 +82,8 @@ def _batch_norm_training(
 
 
 @operator("batch_norm.default")
-def _batch_norm(
-    a: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float, _: bool
-) -> Any:
+def _batch_norm(a: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, *rest: Any) -> Any:
+    training, _, eps, _ = rest
     rank = len(shape_of(a))
     if training:
         return _scaled(_normalized(a, (0, *range(2, rank)), eps), _by_channel(weight, rank), _by_channel(bias, rank))
@@ -160,10 +158,8 @@ def _kl_div(a: Any, b: Any, reduction: int = _MEAN, log_target: bool = False) ->
 def _nll(a: Any, target: Any, weight: Any = None, reduction: int = _MEAN, ignore_index: int = -100) -> Any:
     """The classes of ``a`` are its axis 1, or its only one."""
     shape, classes = shape_of(a), value_of(target)
-    if len(shape) == 1:
-        rows = reshape(a, (1, -1))
-    else:
-        rows = reshape(transpose(a, (0, *range(2, len(shape)), 1)), (-1, shape[1]))
+    classes_last = transpose(a, (0, *range(2, len(shape)), 1)) if len(shape) > 1 else a
+    rows = reshape(classes_last, (-1, shape[min(len(shape) - 1, 1)]))
     flat = classes.reshape(-1)
     counted = flat != ignore_index
     chosen = np.where(counted, flat, 0)

@@ -11,7 +11,7 @@ import numpy as np
 from farflung.engines.reference.draws import Draw
 from farflung.engines.reference.operators.drawing import dropped
 from farflung.engines.reference.operators.reductions import amax, softmax
-from farflung.engines.reference.operators.table import operator, shape_of, size_list
+from farflung.engines.reference.operators.table import filled, operator, shape_of, size_list
 from farflung.engines.reference.tape import (
     Value,
     absorb,
@@ -141,9 +141,8 @@ def _counts(sizes: Sequence[int], kernel: Sequence[int], stride: Sequence[int], 
 
 
 @operator("conv1d.default", "conv2d.default", "conv3d.default")
-def _convolution(
-    a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> Value:
+def _convolution(a: Any, weight: Any, bias: Any = None, *rest: Any, **named: Any) -> Value:
+    stride, padding, dilation, groups = filled({"stride": 1, "padding": 0, "dilation": 1, "groups": 1}, rest, named)
     kernel = shape_of(weight)[2:]
     rank = len(kernel)
     step, spread = size_list(stride, rank), size_list(dilation, rank)
@@ -159,9 +158,8 @@ def _convolution(
 
 
 @operator("conv1d.padding", "conv2d.padding", "conv3d.padding")
-def _convolution_padding(
-    a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: str = "valid", dilation: Any = 1, groups: int = 1
-) -> Value:
+def _convolution_padding(a: Any, weight: Any, bias: Any = None, *rest: Any, **named: Any) -> Value:
+    stride, padding, dilation, groups = filled({"stride": 1, "padding": "valid", "dilation": 1, "groups": 1}, rest, named)
     kernel = shape_of(weight)[2:]
     spread = size_list(dilation, len(kernel))
     if padding == "same":
@@ -173,37 +171,33 @@ def _convolution_padding(
 
 
 @operator("max_pool1d.default", "max_pool2d.default")
-def _max_pool(a: Any, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Value:
-    windows = _pooled(a, kernel_size, stride, padding, dilation, ceil_mode, fill=-np.inf)
+def _max_pool(a: Any, kernel_size: Any, *rest: Any, **named: Any) -> Value:
+    defaults = {"stride": (), "padding": 0, "dilation": 1, "ceil_mode": False}
+    stride, padding, dilation, ceil_mode = filled(defaults, rest, named)
+    windows = _pooled(a, (kernel_size, stride, padding, dilation), -np.inf, ceil_mode=ceil_mode)
     places = np.argmax(value_of(windows), axis=2)
     grid = list(np.indices(places.shape, sparse=True))
     return pick(windows, (grid[0], grid[1], places, *grid[2:]))
 
 
 @operator("avg_pool1d.default", "avg_pool2d.default")
-def _avg_pool(
-    a: Any,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Value:
-    windows = _pooled(a, kernel_size, stride, padding, 1, ceil_mode, fill=0.0)
-    if count_include_pad or divisor_override:
-        count: Any = divisor_override or shape_of(windows)[2]
-    else:
-        ones = _pooled(np.ones_like(value_of(a)), kernel_size, stride, padding, 1, ceil_mode, fill=0.0)
-        count = value_of(ones).sum(axis=2)
+def _avg_pool(a: Any, kernel_size: Any, *rest: Any, **named: Any) -> Value:
+    defaults = {"stride": (), "padding": 0, "ceil_mode": False, "count_include_pad": True, "divisor_override": None}
+    stride, padding, ceil_mode, with_padding, divisor = filled(defaults, rest, named)
+    geometry = (kernel_size, stride, padding, 1)
+    windows = _pooled(a, geometry, 0.0, ceil_mode=ceil_mode)
+    count: Any = divisor or shape_of(windows)[2]
+    if not (with_padding or divisor):
+        count = value_of(_pooled(np.ones_like(value_of(a)), geometry, 0.0, ceil_mode=ceil_mode)).sum(axis=2)
     return multiply(total(windows, (2,)), 1 / count)
 
 
-def _pooled(a: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, *, fill: float) -> Value:
+def _pooled(a: Any, geometry: tuple[Any, Any, Any, Any], fill: float, *, ceil_mode: bool) -> Value:
+    """The windows of a pooling; ``geometry``: kernel size, stride, padding and dilation."""
     if ceil_mode:
         raise ValueError("ceil_mode is not supported")
-    shape = shape_of(a)
-    rank = len(kernel_size) if isinstance(kernel_size, (list, tuple)) and len(kernel_size) > 1 else len(shape) - 2
+    kernel_size, stride, padding, dilation = geometry
+    rank = len(shape_of(a)) - 2
     kernel, spread = size_list(kernel_size, rank), size_list(dilation, rank)
     step = size_list(stride, rank) if stride not in ((), []) else kernel
     image = _padded(a, size_list(padding, rank), fill)
@@ -236,17 +230,9 @@ def _adaptive(a: Any, output_size: Any, reduce: Any) -> Value:
 
 
 @operator("scaled_dot_product_attention.default", draws=True)
-def _attention(
-    draw: Draw | None,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Value:
+def _attention(draw: Draw | None, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Value:
+    defaults = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+    attn_mask, dropout_p, is_causal, scale, enable_gqa = filled(defaults, rest, named)
     if enable_gqa:
         key, value = (_grouped(part, shape_of(query)[-3]) for part in (key, value))
     factor = shape_of(query)[-1] ** -0.5 if scale is None else scale
@@ -301,8 +287,9 @@ def _first_places(x: Any, best: Any, spots: Any, output_size: Any, rank: int) ->
             slice(at * size // count, -(-((at + 1) * size) // count))
             for at, size, count in zip(place, sizes, wanted, strict=True)
         )
-        cell = (*[slice(None)] * len(lead), *index)
+        cell: Any = (*[slice(None)] * len(lead), *index)
         flat, own = x[cell].reshape(*lead, -1), spots[cell].reshape(*lead, -1)
         first = np.argmax(flat, axis=-1)[..., None]
-        found[(*[slice(None)] * len(lead), *place)] = np.take_along_axis(own, first, -1)[..., 0]
+        spot: Any = (*[slice(None)] * len(lead), *place)
+        found[spot] = np.take_along_axis(own, first, -1)[..., 0]
     return found

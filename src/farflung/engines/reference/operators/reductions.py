@@ -110,12 +110,11 @@ def amax(a: Any, axes: Axes, *, keep: bool = False) -> Value:
     return _extreme(np.max, a, axes, keep=keep)
 
 
-for _name, _function in (("max", np.max), ("min", np.min)):
-    OPERATORS[f"aten.{_name}.default"] = partial(lambda function, a: _extreme(function, a, None), _function)
-for _name, _function in (("amax", np.max), ("amin", np.min)):
-    OPERATORS[f"aten.{_name}.default"] = partial(
-        lambda function, a, dim=(), keepdim=False: _extreme(function, a, axes_of(dim), keep=keepdim), _function
-    )
+def _extreme_along(function: Callable[..., Any], a: Any, dim: Any = (), keepdim: bool = False) -> Value:
+    return _extreme(function, a, axes_of(dim), keep=keepdim)
+
+
+_EXTREMES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {"max": (np.max, np.argmax), "min": (np.min, np.argmin)}
 
 
 def _at(function: Callable[..., Any], a: Any, dim: int, keepdim: bool = False) -> list[Value]:
@@ -126,24 +125,21 @@ def _at(function: Callable[..., Any], a: Any, dim: int, keepdim: bool = False) -
     return [reshape(found, shape), Value(places.reshape(shape))]
 
 
-for _name, _function in (("max", np.argmax), ("min", np.argmin)):
-    OPERATORS[f"aten.{_name}.dim"] = partial(_at, _function)
-
-
 def _place(function: Callable[..., Any], a: Any, dim: int | None = None, keepdim: bool = False) -> Value:
     return Value(np.asarray(function(value_of(a), axis=dim, keepdims=keepdim)))
-
-
-for _name, _function in (("argmax", np.argmax), ("argmin", np.argmin)):
-    OPERATORS[f"aten.{_name}.default"] = partial(_place, _function)
 
 
 def _truth(function: Callable[..., Any], a: Any, dim: Any = None, keepdim: bool = False) -> Value:
     return Value(np.asarray(function(value_of(a), axis=dim, keepdims=keepdim)))
 
 
-for _name, _function in (("all", np.all), ("any", np.any)):
-    OPERATORS[f"aten.{_name}.default"] = OPERATORS[f"aten.{_name}.dim"] = partial(_truth, _function)
+for _name, (_best, _first) in _EXTREMES.items():
+    OPERATORS[f"aten.{_name}.default"] = OPERATORS[f"aten.a{_name}.default"] = partial(_extreme_along, _best)
+    OPERATORS[f"aten.{_name}.dim"] = partial(_at, _first)
+    OPERATORS[f"aten.arg{_name}.default"] = partial(_place, _first)
+_TRUTHS: dict[str, Callable[..., Any]] = {"all": np.all, "any": np.any}
+for _name, _truthful in _TRUTHS.items():
+    OPERATORS[f"aten.{_name}.default"] = OPERATORS[f"aten.{_name}.dim"] = partial(_truth, _truthful)
 
 
 @operator("cumsum.default")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from farflung.engines.reference.tape import value_of
 
-__all__ = ["DRAWING", "OPERATORS", "operator", "shape_of", "size_list"]
+__all__ = ["DRAWING", "OPERATORS", "filled", "operator", "shape_of", "size_list"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,6 +29,14 @@ def operator(*names: str, draws: bool = False) -> Callable[[Function], Function]
         return function
 
     return enter
+
+
+def filled(defaults: Mapping[str, Any], given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """The values of further arguments: ``given`` by place and ``named``, else their ``defaults``."""
+    found = {**defaults, **dict(zip(defaults, given, strict=False)), **named}
+    if len(given) > len(defaults) or found.keys() != defaults.keys():
+        raise ValueError(f"the further arguments are {', '.join(defaults)}")
+    return list(found.values())
 
 
 def shape_of(operand: Any) -> tuple[int, ...]:
