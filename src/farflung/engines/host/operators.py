@@ -227,7 +227,8 @@ def _sum_of_products(x: Array, one: Array, other: Array, *, beta: float = 1, alp
 
 @_host("index_put.default")
 def _index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
-    place, found = tuple(slice(None) if index is None else index for index in indices), x.copy()
+    place: Any = tuple(slice(None) if index is None else index for index in indices)
+    found = x.copy()
     if accumulate:
         np.add.at(found, place, values)
     else:
