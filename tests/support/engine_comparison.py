@@ -1,29 +1,12 @@
-"""How far two engines' results lie apart."""
+"""A step of a model on an engine, to compare engines with each other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from farflung.engines import Engine, EngineSettings
-from tests.support.engine_drive import Array, Stages, captured, equal_cuts, make, module_states
-
-#: A gradient below this share of the largest one is rounding: that of a bias whose effect a softmax takes away.
-_NOISE = 1e-6
-
-
-def deviation(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-    """The largest difference, as a share of the largest element of its array."""
-    assert found.keys() == expected.keys()
-    most = max((float(np.abs(array).max()) for array in expected.values() if array.size), default=0.0)
-    shares = [
-        float(np.abs(np.subtract(found[name], array, dtype=np.float64)).max()) / float(np.abs(array).max())
-        for name, array in expected.items()
-        if array.size and float(np.abs(array).max()) > _NOISE * most
-    ]
-    return max(shares, default=0.0)
+from tests.support.engine_drive import Stages, captured, equal_cuts, make, module_states
 
 
 class Trained:

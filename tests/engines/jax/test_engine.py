@@ -13,7 +13,8 @@ from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import GroupSpec, OptimizerSpec
-from tests.support.engine_comparison import Trained, deviation
+from tests.support.engine_closeness import worst_difference
+from tests.support.engine_comparison import Trained
 from tests.support.engine_drive import Array, make, module_states
 
 #: Between PyTorch and JAX, as a share of the largest element of each gradient.
@@ -29,7 +30,7 @@ def test_losses_gradients_and_updates(name: str, stages: int) -> None:
     settings = EngineSettings(seed=3, optimizer=ADAMW)
     found, expected = Trained(name, JAX, stages, settings), Trained(name, TORCH, stages, settings)
     assert found.losses == pytest.approx(expected.losses, rel=1e-6)
-    assert deviation(found.gradients, expected.gradients) < CLOSE
+    assert worst_difference(found.gradients, expected.gradients) < CLOSE
     before = module_states(make(name)[0])
     states = expected.update()
     # AdamW divides by the size of a gradient: where that is rounding, the first step is, too.
@@ -38,7 +39,7 @@ def test_losses_gradients_and_updates(name: str, stages: int) -> None:
     }
     reached = found.update()
     assert reached.keys() == states.keys()
-    assert deviation({key: reached[key] for key in moved}, moved) < 1e-3
+    assert worst_difference({key: reached[key] for key in moved}, moved) < 1e-3
     assert any(not np.array_equal(before[key], reached[key]) for key in moved)
 
 
@@ -46,25 +47,25 @@ def test_batch_normalization() -> None:
     """Deep in this network a mean has three elements, which makes any rounding large: so the tolerance."""
     found, expected = Trained("resnet18", JAX, 2), Trained("resnet18", TORCH, 2)
     assert found.losses == pytest.approx(expected.losses, rel=1e-5)
-    assert deviation(found.gradients, expected.gradients) < 1e-3
+    assert worst_difference(found.gradients, expected.gradients) < 1e-3
     statistics = {name: array for name, array in expected.stages.states().items() if "running" in name}
     assert len(statistics) == 40
-    assert deviation({name: found.stages.states()[name] for name in statistics}, statistics) < CLOSE
+    assert worst_difference({name: found.stages.states()[name] for name in statistics}, statistics) < CLOSE
 
 
 def test_recomputation_changes_nothing() -> None:
     plain = Trained("user_cnn", JAX, 2)
     again = Trained("user_cnn", JAX, 2, EngineSettings(seed=3, recompute=True))
     assert again.losses == plain.losses
-    assert deviation(again.gradients, plain.gradients) < 1e-6
+    assert worst_difference(again.gradients, plain.gradients) < 1e-6
 
 
 def test_bf16_is_as_close_as_sixteen_bits_are() -> None:
     settings = EngineSettings(seed=3, precision="bf16")
     wide, found, expected = Trained("gpt2", TORCH), Trained("gpt2", JAX, 3, settings), Trained("gpt2", TORCH, 3, settings)
     assert found.losses == pytest.approx(expected.losses, rel=1e-2)
-    assert deviation(found.gradients, wide.gradients) < 2 * deviation(expected.gradients, wide.gradients)
-    assert deviation(found.gradients, wide.gradients) > 1e-4  # it is not float32 in disguise
+    assert worst_difference(found.gradients, wide.gradients) < 2 * worst_difference(expected.gradients, wide.gradients)
+    assert worst_difference(found.gradients, wide.gradients) > 1e-4  # it is not float32 in disguise
     sent = [edge.value for edge in found.stages.subs[0].sends_activations]
     assert sent
 
@@ -138,7 +139,7 @@ def test_what_was_handed_out_stays() -> None:
     other.load(runner.states())
     other.forward(MicroBatch(0, 0), {}, data(piece.graph))
     other.backward(MicroBatch(0, 0), {}, 1.0)
-    assert deviation(held, other.gradients()) == 0
+    assert worst_difference(held, other.gradients()) == 0
 
 
 def test_errors_name_what_is_wrong() -> None:
