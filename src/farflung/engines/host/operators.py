@@ -335,7 +335,9 @@ HOST |= {
 
 def _uniform(x: Array, low: float, high: float, stream: Stream) -> Array:
     found = stream.uniform(x.shape, x.dtype.name)
-    scaled: Array = found * found.dtype.type(high - low) + found.dtype.type(low)
+    kind = found.dtype.type
+    # PyTorch multiplies and adds with one rounding.
+    scaled: Array = (found.astype(np.float64) * float(kind(high) - kind(low)) + float(kind(low))).astype(found.dtype)
     return scaled
 
 

@@ -77,5 +77,6 @@ def _box_muller(data: Array, mean: float, std: float) -> Array:
     radius = np.sqrt(np.float32(-2) * np.log(np.float32(1) - halves[:, 0]))
     angle = np.float32(2 * np.pi) * halves[:, 1]
     both = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    found: Array = (both * np.float32(std) + np.float32(mean)).reshape(-1)
+    # PyTorch multiplies and adds with one rounding.
+    found: Array = (both.astype(np.float64) * float(np.float32(std)) + float(np.float32(mean))).astype(np.float32).reshape(-1)
     return found
