@@ -29,6 +29,7 @@ for _module, _name in {
     "training.coverage": "Coverage",
     "training.crawl": "Crawl",
     "network.emulator": "Emulator",
+    "training.engines": "Engines",
     "training.exactness": "Exactness",
     "papers.fusionllm": "FusionLlm",
     "faults.fuzz": "Fuzz",

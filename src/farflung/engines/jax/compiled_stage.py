@@ -16,7 +16,7 @@ import numpy as np
 from farflung.engines.base import Array, EngineSettings, MicroBatch, gradient_parts
 from farflung.engines.jax.arrays import place, placed_copy, struct
 from farflung.engines.jax.draws import Draws
-from farflung.engines.jax.program import Draw, Read, Source, compiled, trace
+from farflung.engines.jax.program import Draw, Read, Source, compiled, passes_gradient, trace
 from farflung.engines.jax.states import JaxStates
 from farflung.engines.jax.verify import narrow_types
 from farflung.errors import GraphError
@@ -56,7 +56,8 @@ class CompiledStage:
         self._returns = self._parts() if settings.training else {}
         received = {source for sources in self._returns.values() for source in sources}
         uses = [Use(name, op.name) for op in self._ops for name in dict.fromkeys(op.states())]
-        learns = {use for name in trained for use in graph.gradient_uses[name] if graph.position[use.op] in own}
+        candidates = [use for name in trained for use in graph.gradient_uses[name] if graph.position[use.op] in own]
+        learns = {use for use in candidates if passes_gradient(graph.op(use.op), use.state)}
         self._diff: list[Source] = [*(use for use in uses if use in learns), *received]
         values = [edge.value for edge in subgraph.requires_activations if edge.value not in self._returns]
         rest: list[Source] = [*(use for use in uses if use not in learns), *subgraph.placeholders, *values]
