@@ -179,7 +179,7 @@ def _losses(settings: EnginesSettings, engine: Engine, say: Say) -> list[float]:
         steps=settings.steps,
         threads=settings.threads,
         seed=settings.seed,
-        micro_batch_sizes=[rows, rows],
+        micro_batch_sizes=(rows, rows),
         optimizer=OptimizerSpec(name="adamw", lr=1e-3, clip_norm=1.0),
         checkpoint=CheckpointSpec(at_end=False),
     )

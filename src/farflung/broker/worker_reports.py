@@ -172,6 +172,7 @@ def _offer(message: Hello) -> Offer:
         region=item.region or "",
         operators=None if isinstance(item.operators, UnsetType) else item.operators,
         precisions=() if isinstance(item.precisions, UnsetType) else item.precisions,
+        installed=item.installed or 0.0,
     )
 
 

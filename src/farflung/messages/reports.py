@@ -25,6 +25,7 @@ from farflung.messages.schema import (
     Names,
     Parting,
     Run,
+    Sha256,
     Text,
     UnsetType,
     Version,
@@ -86,7 +87,7 @@ class OfferItem(Item):
 
     ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio. ``isolation``: of a job's
     process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes. ``operators``, ``precisions``: what the
-    worker's engine supports.
+    worker's engine supports. ``installed``: bytes of the memory that all workers of the machine share.
     """
 
     memory: Capacity
@@ -106,6 +107,7 @@ class OfferItem(Item):
     isolation: Literal["full", "partial", "off"] | UnsetType = UNSET
     region: Word | UnsetType = UNSET
     disk: Amount | UnsetType = UNSET
+    installed: Amount | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):
@@ -293,7 +295,7 @@ class Hashed(RunReport, kind="hashed", on=Channel.REPORTS):
     """
 
     step: Count
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    sha256: Sha256
     of: Member | UnsetType = UNSET
 
 

@@ -49,6 +49,7 @@ class MeasuredDevice:
         self._offer: Mapping[str, Any] = MappingProxyType(
             {
                 "memory": memory,
+                **({"installed": psutil.virtual_memory().total} if chosen.kind == "cpu" else {}),
                 "kind": chosen.kind,
                 "description": report.name,
                 "host": host_id(),
