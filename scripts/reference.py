@@ -1,6 +1,7 @@
 """Write the reference pages that come from code: ``python scripts/reference.py``.
 
-``docs/reference/commands.md`` comes from the command line, ``docs/reference/job.md`` from the models of the job file.
+``docs/reference/commands.md`` comes from the command line, ``docs/reference/job.md`` from the models of the job file,
+``docs/reference/cluster.md`` from those of the cluster file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from farflung.cli.commands import COMMANDS
 from farflung.cli.main import app
 from farflung.codecs import CODECS
 from farflung.frontends.recipes.registry import RECIPES
+from farflung.job.section import Section
 from farflung.job.spec import CodecSpec, JobSpec, ModelSpec, PlanSpec, SyncSpec
+from farflung.launchers.cluster_file import BrokerSpec, ClusterSpec, WorkersSpec
+from farflung.launchers.registry import PROVIDERS
 from farflung.planners import planner_names
 from farflung.registry import Registry
 from farflung.sync import STRATEGIES
@@ -45,6 +49,14 @@ A job file is TOML. The classes with the same keys serve `farflung.train`: `Opti
 An unknown key is an error that names the known ones.
 """
 
+_CLUSTER = """# Cluster file keys
+
+This page lists every key of a cluster file. [Start a cluster from a file](../clusters.md) explains how to use them.
+`python scripts/reference.py` generates this page from `src/farflung/launchers`, and a test compares the two.
+
+A cluster file is TOML. An unknown key is an error that names the known ones.
+"""
+
 
 def _built_in(registry: Registry[Any]) -> list[str]:
     """The names in ``registry`` without those of installed plug-ins."""
@@ -56,6 +68,7 @@ _REGISTRIES = {
     (ModelSpec, "recipe"): _built_in(RECIPES),
     (CodecSpec, "name"): [*_built_in(CODECS), "adatopk", "auto"],
     (PlanSpec, "planner"): planner_names(),
+    (ClusterSpec, "provider"): _built_in(PROVIDERS),
     (SyncSpec, "strategy"): ["exact", *_built_in(STRATEGIES)],
 }
 
@@ -142,6 +155,20 @@ def job_page() -> str:
     return "\n".join(parts)
 
 
+def cluster_page() -> str:
+    """Return the page on the keys of a cluster file."""
+    sections = {"broker": BrokerSpec, "workers": WorkersSpec}
+    keys = {name: one for name, one in ClusterSpec.model_fields.items() if name not in sections}
+    parts = [_CLUSTER, _section("Top level", ClusterSpec, keys)]
+    for name, model in {**sections, **{name: PROVIDERS.get(name).settings for name in _built_in(PROVIDERS)}}.items():
+        parts.append(_section(f"`[{name}]`", model, model.model_fields))
+        for key, field in model.model_fields.items():
+            inner = _model(*typing.get_args(field.annotation)[:1])
+            if inner is not None:
+                parts.append(_section(f"Entries of `{name}.{key}`", inner, inner.model_fields, "###"))
+    return "\n".join(parts)
+
+
 def _model(annotation: Any = None) -> type[BaseModel] | None:
     """The section that ``annotation`` names, also as one of several types."""
     for one in (annotation, *typing.get_args(annotation)):
@@ -168,7 +195,15 @@ def _known(model: type[BaseModel], name: str) -> str:
 
 
 def _comments(model: type[BaseModel]) -> dict[str, str]:
-    """The comments ``#:`` above the fields of ``model``."""
+    """The comments ``#:`` above the fields of ``model`` and of the sections that it extends."""
+    found: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if issubclass(kind, Section) and kind is not Section:
+            found |= _own_comments(kind)
+    return found
+
+
+def _own_comments(model: type[BaseModel]) -> dict[str, str]:
     source = inspect.getsource(model)
     lines = source.splitlines()
     found = {}
@@ -226,7 +261,7 @@ def _value(field: FieldInfo) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
-PAGES = {"commands.md": command_page, "job.md": job_page}
+PAGES = {"commands.md": command_page, "job.md": job_page, "cluster.md": cluster_page}
 
 
 def main() -> None:

@@ -63,8 +63,9 @@ def test_a_job_file_names_the_kind_of_its_data(tmp_path: Path) -> None:
 
 
 def test_the_example_is_a_job() -> None:
-    block, optimizer = re.findall(r"```toml\n(.*?)```", (DOCS / "jobs.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    block, chats, optimizer = re.findall(r"```toml\n(.*?)```", (DOCS / "jobs.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     assert make_job({"steps": 1000, **tomllib.loads(optimizer)}).optimizer.name == "lion"
+    assert [part.path for part in make_job(tomllib.loads(chats)).data.parts] == ["chats.jsonl", "books"]
     job = make_job(tomllib.loads(block))
     assert job.micro_batches == 4
     assert job.model is not None

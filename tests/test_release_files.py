@@ -50,6 +50,7 @@ def test_the_security_policy_names_options_that_exist() -> None:
     join.register(part)
     commands = typer.main.get_group(part).commands
     known = {option for command in commands.values() for one in command.params for option in one.opts} | {"--version"}
+    known |= {"--require-hashes"}  # of pip
     assert set(re.findall(r"(--[a-z][a-z-]*)", text)) <= known
     assert f"{__version__.rpartition('.')[0]}.x" in text
 

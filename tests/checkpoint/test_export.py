@@ -194,7 +194,7 @@ def test_folders_with_parts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no model\.safetensors \(or its index\)"):
         Weights.open(tmp_path)
     index.write_text(json.dumps({"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}))
-    assert set(Weights.open(tmp_path).tensors) == {"a", "b"}
+    assert set(Weights.open(tmp_path).names) == {"a", "b"}
     index.write_text(json.dumps({"weight_map": {"a": "../m-1.safetensors"}}))
     with pytest.raises(CheckpointError, match="names files outside its folder"):
         Weights.open(tmp_path)
@@ -202,7 +202,7 @@ def test_folders_with_parts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is no index of safetensors files"):
         Weights.open(tmp_path)
     safetensors.numpy.save_file({"c": np.zeros(1)}, tmp_path / "model.safetensors")
-    assert set(Weights.open(tmp_path).tensors) == {"c"}
+    assert set(Weights.open(tmp_path).names) == {"c"}
 
 
 def test_one_name_in_two_files(tmp_path: Path) -> None:
@@ -211,4 +211,4 @@ def test_one_name_in_two_files(tmp_path: Path) -> None:
     for name in ("x", "y"):
         safetensors.numpy.save_file({"a": np.ones(1)}, tmp_path / name)
     with pytest.raises(CheckpointError, match="tensor 'a' is in two of the weight files"):
-        Weights(FileBlob(tmp_path / name) for name in ("x", "y"))
+        Weights.of(FileBlob(tmp_path / name) for name in ("x", "y"))

@@ -27,6 +27,8 @@ from farflung.checkpoint import (
 )
 from farflung.errors import CheckpointError, DiskFull, VersionError
 from farflung.job import JobSpec, make_job, to_json
+from farflung.job.spec import ScheduleSpec
+from farflung.job.value_tables import write_values
 
 JOB = make_job({"steps": 10, "seed": 4})
 STATES = {f"layer{i}.weight": np.full((3, 2), i, np.float32) for i in range(4)}
@@ -343,6 +345,14 @@ def test_resume_refuses_another_model_or_other_numbers(store: CheckpointStore) -
     differences = r"other settings \(seed: 4 -> 5, optimizer\.lr: 0\.001 -> 1\.0\): set them back, or load its exported weights"
     with pytest.raises(CheckpointError, match=differences):
         check_resume(manifest, "ab" * 32, changed)
+
+
+def test_resume_under_another_schedule_than_a_function_names_the_function_and_not_its_values() -> None:
+    values = {"lr": write_values([0.1 / (1 + step) for step in range(10)])}
+    held = JOB.model_copy(update={"schedule": ScheduleSpec(name="values", values=values)})
+    manifest = Manifest(step=1, job=held.model_dump_json(), graph_hash="ab", shards=())
+    with pytest.raises(CheckpointError, match=r"other settings \(schedule\.name: a function -> constant\): set them back"):
+        check_resume(manifest, "ab", JOB)
 
 
 def test_bad_shard_names_and_folders(store: CheckpointStore, tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_opening_a_tokenizer(tmp_path: Path) -> None:
     spec = DataSpec(kind="text", path="corpus", tokenizer="chars", sequence=4)
     assert open_tokenizer(spec, tmp_path).decode([0, 1]) == "eh"
     assert open_tokenizer(DataSpec(kind="text", path="x"), tmp_path).size == 256
-    with pytest.raises(InputError, match=r"data\.kind = 'array' has no tokenizer: only 'text' has one"):
+    with pytest.raises(InputError, match=r"data\.kind = 'array' has no tokenizer: only text and chats have one"):
         open_tokenizer(DataSpec(kind="array", path="x"), tmp_path)
 
 

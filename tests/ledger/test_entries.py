@@ -17,7 +17,7 @@ from farflung.cluster import Topology
 from farflung.errors import DataError
 from farflung.ledger import COLUMNS, RunLedger, ledger_csv, ledger_of, sum_of, totals
 from farflung.ledger.entries import UNKNOWN
-from farflung.ledger.words import HEAD, run_line, total_rows
+from farflung.ledger.words import HEAD, money, run_line, total_rows
 from farflung.plan import Plan, Replica, estimate
 from farflung.simulator import DevicePrice, PriceTable, TrafficPrice
 from farflung.telemetry import RunFolder, StepRecord
@@ -225,3 +225,8 @@ def test_helpers_have_rows_and_the_work_of_a_stage_is_counted_once(tmp_path: Pat
     stage = (parts[1].forward_flops + parts[1].backward_flops) / max(plan.micro_batch_sizes) * found.samples
     assert b.flops + entries["c"].flops + d.flops == pytest.approx(stage)
     assert b.flops == pytest.approx(stage * 16 / found.samples)
+
+
+def test_small_amounts_of_money_have_three_digits_and_no_exponent() -> None:
+    found = [money(value, "USD") for value in (0.0, 1234.5, 0.00999, 2.588e-5, -3e-7, 1e-12)]
+    assert found == ["0.00 USD", "1,234.50 USD", "0.00999 USD", "0.0000259 USD", "-0.000000300 USD", "1.00e-12 USD"]

@@ -165,7 +165,7 @@ def test_a_run_that_ends_well_shows_that_a_crash_was_not_its_fault() -> None:
     begin(made, "b")
     made.handle(RunAdvanced(run="r"))
     made.handle(RunEnded(run="r", name="b"))
-    assert made.runs["r"].state is RunState.DONE
+    assert made.runs["r"].state is RunState.FINISHED
     assert list(made.standing_changes()) == ["a"]
 
 

@@ -73,7 +73,7 @@ def test_a_worker_that_leaves_hands_over_after_the_step_and_that_is_no_loss() ->
 def test_a_run_that_ends_while_it_is_handed_over_has_ended() -> None:
     made = running("a")
     made.handle(leaves("a"))
-    assert made.handle(RunEnded(run="r", name="a")) == [FinishRun(run="r", outcome="done"), DismissMember(name="a")]
+    assert made.handle(RunEnded(run="r", name="a")) == [FinishRun(run="r", outcome="finished"), DismissMember(name="a")]
 
 
 def test_who_is_paused_gets_no_work_until_it_is_not() -> None:
@@ -95,7 +95,7 @@ def test_who_drains_serves_its_run_to_the_end() -> None:
     made = running("a")
     assert made.handle(MemberWants(name="a", parting="drain")) == []
     made.handle(RunSubmitted(run="s", workers=None))
-    assert made.handle(RunEnded(run="r", name="a")) == [FinishRun(run="r", outcome="done"), DismissMember(name="a")]
+    assert made.handle(RunEnded(run="r", name="a")) == [FinishRun(run="r", outcome="finished"), DismissMember(name="a")]
 
 
 def test_an_idle_worker_may_leave_at_once_and_one_that_is_planned_for_is_left_out() -> None:
@@ -168,7 +168,7 @@ def test_the_whole_life_of_a_run() -> None:
     assert made.handle(RunPrepared(run="r", name="a")) == []
     assert made.handle(RunPrepared(run="r", name="b")) == [StartRun(run="r", name="b"), StartRun(run="r", name="a")]
     assert made.handle(RunEnded(run="r", name="b")) == []
-    assert made.handle(RunEnded(run="r", name="a")) == [FinishRun(run="r", outcome="done")]
+    assert made.handle(RunEnded(run="r", name="a")) == [FinishRun(run="r", outcome="finished")]
     assert idle(made) == {"a", "b"}
 
 
@@ -238,7 +238,7 @@ def test_a_worker_that_has_done_its_part_may_leave() -> None:
     made = running("a", "b")
     made.handle(RunEnded(run="r", name="b"))
     assert made.handle(MemberLost(name="b", cause="it left")) == []
-    assert made.handle(RunEnded(run="r", name="a")) == [FinishRun(run="r", outcome="done")]
+    assert made.handle(RunEnded(run="r", name="a")) == [FinishRun(run="r", outcome="finished")]
 
 
 def test_it_may_even_come_back_and_serve_another_run_meanwhile() -> None:

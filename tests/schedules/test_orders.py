@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.errors import InputError, PlanError
-from farflung.schedules import as_ready, get_schedule, in_flight, orders_of, part_of, prepare_order, schedule_names
+from farflung.schedules import as_ready, get_schedule, orders_of, part_of, prepare_order, retained, schedule_names
 
 
 @settings(max_examples=40)
@@ -18,7 +18,7 @@ def test_parts_are_the_actions_of_a_share(data, name, stages, count):
     end = data.draw(st.integers(first + 1, count))
     own = tuple(action for action in orders[stage] if first <= action.micro_batch < end)
     part = part_of(name, stages, count, stage, (first, end))
-    assert (part.actions, part.in_flight) == (own, in_flight(own))
+    assert (part.actions, part.in_flight) == (own, retained(own))
     assert part.prepared == prepare_order(own, free=as_ready(get_schedule(name)))
 
 

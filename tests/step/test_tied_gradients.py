@@ -11,6 +11,7 @@ import pytest
 
 from farflung.engines.base import Array
 from farflung.graph.ir import Use
+from farflung.job.spec import GroupSpec
 from farflung.messages.data import UseKey
 from farflung.step.context import StepContext
 from farflung.step.inbox import Inbox
@@ -31,7 +32,7 @@ class Scene:
         self.finished: dict[int, dict[Use, Array]] = {}
         own = [index for index, devices in enumerate(stages) if device in devices]
         states = [("tied",), ("other",), ("tied",)]
-        group = SimpleNamespace(match="tied", frozen=True)
+        group = GroupSpec(match="tied", frozen=True)
         setup = SimpleNamespace(
             device=device,
             number=next(devices.index(device) for devices in stages if device in devices),

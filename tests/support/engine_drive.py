@@ -137,6 +137,9 @@ class Stages:
         losses = [self.forward(key, self.data(batch_fn(step, key.index)))["loss"] for key in keys]
         for key in keys:
             self.backward(key, weights[key.index])
+        for runner in self.runners if self.settings.split_backward else ():
+            for key in keys:
+                runner.backward_weights(key)
         self.finish()
         return tuple(float(loss) for loss in losses)
 

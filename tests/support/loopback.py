@@ -77,10 +77,11 @@ def captured(job: JobSpec, base: Path) -> Bundle:
     groups = [group for group in job.optimizer.groups if group.frozen]
     forms = (job.evaluate.batches > 0, job.generate.tokens > 0, set(job.micro_batch_sizes), groups)
     assert job.model is not None
-    key = f"{job.model.model_dump_json()} {forms}"
+    key = f"{job.model.model_dump_json()} {job.weights.model_dump_json(exclude_unset=True)} {forms} {base}"
     if key not in _captured:
         _captured[key] = bundle_job(job, base=base)
-    return replace(_captured[key], run=new_id("run"), job=job)
+    found = _captured[key]  # where the first weights come from is known after the capture
+    return replace(found, run=new_id("run"), job=job.model_copy(update={"weights": found.job.weights}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,13 +188,16 @@ class Loopback:
         listen: str = "127.0.0.1:0",
         reliable: bool = True,
         region: str = "",
+        engine: str = "torch",
         on_owner: Callable[[Mapping[str, Any]], None] = lambda header: None,
         observer: WorkObserver | None = None,
     ) -> Worker:
         """One more worker; ``data``: its own data folder; an empty ``listen``: it can't be dialled."""
         said = self.said[name] = []
         place = data or self.home
-        options = WorkerOptions(listen=listen, memory=memory, data=place, any_path=any_path, reliable=reliable, region=region)
+        options = WorkerOptions(
+            engine=engine, listen=listen, memory=memory, data=place, any_path=any_path, reliable=reliable, region=region
+        )
         member = join(self.ticket("join"), name=name, role="worker", key=self.key)
         worker = Worker(member, options, said.append, on_owner=on_owner, observer=observer)
         thread = threading.Thread(target=_serve, args=(worker,), name=f"worker-{name}", daemon=True)
@@ -319,9 +323,9 @@ def plainly(job: JobSpec, home: Path, weights: Mapping[str, Array] | None = None
     specs = {name: bundle.graph.op(name).outputs[0] for name in order}
     loader = Loader(job.data, open_source(job.data, home), specs, job.micro_batch_sizes, job.seed)
 
-    def batch(step: int, index: int) -> tuple[torch.Tensor, ...]:
+    def batch(step: int, index: int) -> dict[str, torch.Tensor]:
         arrays = loader.batch(step, index)
-        return tuple(torch.from_numpy(np.array(arrays[name])) for name in order)
+        return {name: torch.from_numpy(np.array(arrays[name])) for name in order}
 
     settings = PlainSettings(
         optimizer=job.optimizer,

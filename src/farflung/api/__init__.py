@@ -5,9 +5,10 @@
 | `capturing`       | `capture`: a module becomes a graph                                          |
 | `planning`        | `plan` and `simulate`                                                        |
 | `arguments`       | the arguments of `train` become a job                                        |
+| `given_data`      | a function, a `DataLoader`, a dataset or an iterable as batches by step      |
 | `batches`         | the caller's batches as arrays                                               |
 | `evaluation`      | `Evaluation`: what `train` evaluates on, and when                            |
-| `callbacks`       | the caller's callbacks and `StopTraining`                                    |
+| `callbacks`       | the caller's callbacks, `StopTraining` and `EarlyStop`                       |
 | `training`        | `train`                                                                      |
 | `local_training`  | training on threads of this process; `local_folder` has its files            |
 | `remote_training` | training on the workers of a ticket                                          |
@@ -20,11 +21,11 @@
 | `what_if/`        | changes of a job and its cluster, and what they would bring                  |
 """
 
-from farflung.api.callbacks import StopTraining
+from farflung.api.callbacks import EarlyStop, StopTraining
 from farflung.api.capturing import capture
 from farflung.api.evaluation import Evaluation
 from farflung.api.planning import plan, simulate
 from farflung.api.result import TrainResult
 from farflung.api.training import train
 
-__all__ = ["Evaluation", "StopTraining", "TrainResult", "capture", "plan", "simulate", "train"]
+__all__ = ["EarlyStop", "Evaluation", "StopTraining", "TrainResult", "capture", "plan", "simulate", "train"]

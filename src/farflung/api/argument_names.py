@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from collections.abc import Iterable
 
 from pydantic import BaseModel
 
@@ -25,7 +26,7 @@ from farflung.job.spec import (
     SyncSpec,
 )
 
-__all__ = ["in_arguments", "warn_if_stretched"]
+__all__ = ["in_arguments", "in_typed_names", "warn_if_stretched"]
 
 #: Table of a job file -> the argument of ``train``, the name of the type that holds the table's keys, and the keys.
 _TABLES: dict[str, tuple[str, str, type[BaseModel]]] = {
@@ -64,6 +65,12 @@ _SETTING = re.compile(
 _WHOLE_TABLE = re.compile(rf"\[({'|'.join(_TABLES)})\]")
 #: Remedies of a job file that Python callers carry out on their module.
 _PHRASES = {"load its exported weights with weights.source = 'file'": "load its exported weights into the module"}
+#: Argument -> where its other name stands in a text, and what follows the name.
+_TWO_NAMES = {
+    "accumulate": (re.compile(r"\bmicro_batches\b"), ""),
+    "schedule": (re.compile(r"\blr_schedule\b"), ""),
+    "evaluate": (re.compile(r"\bevaluation="), "="),
+}
 _SAID = {"true": "True", "false": "False"}
 
 
@@ -72,6 +79,13 @@ def in_arguments(text: str) -> str:
     for phrase, said in _PHRASES.items():
         text = text.replace(phrase, said)
     return _WHOLE_TABLE.sub(lambda found: _TABLES[found[1]][0], _SETTING.sub(_spelled, text))
+
+
+def in_typed_names(text: str, typed: Iterable[str]) -> str:
+    """``text`` with those names of arguments that the caller ``typed``, where an argument has two names."""
+    for name in typed:
+        text = _TWO_NAMES[name][0].sub(name + _TWO_NAMES[name][1], text)
+    return text
 
 
 def _spelled(found: re.Match[str]) -> str:

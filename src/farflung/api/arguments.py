@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from farflung.api.evaluation import Evaluation
 from farflung.api.optimizers import Given
 from farflung.api.reports import Targets
+from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.job.check import check_job
 from farflung.job.explain import explain
@@ -33,6 +34,8 @@ __all__ = [
     "brought_by",
     "check_types",
     "job_of",
+    "one_of",
+    "topology_of",
 ]
 
 #: ``factory(parameters)`` makes the optimizer, or several.
@@ -44,8 +47,8 @@ Schedule = Callable[[Any], Any]
 DEFAULT_LR = 1e-3
 DEFAULT_WORKERS = 3
 _FUNCTIONS = {
+    "model": "a torch.nn.Module, or a function that makes one",
     "module": "a torch.nn.Module, or a function that makes one",
-    "batch_fn": "a function of step and micro_batch that returns the module's arguments",
     "on_step": "a function of a StepRecord",
 }
 #: Fields of ``JobSpec`` that no other argument of ``train`` sets.
@@ -75,6 +78,7 @@ class TrainArguments:
     checkpoint: CheckpointSpec | None
     resume: str | Path | None
     job: JobSpec | None
+    topology: Topology | str | Path | None = None
     report: Targets = field(default_factory=Targets)
 
 
@@ -84,7 +88,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "planner": ((str, PlanSpec), "a name or a PlanSpec"),
     "codec": ((str, CodecSpec), "a name or a CodecSpec"),
     "sync": ((str, SyncSpec), "a name or a SyncSpec"),
-    "evaluation": ((Evaluation, NoneType), "an Evaluation, such as Evaluation(batch_fn=validation)"),
+    "topology": ((str, Path, Topology, NoneType), "a Topology, the name of a preset, or the path of a file"),
     "folder": ((str, Path, NoneType), "a path"),
     "checkpoint": ((CheckpointSpec, NoneType), "a CheckpointSpec, such as CheckpointSpec(every=100)"),
     "resume": ((str, Path, NoneType), "the name or the path of a run"),
@@ -113,6 +117,18 @@ def check_types(given: TrainArguments, functions: Mapping[str, object]) -> None:
     for name, number in (("lr", given.lr), ("clip_norm", given.clip_norm)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
             raise InputError(f"{name}={number!r:.80}: must be a number")
+
+
+def one_of(name: str, value: Any, other: str, former: Any, default: Any = None) -> Any:
+    """The value of an argument that has two names.
+
+    Raises:
+        InputError: both are given.
+    """
+    if value is not None and former is not None:
+        raise InputError(f"{other} is another name of {name}, and both are given: remove {other}")
+    found = former if value is None else value
+    return default if found is None else found
 
 
 def brought_by(given: TrainArguments) -> Given:
@@ -175,6 +191,25 @@ def _at_least_one(name: str, value: object) -> None:
         raise InputError(f"{name} must be a whole number, got {value!r}")
     if value < 1:
         raise InputError(f"{name} must be at least 1, got {value}")
+
+
+def topology_of(given: TrainArguments) -> Topology:
+    """The devices and links of a training in this process.
+
+    Raises:
+        InputError: ``topology`` is no preset and no topology file, or excludes another argument.
+    """
+    chosen = given.topology
+    if chosen is None:
+        return Topology.preset(f"homogeneous-{given.workers or DEFAULT_WORKERS}")
+    if given.workers is not None:
+        raise InputError(f"workers={given.workers} beside topology, which has its own machines: remove workers")
+    if given.ticket is not None:
+        raise InputError("topology with a ticket: the broker measures the links of its workers; remove topology")
+    if isinstance(chosen, Topology):
+        return chosen
+    text = str(chosen)
+    return Topology.from_toml(text) if text.endswith((".toml", ".json")) or "/" in text else Topology.preset(text)
 
 
 def _further(job: JobSpec | None) -> dict[str, Any]:

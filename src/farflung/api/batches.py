@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from farflung.api.given_data import GivenBatches
 from farflung.engines.base import Array
 from farflung.errors import DataError, InputError
 from farflung.graph.ir import Graph
@@ -23,21 +24,21 @@ def batch_rows(graph: Graph) -> int:
     return max(next(iter(first)), 1) if len(first) == 1 else 1
 
 
-def call_order(batch_fn: Callable[[int, int], Any], graph: Graph, first: Any) -> Batches:
-    """``batch_fn`` with its results named and checked; ``first`` is what it gave for step 0, micro-batch 0 already."""
-    read = _reader(graph, "batch_fn(0, 0)")
+def call_order(data: GivenBatches, graph: Graph, first: Any) -> Batches:
+    """The caller's batches, named and checked; ``first`` is what they gave for step 0, micro-batch 0 already."""
+    read = _reader(graph, data.origin(0, 0))
 
     def batches(step: int, micro_batch: int) -> Mapping[str, Array]:
-        given = first if (step, micro_batch) == (0, 0) else batch_fn(step, micro_batch)
-        return read(given, f"batch_fn({step}, {micro_batch})")
+        given = first if (step, micro_batch) == (0, 0) else data.batch(step, micro_batch)
+        return read(given, data.origin(step, micro_batch))
 
     return batches
 
 
-def evaluation_order(batch_fn: Callable[[int], Any], graph: Graph) -> EvaluationBatches:
-    """``Evaluation.batch_fn`` with its results named and checked."""
-    read = _reader(graph, "Evaluation.batch_fn(0)")
-    return lambda index: read(batch_fn(index), f"Evaluation.batch_fn({index})")
+def evaluation_order(data: GivenBatches, graph: Graph) -> EvaluationBatches:
+    """The caller's batches for evaluation, named and checked."""
+    read = _reader(graph, data.origin(0))
+    return lambda index: read(data.batch(index), data.origin(index))
 
 
 def _reader(graph: Graph, example: str) -> Callable[[Any, str], Mapping[str, Array]]:

@@ -2,19 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from farflung.api.evaluation import Evaluation
 from farflung.api.reports import Reports
+from farflung.errors import InputError
 from farflung.job import JobSpec
 from farflung.plan.model import Plan
 from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, StepRecord
 
-__all__ = ["Callbacks", "StopTraining"]
+__all__ = ["Callbacks", "EarlyStop", "Listeners", "StopTraining"]
+
+_Step = Callable[[StepRecord], None]
+_Evaluated = Callable[[EvaluationRecord], None]
 
 
 class StopTraining(Exception):
-    """Raise it in ``on_step`` or ``Evaluation.on_result`` to end the training early; ``train`` returns the result so far."""
+    """Raise it in a callback to end the training early; ``train`` returns the result so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStop:
+    """End the training after ``patience`` evaluations in a row without an improvement of more than ``min_delta``.
+
+    ``metric``: ``"loss"`` or the name of a metric. ``largest``: whether larger values are better.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    patience: int = 3
+    min_delta: float = 0.0
+    metric: str = "loss"
+    largest: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.patience) is not int or self.patience < 1:
+            raise InputError(f"EarlyStop(patience={self.patience!r}): patience must be a whole number, at least 1")
+        delta: Any = self.min_delta
+        if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not delta >= 0:
+            raise InputError(f"EarlyStop(min_delta={self.min_delta!r}): min_delta must be a number, at least 0")
+
+    def watch(self) -> _Evaluated:
+        """A callback that has seen no evaluation yet."""
+        best, bad = float("inf"), 0
+
+        def watch(record: EvaluationRecord) -> None:
+            nonlocal best, bad
+            value = record.loss if self.metric == "loss" else record.metrics[self.metric]
+            value = -value if self.largest else value
+            if value < best - self.min_delta:
+                best, bad = value, 0
+                return
+            bad += 1
+            if bad >= self.patience:
+                raise StopTraining
+
+        return watch
+
+
+class Listeners:
+    """The caller's functions of a step, and of an evaluation."""
+
+    def __init__(self, on_step: Iterable[_Step] = (), on_evaluation: Iterable[_Evaluated] = ()) -> None:
+        self.on_step, self.on_evaluation = tuple(on_step), tuple(on_evaluation)
+
+    @classmethod
+    def of(cls, callbacks: Sequence[Any], early_stop: object, evaluation: Evaluation | None, metrics: Iterable[str]) -> Listeners:
+        """Read the arguments of ``train``.
+
+        Raises:
+            InputError: one is something else, or early stopping has nothing to look at.
+        """
+        found = [_methods(one) for one in callbacks]
+        evaluated = [on_evaluation for _, on_evaluation in found if on_evaluation is not None]
+        if evaluation is not None and evaluation.on_result is not None:
+            evaluated.insert(0, evaluation.on_result)
+        if early_stop is not None:
+            evaluated.append(_early_stop(early_stop, evaluation, ["loss", *metrics]).watch())
+        return cls([on_step for on_step, _ in found if on_step is not None], evaluated)
+
+
+def _methods(one: Any) -> tuple[_Step | None, _Evaluated | None]:
+    """A callback's functions of a step and of an evaluation."""
+    on_step, on_evaluation = (getattr(one, name, None) for name in ("on_step", "on_evaluation"))
+    if on_step is None and on_evaluation is None:
+        on_step = one
+    if isinstance(one, type) or not all(callable(function) for function in (on_step, on_evaluation) if function is not None):
+        raise InputError(
+            f"callbacks has {one!r:.80}: pass functions of a StepRecord, or objects with a method on_step or on_evaluation"
+        )
+    return on_step, on_evaluation
+
+
+def _early_stop(given: object, evaluation: Evaluation | None, known: Sequence[str]) -> EarlyStop:
+    found = EarlyStop(patience=given) if type(given) is int else given
+    if not isinstance(found, EarlyStop):
+        raise InputError(f"early_stop={given!r:.80}: pass a number of evaluations, or an EarlyStop")
+    if evaluation is None:
+        raise InputError("early_stop compares evaluations, and there is none: pass evaluate, too")
+    if found.metric not in known:
+        raise InputError(f"EarlyStop(metric={found.metric!r}): the evaluation has {', '.join(known)}")
+    return found
 
 
 class Callbacks:
@@ -25,12 +117,11 @@ class Callbacks:
 
     def __init__(
         self,
-        on_step: Callable[[StepRecord], None] | None,
-        on_evaluation: Callable[[EvaluationRecord], None] | None,
+        listeners: Listeners,
         progress: TrainingProgress,
         reports: Reports | None = None,
     ) -> None:
-        self._on_step, self._on_evaluation = on_step, on_evaluation
+        self._listeners = listeners
         #: Shows each step before the caller's function is called.
         self.progress = progress
         #: Experiment trackers, which get each record, and recoveries.
@@ -42,7 +133,7 @@ class Callbacks:
     @property
     def given(self) -> bool:
         """Whether the caller has a callback, which may end the run."""
-        return self._on_step is not None or self._on_evaluation is not None
+        return bool(self._listeners.on_step or self._listeners.on_evaluation)
 
     def planned(self, job: JobSpec, plan: Plan) -> None:
         """The training begins by ``plan``, or continues by it."""
@@ -64,9 +155,10 @@ class Callbacks:
         try:
             if isinstance(record, StepRecord):
                 self.progress(record)
-                if self._on_step is not None:
-                    self._on_step(record)
-            elif self._on_evaluation is not None:
-                self._on_evaluation(record)
+                for on_step in self._listeners.on_step:
+                    on_step(record)
+            else:
+                for on_evaluation in self._listeners.on_evaluation:
+                    on_evaluation(record)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the run ends cleanly first, then ``train`` raises it
             self.error = error

@@ -31,9 +31,9 @@ __all__ = ["LocalSettings", "train_here"]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSettings:
-    """``workers``: how many threads train. ``folder``: where the run is written (None: nowhere)."""
+    """``topology``: each of its devices is a thread. ``folder``: where the run is written (None: nowhere)."""
 
-    workers: int
+    topology: Topology
     folder: Path | None = None
 
 
@@ -52,7 +52,7 @@ def train_here(
         KeyboardInterrupt: the second Ctrl-C, which does not wait for the end of the step.
     """
     job = bundle.job
-    topology = Topology.preset(f"homogeneous-{settings.workers}")
+    topology = settings.topology
     plan = make_plan(bundle.graph, topology, planner=job.plan.planner, job=job)
     folder = LocalFolder(settings.folder, bundle, plan, topology)
     callbacks.planned(job, plan)

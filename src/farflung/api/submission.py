@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farflung.api.optimizers import with_named_optimizer
 from farflung.checkpoint import Weights, find_model_files, match_states
+from farflung.checkpoint.remote_files import is_remote
 from farflung.checkpoint.safetensors import encode
 from farflung.client.connection import Client
 from farflung.cluster import Topology
@@ -15,6 +17,7 @@ from farflung.codecs import CODECS
 from farflung.data import check_fit
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
+from farflung.graph.weight_expressions import expressions_from_json, expressions_to_json
 from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.job.groups import is_frozen
@@ -24,6 +27,9 @@ from farflung.plan.codec_choice.exchange_codec import job_strategy
 from farflung.plan.synchronization import check_fits
 from farflung.planners import get_planner
 from farflung.sync import get_strategy
+
+if TYPE_CHECKING:
+    from farflung.frontends.recipes.base import Recipe
 
 __all__ = ["bundle_job", "check_data", "check_names", "freeze", "send_weights"]
 
@@ -60,7 +66,7 @@ def bundle_job(
     say(f"capturing the model {job.model.recipe} (micro-batches of {', '.join(map(str, sizes))} samples)")
     graphs = {size: freeze(recipe.graph("train", size), job) for size in sizes}
     _same_structure(graphs)
-    job = with_named_optimizer(job, graphs[sizes[0]])
+    job = with_named_optimizer(_with_weights(job, recipe), graphs[sizes[0]])
     evaluation = generation = None
     if job.evaluate.batches:
         evaluation = recipe.graph("evaluate", sizes[0])
@@ -77,6 +83,21 @@ def bundle_job(
         notes=recipe.notes,
         files=files,
     )
+
+
+def _with_weights(job: JobSpec, recipe: Recipe) -> JobSpec:
+    """``job`` with the weights of the recipe, unless the job says where its first weights come from, and with their sources."""
+    changes: dict[str, str] = {}
+    if recipe.weights is not None and not job.weights.model_fields_set & {"source", "path"}:
+        changes = {"source": "file", "path": recipe.weights}
+    weights = job.weights.model_copy(update=changes)
+    # files that lie on the workers alone are taken to be those of the recipe
+    path = weights.path if weights.home == "submitter" or is_remote(weights.path) else recipe.weights
+    if recipe.sources is not None and weights.source == "file" and path is not None:
+        files = Weights.open(path)
+        sources = expressions_to_json(recipe.sources(files.names, lambda name: files.entry(name).spec))
+        weights = weights.model_copy(update={"sources": sources})
+    return job.model_copy(update={"weights": weights})
 
 
 def check_names(job: JobSpec) -> None:
@@ -151,7 +172,7 @@ def send_weights(client: Client, bundle: Bundle) -> None:
     if weights.source != "file" or weights.home != "submitter":
         return
     source = Weights.open(weights.path)
-    match = match_states(source, bundle.graph.states, strict=weights.strict)
+    match = match_states(source, bundle.graph.states, strict=weights.strict, sources=expressions_from_json(weights.sources))
     specs = {name: bundle.graph.state[name].spec for name in match.names}
     client.send_weights(bundle.run, encode(specs, lambda name: source.read(match.names[name], specs[name].dtype)))
 

@@ -176,7 +176,7 @@ class Progress:
             raise WireError(f"a report of step {report.step} has {losses} losses, and the job has {most} micro-batches")
 
     def evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
-        """Take an evaluation: mean outputs over its micro-batches (``loss``; ``correct``: right answers per micro-batch).
+        """Take an evaluation: mean outputs over its micro-batches (``loss``, ``correct``: right answers of one, metrics).
 
         Raises:
             WireError: the outputs have no loss.
@@ -190,7 +190,8 @@ class Progress:
             elapsed=self._times.elapsed(),
             loss=loss,
             perplexity=exp(loss) if self._tokens_per_sample and loss < 700 else None,
-            accuracy=None if correct is None else correct / max(self._job.micro_batch_sizes),
+            accuracy=outputs.get("accuracy") if correct is None else correct / max(self._job.micro_batch_sizes),
+            metrics={name: value for name, value in outputs.items() if name not in ("loss", "correct")},
         )
         with self._lock:
             if not self._closed:
@@ -198,7 +199,7 @@ class Progress:
 
     @property
     def _tokens_per_sample(self) -> int:
-        return self._job.data.sequence if self._job.data.kind == "text" else 0
+        return self._job.data.sequence if self._job.data.tokenized else 0
 
     def _complete(self) -> None:
         """Put the next step on record (under the lock)."""

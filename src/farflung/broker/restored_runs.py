@@ -34,7 +34,6 @@ __all__ = ["RestoredRuns"]
 _RETURN_SECONDS = 30.0
 #: Seconds for the process that feeds the data to come back.
 _FEEDER_SECONDS = 120.0
-_OUTCOMES = {"finished": "done", "stopped": "stopped", "failed": "failed"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,7 +83,7 @@ class RestoredRuns:
             run=live.run,
             workers=live.job.workers,
             attempts=journaled.attempts,
-            outcome=_OUTCOMES[result.status],
+            outcome=result.status,
             cause=result.cause,
             kind=kind,
             names=live.last_plan.devices if live.last_plan is not None else (),

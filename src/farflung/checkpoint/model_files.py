@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from farflung.checkpoint.remote_files import is_remote
 from farflung.checkpoint.store import write_file
 from farflung.errors import InputError
 from farflung.job import JobSpec
@@ -30,9 +31,12 @@ TOKENIZER_FILES = frozenset(
         ),
     )
 )
-_GENERATION = "generation_config.json"
+#: Files of what prepares text, images, sound and video, and of the settings for generation.
+_SETTINGS = frozenset(
+    ("generation_config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+)
 #: All files that a run keeps of its model; no other name is accepted from the network.
-MODEL_FILES = TOKENIZER_FILES | {_GENERATION}
+MODEL_FILES = TOKENIZER_FILES | _SETTINGS
 #: Bytes of one file: the largest tokenizers have 33 MB.
 _LARGEST = 64 << 20
 _TOKENIZER = "tokenizer.json"
@@ -77,9 +81,11 @@ def find_model_files(job: JobSpec, base: Path) -> dict[str, bytes]:
     """
     folder = _model_folder(job, base)
     found = {} if folder is None else {name: _read(folder / name) for name in sorted(MODEL_FILES) if (folder / name).is_file()}
-    if job.data.kind != "text":
+    if not job.data.tokenized:
         return found
     path = base / Path(job.data.tokenizer).expanduser()
+    if path.is_dir():
+        return {**found, **{name: _read(path / name) for name in sorted(TOKENIZER_FILES) if (path / name).is_file()}}
     plain = job.data.tokenizer in ("bytes", "chars")
     own = _read(path) if not plain and path.is_file() else None
     if plain or (own is not None and own != found.get(_TOKENIZER)):
@@ -116,7 +122,7 @@ def _model_folder(job: JobSpec, base: Path) -> Path | None:
     named = job.model.args.get("folder") if job.model is not None else None
     if isinstance(named, str):
         return base / Path(named).expanduser()
-    if job.weights.source == "file" and job.weights.home == "submitter":
+    if job.weights.source == "file" and job.weights.home == "submitter" and not is_remote(job.weights.path):
         path = base / Path(job.weights.path).expanduser()
         return path if path.is_dir() else path.parent
     return None

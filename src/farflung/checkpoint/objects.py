@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farflung.checkpoint.manifest import Manifest, check_size
+from farflung.checkpoint.remote_files import open_store, short
 from farflung.checkpoint.store import CheckpointStore, kept_steps
-from farflung.errors import CheckpointError, FarflungError, InputError
-from farflung.foreign_code import translated
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+from farflung.errors import CheckpointError, FarflungError
 
 __all__ = ["ObjectCheckpoints"]
 
@@ -37,7 +34,7 @@ class ObjectCheckpoints:
             InputError: the URL can't be opened, or ``obstore`` is not installed.
         """
         self.url = "/".join(part for part in (url.rstrip("/"), run) if part)
-        self._store = _open(self.url)
+        self._store = open_store(self.url)
 
     def steps(self) -> tuple[int, ...]:
         """Steps that have a manifest, ascending.
@@ -162,26 +159,10 @@ class ObjectCheckpoints:
         try:
             return request(obstore)
         except obstore.exceptions.BaseError as error:
-            raise CheckpointError(f"{self.url} can't be used: {_short(error)}; check its name, keys and endpoint") from None
+            raise CheckpointError(f"{self.url} can't be used: {short(error)}; check its name, keys and endpoint") from None
         except OSError as error:  # what obstore raises for a file that is not there, or for a local store
-            raise CheckpointError(f"{self.url} can't be used: {_short(error)}; check its name, keys and endpoint") from None
+            raise CheckpointError(f"{self.url} can't be used: {short(error)}; check its name, keys and endpoint") from None
 
 
 def _whole(files: Mapping[tuple[int, str], int]) -> tuple[int, ...]:
     return tuple(sorted(step for step, name in files if name == _MANIFEST))
-
-
-def _open(url: str) -> ObjectStore:
-    try:
-        from obstore.store import from_url
-    except ImportError:
-        raise InputError(f'{url}: object stores need the obstore package: pip install "farflung[s3]"') from None
-    if "://" not in url:
-        raise InputError(f"{url!r} is no URL of an object store; write e.g. s3://bucket/folder")
-    options: dict[str, Any] = {"mkdir": True} if url.startswith("file:") else {}
-    with translated(lambda error: InputError(f"{url} is no object store that can be opened: {_short(error)}")):
-        return from_url(url, **options)
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

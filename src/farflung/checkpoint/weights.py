@@ -1,101 +1,169 @@
-"""First weights from safetensors files: which tensor of the file becomes which state of the graph."""
+"""First weights from safetensors files: which tensors of the files become which state of the graph."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, partial
 from pathlib import Path
 
 from farflung.checkpoint.blob import Blob, FileBlob
+from farflung.checkpoint.remote_files import RemoteFolder, is_remote
 from farflung.checkpoint.safetensors import Array, SafetensorsIndex, TensorEntry, dtype_of
 from farflung.errors import CheckpointError
 from farflung.graph.ir import State, StateKind
+from farflung.graph.weight_expressions import Expression, evaluate, shape_of
 
 __all__ = ["Match", "Weights", "match_states"]
 
 _MAX_INDEX = 1 << 27
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 #: What peft puts between a layer's name and the layer that an adapter wraps.
 _WRAPPED = ".base_layer."
 
 
 class Weights:
-    """Tensors of one or more safetensors files, read one at a time.
+    """Tensors of one or more safetensors files, read one at a time. A file is opened when one of its tensors is needed."""
 
-    Raises:
-        CheckpointError: a file is torn, or two hold the same name.
-    """
+    def __init__(self, files: Mapping[str, Callable[[], SafetensorsIndex]]) -> None:
+        """``files``: what opens the file of each tensor, by the tensor's name."""
+        self._files = files
 
-    def __init__(self, blobs: Iterable[Blob]) -> None:
-        self._indexes = [SafetensorsIndex(blob) for blob in blobs]
-        counts = Counter(name for index in self._indexes for name in index.tensors)
+    @classmethod
+    def of(cls, blobs: Iterable[Blob]) -> Weights:
+        """All tensors of ``blobs``.
+
+        Raises:
+            CheckpointError: a file is torn, or two hold the same name.
+        """
+        indexes = [SafetensorsIndex(blob) for blob in blobs]
+        counts = Counter(name for index in indexes for name in index.tensors)
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
             raise CheckpointError(f"tensor {twice[0]!r} is in two of the weight files: keep one of them")
+        return cls({name: partial(_itself, index) for index in indexes for name in index.tensors})
 
     @classmethod
     def open(cls, path: str | Path) -> Weights:
         """A safetensors file, or a folder with ``model.safetensors`` or ``model.safetensors.index.json`` and its parts.
 
+        ``path`` may be a URL (``https://...``, ``s3://...``): the bytes of single tensors are fetched then.
+
         Raises:
             CheckpointError: there is none at ``path``.
         """
-        return cls(FileBlob(file) for file in _files(Path(path)))
+        folder = RemoteFolder(str(path)) if is_remote(path) else _Folder(Path(path))
+        if (single := folder.single()) is not None:
+            return cls.of([single])
+        if (document := folder.read(_INDEX, _MAX_INDEX)) is None:
+            raise CheckpointError(f"{path} holds no {_WHOLE} (or its index): name a safetensors file in weights.path")
+        opened = cache(lambda name: SafetensorsIndex(folder.blob(name)))
+        return cls({tensor: partial(opened, file) for tensor, file in _parts(document, f"{path}/{_INDEX}").items()})
 
-    @cached_property
-    def tensors(self) -> Mapping[str, TensorEntry]:
-        """Name -> spec and byte range in its file."""
-        return {name: entry for index in self._indexes for name, entry in index.tensors.items()}
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors."""
+        return self._files.keys()
 
-    def read(self, name: str, dtype: str | None = None) -> Array:
-        """One tensor, converted to ``dtype`` (a name of ``graph.DTYPES``) if given.
+    def entry(self, name: str) -> TensorEntry:
+        """Spec and byte range of the tensor ``name`` in its file.
 
         Raises:
             CheckpointError: there is no such tensor.
         """
-        for index in self._indexes:
-            if name in index.tensors:
-                array = index.read(name)
-                return array if dtype is None else array.astype(dtype_of(dtype), copy=False)
-        raise CheckpointError(f"the weight files have no tensor {name!r}")
+        return self._opened(name).entry(name)
+
+    def read(self, source: Expression, dtype: str | None = None) -> Array:
+        """A tensor by its name, or what an expression makes of several, converted to ``dtype`` (of ``graph.DTYPES``) if given.
+
+        Raises:
+            CheckpointError: there is no such tensor.
+        """
+        array = evaluate(source, lambda name: self._opened(name).read(name))
+        return array if dtype is None else array.astype(dtype_of(dtype), copy=False)
+
+    def _opened(self, name: str) -> SafetensorsIndex:
+        if name not in self._files:
+            raise CheckpointError(f"the weight files have no tensor {name!r}")
+        return self._files[name]()
+
+
+class _Folder:
+    """A local file or folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def single(self) -> Blob | None:
+        """The file with all tensors (``None``: there are parts)."""
+        if not self._path.is_dir():
+            return FileBlob(self._path)
+        return FileBlob(whole) if (whole := self._path / _WHOLE).is_file() else None
+
+    def read(self, name: str, limit: int) -> bytes | None:
+        """The file ``name`` of at most ``limit`` bytes (``None``: it is not there)."""
+        path = self._path / name
+        if not path.is_file():
+            return None
+        if path.stat().st_size > limit:
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes, at most {limit} are read")
+        return path.read_bytes()
+
+    def blob(self, name: str) -> Blob:
+        """The file ``name`` by ranges."""
+        return FileBlob(self._path / name)
+
+
+def _itself(index: SafetensorsIndex) -> SafetensorsIndex:
+    return index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """``names``: state -> tensor of the file; ``missing``: states without one; ``unused``: tensors that no state takes."""
+    """``names``: state -> tensor of the file, or what an expression makes of several; ``missing``: states without one;
+    ``unused``: tensors that no state takes.
+    """
 
-    names: Mapping[str, str]
+    names: Mapping[str, Expression]
     missing: tuple[str, ...]
     unused: tuple[str, ...]
 
 
-def match_states(weights: Weights, states: Sequence[State], *, strict: bool = True) -> Match:
+def match_states(
+    weights: Weights,
+    states: Sequence[State],
+    *,
+    strict: bool = True,
+    sources: Mapping[str, Expression] | None = None,
+    only: Collection[str] | None = None,
+) -> Match:
     """Find the tensor for each parameter and persistent buffer, by name, by the further names of tied parameters, under one
     wrapper prefix more or less, or without the ``base_layer`` that adapters insert.
+
+    ``sources`` says for some states what they are made of. ``only``: compare the shapes of these states, so that no file of
+    another state is opened.
 
     Raises:
         CheckpointError: a shape differs; or (``strict``) a state has no tensor and is no adapter beside a ``base_layer``.
     """
     wanted = [state for state in states if state.kind is not StateKind.CONSTANT and state.persistent]
-    names: dict[str, str] = {}
-    tensors = weights.tensors
-    best = max(_prefixes(wanted, tensors), key=lambda pair: len({_find(state, pair, tensors) for state in wanted} - {None}))
+    known, tensors = sources or {}, weights.names
+    found: dict[str, Expression] = {}
+    plain = [state for state in wanted if state.name not in known]
+    best = max(_prefixes(plain, tensors), key=lambda pair: len({_find(state, pair, tensors) for state in plain} - {None}))
     used: set[str] = set()
     for state in wanted:
-        found = _find(state, best, tensors)
-        if found is None or found in used:  # a tensor serves one state
+        source = known[state.name] if state.name in known else _find(state, best, tensors)
+        if source is None or (isinstance(source, str) and source in used):  # a tensor serves one state
             continue
-        used.add(found)
-        shape = tensors[found].spec.shape
-        if shape != state.spec.shape:
-            raise CheckpointError(
-                f"the weight files hold {found!r} with shape {list(shape)}, the model's {state.name!r} has "
-                f"{list(state.spec.shape)}: use the model's arguments that the weights were made with"
-            )
-        names[state.name] = found
-    missing = tuple(state.name for state in wanted if state.name not in names)
+        if isinstance(source, str):
+            used.add(source)
+        if only is None or state.name in only:
+            _check_shape(weights, state, source)
+        found[state.name] = source
+    missing = tuple(state.name for state in wanted if state.name not in found)
     adapted = tuple(state.name.partition(_WRAPPED)[0] + "." for state in wanted if _WRAPPED in state.name)
     needed = [name for name in missing if not name.startswith(adapted)]
     if strict and needed:
@@ -103,15 +171,25 @@ def match_states(weights: Weights, states: Sequence[State], *, strict: bool = Tr
             f"the weight files lack {len(needed)} of {len(wanted)} states, e.g. {needed[0]!r} (they have e.g. "
             f"{next(iter(tensors), 'nothing')!r}): use the right file, or weights.strict = false to initialize what is missing"
         )
-    if not names:
+    if not found:
         raise CheckpointError(
             f"no tensor of the weight files fits any of the model's {len(wanted)} states (they have e.g. "
             f"{next(iter(tensors), 'nothing')!r}, the model {wanted[0].name if wanted else 'nothing'!r}): use the right file"
         )
-    return Match(names=names, missing=missing, unused=tuple(name for name in tensors if name not in used))
+    return Match(names=found, missing=missing, unused=tuple(name for name in tensors if name not in used))
 
 
-def _prefixes(states: Sequence[State], tensors: Mapping[str, TensorEntry]) -> Iterator[tuple[str, str]]:
+def _check_shape(weights: Weights, state: State, source: Expression) -> None:
+    shape = shape_of(source, lambda name: weights.entry(name).spec.shape)
+    if shape != state.spec.shape:
+        named = repr(source) if isinstance(source, str) else f"tensors for {state.name!r}"
+        raise CheckpointError(
+            f"the weight files hold {named} with shape {list(shape)}, the model's {state.name!r} has "
+            f"{list(state.spec.shape)}: use the model's arguments that the weights were made with"
+        )
+
+
+def _prefixes(states: Sequence[State], tensors: Collection[str]) -> Iterator[tuple[str, str]]:
     """Pairs (prefix to take from a state's name, prefix to put before it); no change comes first, so that it wins ties."""
     for drop in ("", *_common([state.name for state in states])):
         for add in ("", *_common(list(tensors))):
@@ -127,7 +205,7 @@ def _common(names: Sequence[str]) -> list[str]:
     return [prefix for prefix, count in counts.items() if 2 * count >= len(names)]
 
 
-def _find(state: State, pair: tuple[str, str], tensors: Mapping[str, TensorEntry]) -> str | None:
+def _find(state: State, pair: tuple[str, str], tensors: Collection[str]) -> str | None:
     drop, add = pair
     for name in (state.name, *state.aliases):
         plain = add + name.removeprefix(drop)
@@ -137,20 +215,12 @@ def _find(state: State, pair: tuple[str, str], tensors: Mapping[str, TensorEntry
     return None
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
-    if not index.is_file():
-        raise CheckpointError(f"{path} holds no model.safetensors (or its index): name a safetensors file in weights.path")
-    if index.stat().st_size > _MAX_INDEX:
-        raise CheckpointError(f"{index} has {index.stat().st_size} bytes, at most {_MAX_INDEX} are read")
+def _parts(document: bytes, name: str) -> dict[str, str]:
+    """Tensor -> file, as an index of parts says."""
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        found = dict(json.loads(document)["weight_map"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{index} is no index of safetensors files: fetch it again") from None
-    if any(not isinstance(name, str) or Path(name).name != name for name in names):
-        raise CheckpointError(f"{index} names files outside its folder: fetch it again")
-    return [path / name for name in names]
+        raise CheckpointError(f"{name} is no index of safetensors files: fetch it again") from None
+    if any(not isinstance(file, str) or Path(file).name != file for file in found.values()):
+        raise CheckpointError(f"{name} names files outside its folder: fetch it again")
+    return found

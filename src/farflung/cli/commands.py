@@ -44,6 +44,9 @@ COMMANDS: dict[str, CommandEntry] = {
             "kick": ("cluster.kick", "Remove a member and bar its key."),
             "doctor": ("cluster.doctor", "Diagnose this machine."),
             "profile": ("cluster.profile", "Measure the links between all workers."),
+            "up": ("cluster.launch", "Start the broker and the workers of a cluster file."),
+            "scale": ("cluster.launch", "Change the number of workers of a cluster."),
+            "down": ("cluster.launch", "Stop the workers and the broker of a cluster."),
         },
     ),
     **_panel(

@@ -8,7 +8,7 @@ import typer
 
 from farflung.cli.home import broker_folder, members_folder
 
-__all__ = ["complete_run", "complete_run_or_worker", "complete_worker"]
+__all__ = ["complete_cluster", "complete_run", "complete_run_or_worker", "complete_worker"]
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
@@ -32,3 +32,10 @@ def complete_worker(incomplete: str) -> list[str]:
 def complete_run_or_worker(context: typer.Context, incomplete: str) -> list[str]:
     """Return runs, then workers."""
     return [*complete_run(context, incomplete), *complete_worker(incomplete)]
+
+
+def complete_cluster(incomplete: str) -> list[str]:
+    """Return the clusters that are up."""
+    from farflung.launchers.state import known_clusters
+
+    return [name for name in known_clusters() if name.startswith(incomplete)]

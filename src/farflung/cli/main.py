@@ -41,6 +41,14 @@ def version() -> None:
     typer.echo(__version__)
 
 
+@app.command(hidden=True)
+def host() -> None:
+    """Read a request of `farflung up` from the standard input, and answer it."""
+    from farflung.cli.cluster.host import serve_request
+
+    serve_request()
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of ``farflung`` and of ``python -m farflung``."""
     try:

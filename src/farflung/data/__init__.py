@@ -6,7 +6,8 @@ from farflung.data.base import Place, Source, assign, bind, compare_fingerprints
 from farflung.data.fit import check_fit, check_vocabulary, placeholders_of
 from farflung.data.load import Loader
 from farflung.data.local_check import absent_data
-from farflung.data.open import SOURCES, open_source, open_tokenizer
+from farflung.data.mixture import Mixture
+from farflung.data.open import SOURCES, open_source, open_tokenizer, tokenizer_of
 from farflung.data.sampler import Ledger, Sampler
 from farflung.data.tokenizers import Tokenizer
 
@@ -14,6 +15,7 @@ __all__ = [
     "SOURCES",
     "Ledger",
     "Loader",
+    "Mixture",
     "Place",
     "Sampler",
     "Source",
@@ -27,4 +29,5 @@ __all__ = [
     "open_source",
     "open_tokenizer",
     "placeholders_of",
+    "tokenizer_of",
 ]

@@ -87,7 +87,8 @@ def assign(data: DataSpec, names: Sequence[str], placeholders: Sequence[str]) ->
 
     ``names`` are the source's fields, ``placeholders`` stand in the order of the model's call. ``data.fields`` wins; then a
     placeholder that is called like a field or a usual name for inputs or labels; then the first takes the inputs and the
-    last the labels. (A folder of arrays may hold further fields: name them in ``data.fields``.)
+    last the labels. (A folder of arrays may hold further fields: name them in ``data.fields``.) A column of a dataset fills the
+    placeholder of its name.
 
     ``labels`` beside ``input_ids`` follows the convention of the ``transformers`` library: the same tokens, the model shifts
     them itself. Any other name for the labels of text takes the next tokens.
@@ -98,7 +99,7 @@ def assign(data: DataSpec, names: Sequence[str], placeholders: Sequence[str]) ->
     for placeholder, field in data.fields.items():
         if placeholder not in placeholders:
             raise InputError(f"data.fields names {placeholder!r}, but the model's inputs are {', '.join(placeholders)}")
-        if data.kind != "array" and field not in names:
+        if not _has_further(data) and field not in names:
             raise InputError(f"data.fields.{placeholder} = {field!r}: data.kind = {data.kind!r} has {', '.join(names)}")
     found: dict[str, str] = {}
     for number, placeholder in enumerate(placeholders):
@@ -115,6 +116,8 @@ def assign(data: DataSpec, names: Sequence[str], placeholders: Sequence[str]) ->
 
 
 def _by_name(data: DataSpec, names: Sequence[str], placeholder: str, placeholders: Sequence[str]) -> str | None:
+    if data.kind == "dataset" and not data.tokenized:
+        return placeholder  # a column
     if placeholder in _INPUTS:
         return "inputs"
     if placeholder in _LABELS:
@@ -122,8 +125,13 @@ def _by_name(data: DataSpec, names: Sequence[str], placeholder: str, placeholder
     return placeholder if placeholder in names else None
 
 
+def _has_further(data: DataSpec) -> bool:
+    """Whether the data may have more fields than are known without the files."""
+    return data.kind == "array" or (data.kind == "dataset" and not data.tokenized)
+
+
 def _labels(data: DataSpec) -> str:
-    return "targets" if data.kind == "text" else "labels"
+    return "targets" if data.tokenized else "labels"
 
 
 def bind(

@@ -50,13 +50,13 @@ def check_fit(data: DataSpec, graph: Graph, base: Path, *, evaluates: bool = Fal
         InputError: a placeholder has no field, the vocabulary is too small, or there is nothing to evaluate on.
         DataError: a field does not fit its placeholder.
     """
-    if data.kind not in ("text", "images"):
+    if not (data.tokenized or data.kind == "images"):
         return  # arrays say what they are in their files; the caller's own function is checked when it is called
     source = open_source(data, base)
     if evaluates:
         open_source(data, base, split="eval")
     fields = bind(data, source, placeholders_of(graph))
-    if data.kind == "text":
+    if data.tokenized:
         size = _size(data, base)
         if size is not None:
             check_vocabulary(data, graph, fields, size)
@@ -66,6 +66,6 @@ def _size(data: DataSpec, base: Path) -> int | None:
     if data.tokenizer == "bytes":
         return BytesTokenizer.size
     path = base / Path(data.tokenizer).expanduser()
-    if data.tokenizer == "chars" or not path.is_file():
+    if data.tokenizer == "chars" or not (path / "tokenizer.json" if path.is_dir() else path).is_file():
         return None
     return FileTokenizer(path, data.tokenizer).size

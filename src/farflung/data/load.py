@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from farflung.data.base import Array, Source, bind
+from farflung.data.mixture import Mixture
 from farflung.data.sampler import Ledger, Sampler
 from farflung.graph.ir import TensorSpec
 from farflung.job.spec import DataSpec
@@ -38,7 +39,7 @@ class Loader:
         self.source = source
         self._dtypes = {name: placeholders[name].dtype for name in self.fields}
         self._sizes = tuple(sizes)
-        self.sampler = Sampler(source.size, seed)
+        self.sampler = source.sampler(seed) if isinstance(source, Mixture) else Sampler(source.size, seed)
 
     def batch(self, step: int, micro_batch: int, wanted: Collection[str] | None = None) -> dict[str, Array]:
         """Placeholder -> array of shape ``(samples, ...)`` for one micro-batch of step ``step`` (from 0)."""

@@ -22,8 +22,10 @@ def absent_data(data: DataSpec, bases: Sequence[Path]) -> str:
     """
     if data.kind == "caller":
         return ""
-    tokenizer = "" if data.kind != "text" or data.tokenizer in ("bytes", "chars") else data.tokenizer
-    for key, path in {"path": data.path, "eval_path": data.eval_path, "tokenizer": tokenizer}.items():
+    tokenizer = "" if not data.tokenized or data.tokenizer in ("bytes", "chars") else data.tokenizer
+    named = {"path": data.path, "eval_path": data.eval_path, "tokenizer": tokenizer}
+    named |= {f"mixture[{index}].path": part.path for index, part in enumerate(data.mixture)}
+    for key, path in named.items():
         places = [resolve(path, Place(base=base, cache=default_cache())) for base in bases] if path else []
         if places and not any(place.exists() for place in places):
             return (

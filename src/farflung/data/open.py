@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place, Source, Split
 from farflung.data.files import default_cache
+from farflung.data.mixture import Mixture
 from farflung.data.sampler import Permutation
 from farflung.data.tokenizers import Tokenizer
 from farflung.errors import DataError, InputError
@@ -18,7 +19,7 @@ from farflung.graph.ir import TensorSpec
 from farflung.job.spec import DataSpec
 from farflung.registry import Registry
 
-__all__ = ["SOURCES", "Opener", "Subset", "open_source", "open_tokenizer"]
+__all__ = ["SOURCES", "Opener", "Subset", "open_source", "open_tokenizer", "tokenizer_of"]
 
 #: Opens a source over the training or evaluation path of a spec.
 Opener = Callable[[DataSpec, Place, str], Source]
@@ -45,6 +46,16 @@ def _images() -> Opener:
     return ImageSource
 
 
+def _tables() -> Opener:
+    from farflung.data.tables import ColumnSource, TokenSource
+
+    def opener(spec: DataSpec, place: Place, path: str) -> Source:
+        return TokenSource(spec, place, path) if spec.tokenized else ColumnSource(spec, place, path)
+
+    return opener
+
+
+SOURCES.add("dataset", _tables)
 SOURCES.add("text", _text)
 SOURCES.add("array", _arrays)
 SOURCES.add("images", _images)
@@ -66,6 +77,11 @@ def open_source(
     if spec.kind == "caller":
         raise InputError("data.kind = 'caller' is fed by the process that submits the job: no machine can open it")
     place = _place(base, cache, confined)
+    parts = [_split(part, place, split) for part in spec.parts]
+    return Mixture(parts, [one.weight for one in spec.mixture]) if spec.mixture else parts[0]
+
+
+def _split(spec: DataSpec, place: Place, split: Split) -> Source:
     opener = SOURCES.get(spec.kind)
     if spec.eval_path:
         return opener(spec, place, spec.eval_path if split == "eval" else spec.path)
@@ -84,11 +100,24 @@ def open_tokenizer(spec: DataSpec, base: str | Path, *, cache: str | Path | None
         InputError: the data is no text.
         DataError: its file (or, for ``chars``, the training text) is not on this machine.
     """
-    if spec.kind != "text":
-        raise InputError(f"data.kind = {spec.kind!r} has no tokenizer: only 'text' has one")
+    if not spec.tokenized:
+        raise InputError(f"data.kind = {spec.kind!r} has no tokenizer: only text and chats have one")
+    first = spec.parts[0]
+    found = tokenizer_of(SOURCES.get(spec.kind)(first, _place(base, cache, confined), first.path))
+    assert found is not None  # what is tokenized has one
+    return found
+
+
+def tokenizer_of(source: Source) -> Tokenizer | None:
+    """The tokenizer behind a source, or behind the first part of a mixture (None: its samples are no tokens)."""
+    from farflung.data.tables import TokenSource
     from farflung.data.text import TextSource
 
-    return TextSource(spec, _place(base, cache, confined), spec.path).tokenizer
+    if isinstance(source, Mixture):
+        source = source.parts[0]
+    if isinstance(source, Subset):
+        source = source.source
+    return source.tokenizer if isinstance(source, (TextSource, TokenSource)) else None
 
 
 def _place(base: str | Path, cache: str | Path | None, confined: bool) -> Place:

@@ -86,9 +86,10 @@ class CharsTokenizer:
 
 
 class FileTokenizer:
-    """A ``tokenizer.json`` of the ``tokenizers`` library (extra ``hf``).
+    """A ``tokenizer.json`` of the ``tokenizers`` library (extra ``hf``), or a folder with one.
 
-    Documents end with the file's own end-of-text token if it has one of the usual names; no other special tokens are added.
+    Documents end with the ``eos_token`` of the folder, or with the file's own end-of-text token if it has one of the usual names.
+    No other special tokens are added.
 
     Raises:
         DataError: the file is missing or isn't a tokenizer.
@@ -102,6 +103,8 @@ class FileTokenizer:
             from tokenizers import Tokenizer as Library
         except ImportError:
             raise InputError(f"data.tokenizer = {name!r} needs the tokenizers library: pip install 'farflung[hf]'") from None
+        folder = path if path.is_dir() else None
+        path = path / "tokenizer.json" if folder is not None else path
         if not path.is_file():
             raise DataError(f"tokenizer {name!r} is not on this machine (looked at {path}): copy the tokenizer.json there")
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -114,6 +117,9 @@ class FileTokenizer:
         self.fingerprint = f"file-{content_hash(text.encode())}"
         ends = (self._tokenizer.token_to_id(token) for token in ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"))
         self.end: int | None = next((number for number in ends if number is not None), None)
+        if folder is not None and (own := _end_token(folder)):
+            self.end = self._tokenizer.token_to_id(own)
+            self.fingerprint += f"-{self.end}"
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text``, no special tokens."""
@@ -126,3 +132,12 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _end_token(folder: Path) -> str:
+    """The ``eos_token`` of a tokenizer's folder (empty: it has none)."""
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return str(found.get("content", "") if isinstance(found, dict) else found or "")

@@ -46,12 +46,14 @@ class EngineSettings:
     """What a stage runner needs to know of the job and the plan.
 
     ``training=False`` is for evaluation and generation: no gradients, no update, states stay as they are.
+    ``split_backward``: ``backward`` makes only the gradients that it returns, and ``backward_weights`` those of parameters.
     """
 
     device: str = "cpu"
     seed: int = 0
     precision: str = "float32"
     recompute: bool = False
+    split_backward: bool = False
     training: bool = True
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
 
@@ -142,6 +144,12 @@ class StageRunner(Protocol):
         flowed back.
         """
 
+    def backward_weights(self, key: MicroBatch) -> None:
+        """The rest of a ``backward`` under ``EngineSettings.split_backward``: accumulate the gradients of parameters.
+
+        The sums have the bits of a backward that is not split. An engine may compute them in ``backward`` and only add them here.
+        """
+
     def close_part(self, *, last: bool = False) -> None:
         """End a part of the step's sum: what was accumulated since the last end is added, as a whole, to the parts before it.
 
@@ -184,7 +192,8 @@ class StageRunner(Protocol):
         cleared."""
 
     def watch(self, groups: Sequence[Collection[str]], ready: Callable[[int], None]) -> None:
-        """In the next ``backward`` call ``ready(i)`` as soon as the gradients of the parameters ``groups[i]`` are complete.
+        """In the next ``backward``, or ``backward_weights`` of a split one, call ``ready(i)`` as soon as the gradients of the
+        parameters ``groups[i]`` are complete.
 
         Called on a thread of that backward, in the order in which gradients get complete; what is tied, or gets no gradient, is
         never reported. The parameters of the group may be updated then.

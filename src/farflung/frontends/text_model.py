@@ -54,7 +54,7 @@ class TextModel:
             form = _form(recipe, spec)
             module = form.factory()
         _fill(module, names, read)
-        return cls(module, _context(notes) or form.example_inputs(1)[0].shape[-1])
+        return cls(module, _context(notes) or _length(form))
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float64]:
         """The logits ``(vocabulary,)`` of the token after ``tokens``, of which the last ``context`` count."""
@@ -88,6 +88,12 @@ def _arguments(spec: ModelSpec, notes: Mapping[str, str]) -> Iterator[dict[str, 
 def _context(notes: Mapping[str, str]) -> int | None:
     config = json.loads(notes.get("transformers", "{}"))
     return next((config[key] for key in _POSITIONS if isinstance(config.get(key), int)), None)
+
+
+def _length(form: Form) -> int:
+    examples = form.example_inputs(1)
+    first = next(iter(examples.values())) if isinstance(examples, Mapping) else examples[0]
+    return int(first.shape[-1])
 
 
 def _fill(module: nn.Module, names: Iterable[str], read: Callable[[str], NDArray[Any]]) -> None:

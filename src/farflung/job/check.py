@@ -132,6 +132,11 @@ def _check_helpers(job: JobSpec) -> None:
             f"plan.helpers with sync.{way}: helpers' gradients are summed in the job's order in every step; remove [sync], or "
             "set plan.helpers = false"
         )
+    if job.plan.schedule == "zb-h1" or job.plan.schedule.startswith("interleaved-"):
+        raise InputError(
+            f"plan.helpers with plan.schedule = {job.plan.schedule!r}: helpers compute whole backwards of one stage; set "
+            "schedule = '1f1b', or plan.helpers = false"
+        )
     if job.codec.name != "identity":
         raise InputError(
             f"plan.helpers with codec.name = {job.codec.name!r}: slices come in any order, and a codec may remember what it "
@@ -172,7 +177,7 @@ def _check_run(job: JobSpec) -> None:
     if job.evaluate.every and not job.evaluate.batches:
         raise InputError(f"evaluate.every = {job.evaluate.every} with evaluate.batches = 0 evaluates nothing: set batches")
     if job.generate.tokens:
-        if job.data.kind in {"array", "images"}:
+        if job.data.kind != "caller" and not job.data.tokenized:
             raise InputError(f"generate.tokens = {job.generate.tokens} needs a tokenizer, data.kind = {job.data.kind!r} has none")
         if not job.generate.prompt:
             raise InputError(f"generate.tokens = {job.generate.tokens} needs a text to go on from: set generate.prompt")
@@ -192,9 +197,12 @@ def _check_fed(job: JobSpec) -> None:
 def _check_data(data: DataSpec) -> None:
     if data.kind == "caller":
         if data.path or data.eval_path:
-            raise InputError("data.path is set but data.kind = 'caller' reads no files: set kind to text, array or images")
+            raise InputError(
+                "data.path is set but data.kind = 'caller' reads no files: set kind to text, array, images or dataset"
+            )
         return
-    if not data.path:
+    _check_dataset(data)
+    if not data.path and not data.mixture:
         raise InputError(f"data.kind = {data.kind!r} needs data.path: name the folder or file that every reading machine has")
     for name, field in data.fields.items():
         if not field.isidentifier():
@@ -205,6 +213,36 @@ def _check_data(data: DataSpec) -> None:
         raise InputError(f"data.labels = {data.labels!r} is for data.kind = 'array' only: remove it")
     if data.kind == "array" and data.path.endswith(".npy") and not data.labels:
         raise InputError(f"data.path = {data.path!r} is one array file: name the file of the labels in data.labels")
+
+
+def _check_dataset(data: DataSpec) -> None:
+    if data.kind != "dataset":
+        for key in ("mixture", "text", "messages"):
+            if getattr(data, key):
+                raise InputError(f"data.{key} is for data.kind = 'dataset' only, this is {data.kind!r}: remove it")
+        return
+    if data.path and data.mixture:
+        raise InputError(f"data.path = {data.path!r} beside data.mixture: name the file or folder in one of them")
+    if data.mixture and data.eval_path:
+        raise InputError(f"data.eval_path = {data.eval_path!r} beside data.mixture: set data.eval_fraction instead")
+    for part in data.parts:
+        _check_part(part)
+        if part.tokenized != data.parts[0].tokenized:
+            first = data.parts[0].path
+            raise InputError(
+                f"data.mixture: {part.path!r} and {first!r} must both have text or messages, or neither: set data.text"
+            )
+
+
+def _check_part(part: DataSpec) -> None:
+    if part.text and part.messages:
+        raise InputError(f"data.text = {part.text!r} beside data.messages = {part.messages!r}: a dataset has one of them")
+    if part.messages and part.tokenizer in ("bytes", "chars"):
+        raise InputError(
+            f"data.messages with data.tokenizer = {part.tokenizer!r}: chats need the folder of a tokenizer with a chat template"
+        )
+    if part.tokenized and part.tokenizer == "chars":
+        raise InputError("data.tokenizer = 'chars' is for data.kind = 'text': set 'bytes', or the path of a tokenizer")
 
 
 def _check_optimizer(optimizer: OptimizerSpec) -> None:

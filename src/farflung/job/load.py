@@ -61,7 +61,9 @@ def load_job(path: str | Path) -> JobSpec:
     if job.model is None:
         raise InputError(f'{file}: model is missing: add a [model] table with recipe = "..."')
     if job.data.kind == "caller":
-        raise InputError(f"{file}: data.kind = 'caller' needs a Python caller: use 'text', 'array' or 'images' in a job file")
+        raise InputError(
+            f"{file}: data.kind = 'caller' needs a Python caller: use 'text', 'array', 'images' or 'dataset' in a job file"
+        )
     return _absolute(job, file.resolve().parent)
 
 
@@ -141,7 +143,7 @@ def _absolute(job: JobSpec, folder: Path) -> JobSpec:
         if isinstance(where := job.model.args.get("folder"), str):
             model["args"] = {**job.model.args, "folder": _below(folder, where)}
         changes["model"] = job.model.model_copy(update=model)
-    if job.weights.path and job.weights.home == "submitter":
+    if job.weights.path and job.weights.home == "submitter" and "://" not in job.weights.path:
         changes["weights"] = job.weights.model_copy(update={"path": _below(folder, job.weights.path)})
     if "/" in job.checkpoint.resume:
         changes["checkpoint"] = job.checkpoint.model_copy(update={"resume": _below(folder, job.checkpoint.resume)})

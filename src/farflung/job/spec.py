@@ -25,6 +25,7 @@ __all__ = [
     "GroupSpec",
     "JobSpec",
     "LimitSpec",
+    "MixtureSpec",
     "ModelSpec",
     "OpenSpec",
     "OptimizerSpec",
@@ -47,17 +48,41 @@ class ModelSpec(Section):
     args: dict[str, int | float | bool | str | list[int] | None] = {}
 
 
+class MixtureSpec(Section):
+    """A dataset of a mixture."""
+
+    #: A file or folder, as `data.path`.
+    path: str
+    #: Its share of the samples, in proportion to the other weights.
+    weight: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
+    #: The column of text, if it is not `data.text`.
+    text: str = ""
+    #: The column of chats, if it is not `data.messages`.
+    messages: str = ""
+
+
 class DataSpec(Section):
     """The data that fill the inputs of the model, as files on the machines that read them."""
 
-    #: `text`: text files, tokenized. `array`: `.npy` files. `images`: one folder for each class. `caller`: the batch function of
-    #: `farflung.train`. A job file must name one of the first three.
-    kind: Literal["text", "array", "images", "caller"] = "caller"
+    #: `text`: text files, tokenized. `array`: `.npy` files. `images`: one folder for each class. `dataset`: tables in Parquet,
+    #: JSONL, CSV or Arrow files. `caller`: the data of `farflung.train`. A job file must name one of the first four.
+    kind: Literal["text", "array", "images", "dataset", "caller"] = "caller"
     #: A file or folder, relative to the worker's `--data` folder. `{stdlib}` is the folder of Python's standard library.
     path: str = ""
+    #: Datasets in place of `path`, each with a weight.
+    mixture: Annotated[tuple[MixtureSpec, ...], Field(max_length=64)] = ()
+    #: The column of a dataset that holds text.
+    text: str = ""
+    #: The column of a dataset that holds chats: lists of messages with `role` and `content`.
+    messages: str = ""
+    #: How the texts or chats of a dataset fill samples. `whole`: several in a sample, none of them cut unless it is longer than a
+    #: sample. `none`: one in each sample. `split`: one stream of tokens, cut into samples.
+    packing: Literal["whole", "none", "split"] = "whole"
+    #: The tokens of chats that count in the loss.
+    loss_on: Literal["assistant", "all"] = "assistant"
     #: The files to read in a folder.
     glob: str = "**/*"
-    #: `bytes`, `chars`, or the path of a `tokenizer.json`.
+    #: `bytes`, `chars`, or the path of a `tokenizer.json` or of its folder. Chats need a folder with a chat template.
     tokenizer: str = "bytes"
     #: Tokens in each sample of text.
     sequence: Count = 128
@@ -71,6 +96,22 @@ class DataSpec(Section):
     eval_path: str = ""
     #: The share of samples for evaluation, if `eval_path` is empty. Training does not use these samples.
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether samples are tokens."""
+        first = self.parts[0]
+        return self.kind == "text" or (self.kind == "dataset" and bool(first.text or first.messages))
+
+    @property
+    def parts(self) -> tuple[DataSpec, ...]:
+        """The datasets of a mixture as data of their own (otherwise: these data)."""
+        found = []
+        for part in self.mixture:
+            own = {key: value for key, value in (("text", part.text), ("messages", part.messages)) if value}
+            update: dict[str, object] = {"path": part.path, "mixture": (), **({"text": "", "messages": "", **own} if own else {})}
+            found.append(self.model_copy(update=update))
+        return tuple(found) or (self,)
 
 
 #: Settings of an optimizer beside those with a key of their own.
@@ -210,9 +251,13 @@ class PlanSpec(Section):
 
     #: The planner.
     planner: str = "op_fence"
-    #: The order of a pipeline's actions. `eager-N`: more forwards ahead, with up to N times the activations of `1f1b`. `auto`:
-    #: `1f1b` or the eager order with the shortest predicted step that fits into memory.
-    schedule: Literal["auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4"] = "auto"
+    #: The order of a pipeline's actions. `eager-N`: more forwards ahead, with up to N times the activations of `1f1b`.
+    #: `interleaved-N`: each device has N stages, which shortens the start and the end of a step and sends N times the values.
+    #: `zb-h1`: backwards return the gradients of values before they compute those of parameters. `auto`: `1f1b` or the eager
+    #: order with the shortest predicted step that fits into memory.
+    schedule: Literal[
+        "auto", "gpipe", "1f1b", "eager-2", "eager-3", "eager-4", "interleaved-2", "interleaved-3", "interleaved-4", "zb-h1"
+    ] = "auto"
     #: Compute the forward of a stage again in its backward, to save memory. `auto`: where memory requires it.
     recompute: Literal["auto", "always", "never"] = "auto"
     #: The number of devices that share the micro-batches of each stage. With 1, some planners decide themselves.
@@ -296,12 +341,14 @@ class WeightsSpec(Section):
 
     #: `init`: replay the initializers of the model where the weights live. `file`: read safetensors.
     source: Literal["init", "file"] = "init"
-    #: A safetensors file, or a folder with such files.
+    #: A safetensors file, or a folder with such files, or its URL (`https://...`, `s3://...`).
     path: str = ""
     #: `submitter`: the submitting machine sends the file. `workers`: every worker reads its own copy.
     home: Literal["workers", "submitter"] = "submitter"
     #: Refuse a file that lacks weights. If false, initialize the missing weights.
     strict: bool = True
+    #: How states are made from tensors of the files. The submitting process writes it.
+    sources: Annotated[str, Field(max_length=16 << 20)] = ""
 
 
 class CheckpointSpec(Section):

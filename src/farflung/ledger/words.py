@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from farflung.ledger.entries import COLUMNS, Column, Entry, RunLedger
@@ -31,8 +32,11 @@ def figure_text(column: Column, value: float, currency: str) -> str:
 
 
 def money(value: float, currency: str) -> str:
-    """Return an amount of money."""
-    return f"{value:.4g} {currency}" if 0 < abs(value) < 0.01 else f"{value:,.2f} {currency}"
+    """Return an amount of money; less than a hundredth with three digits, as in ``0.0000259``."""
+    if abs(value) >= 0.01 or not value:
+        return f"{value:,.2f} {currency}"
+    places = 2 - math.floor(math.log10(abs(value)))
+    return f"{value:.{places}f} {currency}" if places <= 9 else f"{value:.2e} {currency}"
 
 
 def entry_row(entry: Entry, currency: str) -> tuple[str, ...]:

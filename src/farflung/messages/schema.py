@@ -27,6 +27,7 @@ __all__ = [
     "NO_SECTIONS",
     "ONE_SECTION",
     "PLAIN",
+    "SHA256",
     "UNSET",
     "Address",
     "Amount",
@@ -48,6 +49,7 @@ __all__ = [
     "Run",
     "SectionedMessage",
     "Sections",
+    "Sha256",
     "Text",
     "UnsetType",
     "Version",
@@ -64,6 +66,10 @@ FINITE = sys.float_info.max
 #: What names and other short words have: no control characters, and none that change the direction of text. They would reach
 #: terminals and logs.
 PLAIN = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z"
+#: What a SHA-256 hash in hexadecimal looks like.
+SHA256 = r"^[0-9a-f]{64}\Z"
+#: A SHA-256 hash in hexadecimal.
+Sha256 = Annotated[str, Meta(pattern=SHA256)]
 #: The name of a run, or of one attempt of a run.
 Run = Annotated[str, Meta(max_length=200, pattern=PLAIN)]
 #: The name of a member: a worker, a client or the broker.

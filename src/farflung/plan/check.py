@@ -14,10 +14,10 @@ from farflung.plan.engine_support import check_engines
 from farflung.plan.estimation.results import Estimate
 from farflung.plan.links import pairs_of
 from farflung.plan.model import Plan, Stage
-from farflung.schedules import check_schedule, get_schedule, splits
+from farflung.schedules import check_schedule, get_schedule
 from farflung.units import Bytes, counted
 
-__all__ = ["check_memory", "check_plan", "check_reach", "check_replicas", "check_runnable"]
+__all__ = ["check_memory", "check_plan", "check_reach", "check_replicas"]
 
 
 def check_plan(plan: Plan, graph: Graph, topology: Topology | None = None, job: JobSpec | None = None) -> tuple[SubGraph, ...]:
@@ -197,17 +197,3 @@ def _remedy(job: JobSpec | None) -> str:
     if job is None or job.optimizer.name != "sgd" or job.optimizer.momentum:
         ways.append("take an optimizer with less state")
     return ", or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
-
-
-def check_runnable(plan: Plan) -> None:
-    """Whether executors can run the plan's schedule, beside planning and simulating it.
-
-    Raises:
-        PlanError: the schedule has actions that they do not know.
-    """
-    orders = get_schedule(plan.schedule).actions(len(plan.stages), len(plan.micro_batch_sizes))
-    if any(splits(order) for order in orders):
-        raise PlanError(
-            f"the schedule {plan.schedule} makes gradients of parameters apart (W actions), which workers can't yet; "
-            "it can be simulated; to run it, plan with 1f1b, gpipe or an interleaved schedule"
-        )

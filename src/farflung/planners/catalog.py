@@ -82,15 +82,16 @@ def get_planner(name: str) -> Planner:
     Raises:
         InputError: nothing has that name; the text lists the known ones.
     """
+    from farflung.planners.interleaved import Interleaving
     from farflung.planners.replicated import Replicating
     from farflung.planners.scheduled import Scheduling
 
     planner = PLANNERS.get(name)
     if name == "auto":
-        return planner
+        return Interleaving(planner)
     if name in _GRIDS:
-        return Scheduling(planner)
-    return Replicating(Scheduling(planner), groups="random" if name == "random" else "search")
+        return Interleaving(Scheduling(planner))
+    return Interleaving(Replicating(Scheduling(planner), groups="random" if name == "random" else "search"))
 
 
 def planner_names() -> tuple[str, ...]:

@@ -19,7 +19,16 @@ from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan
 from farflung.planners.finish import Problem, settle
 
-__all__ = ["EqualCompute", "EqualNumber", "RandomCuts", "balanced_cuts", "equal_compute_cuts", "equal_number_cuts", "place"]
+__all__ = [
+    "EqualCompute",
+    "EqualNumber",
+    "RandomCuts",
+    "balanced_cuts",
+    "cheapest_cuts",
+    "equal_compute_cuts",
+    "equal_number_cuts",
+    "place",
+]
 
 Vector = npt.NDArray[np.float64]
 
@@ -81,10 +90,10 @@ def balanced_cuts(problem: Problem, count: int) -> list[int]:
     """Cuts into ``count`` pieces of equal FLOPs, where least crosses among equals."""
     work = problem.cost.forward_sum + problem.cost.backward_sum
     cuts = _balanced(problem.runs, [float(work[run.stop] - work[run.start]) for run in problem.runs], count)
-    return _cheapest(problem, cuts, work)
+    return cheapest_cuts(problem, cuts, work)
 
 
-def _cheapest(problem: Problem, cuts: Sequence[int], work: Vector) -> list[int]:
+def cheapest_cuts(problem: Problem, cuts: Sequence[int], work: Vector) -> list[int]:
     """Each cut at the position with the least traffic among those of equal FLOPs, pieces still non-empty."""
     traffic = problem.cost.crossing_forward + problem.cost.crossing_backward
     ends = [0, *cuts, len(problem.graph.ops)]

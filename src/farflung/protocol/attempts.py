@@ -122,7 +122,7 @@ class Attempts:
             cause = run.migrating
             self.wait(run)
             return [RecoverRun(run=run.run, cause=cause, migrated=True)]
-        return self.finish(run, RunState.STOPPED if run.stopping else RunState.DONE)
+        return self.finish(run, RunState.STOPPED if run.stopping else RunState.FINISHED)
 
     def failed(self, event: RunFailed) -> list[Command]:
         """A worker has failed, or lost a peer; or the whole run has failed."""
@@ -207,7 +207,7 @@ class Attempts:
 
     def finish(self, run: Run, state: RunState, failure: RunFailed | None = None) -> list[Command]:
         """The run is over; ``failure`` ended it (None: nothing failed)."""
-        if state is RunState.DONE and run.steps_since_crash:
+        if state is RunState.FINISHED and run.steps_since_crash:
             self._settle(run)
         cause, kind, batch = ("", "", None) if failure is None else (failure.cause, failure.kind, failure.batch)
         run.state, run.cause, run.kind = state, cause, kind

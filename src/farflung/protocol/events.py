@@ -70,7 +70,8 @@ class Offer:
     computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
     otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
     up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown). ``operators``, ``precisions``:
-    what its engine supports (None and empty: not known, so everything).
+    what its engine supports (None and empty: not known, so everything). ``installed``: bytes of memory that all workers of the
+    machine share (0: unknown).
     """
 
     memory: float
@@ -89,6 +90,7 @@ class Offer:
     region: str = ""
     operators: frozenset[str] | None = None
     precisions: tuple[str, ...] = ()
+    installed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,7 +456,7 @@ class MemberJudged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRun:
-    """The run is over: write its result (``outcome``: done, stopped or failed; ``kind``: the class of what failed it)."""
+    """The run is over: write its result (``outcome``: finished, stopped or failed; ``kind``: the class of what failed it)."""
 
     run: str
     outcome: str

@@ -26,14 +26,14 @@ class RunState(StrEnum):
     PLANNING = "planning"
     PREPARING = "preparing"
     RUNNING = "running"
-    DONE = "done"
+    FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
 
     @property
     def over(self) -> bool:
         """Whether nothing more will happen."""
-        return self in (RunState.DONE, RunState.STOPPED, RunState.FAILED)
+        return self in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Pipeline schedules as data, by name, and the dry-runs that check and time them."""
 
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
-from farflung.schedules.dry_run import check_schedule, in_flight, splits
+from farflung.schedules.dry_run import check_schedule, in_flight, retained, splits
 from farflung.schedules.orders import Part, orders_of, part_of
 from farflung.schedules.pipeline_times import (
     Exchange,
@@ -39,6 +39,7 @@ __all__ = [
     "orders_of",
     "part_of",
     "prepare_order",
+    "retained",
     "schedule_names",
     "splits",
     "time_schedule",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from farflung.errors import PlanError
 from farflung.schedules.base import Action, ActionKind
 
-__all__ = ["check_schedule", "in_flight", "splits"]
+__all__ = ["check_schedule", "in_flight", "retained", "splits"]
 
 
 def in_flight(order: Sequence[Action]) -> int:
@@ -16,6 +16,26 @@ def in_flight(order: Sequence[Action]) -> int:
     last = ActionKind.WEIGHT if splits(order) else ActionKind.BACKWARD
     for action in order:
         now += (action.kind is ActionKind.FORWARD) - (action.kind is last)
+        most = max(most, now)
+    return most
+
+
+def retained(order: Sequence[Action]) -> int:
+    """The most that one stage retains at once, in the activations of a micro-batch.
+
+    A micro-batch between its two parts of a split backward counts twice: its activations, and the gradients of the results of
+    operators that read parameters, which are at most as large.
+    """
+    now = most = 0
+    split = splits(order)
+    for action in order:
+        match action.kind:
+            case ActionKind.FORWARD:
+                now += 1
+            case ActionKind.BACKWARD:
+                now += 1 if split else -1
+            case ActionKind.WEIGHT:
+                now -= 2
         most = max(most, now)
     return most
 

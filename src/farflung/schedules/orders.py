@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from farflung.schedules.base import Action
-from farflung.schedules.dry_run import in_flight
+from farflung.schedules.dry_run import retained
 from farflung.schedules.pipeline_times import PreparedOrder, prepare_order
 from farflung.schedules.pipelines import get_schedule
 from farflung.schedules.progress import as_ready
@@ -19,7 +19,7 @@ _MOST = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a copy of a stage does: its actions, as ``time_schedule`` reads them, and how many micro-batches it keeps at once."""
+    """What a copy of a stage does: its actions, as ``time_schedule`` reads them, and what it retains at most (``retained``)."""
 
     actions: tuple[Action, ...]
     prepared: PreparedOrder
@@ -47,7 +47,7 @@ def _orders(schedule: str, stages: int, micro_batches: int) -> tuple[tuple[Actio
 def _part(schedule: str, stages: int, micro_batches: int, stage: int, share: tuple[int, int]) -> Part:
     first, end = share
     own = tuple(a for a in orders_of(schedule, stages, micro_batches)[stage] if first <= a.micro_batch < end)
-    return Part(actions=own, prepared=prepare_order(own, free=as_ready(get_schedule(schedule))), in_flight=in_flight(own))
+    return Part(actions=own, prepared=prepare_order(own, free=as_ready(get_schedule(schedule))), in_flight=retained(own))
 
 
 _kept_orders = lru_cache(maxsize=16)(_orders)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from farflung.engines.base import Array, MicroBatch, StageRunner
 from farflung.graph.ir import Use, ValueRef
+from farflung.schedules.base import ActionKind
 
 __all__ = ["ActionInputs", "ActionResult", "compute"]
 
@@ -39,9 +40,12 @@ class ActionResult:
     seconds: float = 0.0
 
 
-def compute(runner: StageRunner, key: MicroBatch, inputs: ActionInputs, *, backward: bool) -> ActionResult:
-    """Compute the forward or the backward of micro-batch ``key``; gradients of parameters stay in ``runner``."""
-    if not backward:
+def compute(runner: StageRunner, key: MicroBatch, inputs: ActionInputs, kind: ActionKind) -> ActionResult:
+    """Compute the action ``kind`` of micro-batch ``key``; gradients of parameters stay in ``runner``."""
+    if kind is ActionKind.WEIGHT:
+        runner.backward_weights(key)
+        return ActionResult()
+    if kind is ActionKind.FORWARD:
         assert inputs.values is not None
         result = runner.forward(key, inputs.values, inputs.data)
         loss = result.outputs.get("loss")

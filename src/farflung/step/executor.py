@@ -14,7 +14,6 @@ from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import Batch, EvaluationVote, Losses, Norms, Slope, StepReady, Token, Value, Verdict
 from farflung.messages.router import PeerRouter
 from farflung.messages.schema import Message
-from farflung.plan.check import check_runnable
 from farflung.step.context import StepContext
 from farflung.step.evaluation.evaluation import Evaluation
 from farflung.step.evaluation.generation import generate
@@ -121,11 +120,9 @@ class Executor:
         """Open the stages and load their first states.
 
         Raises:
-            PlanError: the plan's schedule can only be simulated.
             FarflungError: a graph is refused, data are missing, or states do not fit.
         """
         context = self._context
-        check_runnable(self.setup.plan)
         self.stages.open(context.engine, context.device)
         self._step.begin_states(self._position.step)
         samples = context.transfer.samples

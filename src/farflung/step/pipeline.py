@@ -15,6 +15,7 @@ from farflung.step.ready_loop import QueuedActions, run_actions
 from farflung.step.reduction.gradient_exchange import GradientExchange
 from farflung.step.run_setup import Phase
 from farflung.step.stages.local_stages import LocalStages
+from farflung.step.stages.stage_runners import splits_backward
 from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import Synchronizer
@@ -90,11 +91,20 @@ class _ScheduledActions(QueuedActions):
         self.losses: dict[int, float] = {}
         schedule = get_schedule(setup.plan.schedule)
         orders = schedule.actions(len(setup.plan.stages), setup.job.micro_batches)
-        own = {i: [a for a in orders[i] if setup.places[i][a.micro_batch] == setup.device] for i in setup.own_stages}
+        #: The action after which the gradients of parameters hold a micro-batch.
+        split = {i: splits_backward(setup.plan, i) for i in setup.own_stages}
+        self._adds = {i: ActionKind.WEIGHT if split[i] else ActionKind.BACKWARD for i in setup.own_stages}
+        own = {i: [a for a in orders[i] if self._is_own(a)] for i in setup.own_stages}
         self._queues = {stage: Progress(order, free=as_ready(schedule)) for stage, order in own.items()}
 
+    def _is_own(self, action: Action) -> bool:
+        """Return whether this worker computes ``action``. Without a split backward, there is nothing left for its second part."""
+        setup = self._context.setup
+        is_here = setup.places[action.stage][action.micro_batch] == setup.device
+        return is_here and (action.kind is not ActionKind.WEIGHT or self._adds[action.stage] is ActionKind.WEIGHT)
+
     def heads(self) -> Sequence[Action]:
-        """Backwards before forwards, early stages first."""
+        """Backwards before forwards before gradients of parameters, early stages first."""
         return sorted((action for queue in self._queues.values() for action in queue.heads()), key=lambda a: (a.kind, a.stage))
 
     def piece(self, action: Action) -> SubGraph:
@@ -134,7 +144,7 @@ class _ScheduledActions(QueuedActions):
 
     def completed(self, action: Action, result: ActionResult) -> None:
         stage, micro_batch = action.stage, action.micro_batch
-        if action.kind is ActionKind.BACKWARD and self._mode.sync is None:
+        if action.kind is self._adds[stage] and self._mode.sync is None:
             self._mode.sums.after_backward(self.step, stage, micro_batch, self._stages.base(stage))
         self._queues[stage].take(action)
         if result.loss is not None:
@@ -143,8 +153,8 @@ class _ScheduledActions(QueuedActions):
             self._mode.vote.report(self.step, self.losses)
 
     def _is_last_backward(self, action: Action) -> bool:
-        """Return whether ``action`` is the last backward of a replica under a sync strategy, which may take layers early."""
-        if self._mode.sync is None or action.kind is not ActionKind.BACKWARD:
+        """Return whether ``action`` completes the gradients of a replica under a sync strategy, which may take layers early."""
+        if self._mode.sync is None or action.kind is not self._adds[action.stage]:
             return False
         setup = self._context.setup
         replica = next(one for one in setup.plan.replicas_of(action.stage) if one.device == setup.device)

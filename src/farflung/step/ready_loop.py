@@ -101,20 +101,20 @@ def run_actions(source: ActionSource, context: StepContext, meter: StepMeter) ->
 
 
 def _compute(source: ActionSource, action: Action, context: StepContext) -> None:
-    trace, step, backward = context.trace, source.step, action.kind is ActionKind.BACKWARD
+    trace, step = context.trace, source.step
     if source.training:
-        if backward:
-            fault_point("worker.before_backward", step=step, device=context.setup.device)
-        else:
+        if action.kind is ActionKind.FORWARD:
             fault_point("worker.before_forward", step=step, device=context.setup.device)
+        else:
+            fault_point("worker.before_backward", step=step, device=context.setup.device)
     inputs, runner = source.inputs(action), source.runner(action)
     begin = trace.now()
     key = MicroBatch(step, action.micro_batch)
     if not source.training:
-        result = compute(runner, key, inputs, backward=backward)
+        result = compute(runner, key, inputs, action.kind)
     else:
         with blaming(FailedBatch(step, action.micro_batch)):
-            result = compute(runner, key, inputs, backward=backward)
+            result = compute(runner, key, inputs, action.kind)
         trace.note(SpanKind.COMPUTE, action.kind.value, begin, **_place(action, step))
     source.finish(action, result)
 
@@ -127,9 +127,11 @@ def _place(action: Action, step: int) -> dict[str, int]:
 
 
 def input_keys(routes: Routes, piece: SubGraph, action: Action) -> list[Hashable]:
-    """Return the keys of what ``action`` waits for: values of earlier stages, or gradients of later ones."""
+    """Return the keys of what ``action`` waits for: values of earlier stages, gradients of later ones, or nothing."""
     if action.kind is ActionKind.FORWARD:
         return [routes.key(action.micro_batch, edge, gradient=False) for edge in piece.takes]
+    if action.kind is ActionKind.WEIGHT:
+        return []
     return [routes.key(action.micro_batch, edge, gradient=True) for edge in piece.requires_gradients]
 
 
@@ -148,6 +150,8 @@ def take_gradients(inbox: Inbox, routes: Routes, piece: SubGraph, micro_batch: i
 
 def send_results(routes: Routes, piece: SubGraph, action: Action, values: Mapping[ValueRef, Array]) -> None:
     """Send the ``values`` that ``action`` gave: to later stages, or gradients to earlier ones."""
+    if action.kind is ActionKind.WEIGHT:
+        return
     backward = action.kind is ActionKind.BACKWARD
     for edge in piece.sends_gradients if backward else piece.gives:
         routes.send(action.micro_batch, edge, values[edge.value], gradient=backward)
@@ -222,6 +226,8 @@ class QueuedActions:
     def inputs(self, action: Action) -> ActionInputs:
         """See ``ActionSource``."""
         piece = self.piece(action)
+        if action.kind is ActionKind.WEIGHT:
+            return ActionInputs()
         if action.kind is ActionKind.BACKWARD:
             gradients = take_gradients(self._inbox, self._routes, piece, action.micro_batch)
             return ActionInputs(gradients=gradients, weight=self.weight(action))

@@ -101,11 +101,22 @@ class World:
         both = [layer.bp_seconds for layer in self.layers] + [layer.comm_seconds for layer in self.layers]
         return np.array(both, np.float32)
 
+    @property
+    def times_and_latencies(self) -> Vector:
+        """``times``, then the latencies of the layers' exchanges: float32[3 L]. ``with_times`` makes the same layers from it."""
+        return np.concatenate([self.times, np.array([layer.latency for layer in self.layers], np.float32)])
+
     def with_times(self, times: Vector) -> World:
-        """The same group with other ``times`` of its layers."""
+        """The same group with other ``times`` of its layers: as measured, or ``times_and_latencies``."""
         count = len(self.layers)
+        backward, exchange, latency = np.concatenate([times, np.zeros(3 * count - len(times), np.float32)]).reshape(3, count)
         layers = tuple(
-            LayerInfo(nbytes=layer.nbytes, bp_seconds=Seconds(times[index]), comm_seconds=Seconds(times[count + index]))
+            LayerInfo(
+                nbytes=layer.nbytes,
+                bp_seconds=Seconds(backward[index]),
+                comm_seconds=Seconds(exchange[index]),
+                latency=Seconds(latency[index]),
+            )
             for index, layer in enumerate(self.layers)
         )
         return replace(self, layers=layers)

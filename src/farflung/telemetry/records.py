@@ -128,13 +128,17 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """One evaluation, made after ``step`` steps: mean loss and, where they have a meaning, perplexity and accuracy (0 to 1)."""
+    """One evaluation, made after ``step`` steps: mean loss and, where they have a meaning, perplexity and accuracy (0 to 1).
+
+    ``metrics``: the means of the caller's own metrics over the batches, by name.
+    """
 
     step: int
     elapsed: float
     loss: float
     perplexity: float | None = None
     accuracy: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Value]:
         """The fields of this record's event: ``telemetry.emit("evaluation", **record.fields())``."""
@@ -144,6 +148,7 @@ class EvaluationRecord:
             "loss": self.loss,
             "perplexity": self.perplexity,
             "accuracy": self.accuracy,
+            **({"metrics": dict(self.metrics)} if self.metrics else {}),
         }
 
     def to_line(self) -> str:
@@ -293,6 +298,7 @@ def read_record(line: str) -> Record | None:
             loss=_number(body, "loss"),
             perplexity=_optional(body, "perplexity"),
             accuracy=_optional(body, "accuracy"),
+            metrics={name: _number(table, name) for table in [_table(body, "metrics")] for name in table},
         )
     if body.get("kind") == "recovery":
         return _recovery(body)

@@ -17,7 +17,7 @@ from msgspec import inspect as types
 
 from farflung.errors import WireError
 from farflung.messages.array_headers import ELEMENT_TYPES, ArrayHeader
-from farflung.messages.schema import Channel, Message, type_of
+from farflung.messages.schema import SHA256, Channel, Message, type_of
 from farflung.messages.wire_form import decode, encode
 from farflung.testing.damage import bent, hurt
 from farflung.wire.frames import Frame, decode_frame, encode_frame
@@ -180,6 +180,8 @@ def _some_number(kind: types.IntType | types.FloatType, generator: np.random.Gen
 
 
 def _some_text(kind: types.StrType, generator: np.random.Generator) -> str:
+    if kind.pattern == SHA256:
+        return generator.bytes(32).hex()
     longest = kind.max_length if kind.max_length is not None else 8
     length = longest if longest < 500 and generator.random() < 0.1 else int(generator.integers(0, min(longest, 8) + 1))
     return "".join(generator.choice(list("aé~0/ "), length))

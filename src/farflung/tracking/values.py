@@ -61,6 +61,7 @@ def step_values(record: StepRecord) -> dict[str, float]:
 def evaluation_values(record: EvaluationRecord) -> dict[str, float]:
     """Return the values of an evaluation."""
     known = {"eval/loss": record.loss, "eval/perplexity": record.perplexity, "eval/accuracy": record.accuracy}
+    known |= {f"eval/{name}": value for name, value in record.metrics.items()}
     return {name: value for name, value in known.items() if value is not None}
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from farflung.data import Loader, check_vocabulary, open_source, placeholders_of
+from farflung.data import Loader, Tokenizer, check_vocabulary, open_source, placeholders_of, tokenizer_of
 from farflung.data.base import Source
-from farflung.data.text import TextSource
 from farflung.data.timed_reads import TimedReads
 from farflung.engines.base import Array
 from farflung.errors import InputError
@@ -106,14 +105,13 @@ class FileFeed:
                 loader.source.check(tuple(dict.fromkeys(loader.fields.values())))
                 loader.fingerprint()
         if self._prompt:
-            self._text().tokenizer.encode(self._job.generate.prompt)
+            self._tokenizer().encode(self._job.generate.prompt)
 
     def _check_vocabulary(self, loader: Loader) -> None:
         graph = self._setup.graph
-        source = getattr(loader.source, "source", loader.source)
-        if not isinstance(source, TextSource):
-            return
-        check_vocabulary(self._job.data, graph, loader.fields, source.tokenizer.size)
+        tokenizer = tokenizer_of(loader.source)
+        if tokenizer is not None:
+            check_vocabulary(self._job.data, graph, loader.fields, tokenizer.size)
 
     @property
     def samples(self) -> int | None:
@@ -127,20 +125,20 @@ class FileFeed:
     def provide(self, phase: Phase, step: int, micro_batch: int, names: Sequence[str]) -> Mapping[str, Array]:
         """The arrays of placeholders ``names``."""
         if phase is Phase.GENERATE:
-            return {names[0]: np.asarray(self._text().tokenizer.encode(self._job.generate.prompt), dtype=np.int64)}
+            return {names[0]: np.asarray(self._tokenizer().encode(self._job.generate.prompt), dtype=np.int64)}
         loader = self._train if phase is Phase.TRAIN else self._eval
         assert loader is not None  # a stage that reads something has a loader
         return loader.batch(step, micro_batch, names) if phase is Phase.TRAIN else loader.batch(micro_batch, 0, names)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Tokens as text."""
-        return self._text().tokenizer.decode(tokens)
+        return self._tokenizer().decode(tokens)
 
-    def _text(self) -> TextSource:
-        source: Source = getattr(self._source, "source", self._source)
-        if not isinstance(source, TextSource):
-            raise InputError('text can only be generated from data.kind = "text": remove [generate] from the job')
-        return source
+    def _tokenizer(self) -> Tokenizer:
+        found = tokenizer_of(self._source)
+        if found is None:
+            raise InputError("text can only be generated from data of text or chats: remove [generate] from the job")
+        return found
 
 
 class TimedFeed:

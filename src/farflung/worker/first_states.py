@@ -7,11 +7,13 @@ from pathlib import Path
 
 from farflung.checkpoint import Weights, match_states
 from farflung.checkpoint.manifest import OPTIMIZER
+from farflung.checkpoint.remote_files import is_remote
 from farflung.data.base import Place
 from farflung.data.files import inside, resolve
 from farflung.engines.base import Array
-from farflung.errors import ConnectionLost, WireError
+from farflung.errors import ConnectionLost, DataError, WireError
 from farflung.graph.ir import StateKind
+from farflung.graph.weight_expressions import expressions_from_json
 from farflung.messages.array_stream import join_pieces
 from farflung.messages.data import LentEnd, LentPiece, StatesWanted
 from farflung.messages.submission import Bundle
@@ -136,17 +138,26 @@ class FirstStates:
 
 def file_states(bundle: Bundle, place: Place, names: Iterable[str]) -> dict[str, Array]:
     """States ``names`` from the job's weights file, in another tool's names (missing ones only if the job is not strict)."""
-    weights = Weights.open(_weights_path(bundle.job.weights.path, place))
-    found = match_states(weights, bundle.graph.states, strict=bundle.job.weights.strict).names
-    return {name: weights.read(found[name], bundle.graph.state[name].spec.dtype) for name in names if name in found}
+    spec, wanted = bundle.job.weights, frozenset(names)
+    weights = Weights.open(_weights_path(spec.path, place))
+    sources = expressions_from_json(spec.sources)
+    found = match_states(weights, bundle.graph.states, strict=spec.strict, sources=sources, only=wanted).names
+    return {name: weights.read(found[name], bundle.graph.state[name].spec.dtype) for name in wanted if name in found}
 
 
-def _weights_path(path: str, place: Place) -> Path:
-    """The file (or folder of files) of weights on this machine.
+def _weights_path(path: str, place: Place) -> Path | str:
+    """The file (or folder of files) of weights on this machine, or a URL.
 
     Raises:
         DataError: the path, or a file in it, leads out of the data folder, and this machine confines jobs to the folder.
     """
+    if is_remote(path):
+        if place.confined:
+            raise DataError(
+                f"weights.path = {path!r} is a URL, and jobs may not make this machine fetch files: copy the files into its data "
+                'folder, set weights.home = "submitter", or start this worker with --any-path'
+            )
+        return path
     found = resolve(path, place)
     if place.confined and found.is_dir():
         inside(sorted(found.iterdir()), path, place)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from farflung.messages.conversions.step_reports import StepReport
-from farflung.telemetry.trace import Span
+if TYPE_CHECKING:  # a worker registers before it loads plans and arrays
+    from farflung.messages.conversions.step_reports import StepReport
+    from farflung.telemetry.trace import Span
 
 __all__ = ["NoObserver", "WorkObserver"]
 

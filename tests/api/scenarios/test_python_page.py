@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from farflung import Evaluation, TrainResult, train
+from farflung import EarlyStop, Evaluation, TrainResult, train
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/python.md").read_text(encoding="utf-8")
 
@@ -24,26 +24,14 @@ def test_the_blocks_run(ticket: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)):
         exec(compile(block, f"docs/python.md block {number}", "exec"), names)
         results.append(names["result"])
-    same = [value.tobytes() for value in results[0].state_dict().values()]
+    same = [value.tobytes() for value in results[1].state_dict().values()]
     assert [value.tobytes() for value in results[4].state_dict().values()] == same, "with the ticket as without it"
-    assert set(torch.load("weights.pt", weights_only=True)) == set(results[0].state_dict())
+    assert set(torch.load("weights.pt", weights_only=True)) == set(results[1].state_dict())
     assert (tmp_path / "trained" / "config.json").exists()
-    assert len(results[6].evaluations) == 2
-    assert results[7].stopped == (results[7].steps < 200)
+    assert len(results[6].evaluations) == len(results[7].evaluations) == 2
+    assert results[8].stopped == (results[8].steps < 200)
     assert names["second"].steps == 20
     assert len(names["second"].losses) == 10
-
-
-def test_the_loader_of_the_page_gives_the_same_batch_twice() -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    (loader,) = [block for block in blocks if "def loaded(" in block]
-    for block in (blocks[0], loader):
-        exec(block.partition("\nmodel = Model()")[0].partition("\nresult = ")[0], names)
-    batches = [names["loaded"](step, index) for step in range(8) for index in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(names["loaded"](3, 1), batches[7], strict=True))
-    epoch = torch.cat([batch[0] for batch in batches])
-    assert sorted(epoch.tolist()) == sorted(names["inputs"].tolist()), "one epoch has each sample once"
 
 
 def rows(title: str) -> list[list[str]]:
@@ -55,7 +43,7 @@ def rows(title: str) -> list[list[str]]:
 
 def test_the_table_has_every_argument_and_its_default() -> None:
     known = dict(inspect.signature(train).parameters)
-    table = {row[0].strip("`"): row[1].strip("`") for row in rows("Arguments")}
+    table = {name: row[1].strip("`") for row in rows("Arguments") for name in re.findall(r"`(\w+)`", row[0])}
     assert table.keys() == known.keys()
     for name, said in table.items():
         default = known[name].default
@@ -66,5 +54,6 @@ def test_the_table_has_every_argument_and_its_default() -> None:
 def test_the_tables_of_fields_are_complete() -> None:
     shown = {name for row in rows("The result") for name in re.findall(r"`(\w+)`", row[0])}
     assert shown == {field.name for field in fields(TrainResult)} - {"states", "source", "seed"}
-    (line,) = re.findall(r"The fields of `Evaluation` are (.*)", PAGE)
-    assert [field.name for field in fields(Evaluation)] == re.findall(r"`(\w+)`", line)
+    for kind in (Evaluation, EarlyStop):
+        (line,) = re.findall(rf"The fields of `{kind.__name__}` are (.*)", PAGE)
+        assert [field.name for field in fields(kind)] == re.findall(r"`(\w+)`", line)

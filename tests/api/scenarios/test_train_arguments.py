@@ -140,12 +140,16 @@ def test_arguments_that_are_refused(options: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("evaluation", 4, r"^evaluation=4 is of the type int: pass an Evaluation, such as"),
+        ("evaluation", 4, r"^evaluation=4 is of the type int: pass data, or an Evaluation$"),
         ("checkpoint", 5, r"^checkpoint=5 is of the type int: pass a CheckpointSpec, such as CheckpointSpec\(every=100\)"),
         ("job", 3, r"^job=3 is of the type int: pass a JobSpec"),
         ("planner", None, r"^planner=None is of the type NoneType: pass a name or a PlanSpec$"),
         ("folder", 7, r"^folder=7 is of the type int: pass a path$"),
-        ("batch_fn", None, r"^batch_fn=None can't be called: pass a function of step and micro_batch"),
+        (
+            "batch_fn",
+            None,
+            r"^batch_fn is a NoneType: pass a DataLoader, a Dataset with batch_size, an iterable of batches, or a function$",
+        ),
         ("on_step", 3, r"^on_step=3 can't be called: pass a function of a StepRecord$"),
         ("module", "model", r"^module='model' can't be called: pass a torch.nn.Module, or a function that makes one$"),
         ("lr", "0.1", r"^lr='0.1': must be a number$"),
@@ -170,7 +174,7 @@ def test_numbers_of_an_evaluation(number: dict[str, Any], text: str) -> None:
     ("functions", "text"),
     [
         ({"batch_fn": held_out, "on_result": "x"}, r"^Evaluation\(on_result='x'\) can't be called: pass a function of an Eval"),
-        ({"batch_fn": None}, r"^Evaluation\(batch_fn=None\) can't be called: pass a function of the index of a batch$"),
+        ({"batch_fn": None}, r"^Evaluation\(batch_fn=None\) can't be called: pass a function of the index of a batch, or data$"),
     ],
 )
 def test_functions_of_an_evaluation(functions: dict[str, Any], text: str) -> None:

@@ -13,6 +13,7 @@ from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.routes import Routes
 from farflung.broker.run_table import RunTable
 from farflung.cluster import Topology
+from farflung.job.spec import VerifySpec
 from farflung.messages.commands import AttemptMessage, CopyRounds, LiveStart, PhaseLimits, Prepare
 from farflung.messages.schema import Message
 from farflung.protocol.events import MemberJoined, Offer
@@ -60,7 +61,7 @@ def test_who_borrows_is_told_where_lenders_are_that_have_no_part_in_the_plan(mon
                 rounds=CopyRounds(),
             ),
         ),
-        job=SimpleNamespace(data=SimpleNamespace(kind="text")),
+        job=SimpleNamespace(data=SimpleNamespace(kind="text"), verify=VerifySpec()),
         submission=SimpleNamespace(bundle=object(), submitter="s"),
     )
     unused: Any = None

@@ -15,34 +15,12 @@ from farflung.graph.ir import ValueRef
 from farflung.job.check import check_decided, check_job
 from farflung.job.spec import CheckpointSpec, JobSpec, LimitSpec, OpenSpec, PlanSpec
 from farflung.messages.submission import Bundle
-from farflung.plan.check import check_runnable
-from farflung.planners import get_planner
 from farflung.planners.auto import Auto, AutoSettings
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
 from farflung.units import FlopsPerSecond
 from tests.support.chains import chain
 from tests.support.small_runs import small_bundle, small_graph
-
-
-def a_plan():
-    builder = GraphBuilder("chain")
-    value = builder.input("x", "float32", (4, 8))
-    for i in range(4):
-        value = builder.add(f"fc{i}", "Linear", value, in_features=8, out_features=8)
-    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (4, 8)))
-    job = JobSpec(micro_batch_sizes=(4, 4))
-    return get_planner("equal_number").plan(builder.build(), Topology.preset("homogeneous-2"), job=job)
-
-
-def test_a_schedule_with_weight_actions_is_refused():
-    with pytest.raises(PlanError, match=r"the schedule zb-h1 makes gradients of parameters apart .* plan with 1f1b, gpipe"):
-        check_runnable(replace(a_plan(), schedule="zb-h1"))
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-3", "interleaved-2"])
-def test_the_others_are_not(schedule):
-    check_runnable(replace(a_plan(), schedule=schedule))
 
 
 def members_of(*names):

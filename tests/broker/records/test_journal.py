@@ -33,14 +33,14 @@ def test_events_are_replayed_in_order_and_become_a_snapshot(tmp_path: Path) -> N
     second.close()
     assert Journal(path).runs[0].attempts == 3
     with pytest.raises(DataError, match=r"cannot write .*: Cannot operate on a closed database"):
-        second.write("r", "over", outcome="done")
+        second.write("r", "over", outcome="finished")
 
 
 def test_old_runs_that_are_over_are_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     first = Journal(path)
     for number in range(60):
-        first.write(f"r{number}", "over", outcome="done")
+        first.write(f"r{number}", "over", outcome="finished")
     first.write("open", "submitted", submitter="x")
     runs = [kept.run for kept in Journal(path).runs]
     assert (len(runs), runs[0], runs[-1]) == (51, "r10", "open")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from farflung.broker.records.share_hashes import ShareHashes
 from farflung.telemetry.records import RunResult
 from farflung.worker import broker_storage
 from farflung.worker.run_hooks import WorkerHooks
+from tests.support.futures import PATIENCE, later
 from tests.support.loopback import Loopback, text_job
 from tests.support.watched_runs import watched
 
@@ -31,6 +33,25 @@ def test_whoever_is_outvoted_lies() -> None:
     assert hashes(a="x", b="x", c="x").liars(KEY, "a", SAME) == ([], [])
     assert hashes(a="y", b="x", c="x").liars(KEY, "a", SAME) == (["a"], [])
     assert hashes(a="x", b="x", c="y").liars(KEY, "a", SAME) == (["c"], [])
+
+
+@pytest.mark.parametrize("ends", ["the attempt", "the upload"])
+def test_nobody_waits_for_a_hash_that_cannot_come_any_more(ends: str) -> None:
+    """Else the broker's end, and the worker's next attempt, would wait for it."""
+    made, over, asked = ShareHashes(), threading.Event(), threading.Event()
+
+    def ended() -> bool:
+        asked.set()
+        return over.is_set()
+
+    waiting = later(lambda: made.own(KEY, "a", 1e6, ended))
+    assert asked.wait(PATIENCE)
+    if ends == "the attempt":
+        made.begin(KEY[0] + 1)
+    else:
+        over.set()
+        made.poke()
+    assert waiting.result(PATIENCE) == ""
 
 
 def test_two_that_differ_are_in_a_dispute() -> None:

@@ -19,7 +19,7 @@ from farflung.telemetry import EvaluationRecord, RecoveryRecord, StepRecord
 from tests.support.loopback import Loopback, text_folder, text_job
 from tests.support.quiet import until
 
-KINDS = ("done", "failed", "stopped", "resumed", "queued")
+KINDS = ("finished", "failed", "stopped", "resumed", "queued")
 
 
 def status(cluster: Loopback) -> dict[str, dict[str, Any]]:
@@ -59,13 +59,13 @@ def test_a_restart_changes_no_status(kind: str, before_and_after: tuple[dict[str
 def test_what_the_status_says(before_and_after: tuple[dict[str, Any], dict[str, Any]]) -> None:
     before, after = before_and_after
     assert {kind: run["state"] for kind, run in after.items()} == {
-        "done": "done",
+        "finished": "finished",
         "failed": "failed",
         "stopped": "stopped",
-        "resumed": "done",
+        "resumed": "finished",
         "queued": "waiting",
     }
-    done = after["done"]
+    done = after["finished"]
     assert (done["step"], done["steps"], done["devices"]) == (4, 4, ["a", "b"])
     assert done["loss"] > 0
     assert done["evaluation"]["step"] == 4

@@ -101,6 +101,11 @@ def test_other_inputs_or_none_are_a_dispute_of_two(took: Digests) -> None:
     assert found({FIRST: audit(FORGED), SECOND: audit(GAVE, took)}) == [ASKED, second]
 
 
+def test_a_second_verifier_that_comes_too_late_is_no_party_to_the_dispute() -> None:
+    disputed = Disputed(names=("b", FIRST), unit=UNIT)
+    assert found({FIRST: audit(FORGED), SECOND: audit({}, {})}) == [ASKED, disputed]
+
+
 def test_the_ends_of_a_link_must_report_the_same() -> None:
     disputed = [Disputed(names=("b", "z"), unit=UNIT)]
     assert found({FIRST: audit(GAVE)}, given={Transfer(0, 1, 1, TransferKind.VALUES): b"others"}) == disputed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_table_json_trace_and_bill(planned: tuple[Path, Path], tmp_path: Path, c
     assert code == 0
     assert "simulated step: " in out
     assert "device-0 -> device-1" in out
-    assert "cost: " in out
+    assert re.search(r"cost of \d+ steps?: \S+ USD, \S+ USD per 1000 samples \(rent ", out)
     code, out, _ = run([*base, "--json", "--trace", trace], capsys)
     body = json.loads(out)
     assert body["step_seconds"] > 0

@@ -343,6 +343,7 @@ def test_a_capped_worker_sends_no_faster(place: Path, tmp_path: Path) -> None:
         a, b = cluster.workers["a"], cluster.workers["b"]
         a.announce({"bandwidth": 2e6})
         a.endpoint.connect("b", b.endpoint.address)
+        b.endpoint.connect("a", a.endpoint.address)  # it takes frames of those only whom it knows
         begin = time.monotonic()
         for _ in range(4):
             a.endpoint.send("b", Frame("probe", {}, (bytes(150_000),)))

@@ -13,6 +13,7 @@ import pytest
 from farflung.engines.base import Array, StageRunner
 from farflung.graph.ir import Use
 from farflung.step.reduction.gradient_exchange import GradientExchange
+from farflung.step.verification import recomputation, retained_inputs
 from tests.support.loopback import Finished, Loopback, same, text_job
 
 STEPS, FORGED = 24, 5
@@ -79,6 +80,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.fixture
+def wide_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is verified, so the usual windows are a few milliseconds. A starved thread misses them, as a slow link may."""
+    monkeypatch.setattr(recomputation, "_MOST", STEPS)
+    monkeypatch.setattr(retained_inputs, "_STEPS", STEPS)
+    monkeypatch.setattr(retained_inputs, "_VERIFIED", 6 * STEPS)
+
+
+@pytest.mark.usefixtures("wide_windows")
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_forger_is_named_and_the_weights_are_those_of_an_honest_run(place: Path, index: int) -> None:
     liar = "abc"[index]

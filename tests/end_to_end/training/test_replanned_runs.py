@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,16 +76,15 @@ def test_workers_that_share_cores_move_only_for_more_than_predictions_err(
     monkeypatch.setattr(replanner, "cluster_of", lambda *args: None)
     monkeypatch.setattr(replanner, "plan_run", lambda *args, **kwargs: new)
     monkeypatch.setattr(replanner, "transfer_seconds", lambda *args: 0.0)
+    monkeypatch.setattr(replanner, "predict_plan", lambda *args: SimpleNamespace(step_seconds=0.0176))
     monkeypatch.setattr(replanner, "strangers_of", lambda *args: [])
-    judge: Any = lambda *args: lambda plan: SimpleNamespace(step_seconds=0.0176)  # noqa: E731
-    made = replanner.Replanner(
-        machine, threading.Condition(), told.append, replace(INPUTS, judge=judge), lambda run, text: notes.append(text)
-    )
+    made = replanner.Replanner(machine, threading.Condition(), told.append, INPUTS, lambda run, text: notes.append(text))
+    job = text_job(steps=100_000, plan={"again": True})
     live: Any = SimpleNamespace(
         run="r",
-        job=text_job(steps=100_000, plan={"again": True}),
+        job=job,
         planned=old,
-        submission=SimpleNamespace(bundle=SimpleNamespace(graph=None, job=None)),
+        submission=SimpleNamespace(bundle=SimpleNamespace(graph=None, job=job)),
         progress=SimpleNamespace(last=SimpleNamespace(seconds=measured)),
         times=TrainingTimes(furthest=10),
         workers=WorkerFacts(),

@@ -14,6 +14,7 @@ from farflung.cli.main import main
 from farflung.job import JobSpec
 from farflung.telemetry.foreign_text import printable
 from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_folder, text_job
+from tests.support.model_folders import save_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -95,25 +96,11 @@ def test_export_loads_with_equal_logits(cluster: Loopback, kind: str) -> None:
     assert torch.equal(logits(loaded), logits(module.model))
 
 
-def with_tokenizer(folder: Path) -> None:
-    """A tokenizer of words, settings for generation and a chat template beside the model in ``folder``."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import GenerationConfig, PreTrainedTokenizerFast
-
-    words = {"<|endoftext|>": 0, "[UNK]": 1, **{f"word{number}": number for number in range(2, 256)}}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", unk_token="[UNK]")
-    whole.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    whole.save_pretrained(folder)
-    GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=0, pad_token_id=0).save_pretrained(folder)
-
-
 def test_an_export_brings_tokenizer_and_generation_settings(cluster: Loopback) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     pretrained("gpt2", cluster.home)
-    with_tokenizer(cluster.home / "pretrained")
+    save_tokenizer(cluster.home / "pretrained")
     (cluster.home / "corpus" / "part0.txt").write_text(" ".join(f"word{number % 250 + 2}" for number in range(900)))
     args = {"sequence": 16, "folder": str(cluster.home / "pretrained")}
     data = {"glob": "part0.txt", "tokenizer": "pretrained/tokenizer.json"}

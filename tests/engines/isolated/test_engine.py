@@ -23,7 +23,8 @@ SETTINGS = EngineSettings(optimizer=OptimizerSpec(lr=0.05, momentum=0.9))
 def test_the_bits_are_those_of_a_plain_loop(name: str, engine: IsolatedEngine) -> None:
     attempt = engine.attempt("cpu", 1 << 30)
     attempt.set_threads(torch.get_num_threads())
-    assert_equal(run(name, equal_cuts(captured(name), 3), 2, SETTINGS, attempt), plain(name, 2, SETTINGS.optimizer))
+    for settings in (SETTINGS, replace(SETTINGS, split_backward=True)):
+        assert_equal(run(name, equal_cuts(captured(name), 3), 2, settings, attempt), plain(name, 2, SETTINGS.optimizer))
 
 
 def test_reduced_precision_and_clipping(engine: IsolatedEngine) -> None:

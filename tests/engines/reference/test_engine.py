@@ -45,10 +45,11 @@ def test_float64_has_the_gradients_of_pytorch_in_float64() -> None:
     assert worst_difference(stages.gradients(), gradients) <= 1e-6
 
 
+@pytest.mark.parametrize("change", [{"recompute": True}, {"split_backward": True}], ids=["recomputation", "split backward"])
 @pytest.mark.parametrize("name", ["gpt2", "resnet18"])
-def test_recomputation_changes_no_bit(name: str) -> None:
+def test_other_ways_to_go_back_change_no_bit(name: str, change: dict[str, bool]) -> None:
     bounds = random_cuts(captured(name), 3, 5)
-    found = run(name, bounds, 2, replace(SETTINGS, recompute=True), get_engine("reference"))
+    found = run(name, bounds, 2, replace(SETTINGS, **change), get_engine("reference"))
     kept = run(name, bounds, 2, SETTINGS, get_engine("reference"))
     assert found.micro_losses == kept.micro_losses
     assert all(np.array_equal(found.states[key], value) for key, value in kept.states.items())

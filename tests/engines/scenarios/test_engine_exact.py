@@ -30,6 +30,13 @@ def test_random_cuts(name: str) -> None:
         assert_equal(run(name, random_cuts(captured(name), stages, seed), 3, SETTINGS), plain(name, 3, SGD))
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_split_backwards(name: str) -> None:
+    settings = replace(SETTINGS, split_backward=True)
+    for bounds in (equal_cuts(captured(name), 1), equal_cuts(captured(name), 3), random_cuts(captured(name), 5, 1)):
+        assert_equal(run(name, bounds, 3, settings), plain(name, 3, SGD))
+
+
 @pytest.mark.parametrize("name", ["gpt2", "albert", "resnet18", "user_cnn"])
 def test_recomputation(name: str) -> None:
     settings = replace(SETTINGS, recompute=True)
@@ -61,8 +68,8 @@ def test_optimizers(optimizer: OptimizerSpec) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_bfloat16(name: str) -> None:
-    for recompute in (False, True):
-        settings = EngineSettings(optimizer=ADAMW, precision="bf16", recompute=recompute)
+    for recompute, split in ((False, False), (True, False), (False, True), (True, True)):
+        settings = EngineSettings(optimizer=ADAMW, precision="bf16", recompute=recompute, split_backward=split)
         found = run(name, equal_cuts(captured(name), 3), 2, settings)
         assert_equal(found, plain(name, 2, ADAMW, "bf16"))
     assert found.micro_losses != list(plain(name, 2, ADAMW).micro_losses)

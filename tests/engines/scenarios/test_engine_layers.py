@@ -41,7 +41,8 @@ def test_cuts(name: str) -> None:
         assert_equal(run(name, _random_cuts(graph, stages, seed), 3, SETTINGS), plain(name, 3, SGD))
 
 
+@pytest.mark.parametrize("change", [{"recompute": True}, {"split_backward": True}], ids=["recomputation", "split backward"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_recomputation(name: str) -> None:
-    settings = replace(SETTINGS, recompute=True)
+def test_other_ways_to_go_back(name: str, change: dict[str, bool]) -> None:
+    settings = replace(SETTINGS, **change)
     assert_equal(run(name, _random_cuts(captured(name), 2, 5), 3, settings), plain(name, 3, SGD))

@@ -111,7 +111,7 @@ def test_the_pages_show_what_happened(tmp_path: Path) -> None:
         run = found.folder.name
         here, there = shown(page(broker)), shown(page(worker))
     assert here['farflung_workers{state="standby"}'] == 2
-    assert here['farflung_runs{state="done"}'] == 1
+    assert here['farflung_runs{state="finished"}'] == 1
     assert here[f'farflung_run_step{{run="{run}"}}'] == here[f'farflung_run_target_steps{{run="{run}"}}'] == 6
     assert here[f'farflung_run_samples_total{{run="{run}"}}'] == 30
     assert here[f'farflung_run_sent_bytes_total{{run="{run}"}}'] > 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from farflung.planners.grid.budget import Budget
 from farflung.planners.grid.counts import Counts, _exchanged, profiles, rows_of
-from farflung.planners.grid.genetic import _circular, _crossover, _fastest_link, _kernighan_lin
+from farflung.planners.grid.genetic import _circular, _crossover, _kernighan_lin, fastest_link
 from farflung.planners.grid.matching import bottleneck, bottlenecks, replacements
 from farflung.planners.grid.model import aligned, counts_of, data_parallel_seconds, pipeline_seconds
 from farflung.planners.grid.starts import starts
@@ -168,7 +168,7 @@ def test_offspring_and_local_search_stay_balanced(seed, classical):
     assert (child == second).sum() >= 12 - 2 * 5
     links = Swaps(problem).hop.copy()
     np.fill_diagonal(links, 0.0)
-    better = _circular(child, (_kernighan_lin if classical else _fastest_link)(links), 4)
+    better = _circular(child, (_kernighan_lin if classical else fastest_link)(links), 4)
     assert np.bincount(better).tolist() == [3] * 4
 
 
@@ -179,7 +179,7 @@ def test_the_papers_gain_is_mean_outside_minus_fastest_inside():
     np.fill_diagonal(links, 0.0)
     links[0, 1] = links[1, 0] = 0.5
     label, free = np.array([0, 0, 0, 1, 1, 1]), np.ones(6, dtype=np.int64)
-    gain = _fastest_link(links)(label, free, 2)
+    gain = fastest_link(links)(label, free, 2)
     assert gain[0, 1] == pytest.approx(links[0, 3:].mean() - 0.5)
     assert gain[1, 1] == pytest.approx(links[1, 3:].mean() - 0.5)
     assert gain[2, 1] == -np.inf

@@ -119,7 +119,7 @@ def test_helpers_are_free_when_the_attempt_is_over():
     assert machine.members["u"].run is None
     machine, _ = running("u")
     told = machine.handle(RunEnded(run="r", name="a", attempt=1))
-    assert told == [FinishRun(run="r", outcome="done"), AbortRun(run="r", name="u", cause="it needs no help now")]
+    assert told == [FinishRun(run="r", outcome="finished"), AbortRun(run="r", name="u", cause="it needs no help now")]
 
 
 class World:

@@ -221,7 +221,7 @@ def play(seeds: range) -> tuple[int, int]:
     for seed in seeds:
         world = World(seed)
         world.run()
-        assert world.outcome == "done", f"seed {seed}: {world.outcome or world.machine.runs}"
+        assert world.outcome == "finished", f"seed {seed}: {world.outcome or world.machine.runs}"
         assert world.ledger == list(range(STEPS)), f"seed {seed}"
         assert not world.helping, f"seed {seed}: helpers are free when the run is over"
         better, asked = better + world.better, asked + world.asked

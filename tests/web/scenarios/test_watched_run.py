@@ -206,6 +206,8 @@ def test_the_run_is_watched_a_worker_dies_and_the_run_is_stopped(cluster: Cluste
         page.wait_for_function(f"parseInt(document.querySelector('.ff-figures dd').textContent) > {before}")
         machines.page.goto(f"{base(cluster)}/cluster")
         machines.page.get_by_role("button", name="Pause eve").wait_for()
+        row = machines.page.locator("tr", has_text="watched <b>run</b>")
+        assert row.get_by_role("link").inner_text() == cluster.run
         cluster.workers["eve"].kill(signal.SIGKILL)
         machines.page.locator("tr", has_text="eve").get_by_text("gone").wait_for()
         visitor.sees("resumed after")
@@ -218,7 +220,9 @@ def test_the_run_is_watched_a_worker_dies_and_the_run_is_stopped(cluster: Cluste
         page.keyboard.press("Enter")  # by keyboard alone
         page.get_by_role("alertdialog").get_by_role("button", name="Stop").click()
         page.locator(".ff-title .ff-badge", has_text="stopped").wait_for()
-        page.get_by_role("button", name="Continue").wait_for()
+        page.get_by_role("button", name="Continue").click()
+        page.get_by_role("alertdialog").get_by_role("button", name="Continue").click()
+        page.get_by_text(re.compile(rf"run-[0-9a-f]+ continues {cluster.run}")).wait_for()
         assert_clean(visitor, cluster)
         assert_clean(machines, cluster)
 
@@ -254,7 +258,10 @@ def test_a_finished_run_is_shown_without_a_broker(cluster: Cluster, browser: Any
     shown = cluster.start("files", "web", folder, "--listen", "127.0.0.1:0")
     with visiting(browser) as visitor:
         visitor.page.goto(shown.until(r"http://\S+/sign-in#\S+")[0])
-        visitor.page.get_by_role("link", name=cluster.run).click()
+        row = visitor.page.locator("tr", has_text=cluster.run)
+        assert re.search(r"\d\.\d{4}$", row.inner_text()), "the last loss"
+        row.get_by_role("link", name=cluster.run).click()
         visitor.page.locator(".ff-chart canvas").first.wait_for()
+        assert visitor.page.locator("h1").inner_text() == "watched <b>run</b>"
         assert visitor.page.get_by_role("button", name="Stop").count() == 0
         assert visitor.problems == []

@@ -13,6 +13,9 @@ from farflung.plan.model import CodecChoice
 from farflung.telemetry import RunFolder, RunResult, StepRecord
 from farflung.telemetry.records import CodecUse
 from farflung.units import Bytes, FlopsPerSecond
+from farflung.web.pages.run_tables import headline
+from farflung.web.reports.run import load_run
+from farflung.web.reports.tables import headline as report_headline
 from farflung.web.sources.live_run import LiveRun
 from farflung.web.sources.run_figures import device_use, link_uses, pace, smoothed, traffic
 from tests.support.small_runs import small_job, small_plan
@@ -51,7 +54,7 @@ def run_in(folder: Path, steps: int = 3, plan: Plan | None = None) -> LiveRun:
 def test_pace_and_remaining_time(tmp_path: Path) -> None:
     found = pace(run_in(tmp_path))
     assert found is not None
-    assert (found.step_seconds, found.predicted, found.remaining) == (0.5, 0.4, 3.5)
+    assert (found.covers, found.step_seconds, found.ratio, found.remaining) == ("newest 3 steps", 0.5, 1.25, 3.5)
     assert (found.samples_per_second, found.tokens_per_second) == (16.0, 160.0)
 
 
@@ -80,6 +83,28 @@ def test_a_run_that_is_over_has_no_traffic_and_no_remaining_time(tmp_path: Path)
     found = pace(run)
     assert found is not None
     assert (found.remaining, traffic(run)) == (None, {})
+
+
+def test_a_run_that_is_over_has_the_figures_of_its_report(tmp_path: Path) -> None:
+    run = run_in(tmp_path, steps=0)
+    for number in range(60):
+        seconds, predicted = (0.5, 0.4) if number < 35 else (0.9, None if number % 2 else 0.5)
+        run.folder.append(
+            StepRecord(step=number, loss=1.0, seconds=seconds, elapsed=float(number), samples=8, predicted_seconds=predicted)
+        )
+    run.refresh()
+    during = pace(run)
+    run.folder.result.write_text(RunResult(status="finished", steps=60, seconds=60.0).to_json())
+    run.refresh()
+    after, report = pace(run), load_run(tmp_path)
+    assert during is not None
+    assert after is not None
+    assert (during.covers, during.step_seconds, during.ratio) == ("newest 20 steps", 0.9, 1.8)
+    assert (after.covers, after.step_seconds, after.ratio) == ("median", report.median_seconds, report.predicted_ratio)
+    assert ("step time, median", "500 ms") in headline(run)
+    assert ("measured / predicted", "1.25") in headline(run)
+    shared = {"step time, median", "measured / predicted"}
+    assert {one for one in headline(run) if one[0] in shared} == {one for one in report_headline(report) if one[0] in shared}
 
 
 def test_smoothing_leaves_out_what_is_no_number() -> None:

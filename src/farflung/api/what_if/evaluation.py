@@ -99,7 +99,7 @@ class Evaluation:
     @property
     def tokens_per_second(self) -> float:
         """Tokens per second (0: the data of the job has none)."""
-        return self.samples_per_second * (self.job.data.sequence if self.job.data.kind == "text" else 0)
+        return self.samples_per_second * (self.job.data.sequence if self.job.data.tokenized else 0)
 
     @property
     def bottleneck(self) -> str:

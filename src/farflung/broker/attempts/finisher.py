@@ -22,8 +22,6 @@ from farflung.units import Seconds, counted
 
 __all__ = ["RunFinisher"]
 
-_STATUS = {"done": "finished", "stopped": "stopped"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinisher:
@@ -42,7 +40,7 @@ class RunFinisher:
             checkpoint = live.store.newest_checkpoint()
         times = live.times
         result = RunResult(
-            status=_STATUS.get(command.outcome, "failed"),  # type: ignore[arg-type]
+            status=command.outcome,  # type: ignore[arg-type]
             steps=live.attempt.first_step + (live.progress.count if live.progress else 0),
             seconds=0.0 if times.started is None else monotonic() - times.started,
             cause=command.cause,

@@ -22,7 +22,6 @@ from farflung.messages import watching
 from farflung.messages.conversions.relays import routes_of
 from farflung.messages.submission import Bundle
 from farflung.messages.versions import mixed_engines
-from farflung.plan.check import check_runnable
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import Event, PlanMade
 from farflung.protocol.members import Member
@@ -121,7 +120,6 @@ class AttemptPlanner:
         check_plugins(live.job, "the broker", plans=True)
         planned = plan_run(bundle, cluster, self.judge, running=live.running)
         planned = replace(planned, strangers=tuple(strangers_of(bundle, members)))
-        check_runnable(planned.plan)
         with live.files:
             if attempt < live.store.attempt:
                 return None  # somebody has left, and a newer plan was made

@@ -117,6 +117,7 @@ class RunStore:
 
     def write_result(self, result: RunResult) -> None:
         """Write the result of the run."""
+        self.hashes.begin(self.attempt + 1)
         self._write(self.folder.result, result.to_json())
 
     def write_weights(self, pieces: Iterable[bytes | memoryview]) -> None:
@@ -152,6 +153,7 @@ class RunStore:
             self.checkpoints.remove_after(trusted)
             self._newest = None
         self.attempt = attempt
+        self.hashes.begin(attempt)
         self._shards.clear()
         if self._newest is None:
             found = self.checkpoints.latest()
@@ -248,14 +250,14 @@ class RunStore:
         for name in names:
             if name in held:
                 yield from reader.read([name]).items()
-            elif sent is not None and name in sent.tensors:  # a buffer that checkpoints leave out
+            elif sent is not None and name in sent.names:  # a buffer that checkpoints leave out
                 yield name, sent.read(name)
 
     def sent_states(self, names: Iterable[str]) -> Iterator[tuple[str, Array]]:
         """States ``names`` as the submitter sent them, under these very names (missing ones are left out)."""
         weights = Weights.open(self.weights)
         for name in names:
-            if name in weights.tensors:
+            if name in weights.names:
                 yield name, weights.read(name)
 
     def _write(self, path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 __all__ = ["ShareHashes"]
 
@@ -27,6 +27,19 @@ class ShareHashes:
         self._changed = threading.Condition()
         #: (attempt, step) -> (worker, whose share) -> hash
         self._known: dict[Key, dict[tuple[str, str], str]] = {}
+        #: Workers of earlier attempts report no hashes any more.
+        self._attempt = 0
+
+    def begin(self, attempt: int) -> None:
+        """``attempt`` begins: nobody waits for hashes of earlier ones any more."""
+        with self._changed:
+            self._attempt = attempt
+            self._changed.notify_all()
+
+    def poke(self) -> None:
+        """Make those who wait ask again whether their uploads have ended."""
+        with self._changed:
+            self._changed.notify_all()
 
     def report(self, key: Key, worker: str, of: str, sha256: str) -> None:
         """``worker`` reports the hash of the share of ``of``."""
@@ -38,10 +51,15 @@ class ShareHashes:
                 del self._known[old]
             self._changed.notify_all()
 
-    def own(self, key: Key, worker: str, seconds: float) -> str:
-        """Return the hash that ``worker`` reports of its own share, after at most ``seconds`` (empty: none has come)."""
+    def own(self, key: Key, worker: str, seconds: float, ended: Callable[[], bool] = lambda: False) -> str:
+        """Return the hash that ``worker`` reports of its own share, after at most ``seconds`` (empty: none has come).
+
+        ``ended``: whether the upload has ended; call ``poke`` when it does.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: (worker, worker) in self._known.get(key, {}), seconds)
+            self._changed.wait_for(
+                lambda: (worker, worker) in self._known.get(key, {}) or key[0] < self._attempt or ended(), seconds
+            )
             return self._known.get(key, {}).get((worker, worker), "")
 
     def liars(self, key: Key, of: str, alike: Mapping[str, object]) -> tuple[list[str], list[str]]:

@@ -184,6 +184,7 @@ class StatusQueries:
             "run": member.run,
             "region": member.offer.region,
             "memory": member.offer.memory,
+            "installed": member.offer.installed or None,
             "disk": self.sessions.disk(name),
             "speed": member.speed,
             "speed_factor": member.offer.factor / member.drift,

@@ -84,7 +84,7 @@ class Transfers:
             except (DiskFull, InputError):  # a full disk, or a quota
                 live.store.give_up(step, name, attempt)
                 raise
-            self._check_hash(live, head, name, stored)
+            self._check_hash(call, live, head, stored)
         with live.files:
             if attempt != live.store.attempt:
                 raise CheckpointError(f"run {run!r} was planned again meanwhile; the share of its older plan is not kept")
@@ -98,13 +98,17 @@ class Transfers:
             if self.mirror is not None:
                 self.mirror.put(run, live.store.checkpoints, step, live.job.checkpoint)
 
-    def _check_hash(self, live: LiveRun, head: ShardUpload, name: str, stored: str) -> None:
+    def _check_hash(self, call: Call, live: LiveRun, head: ShardUpload, stored: str) -> None:
         """See that the bytes of a share are what its worker computed; the hash comes in the worker's session.
+
+        The wait ends with the call, so that a closing broker need not wait, and with the attempt, so that the worker is free.
 
         Raises:
             CheckpointError: they are not, or no hash has come.
         """
-        own = live.store.hashes.own((head.attempt, head.step), name, _HASH_SECONDS)
+        name, hashes = caller_of(call).name, live.store.hashes
+        call.on_end(hashes.poke)
+        own = hashes.own((head.attempt, head.step), name, _HASH_SECONDS, lambda: not call.active)
         if own == stored:
             return
         live.store.give_up(head.step, name, head.attempt)

@@ -6,6 +6,7 @@
 | same inputs, other results; a second verifier     | the second one computes the unit, too; who is alone lies             |
 | same inputs, other results; no second verifier    | a dispute of two                                                     |
 | other inputs, or none                             | a dispute of two: nobody knows what was sent                         |
+| the second verifier comes too late to compute     | a dispute of the worker and the first verifier                       |
 
 A dispute names nobody. Cost: the digests of the steps that are retained, and a few comparisons for each unit.
 """
@@ -111,6 +112,8 @@ class UnitVerdicts:
             asked = unit in self._asked
             self._asked.add(unit)
             return [] if asked else [SecondOpinion(name=second[0], unit=unit, verifier=first)]
+        if not other.gave:  # it has no inputs, or no states of that step any more
+            return self._end(unit, Disputed(names=(worker, first), unit=unit))
         if other.took != own.took:
             return self._end(unit, Disputed(names=(first, second[0]), unit=unit))
         if other.gave == own.gave:

@@ -7,7 +7,10 @@
 - ``status``: workers and runs.
 - ``owner``: what the owner of a machine wants of the worker on it: pause, resume, drain, leave, limit.
 - ``profile``: measure the links between workers.
+- ``launch``: start, scale and stop the cluster of a cluster file; ``host``: its processes on one host.
+- ``cluster_logs``: what the processes of a cluster print.
 - ``doctor``: diagnose this machine.
 - ``systemd_units``: units of brokers and workers.
+- ``service_log``: whether the output is the log of a service, where no ticket belongs.
 - ``timed_log``: the log on the terminal.
 """

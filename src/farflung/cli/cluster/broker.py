@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.cluster.observation import observed_broker
+from farflung.cli.cluster.service_log import writes_to_a_service_log
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
 from farflung.cli.options import HomeOption, MetricsOption, VerboseOption, host, quantity
@@ -46,6 +45,7 @@ def broker(
     trackers: Annotated[
         str | None, typer.Option(help="Experiment trackers that submitters may use with your accounts, e.g. wandb,mlflow.")
     ] = None,
+    no_tickets: Annotated[bool, typer.Option("--no-tickets", help="Print no tickets and no sign-in link.")] = False,
     service: Annotated[bool, typer.Option("--service", help="Write a systemd unit for this command, and exit.")] = False,
     user: Annotated[bool, typer.Option("--user", help="With --service: a unit of your user, without root.")] = False,
     verbose: VerboseOption = False,
@@ -91,11 +91,11 @@ def broker(
         if verbose and (congestion := congestion_control()):
             typer.echo(congestion)
         here = "" if folder is None else f" --home {folder}"
-        for line in _invitations(served, validity, here):
+        for line in _invitations(served, validity, here, secret=no_tickets):
             typer.echo(line)
         typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}")
         if not no_web and (dashboard := open_dashboard(place, web, say)) is not None:
-            typer.echo(dashboard.invitation)
+            typer.echo(dashboard.invitation(secret=no_tickets))
         typer.echo("\nPress Ctrl-C to stop the broker.")
         over.wait()
     finally:
@@ -108,23 +108,14 @@ def broker(
         served.close()
 
 
-def _invitations(served: Broker, validity: Seconds, here: str) -> list[str]:
-    """Return how others join, with fresh tickets; without tickets where the output is the log of a service."""
-    if _writes_to_the_journal():
+def _invitations(served: Broker, validity: Seconds, here: str, *, secret: bool) -> list[str]:
+    """Return how others join, with fresh tickets; without tickets if they are ``secret`` or the output is a service's log."""
+    if secret or writes_to_a_service_log():
         issue = f"  farflung ticket issue{here}\n  farflung ticket issue --scope submit{here}"
-        return [f"\nThe tickets are not shown, since this is the log of a service. For a ticket, run:\n{issue}"]
+        reason = "as --no-tickets was given" if secret else "since this is the log of a service"
+        return [f"\nThe tickets are not shown, {reason}. For a ticket, run:\n{issue}"]
     worker, submitter = served.ticket("join", validity), served.ticket("submit", validity)
     return [
         f"\nTo add a worker, run on its machine:\n  farflung join {worker}",
         f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submitter}",
     ]
-
-
-def _writes_to_the_journal() -> bool:
-    """Return whether the standard output is systemd's journal, which others can read."""
-    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
-    try:
-        found = os.fstat(sys.stdout.fileno())
-        return (found.st_dev, found.st_ino) == (int(device), int(inode))
-    except (OSError, ValueError):
-        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from farflung.child_processes import end_all
+from farflung.cli.cluster.service_log import writes_to_a_service_log
 from farflung.errors import FarflungError, InputError
 from farflung.extras import has_web, require_web
 from farflung.thread_group import ThreadGroup
@@ -47,10 +47,9 @@ class BrokerDashboard:
         self._threads = ThreadGroup()
         self._threads.spawn("dashboard-end", self._wait)
 
-    @property
-    def invitation(self) -> str:
-        """What to print. A log of the system gets no link: who reads it could sign in."""
-        if "JOURNAL_STREAM" in os.environ:
+    def invitation(self, *, secret: bool) -> str:
+        """What to print. The log of a service gets no link, and no ``secret`` output: who reads it could sign in."""
+        if secret or writes_to_a_service_log():
             return f"dashboard at {self.dashboard.url}; farflung web prints a link to sign in"
         return f"\nTo watch and control it in a browser, open this link (valid once, for an hour):\n  {self.dashboard.link()}"
 

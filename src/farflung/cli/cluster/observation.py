@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from farflung.extras import require_metrics
-from farflung.messages.conversions.step_reports import StepReport
-from farflung.telemetry.trace import Span
 
 if TYPE_CHECKING:
     from farflung.broker.process import Broker
+    from farflung.messages.conversions.step_reports import StepReport
+    from farflung.telemetry.trace import Span
     from farflung.worker.observer import WorkObserver
     from farflung.worker.reconnect import Service
 

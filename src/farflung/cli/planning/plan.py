@@ -212,12 +212,14 @@ class _Planning:
         from farflung.api.planning import judge
         from farflung.planners import Constrained
         from farflung.planners.auto import Auto
+        from farflung.planners.interleaved import Interleaving
 
         if self.fixed is not None and topology is self.topology:
             return plan_run(self.bundle, topology, judge, FixedPlan(self.fixed))
         name = self.bundle.job.plan.planner
         running = (self.running,) if self.running else ()
-        planner = Auto(replace(self.auto, start=(*running, *start))) if name == "auto" else get_planner(name)
+        auto = Interleaving(Auto(replace(self.auto, start=(*running, *start))))
+        planner = auto if name == "auto" else get_planner(name)
         return plan_run(self.bundle, topology, judge, Constrained(planner, running=self.running))
 
     def reasons(self, planned: Planned, *, changes: bool = True) -> Reasons:

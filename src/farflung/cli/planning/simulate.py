@@ -115,10 +115,11 @@ def describe(found: Simulation) -> str:
         f"devices are idle for {found.bubble:.0%} of the time ({counted(found.steps, 'step')} in {Seconds(found.seconds)})"
     )
     if found.bill is not None:
-        bill = found.bill
+        bill, samples = found.bill, found.samples_per_second * found.step_seconds * found.steps
         lines.append(
-            f"cost: {bill.total:.4g} {bill.currency} (rent {bill.rent:.3g}, energy {bill.energy:.3g}, "
-            f"traffic {bill.traffic:.3g}), {bill.joules / 3.6e6:.3g} kWh"
+            f"cost of {counted(found.steps, 'step')}: {bill.total:.4g} {bill.currency}, "
+            f"{1000 * bill.total / samples:.4g} {bill.currency} per 1000 samples "
+            f"(rent {bill.rent:.3g}, energy {bill.energy:.3g}, traffic {bill.traffic:.3g}), {bill.joules / 3.6e6:.3g} kWh"
         )
     return "\n".join(lines)
 

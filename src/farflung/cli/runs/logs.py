@@ -14,7 +14,8 @@ import typer
 
 from farflung.broker.records.broker_log import Log, find_log, run_log
 from farflung.cli.broker_connection import open_client
-from farflung.cli.completion import complete_run_or_worker
+from farflung.cli.cluster.cluster_logs import show_cluster_logs
+from farflung.cli.completion import complete_cluster, complete_run_or_worker
 from farflung.cli.home import broker_folder, members_folder, ticket_file, worker_log
 from farflung.cli.options import HomeOption
 from farflung.cli.waiting_reason import waiting_line
@@ -53,7 +54,7 @@ def logs(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A run (its name or folder; write ./NAME for a folder) or a worker (default: the log of the broker).",
+            help="A run (its name or folder; write ./NAME for a folder), a worker or a cluster file (default: the broker).",
             autocompletion=complete_run_or_worker,
         ),
     ] = None,
@@ -65,10 +66,21 @@ def logs(
     ticket: Annotated[
         str | None, typer.Option("--ticket", help="Ask a broker elsewhere: submit or owner ticket, or @FILE.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            help="Show what the processes of a cluster print: a cluster file, or a name. NAME is a worker, or `broker`.",
+            autocompletion=complete_cluster,
+        ),
+    ] = None,
     home: HomeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Show the log of a run, a worker or the broker."""
+    """Show the log of a run, a worker, the broker, or all processes of a cluster."""
+    if cluster is not None or (name and name.endswith(".toml") and Path(name).is_file()):
+        show_cluster_logs(cluster or str(name), name if cluster else None, lines=lines, follow=follow, as_json=as_json)
+        return
     write = _write_json if as_json else _write_text
     if ticket is None:
         found = _here(name or "", broker_folder(home), broker=broker)

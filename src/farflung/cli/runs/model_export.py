@@ -56,7 +56,7 @@ def _files(reader: CheckpointReader, run_folder: Path) -> tuple[dict[str, bytes]
     """Return the files beside the weights, and a remark if the tokenizer is unknown."""
     files = ModelFiles(run_folder).read()
     data = job_from_json(reader.manifest.job).data
-    if data.kind == "text" and data.tokenizer == "bytes":
+    if data.tokenized and data.tokenizer == "bytes":
         return {**files, **bytes_tokenizer()}, ""
     if _TOKENIZER in files and _CONFIG not in files:
         files[_CONFIG] = _settings(json.loads(files[_TOKENIZER]))

@@ -124,6 +124,7 @@ class RunView:
         elif isinstance(record, EvaluationRecord):
             extra = "" if record.perplexity is None else f", perplexity {record.perplexity:.2f}"
             extra += "" if record.accuracy is None else f", accuracy {record.accuracy:.1%}"
+            extra += "".join(f", {printable(name)} {value:.4g}" for name, value in record.metrics.items() if name != "accuracy")
             return f"evaluation after step {record.step}: loss {record.loss:.4f}{extra}"
         return None
 

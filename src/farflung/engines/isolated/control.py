@@ -105,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     precision: str
     recompute: bool
+    split_backward: bool
     training: bool
     optimizer: str
 
@@ -120,9 +121,9 @@ class OpenStage(Message, frozen=True, kw_only=True):
 
 
 Method = Literal[
-    "initialize", "load", "forward", "backward", "close_part", "take_gradients", "put_gradients", "use_gradients",
-    "finish_gradients", "gradients", "gradient_views", "set_gradients", "gradient_norms", "spoilt_gradients", "update", "watch",
-    "discard", "states", "optimizer_states", "load_optimizer", "close",
+    "initialize", "load", "forward", "backward", "backward_weights", "close_part", "take_gradients", "put_gradients",
+    "use_gradients", "finish_gradients", "gradients", "gradient_views", "set_gradients", "gradient_norms", "spoilt_gradients",
+    "update", "watch", "discard", "states", "optimizer_states", "load_optimizer", "close",
 ]  # fmt: skip
 
 

@@ -117,6 +117,7 @@ class AttemptEngine:
                     seed=settings.seed,
                     precision=settings.precision,
                     recompute=settings.recompute,
+                    split_backward=settings.split_backward,
                     training=settings.training,
                     optimizer=settings.optimizer.model_dump_json(),
                 ),

@@ -115,6 +115,12 @@ class IsolatedRunner:
         self._check(found, {str(value): spec for value, spec in self._returns.items()})
         return {ValueRef.parse(name): array for name, array in found.items()}
 
+    def backward_weights(self, key: MicroBatch) -> None:
+        """See ``StageRunner``."""
+        with self.attempt.message():
+            call = Call(runner=self.number, method="backward_weights", key=key)
+            self.attempt.ask(call, "the backward", self._ready)
+
     def watch(self, groups: Sequence[Collection[str]], ready: Callable[[int], None]) -> None:
         """See ``StageRunner``; ``ready`` is called by ``backward``, on the thread that calls it."""
         self._ready = ready

@@ -105,6 +105,7 @@ class Service:
             seed=given.seed,
             precision=given.precision,
             recompute=given.recompute,
+            split_backward=given.split_backward,
             training=given.training,
             optimizer=OptimizerSpec.model_validate_json(given.optimizer),
         )
@@ -178,6 +179,10 @@ class Service:
         found = runner.backward(call.key, gradients, call.weight)
         return Done(values=self._written({str(value): array for value, array in found.items()}))
 
+    def _backward_weights(self, runner: StageRunner, call: Call) -> Done:
+        runner.backward_weights(call.key)
+        return Done()
+
     def _watch(self, runner: StageRunner, call: Call) -> Done:
         def ready(index: int) -> None:
             send(self._channel, Reached(index=index))
@@ -224,6 +229,7 @@ class Service:
         "load": _load,
         "forward": _forward,
         "backward": _backward,
+        "backward_weights": _backward_weights,
         "watch": _watch,
         "update": _update,
         "close_part": _close_part,

@@ -32,6 +32,8 @@ class JaxRunner:
         self.state: JaxStates = JaxStates(subgraph, device, trained, None if share is None else share.state)
         self._stage = CompiledStage(subgraph, settings, device, trained)
         self._kept: dict[MicroBatch, Kept] = {}
+        #: Gradients of parameters that ``backward_weights`` adds.
+        self._late: dict[MicroBatch, Mapping[Use, Array]] = {}
         self._optimizer: Optimizer | None = None
         self._watch: list[tuple[frozenset[str], int]] = []
         self._ready: Callable[[int], None] | None = None
@@ -97,14 +99,19 @@ class JaxRunner:
         kept = self._kept.pop(key, None)
         if kept is None:
             raise GraphError(f"stage {self.subgraph.stage} has no forward of {key} to go back from")
-        uses, sent = self._stage.backward(kept, gradients, weight)
-        for use, gradient in uses.items():
+        self._late[key], sent = self._stage.backward(kept, gradients, weight)
+        if not self._settings.split_backward:
+            self.backward_weights(key)
+        return sent
+
+    def backward_weights(self, key: MicroBatch) -> None:
+        """Add the gradients of parameters that ``backward`` has computed."""
+        for use, gradient in self._late.pop(key, {}).items():
             self.state.accumulate(use, gradient)
         watched, self._watch = self._watch, []
         for names, index in watched:
             if names and names <= self.state.single() and self._ready is not None:
                 self._ready(index)
-        return sent
 
     # Gradients
 
@@ -177,6 +184,7 @@ class JaxRunner:
     def discard(self) -> None:
         """Clear gradients and kept activations."""
         self._kept.clear()
+        self._late.clear()
         self.state.clear()
 
     def _stepper(self) -> Optimizer:

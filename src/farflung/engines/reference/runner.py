@@ -49,6 +49,8 @@ class ReferenceRunner:
         self._updates = tuple((n, v) for n, v in graph.state_updates if graph.position[v.op] in subgraph.positions)
         self._drifting = drifting(subgraph) if settings.recompute and settings.training else frozenset()
         self._kept: dict[MicroBatch, StagePass | _Again] = {}
+        #: Gradients of parameters that ``backward_weights`` adds.
+        self._late: dict[MicroBatch, Mapping[Use, Array]] = {}
         self._optimizer: Optimizer | None = None
         self._watch: list[tuple[frozenset[str], int]] = []
         self._ready: Callable[[int], None] | None = None
@@ -123,16 +125,22 @@ class ReferenceRunner:
         if isinstance(kept, _Again):
             step.run(kept.values, kept.data)
         reached = step.go_back(gradients, self._outputs.get("loss"), weight)
-        for use, leaf in step.leaves.items():
-            if leaf in reached:
-                self.state.accumulate(use, self._as_state(use.state, reached[leaf]))
-        self._report()
+        uses = {use: self._as_state(use.state, reached[leaf]) for use, leaf in step.leaves.items() if leaf in reached}
+        self._late[key] = uses
+        if not self._settings.split_backward:
+            self.backward_weights(key)
         sent: dict[ValueRef, Array] = {}
         for edge in self.subgraph.sends_gradients:
             parts = [reached.get(leaf, np.zeros(edge.spec.shape)) for leaf in step.received[edge.value]]
             arrays = [part.astype(host_dtype(edge.spec.dtype)) for part in parts]
             sent[edge.value] = arrays[0] if len(arrays) == 1 else np.stack(arrays)
         return sent
+
+    def backward_weights(self, key: MicroBatch) -> None:
+        """Add the gradients of parameters that ``backward`` has computed."""
+        for use, gradient in self._late.pop(key, {}).items():
+            self.state.accumulate(use, gradient)
+        self._report()
 
     def _as_state(self, name: str, gradient: Array) -> Array:
         return np.array(gradient, dtype=host_dtype(self.subgraph.graph.state[name].spec.dtype), order="C")
@@ -209,6 +217,7 @@ class ReferenceRunner:
     def discard(self) -> None:
         """Clear gradients and kept activations."""
         self._kept.clear()
+        self._late.clear()
         self.state.clear()
 
     def _stepper(self) -> Optimizer:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farflung.engines.torch.accelerators import default_generator
 from farflung.ids import derive_seed
 
-__all__ = ["KeyedRandomness", "keyed_randomness", "numbered", "op_seed", "seeded"]
+__all__ = ["KeyedRandomness", "keyed_randomness", "numbered", "op_seed", "preserved", "seeded"]
 
 _LOCK = threading.RLock()
 
@@ -50,6 +50,18 @@ def numbered(generator: torch.Generator, key: tuple[int, int, int], first: int) 
         try:
             with _Counting(generator, key, first):
                 yield
+        finally:
+            generator.set_state(before)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """PyTorch's generator on the CPU is as before afterwards; one thread at a time."""
+    generator = default_generator(torch.device("cpu"))
+    with _LOCK:
+        before = generator.get_state()
+        try:
+            yield
         finally:
             generator.set_state(before)
 

@@ -15,7 +15,7 @@ import torch
 
 from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.arrays import TORCH_DTYPES
-from farflung.engines.torch.custom import CompiledBackward, run_gradient
+from farflung.engines.torch.backward.custom import CompiledBackward, run_gradient
 from farflung.engines.torch.draws import KeyHolder, drawing
 from farflung.engines.torch.guards import PSEUDO_KERNELS, guarded
 from farflung.errors import GraphError

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
 from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.arrays import check_array, from_array, to_array
+from farflung.engines.torch.backward.split import WeightWork, backward_inputs, backward_weights
 from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.optimizer import RuleOptimizer, StageOptimizer, stage_optimizer
 from farflung.engines.torch.program import Program, Read, Source, compile_program
@@ -52,6 +53,8 @@ class _Kept:
     inputs: dict[Source, torch.Tensor]
     roots: dict[ValueRef, torch.Tensor]
     sink: dict[Source, torch.Tensor]
+    #: The leaf that every received value which returns a gradient depends on.
+    entry: torch.Tensor
     states: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -89,6 +92,8 @@ class TorchRunner:
         self._base: list[Any] | None = None
         self._addresses: frozenset[int] = frozenset()
         self._kept: dict[MicroBatch, _Kept] = {}
+        #: What ``backward_weights`` has to compute (``EngineSettings.split_backward``).
+        self._late: dict[MicroBatch, WeightWork] = {}
         self._optimizer: StageOptimizer | RuleOptimizer | None = None
         self._watch: list[tuple[frozenset[str], int]] = []
         self._ready: Callable[[int], None] | None = None
@@ -202,7 +207,7 @@ class TorchRunner:
         roots = {value: registers[program.slots[value]] for value in self._roots} if record else {}
         if record and self._loss is not None:
             roots[self._loss] = registers[program.slots[self._loss]]
-        return registers, _Kept({} if record else inputs, roots, sink)
+        return registers, _Kept({} if record else inputs, roots, sink, entry)
 
     def _state_registers(self) -> list[Any]:
         registers: list[Any] = [None] * self._program.size
@@ -240,17 +245,35 @@ class TorchRunner:
             roots.append(root)
             seeds.append(seed)
         kept.roots.clear()
-        if roots:
-            self._go_back(roots, seeds)
+        work = WeightWork()
+        if roots and self._settings.split_backward:
+            with self._going_back():
+                work = self._late[key] = backward_inputs(roots, seeds, kept.entry)
+        elif roots:
+            with self._going_back(), self._watched():
+                torch.autograd.backward(roots, seeds)
         del roots, seeds
         HEAP.give_back()
-        return self._sent_back(kept.sink)
+        return self._sent_back(kept.sink, work.memory())
 
-    def _go_back(self, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None]) -> None:
+    def backward_weights(self, key: MicroBatch) -> None:
+        """The rest of a split backward (see ``StageRunner``).
+
+        Raises:
+            GraphError: PyTorch refuses.
+        """
+        work = self._late.pop(key, None)
+        if work is not None:
+            with self._going_back(), self._watched():
+                backward_weights(work)
+        del work
+        HEAP.give_back()
+
+    @contextmanager
+    def _going_back(self) -> Iterator[None]:
         PRESENT.memory[:] = label(f"the backward of stage {self.subgraph.stage}")
         try:
-            with self._watched():
-                torch.autograd.backward(roots, seeds)
+            yield
         except (FarflungError, torch.OutOfMemoryError):
             raise  # of a program that the graph carries, or of what watches the gradients
         except Exception as error:  # PyTorch's backwards can raise anything
@@ -270,11 +293,11 @@ class TorchRunner:
             raise GraphError(f"no gradient came back for {value} of stage {self.subgraph.stage}")
         return total
 
-    def _sent_back(self, sink: dict[Source, torch.Tensor]) -> dict[ValueRef, Array]:
+    def _sent_back(self, sink: dict[Source, torch.Tensor], kept: frozenset[int]) -> dict[ValueRef, Array]:
         found: dict[ValueRef, Array] = {}
         if not self._returns:
             return found
-        changing = frozenset(grad.untyped_storage().data_ptr() for grad in self.state.open_gradients())
+        changing = kept | frozenset(grad.untyped_storage().data_ptr() for grad in self.state.open_gradients())
         for value, sources in self._returns.items():
             parts = [sink[source] if source in sink else self._zeros(value) for source in sources]
             if len(parts) == 1:
@@ -384,6 +407,7 @@ class TorchRunner:
     def discard(self) -> None:
         """Clear gradients and kept activations."""
         self._kept.clear()
+        self._late.clear()
         self.state.clear()
 
     def _stepper(self) -> StageOptimizer | RuleOptimizer:

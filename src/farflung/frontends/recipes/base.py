@@ -7,7 +7,7 @@ are captured from them share their states by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,19 +16,25 @@ from torch import nn
 
 from farflung.errors import InputError
 from farflung.frontends.torch.capture import capture
-from farflung.graph.ir import Graph
+from farflung.graph.ir import Graph, TensorSpec
+from farflung.graph.weight_expressions import Expression
 
 __all__ = ["FORMS", "Form", "FormName", "Recipe", "images", "language_recipe", "tokens"]
 
 FormName = Literal["train", "evaluate", "generate"]
 FORMS: tuple[FormName, ...] = ("train", "evaluate", "generate")
 
-Examples = Callable[[int], tuple[Any, ...]]
+#: A micro-batch of a given number of samples: a tuple of tensors in order, or a mapping by name.
+Examples = Callable[[int], Any]
+
+
+#: (names of the tensors of the files, what gives the spec of one) -> state -> what it is made of.
+Sources = Callable[[Collection[str], Callable[[str], TensorSpec]], Mapping[str, Expression]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """``factory()`` makes the module, ``example_inputs(batch_size)`` its positional inputs; ``outputs`` names its results."""
+    """``factory()`` makes the module, ``example_inputs(batch_size)`` its inputs; ``outputs`` names its results."""
 
     factory: Callable[[], nn.Module]
     example_inputs: Examples
@@ -41,6 +47,8 @@ class Recipe:
 
     ``notes`` travel with the run's checkpoints, for exports: ``transformers`` is the model's configuration (JSON), ``prefix``
     what the names of its states begin with here and not there, ``lora`` the configuration of its adapters (peft's, JSON).
+    ``weights``: the folder or file with the model's trained weights, from which a job starts unless it says otherwise.
+    ``sources`` says what the states are made of, given the files of the weights (``None``: tensors of the same names).
     """
 
     name: str
@@ -50,6 +58,8 @@ class Recipe:
     inputs: tuple[str, ...]
     labels: tuple[str, ...]
     notes: Mapping[str, str] = field(default_factory=dict)
+    weights: str | None = None
+    sources: Sources | None = None
 
     def form(self, name: FormName) -> Form:
         """The form called ``name``.
@@ -85,7 +95,7 @@ class Recipe:
         return found
 
 
-def _examples(form: Form, batch_size: int) -> tuple[Any, ...]:
+def _examples(form: Form, batch_size: int) -> Any:
     try:
         return form.example_inputs(batch_size)
     except (MemoryError, RuntimeError) as error:

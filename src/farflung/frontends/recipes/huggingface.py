@@ -7,14 +7,19 @@ drawn inside the graph, so the data stay plain text. All arguments that the libr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from farflung.errors import InputError
+from farflung.frontends.recipes.adapters import (
+    ADAPTER_ARGUMENTS,
+    adapter_notes,
+    adapter_settings,
+    import_library,
+    wrap_with_adapters,
+)
 from farflung.frontends.recipes.base import Form, Recipe, tokens
 
 __all__ = ["CausalLM", "MaskedLM", "huggingface"]
@@ -26,16 +31,7 @@ _CLASSES = {
     "albert": ("AlbertConfig", "AlbertForMaskedLM"),
 }
 _LENGTH = {"gpt2": "n_positions"}
-OWN_ARGUMENTS = (
-    "sequence",
-    "folder",
-    "mask_fraction",
-    "mask_token_id",
-    "lora_rank",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_targets",
-)
+OWN_ARGUMENTS = ("sequence", "folder", "mask_fraction", "mask_token_id", *ADAPTER_ARGUMENTS)
 _IGNORED = -100
 
 
@@ -85,16 +81,17 @@ def huggingface(kind: str, **args: Any) -> Recipe:
     Raises:
         InputError: transformers (or peft) is not installed, or an argument is unknown.
     """
-    transformers = _import("transformers", "pip install 'farflung[hf]'")
+    transformers = import_library("transformers", "pip install 'farflung[hf]'")
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[kind])
     own = {key: args.pop(key) for key in OWN_ARGUMENTS if key in args}
     sequence = int(own.get("sequence", 128))
     config = _config(kind, config_class, own.get("folder"), args, sequence)
-    adapt = _adapters(own, fan_in_fan_out=kind == "gpt2")
+    settings = adapter_settings(own, fan_in_fan_out=kind == "gpt2")
     masked = kind in ("bert", "albert")
 
     def make() -> nn.Module:
-        model = adapt(model_class._from_config(config, attn_implementation="sdpa")).train()
+        model = model_class._from_config(config, attn_implementation="sdpa")
+        model = (model if settings is None else wrap_with_adapters(model, settings)).train()
         if not masked:
             return CausalLM(model)
         mask_token = int(own.get("mask_token_id", min(103, config.vocab_size - 1)))
@@ -107,7 +104,7 @@ def huggingface(kind: str, **args: Any) -> Recipe:
         generate=None if masked else Form(factory=make, example_inputs=tokens(sequence, 1), outputs=("logits",)),
         inputs=("input_ids",),
         labels=("labels",),
-        notes=_notes(config, model_class.__name__) | _adapter_notes(kind, own),
+        notes=_notes(config, model_class.__name__) | adapter_notes(settings, "model.base_model.model."),
     )
 
 
@@ -115,15 +112,6 @@ def _notes(config: Any, architecture: str) -> dict[str, str]:
     """What an export to a folder for ``from_pretrained`` needs."""
     table = {**config.to_dict(), "architectures": [architecture]}
     return {"transformers": json.dumps(table, sort_keys=True, default=str), "prefix": "model."}
-
-
-def _import(name: str, remedy: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise InputError(f"this recipe needs the library {name}: {remedy}") from error
 
 
 def _config(kind: str, config_class: Any, folder: str | None, args: dict[str, Any], sequence: int) -> Any:
@@ -147,33 +135,3 @@ def _config(kind: str, config_class: Any, folder: str | None, args: dict[str, An
         if isinstance(number, int) and number >= config.vocab_size:
             setattr(config, key, None)
     return config
-
-
-def _adapters(own: dict[str, Any], *, fan_in_fan_out: bool) -> Callable[[nn.Module], nn.Module]:
-    settings = _lora(own, fan_in_fan_out=fan_in_fan_out)
-    if settings is None:
-        return lambda model: model
-    return partial(_import("peft", "pip install peft").get_peft_model, peft_config=settings)
-
-
-def _lora(own: dict[str, Any], *, fan_in_fan_out: bool) -> Any:
-    rank = int(own.get("lora_rank", 0))
-    if rank == 0:
-        return None
-    targets = own.get("lora_targets")
-    return _import("peft", "pip install peft").LoraConfig(
-        r=rank,
-        lora_alpha=int(own.get("lora_alpha", 2 * rank)),
-        lora_dropout=float(own.get("lora_dropout", 0.0)),
-        fan_in_fan_out=fan_in_fan_out,
-        target_modules=targets.split(",") if targets else None,
-    )
-
-
-def _adapter_notes(kind: str, own: dict[str, Any]) -> dict[str, str]:
-    """``lora``: peft's configuration; adapters put two more names before those of the model."""
-    settings = _lora(own, fan_in_fan_out=kind == "gpt2")
-    if settings is None:
-        return {}
-    table = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.to_dict().items()}
-    return {"lora": json.dumps(table, sort_keys=True, default=str), "prefix": "model.base_model.model."}

@@ -43,6 +43,7 @@ for _depth in (18, 50, 101):
     RECIPES.add(f"resnet{_depth}", _from("resnet", "resnet", _depth))
 for _name in ("gpt2", "llama", "bert", "albert"):
     RECIPES.add(_name, _from("huggingface", "huggingface", _name))
+RECIPES.add("hf", _from("model_folder", "model_folder"))
 
 
 def load_recipe(recipe: str, args: Mapping[str, Any] | None = None, *, base: Path | None = None) -> Recipe:

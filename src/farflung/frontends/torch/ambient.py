@@ -17,7 +17,16 @@ from farflung.frontends.torch.capture import capture
 from farflung.frontends.torch.recorder import Recording, record, record_initializers
 from farflung.graph.ir import Graph, StateKind
 
-__all__ = ["Trainee", "batch_arrays", "capture_trainee", "describe_batch", "intra_op_threads", "module_states", "to_host"]
+__all__ = [
+    "Example",
+    "Trainee",
+    "batch_arrays",
+    "capture_trainee",
+    "describe_batch",
+    "intra_op_threads",
+    "module_states",
+    "to_host",
+]
 
 Array = NDArray[Any]
 
@@ -68,11 +77,20 @@ class Trainee:
     evaluation: Graph | None = None
 
 
-def capture_trainee(module: nn.Module | Callable[[], nn.Module], batch: Any, evaluation: Any = None) -> Trainee:
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """The first batch, and what gave it, for errors: ``batch_fn(0, 0)``. ``outputs``: results of the forward to keep."""
+
+    batch: Any
+    origin: str
+    outputs: tuple[str, ...] | None = None
+
+
+def capture_trainee(module: nn.Module | Callable[[], nn.Module], batch: Example, evaluation: Example | None = None) -> Trainee:
     """Capture ``module`` for training on batches like ``batch`` and, if given, for evaluation on batches like ``evaluation``.
 
     Raises:
-        InputError: the batch is not what the module's forward takes; the text names ``batch_fn``, which gave it.
+        InputError: the batch is not what the module's forward takes; the text names what gave it.
         CaptureError: the module can't become a graph, or some of its weights are on the meta device and some are not.
     """
     source: nn.Module | Recording = module if isinstance(module, nn.Module) else record(module)
@@ -89,7 +107,7 @@ def capture_trainee(module: nn.Module | Callable[[], nn.Module], batch: Any, eva
     graph = _captured(source, built, batch)
     side = None
     if evaluation is not None:
-        side = _captured(source, built, evaluation, "evaluation")
+        side = _captured(source, built, evaluation, "eval")
         _check_evaluation(graph, side)
     return Trainee(
         module=built, graph=graph, states=module_states(source, graph) if isinstance(source, nn.Module) else {}, evaluation=side
@@ -110,19 +128,17 @@ def _check_evaluation(graph: Graph, side: Graph) -> None:
         )
 
 
-def _captured(source: nn.Module | Recording, module: nn.Module, batch: Any, role: str = "training") -> Graph:
-    """``role``: ``training``, or ``evaluation``, whose batch another function gave."""
+def _captured(source: nn.Module | Recording, module: nn.Module, given: Example, mode: str = "train") -> Graph:
+    batch, origin = given.batch, given.origin
     example = (batch,) if isinstance(batch, (torch.Tensor, np.ndarray)) else batch
-    evaluates = role == "evaluation"
-    origin = "Evaluation.batch_fn(0)" if evaluates else "batch_fn(0, 0)"
-    given = _arguments(module, example, origin)
+    arguments = _arguments(module, example, origin)
     try:
-        return capture(source, example, mode="eval" if evaluates else "train", outputs=("loss",) if evaluates else None)
+        return capture(source, example, mode=mode, outputs=given.outputs)
     except CaptureError as error:
         if "can't trace" not in str(error):
             raise
         weights = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
-        shown = {name: (str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in given.items()}
+        shown = {name: (str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in arguments.items()}
         raise CaptureError(f"{error}; {describe_batch(weights, shown, origin)}") from error
 
 
@@ -137,10 +153,8 @@ def describe_batch(
     text = f"{origin} returned " + ", ".join(f"{name} {dtype} {list(shape)}" for name, (dtype, shape) in given.items())
     if not wide or not weights or "float64" in weights:
         return text
-    kind = min(weights)
-    return (
-        f"{text}: the weights are {kind}, so let {origin.partition('(')[0]} return .astype({kind!r}) (NumPy) or .to(torch.{kind})"
-    )
+    kind, giver = min(weights), origin.partition(" of ")[2] or origin.partition("(")[0]  # "batch 3 of data", or "batch_fn(1, 1)"
+    return f"{text}: the weights are {kind}, so let {giver} return .astype({kind!r}) (NumPy) or .to(torch.{kind})"
 
 
 def _arguments(module: nn.Module, example: Any, origin: str) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         backward_flops=backward,
         forward_seconds=_seconds(device, device.work(forward, convolution), forward_calls),
         backward_seconds=_seconds(device, device.work(backward, back_convolution), backward_calls),
-        weight_seconds=device.work(sums.weight, sums.weight_convolution) / device.achieved,
+        weight_seconds=0.0 if stage.recompute else device.work(sums.weight, sums.weight_convolution) / device.achieved,
         update_seconds=_seconds(device, sums.trained * update_flops(job.optimizer, graph), sums.trained_tensors),
         in_flight=flying,
         recompute=stage.recompute,

@@ -20,6 +20,7 @@ from farflung.messages.hybrid import HelperStates, SliceAnswer, SliceTask, When
 from farflung.messages.schema import kind_of
 from farflung.plan.buckets import trained_uses
 from farflung.protocol.pool.pool_events import Task, TaskKind
+from farflung.schedules.base import ActionKind
 from farflung.step import actions
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.run_setup import RunSetup
@@ -46,7 +47,8 @@ class Order:
 def compute(runner: StageRunner, task: Task, work: ActionInputs) -> ActionResult:
     """Compute ``task`` on ``runner``, which holds no gradients; return those of a backward, too."""
     backward = task.kind is TaskKind.BACKWARD
-    result = actions.compute(runner, MicroBatch(task.step, task.index), work, backward=backward)
+    kind = ActionKind.BACKWARD if backward else ActionKind.FORWARD
+    result = actions.compute(runner, MicroBatch(task.step, task.index), work, kind)
     return replace(result, gradients=runner.take_gradients()) if backward else result
 
 

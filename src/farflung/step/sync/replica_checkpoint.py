@@ -54,7 +54,7 @@ class ReplicaCheckpoint:
         names, world, norm = replica.names(replica.world.every), replica.world, self._norm.retained
         more = {} if norm is None else {_PREVIOUS: {replica.mark: norm}}
         retained = RetainedReplica(origin=origin, registers=replica.registers | more)
-        retained.times = self._local_steps.retained if replica.times is None else world.times
+        retained.times = self._local_steps.retained if replica.times is None else world.times_and_latencies
         if self._traits.drifts and world.rank:  # a checkpoint's own states are those of rank 0
             retained.parameters = dict(replica.runner.states(names, copy=False))
             retained.optimizer = dict(replica.runner.optimizer_states(copy=False))
@@ -69,7 +69,8 @@ class ReplicaCheckpoint:
         """Give ``replica`` back what a checkpoint holds of it."""
         retained.load(replica.runner)
         if retained.times is not None and replica.times is not None:
-            replica.world = replica.world.with_times(retained.times)
+            if retained.times.size == 3 * len(replica.world.layers):  # else the stage has other layers now
+                replica.world = replica.world.with_times(retained.times)
         elif retained.times is not None:
             self._local_steps.resume(retained.times)
             replica.world = replace(replica.world, local_steps=self._local_steps.steps)

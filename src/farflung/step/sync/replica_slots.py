@@ -30,8 +30,8 @@ class RetainedReplica:
     """What a checkpoint holds of one replica, beside the first one's states. ``origin``: the step from which its strategy counts.
 
     ``means``: tag -> parameter -> mean that has arrived. ``values``: tag -> rank -> parameter -> what that member sent, where
-    members' values are needed one by one (parameters in the order in which they were sent). ``times``: of the layers, where the
-    strategy counts with others than the plan's (``sync.adapting``); of one ``by_speed`` the local steps in force.
+    members' values are needed one by one (parameters in the order in which they were sent). ``times``:
+    ``World.times_and_latencies`` of a strategy that adapts; of one ``by_speed`` the local steps in force.
     """
 
     origin: int

@@ -61,7 +61,7 @@ class Verification:
 
     def computed(self, step: int, action: Action, inputs: ActionInputs, result: ActionResult) -> None:
         """Store the digests of what ``action`` took and gave, and retain what it took."""
-        if not self._on:
+        if not self._on or action.kind is ActionKind.WEIGHT:
             return
         setup = self._context.setup
         piece, index = setup.subgraphs[action.stage], action.micro_batch
@@ -173,10 +173,11 @@ class Verification:
     def _verify(self, unit: Unit) -> None:
         with self._lock:
             inputs = self._arrived.pop(unit, None)
-            del self._open[unit]
-        if not self._recomputation.can(unit):
-            return
-        if inputs is None:
+            asked = self._open.pop(unit)
+        known = self._recomputation.can(unit)
+        if not known and asked == self._context.setup.plan.device_of(unit.stage, unit.micro_batch):
+            return  # nobody waits for a first opinion
+        if inputs is None or not known:
             self._audits.append(Audit(unit=unit, took={}, gave={}))
             return
         took = taken(self._piece(unit), unit.micro_batch, inputs)

@@ -83,7 +83,7 @@ async def continue_run(view: View, run: str) -> None:
     if not view.may_control(run):
         return
     if await confirm(f"Continue {run}?", "A new run begins at the newest checkpoint of this run.", "Continue"):
-        await _call(view, lambda client: client.resume(run, None), f"a new run continues {run}: see Runs")
+        await _call(view, lambda client: f"{client.resume(run, None)['run']} continues {run}")
 
 
 async def share_link(view: View) -> None:
@@ -113,14 +113,15 @@ async def confirm(question: str, explanation: str, yes: str) -> bool:
     return answer is True
 
 
-async def _call(view: View, call: Callable[[ControlClient], object], done: str) -> None:
+async def _call(view: View, call: Callable[[ControlClient], object], done: str = "") -> None:
+    """Call the broker and notify the user of its error, or of ``done`` (empty: of the text that ``call`` returns)."""
     client = view.user.client
     if client is None:
         ui.notify("The broker does not answer; try again when it does.", type="negative")
         return
     try:
-        await asyncio.to_thread(call, client)
+        answer = await asyncio.to_thread(call, client)
     except FarflungError as error:
         ui.notify(str(error), type="negative", multi_line=True)
     else:
-        ui.notify(done, type="positive")
+        ui.notify(done or str(answer), type="positive")

@@ -12,6 +12,7 @@ from farflung.web.pages.link_map import link_map
 from farflung.web.pages.page import View
 from farflung.web.sources.alerts import cluster_alerts, disk_alert, run_alerts
 from farflung.web.sources.broker_poll import LinkRow
+from farflung.web.sources.cluster_totals import cluster_totals
 from farflung.web.sources.run_figures import device_use, traffic
 from farflung.web.widgets.alert_list import AlertList
 from farflung.web.widgets.chart import Chart
@@ -22,7 +23,7 @@ from farflung.web.widgets.layout import button, card, grid, title
 __all__ = ["build"]
 
 _TONES = {"active": "good", "standby": "", "draining": "warn", "gone": "bad"}
-_RUN_TONES = {"running": "good", "done": "good", "failed": "bad", "stopped": "warn", "waiting": "warn"}
+_RUN_TONES = {"running": "good", "finished": "good", "failed": "bad", "stopped": "warn", "waiting": "warn"}
 _LINKS = ("from", "to", "latency", "bandwidth", "traffic now", "in use", "measured by")
 _NOTHING = "–"
 
@@ -48,7 +49,7 @@ class _ClusterPage:
                 self._map = Chart("Map of machines and links", _LINKS, tall=True)
             with card("Runs", "third"):
                 self._runs = HtmlTable(
-                    "Runs", ("run", "state", "step"), text_columns=2, empty="No run yet: farflung submit JOB.toml"
+                    "Runs", ("run", "job", "state", "step"), text_columns=3, empty="No run yet: farflung submit JOB.toml"
                 )
             with card("Machines"):
                 head = [
@@ -95,12 +96,13 @@ class _ClusterPage:
 
 def _headline(members: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]], rate: float) -> list[tuple[str, str]]:
     active = sum(one["state"] == "active" for one in members)
+    memory, speed = cluster_totals(members)
     return [
         ("machines", str(len(members))),
         ("training now", str(active)),
-        ("memory", str(Bytes(sum(one["memory"] for one in members)))),
-        ("speed", str(FlopsPerSecond(sum(one["speed"] for one in members)))),
-        ("runs in progress", str(sum(one["state"] not in ("done", "failed", "stopped") for one in runs))),
+        ("memory", str(memory)),
+        ("speed", str(speed)),
+        ("runs in progress", str(sum(one["state"] not in ("finished", "failed", "stopped") for one in runs))),
         ("traffic now", str(BytesPerSecond(rate)) if rate else _NOTHING),
     ]
 
@@ -160,7 +162,8 @@ def _uptime(seconds: float) -> str:
 def _run_row(run: Mapping[str, Any]) -> list[Cell]:
     name, state = str(run["run"]), str(run["state"])
     return [
-        link(str(run["job"]), f"/run/{quote(name)}"),
+        link(name, f"/run/{quote(name)}"),
+        str(run["job"]),
         badge(state, _RUN_TONES.get(state, "")),
         f"{run['step']} / {run['steps']}",
     ]

@@ -66,7 +66,7 @@ class _RunPage:
 
     def __init__(self, view: View, run: LiveRun) -> None:
         self._view, self._run, self._name = view, run, run.name
-        self._tokens = run.job is not None and run.job.data.kind == "text"
+        self._tokens = run.job is not None and run.job.data.tokenized
         #: Cards that are shown once their column has a number.
         self._optional: list[tuple[ui.element, str]] = []
         with title(run.job.name if run.job is not None else run.name) as self._state:

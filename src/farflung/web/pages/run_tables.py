@@ -58,7 +58,7 @@ def lead(run: LiveRun, status: Mapping[str, Any] | None) -> str:
 
 
 def headline(run: LiveRun) -> list[tuple[str, str]]:
-    """The figures at the top, the most useful first."""
+    """The figures at the top, the most useful first; those of a run that is over are the figures of its report."""
     now, count = pace(run), len(run.series)
     steps = run.job.steps if run.job is not None else 0
     if now is None:
@@ -67,16 +67,16 @@ def headline(run: LiveRun) -> list[tuple[str, str]]:
     figures = [("step", f"{columns['step'][count - 1]:.0f} / {steps}"), ("loss", f"{columns['loss'][count - 1]:.4f}")]
     if run.series.evaluations:
         figures.append(("evaluation", f"{run.series.evaluations[-1].loss:.4f}"))
-    figures.append(("step time", str(Seconds(now.step_seconds))))
-    if now.predicted:
-        figures.append(("measured / predicted", f"{now.step_seconds / now.predicted:.2f}"))
+    figures.append((f"step time, {now.covers}", str(Seconds(now.step_seconds))))
+    if now.ratio:
+        figures.append(("measured / predicted", f"{now.ratio:.2f}"))
     rate = ("tokens/s", now.tokens_per_second) if now.tokens_per_second else ("samples/s", now.samples_per_second)
     figures.append((rate[0], f"{rate[1]:,.0f}" if rate[1] >= 100 else f"{rate[1]:.3g}"))
     if run.result is not None:
         figures.append(("total time", str(Seconds(run.result.seconds))))
     elif now.remaining is not None:
         figures.append(("remaining", str(Seconds(now.remaining))))
-    figures.append(("traffic per step", str(Bytes(columns["sent"][count - 1]))))
+    figures.append(("traffic of the last step", str(Bytes(columns["sent"][count - 1]))))
     return figures
 
 
@@ -120,8 +120,10 @@ def bottleneck(found: Analysis) -> Markup:
     """What holds the step up, and what would shorten it."""
     if found.problem:
         return Markup(f'<p class="ff-empty">{escape(found.problem)}</p>')
-    parts = [f"<p><b>{escape(found.bound_by)}</b>, busy for {found.bound_share:.0%} of the predicted step.</p>"]
+    parts = []
+    busiest = f"{escape(found.bound_by)}, for {found.bound_share:.0%} of the predicted step"
     if found.gains:
+        parts.append(f"<p><b>{escape(found.gains[0][0])}</b> would shorten the step most. Busiest: {busiest}.</p>")
         items = "".join(
             f"<tr><td class='text wrap'>{escape(what)}</td><td>{escape(str(Seconds(seconds)))}</td><td>{factor:.2f} x</td></tr>"
             for what, seconds, factor in found.gains[:4]
@@ -130,7 +132,7 @@ def bottleneck(found: Analysis) -> Markup:
         table = f'<table class="ff-table"><thead><tr>{head}</tr></thead><tbody>{items}</tbody></table>'
         parts.append(f'<div class="ff-scroll" tabindex="0" role="region" aria-label="What would help">{table}</div>')
     else:
-        parts.append("<p>No single machine or link at twice the speed would shorten the step.</p>")
+        parts.append(f"<p>No single machine or link at twice the speed would shorten the step. Busiest: {busiest}.</p>")
     parts.append(f'<p class="ff-note">{escape(found.memory)}.</p>')
     return Markup("".join(parts))
 

@@ -44,7 +44,7 @@ def _row(view: View, name: str) -> Sequence[Cell]:
     state, tone = state_of(run, status)
     steps = run.job.steps if run.job is not None else 0
     done = int(status["step"]) if status is not None else run.result.steps if run.result is not None else 0
-    loss = status["loss"] if status is not None else None
+    loss = run.loss if status is None or status["loss"] is None else status["loss"]
     box = f'<input type="checkbox" data-run="{escape(name)}" aria-label="Select {escape(name)}">'
     return [
         Markup(box),

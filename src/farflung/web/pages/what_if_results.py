@@ -78,13 +78,14 @@ def bottleneck(found: Evaluation | None, why: Reasons | None) -> Markup:
     """Return what limits the step, and what would remove it."""
     if found is None:
         return Markup('<p class="ff-empty">No plan yet.</p>')
-    lines = [f"<p><strong>{cell(found.bottleneck)}</strong></p>"]
+    busiest = f"<p>Busiest: {cell(found.bottleneck)}.</p>"
     if why is None:
-        return Markup("".join([*lines, '<p class="ff-note">Simulating changes ...</p>']))
-    best = why.best
+        return Markup(f'{busiest}<p class="ff-note">Simulating changes ...</p>')
+    best, lines = why.best, [busiest]
     if best is None:
-        lines.append("<p>No single machine or link at twice the speed would shorten the step.</p>")
+        lines.insert(0, "<p>No single machine or link at twice the speed would shorten the step.</p>")
     else:
+        lines.insert(0, f"<p><strong>{cell(best.what)}</strong> would shorten the step most.</p>")
         rows = "".join(
             f"<li>{cell(gain.what)}: {cell(str(Seconds(gain.seconds)))} per step ({gain.factor:.2f} x as fast)</li>"
             for gain in why.held

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from farflung.cluster import Topology
-from farflung.errors import FarflungError
+from farflung.errors import DataError, FarflungError
 from farflung.graph import Graph
 from farflung.job import JobSpec
 from farflung.job import from_json as read_job
 from farflung.plan import Plan
-from farflung.telemetry import RunFolder, RunResult
+from farflung.telemetry import RunFolder, RunResult, StepRecord
 from farflung.telemetry.log_file import LogPart, read_last
+from farflung.telemetry.records import read_record
 from farflung.web.sources.run_series import RunSeries
 
 __all__ = ["LiveRun"]
 
 Content = TypeVar("Content")
+
+#: Bytes at the end of the metrics in which the last step is looked for.
+_TAIL = 1 << 20
 
 
 @dataclass(slots=True)
@@ -61,6 +66,7 @@ class LiveRun:
         self._plan: _File[Plan] = _File(self.folder.plan, Plan.from_json)
         self._topology: _File[Topology] = _File(self.folder.topology, Topology.from_json)
         self._result: _File[RunResult] = _File(self.folder.result, RunResult.from_json)
+        self._final_loss: float | None = None
 
     def refresh(self) -> bool:
         """Read what is new. Returns whether there is more to read at once.
@@ -74,9 +80,16 @@ class LiveRun:
         return self.series.read()
 
     def refresh_summary(self) -> None:
-        """Read job and result if they have changed."""
+        """Read job and result if they have changed, and the last loss of a run that is over."""
         self._job.read()
-        self._result.read()
+        if self._result.read() and self.result is not None:
+            self._final_loss = _last_loss(self.folder)
+
+    @property
+    def loss(self) -> float | None:
+        """The newest loss, ``None`` before the first step, and while only the summary of a run in progress is read."""
+        count = len(self.series)
+        return self.series.columns["loss"][count - 1] if count else self._final_loss
 
     @property
     def job(self) -> JobSpec | None:
@@ -114,3 +127,19 @@ class LiveRun:
     def log(self, lines: int) -> LogPart:
         """The last ``lines`` of the run's log."""
         return read_last(self.folder.root / "run.log", lines)
+
+
+def _last_loss(folder: RunFolder) -> float | None:
+    """Return the loss of the last step, from the end of the metrics."""
+    try:
+        with folder.metrics.open("rb") as file:
+            file.seek(max(0, folder.metrics.stat().st_size - _TAIL))
+            lines = file.read(_TAIL).split(b"\n")
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with suppress(DataError):
+            record = read_record(line.decode("utf-8", "replace"))
+            if isinstance(record, StepRecord):
+                return record.loss
+    return None

@@ -1,4 +1,7 @@
-"""Figures of a run, from its newest steps: rates, remaining time, utilization of devices, traffic and codec errors of links."""
+"""Figures of a run: rates, remaining time, utilization of devices, traffic and codec errors of links.
+
+Figures of a run in progress cover its newest steps. Step time and rates of a run that is over cover all steps, as its report.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,31 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from farflung.plan import Plan
+from farflung.units import counted
 from farflung.web.sources.live_run import LiveRun
 
 __all__ = ["LinkUse", "Pace", "device_use", "link_uses", "pace", "smoothed", "traffic"]
 
-#: Steps of which figures are medians, and losses of which the smoothed loss is the mean.
+_PACE = ("step", "seconds", "predicted", "samples", "tokens")
+#: Steps of which figures of a run in progress are medians, and losses of which the smoothed loss is the mean.
 _RECENT = 20
 _SMOOTH = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast a run is: medians of the newest steps. ``remaining``: seconds (``None``: not known, or the run is over)."""
+    """How fast a run is. ``covers``: the steps of which ``step_seconds`` and ``ratio`` are medians, in words.
 
+    ``ratio``: measured by predicted step time (``None``: nothing was predicted). ``remaining``: seconds (``None``: not known, or
+    the run is over).
+    """
+
+    covers: str
     step_seconds: float
-    predicted: float | None
+    ratio: float | None
     samples_per_second: float
     tokens_per_second: float
     remaining: float | None
@@ -52,15 +64,18 @@ def pace(run: LiveRun) -> Pace | None:
     count = len(run.series)
     if not count:
         return None
-    columns = {name: column[max(0, count - _RECENT) : count] for name, column in run.series.columns.items()}
-    seconds = statistics.median(columns["seconds"])
-    predicted = [value for value in columns["predicted"] if math.isfinite(value)]
-    left = None if run.job is None or run.result is not None else max(run.job.steps - columns["step"][-1], 0.0)
+    begin = 0 if run.result is not None else max(0, count - _RECENT)
+    columns = {name: np.array(run.series.columns[name][begin:count]) for name in _PACE}
+    seconds = float(np.median(columns["seconds"]))
+    ratios = columns["seconds"] / np.where(columns["predicted"] > 0, columns["predicted"], np.nan)
+    ratios = ratios[np.isfinite(ratios)]
+    left = None if run.job is None or run.result is not None else max(run.job.steps - float(columns["step"][-1]), 0.0)
     return Pace(
+        covers="median" if run.result is not None else f"newest {counted(count - begin, 'step')}",
         step_seconds=seconds,
-        predicted=predicted[-1] if predicted else None,
-        samples_per_second=statistics.fmean(columns["samples"]) / seconds if seconds > 0 else 0.0,
-        tokens_per_second=statistics.fmean(columns["tokens"]) / seconds if seconds > 0 else 0.0,
+        ratio=float(np.median(ratios)) if ratios.size else None,
+        samples_per_second=float(columns["samples"].mean()) / seconds if seconds > 0 else 0.0,
+        tokens_per_second=float(columns["tokens"].mean()) / seconds if seconds > 0 else 0.0,
         remaining=None if left is None else left * seconds,
     )
 

@@ -123,6 +123,7 @@ class Sources:
                     return None
                 assert self._runs is not None
                 found = self._shown[name] = LiveRun(self._runs / name)
+                found.refresh_summary()  # its page begins with the name of the job
             if self._wanted.get(name) != float("inf"):
                 self._wanted[name] = monotonic() + ATTENTION
             return found

@@ -1,0 +1,118 @@
+"""The cluster file: which provider starts which broker and workers. TOML in, a checked ``ClusterSpec`` out.
+
+A cluster file is read like a job file: in strict mode, with one clear line for whatever is wrong. The settings of the chosen
+provider check its table.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, ValidationError, create_model
+
+from farflung.errors import InputError
+from farflung.job.explain import explain
+from farflung.job.section import Section
+from farflung.launchers.member_options import BrokerOptions, JoinOptions, Label, Variables, duration
+from farflung.launchers.registry import PROVIDERS
+
+__all__ = ["BrokerSpec", "ClusterSpec", "WorkersSpec", "load_cluster", "make_cluster", "settings_of"]
+
+#: A cluster file is small; anything larger is refused before it is parsed.
+_MOST_BYTES = 1 << 20
+SettingsKind = TypeVar("SettingsKind", bound=Section)
+
+
+class BrokerSpec(BrokerOptions):
+    """The broker. Further keys are the options of `farflung broker`, with `_` in place of `-`."""
+
+    #: How long tickets of this cluster are valid.
+    valid: duration = "30 d"
+    #: Variables of the broker's environment.
+    environment: Variables = {}
+
+
+class WorkersSpec(JoinOptions):
+    """The workers. Further keys are the options of `farflung join`, with `_` in place of `-`."""
+
+    #: The number of workers. Without a value: one for each place that the provider's table names.
+    count: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    #: Variables of the workers' environment.
+    environment: Variables = {}
+
+
+class ClusterSpec(Section):
+    """A cluster: the keys outside of all tables."""
+
+    #: The cluster's name. Names of its workers begin with it.
+    name: Label
+    #: What starts the processes. The table with the same name has its settings.
+    provider: str = "ssh"
+    broker: BrokerSpec = BrokerSpec()
+    workers: WorkersSpec = WorkersSpec()
+
+    def worker_name(self, place: str) -> str:
+        """Return the name of the worker at ``place``."""
+        return f"{self.name}-{place}"
+
+
+def load_cluster(path: Path) -> ClusterSpec:
+    """Read and check the cluster file ``path``. Its name without ``.toml`` is the default of ``name``.
+
+    Raises:
+        InputError: the file can't be read, or a key is unknown, missing or has a value that is not allowed.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"cluster file {path}: at most {_MOST_BYTES} bytes are read: is it a cluster file?")
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"cluster file {path} does not exist: check the path (examples/clusters has files to copy)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"cluster file {path} can't be read: {reason}; check the path") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+    return make_cluster({"name": path.stem, **document}, source=str(path))
+
+
+def make_cluster(document: Mapping[str, Any], source: str = "cluster") -> ClusterSpec:
+    """A checked cluster from nested mappings (keys as in a cluster file). ``source`` begins each error text.
+
+    The table of the provider is checked with the provider's settings and is an attribute with the provider's name.
+
+    Raises:
+        InputError: a key is unknown, missing or has a value that is not allowed.
+    """
+    provider = document.get("provider", "ssh")
+    if not isinstance(provider, str):
+        raise InputError(f"{source}: provider = {provider!r}: must be a text in quotes")
+    try:
+        settings = PROVIDERS.get(provider).settings
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+    kind = create_model("ClusterFile", __base__=ClusterSpec, **{provider: (settings, _default(settings))})  # type: ignore[call-overload]
+    try:
+        text = json.dumps(document)
+        cluster: ClusterSpec = kind.model_validate_json(text, strict=True)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ValidationError):
+            raise InputError(f"{source}: {explain(error, kind)}") from None
+        raise InputError(f"{source}: only numbers, texts, booleans, lists and tables are allowed: {error}") from None
+    return cluster
+
+
+def settings_of(cluster: ClusterSpec, kind: type[SettingsKind]) -> SettingsKind:
+    """Return the checked table of the provider of ``cluster``, which is of the type ``kind``."""
+    settings = getattr(cluster, cluster.provider)
+    assert isinstance(settings, kind)
+    return settings
+
+
+def _default(settings: type[Section]) -> object:
+    """The table where the file leaves it out: the defaults, unless a key has none."""
+    return ... if any(field.is_required() for field in settings.model_fields.values()) else settings()

@@ -1,0 +1,60 @@
+"""The broker as a process of this machine, for providers whose workers run elsewhere (Slurm, Ray)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from farflung.errors import FarflungError
+from farflung.launchers.base import BROKER, Process, ProcessState
+from farflung.launchers.cluster_file import ClusterSpec
+from farflung.launchers.host_requests import ProcessStart, ShowLog, StopProcesses, encode
+from farflung.launchers.hosted_processes import HostedProcesses
+from farflung.launchers.programs import Program, run_all
+
+__all__ = ["LocalBroker"]
+
+_HERE = "this machine"
+
+
+class LocalBroker:
+    """The broker of ``cluster`` on this machine. ``folder``: the cluster's private folder."""
+
+    def __init__(self, cluster: ClusterSpec, folder: Path) -> None:
+        self._cluster, self._folder = cluster, folder
+        self._hosted = HostedProcesses(cluster.name, folder)
+
+    def start(self) -> None:
+        """Start the broker if it does not run."""
+        broker = self._cluster.broker
+        words = ("broker", *broker.words(), "--valid", broker.valid, "--no-tickets")
+        self._hosted.start([ProcessStart(name=BROKER, words=words, environment=broker.environment, broker=True)])
+
+    def ask(self, words: Sequence[str]) -> str:
+        """Run ``farflung WORDS`` on the broker's folder, and return what it prints.
+
+        Raises:
+            FarflungError: the command failed.
+        """
+        home = str(self._hosted.broker_folder)
+        (finished,) = run_all([Program(words=[sys.executable, "-m", "farflung", *words, "--home", home], place=_HERE)])
+        if finished.code:
+            raise FarflungError(finished.reason.removeprefix("farflung: "))
+        return finished.printed
+
+    def stop(self) -> None:
+        """Stop the broker."""
+        self._hosted.stop(StopProcesses(cluster=self._cluster.name))
+
+    def processes(self) -> list[Process]:
+        """Return the broker, if it was started."""
+        return [
+            Process(name=one.name, place=_HERE, state=ProcessState.RUNNING if one.running else ProcessState.ENDED)
+            for one in self._hosted.processes()
+        ]
+
+    def log(self, lines: int, *, follow: bool) -> Program:
+        """Return what prints the broker's log."""
+        request = ShowLog(cluster=self._cluster.name, name=BROKER, lines=lines, follow=follow)
+        return Program(words=[sys.executable, "-m", "farflung", "host"], place=_HERE, given=encode(request))

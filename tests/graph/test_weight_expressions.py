@@ -1,0 +1,72 @@
+"""Expressions give the arrays and the shapes that they say, travel as text, and are checked before anything is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farflung.errors import CheckpointError, InputError
+from farflung.graph.weight_expressions import evaluate, expressions_from_json, expressions_to_json, shape_of
+
+ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.arange(6.0, 12.0).reshape(2, 3), "c": np.arange(4.0).reshape(1, 4)}
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("a", ARRAYS["a"]),
+        (["stack", 1, "a", "b"], np.stack([ARRAYS["a"], ARRAYS["b"]], 1)),
+        (["cat", 1, "a", ["slice", 1, 1, 2, "b"]], np.concatenate([ARRAYS["a"], ARRAYS["b"][:, 1:2]], 1)),
+        (["transpose", 0, 1, "a"], ARRAYS["a"].T),
+        (["permute", [1, 0], "a"], ARRAYS["a"].T),
+        (["reshape", [3, 2], "a"], ARRAYS["a"].reshape(3, 2)),
+        (["norm", "a"], np.linalg.norm(ARRAYS["a"], axis=1).astype(np.float32)),
+    ],
+)
+def test_arrays_and_shapes(source: Any, wanted: np.ndarray) -> None:
+    found = evaluate(source, ARRAYS.__getitem__)
+    assert found.dtype == wanted.dtype
+    assert found.flags.c_contiguous
+    assert np.array_equal(found, wanted)
+    assert shape_of(source, lambda name: ARRAYS[name].shape) == wanted.shape
+    assert expressions_from_json(expressions_to_json({"state": source})) == {"state": source}
+
+
+def test_a_scalar_stays_one() -> None:
+    assert evaluate(["reshape", [], "x"], lambda name: np.ones(1)).shape == ()
+
+
+@pytest.mark.parametrize(
+    "source", [["cat", 0, "a", "c"], ["stack", 0, "a", "c"], ["reshape", [5], "a"], ["transpose", 0, 4, "a"]]
+)
+def test_shapes_that_do_not_fit(source: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"tensors of shapes \[.*\] do not fit '\w+': use the right file"):
+        shape_of(source, lambda name: ARRAYS[name].shape)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        '{"a": 1}',
+        '{"a": ["exec", "b"]}',
+        '{"a": ["stack", "b", "c"]}',
+        '{"a": ["stack", 0]}',
+        '{"a": ["norm", "b", "c"]}',
+        '{"a": ["slice", 0, -1, 2, "b"]}',
+        '{"a": ["permute", [true], "b"]}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_expression_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"weights\.sources is malformed: leave it out, the submitting process writes it"):
+        expressions_from_json(text)
+
+
+def test_shapes_take_no_memory() -> None:
+    """A stack that would take a petabyte is refused by its shape, before anything is read."""
+    assert shape_of(["stack", 0, *["x"] * 1000], lambda name: (1 << 20, 1 << 20)) == (1000, 1 << 20, 1 << 20)
+    assert shape_of(["transpose", 0, 1, ["nf4_codes", "x"]], lambda name: (1 << 20, 1 << 20)) == (1 << 19, 1 << 20)
