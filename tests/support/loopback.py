@@ -195,8 +195,9 @@ class Loopback:
         """One more worker; ``data``: its own data folder; an empty ``listen``: it can't be dialled."""
         said = self.said[name] = []
         place = data or self.home
-        dialled = WorkerOptions(listen=listen, memory=memory, data=place, any_path=any_path, reliable=reliable, region=region)
-        options = replace(dialled, engine=engine)
+        options = WorkerOptions(
+            engine=engine, listen=listen, memory=memory, data=place, any_path=any_path, reliable=reliable, region=region
+        )
         member = join(self.ticket("join"), name=name, role="worker", key=self.key)
         worker = Worker(member, options, said.append, on_owner=on_owner, observer=observer)
         thread = threading.Thread(target=_serve, args=(worker,), name=f"worker-{name}", daemon=True)

@@ -18,6 +18,7 @@ from farflung.graph.opset import OPSET
 from farflung.testing import check_engine
 from farflung.testing.operator_cases import operator_cases
 
+OTHER = "use a worker with --engine torch"
 #: Operators that calls of one line cannot show.
 _OWN = {"farflung.input", "farflung.gradient", "farflung.ctc_loss", "farflung.grouped_mm"}
 
@@ -35,6 +36,8 @@ def test_the_engines_pass(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+@pytest.mark.slow  # XLA compiles each of a thousand small graphs
+@pytest.mark.timeout(1200)
 def test_jax_passes() -> None:
     check_engine(get_engine("jax"))
 
@@ -104,8 +107,7 @@ def _negative(gradients: Any) -> Any:
         (
             _Broken(claims=frozenset({"aten.rot90.default"})),
             "aten.rot90.default",
-            "it is refused: the reference engine has no operator 'aten.rot90.default': "
-            "use a worker with --engine torch (float32)",
+            f"it is refused: the reference engine has no operator 'aten.rot90.default': {OTHER} (float32)",
         ),
         (_Broken(claims=frozenset({"aten.strange"})), "aten.strange", "it is not on the allow-list"),
     ],

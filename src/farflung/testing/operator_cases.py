@@ -106,12 +106,12 @@ class _Builder:
             case "d":
                 count = sizes[-1] if len(sizes) == 1 else most
                 rows = [draw.permutation(max(most, count))[:count] for _ in range(int(np.prod(sizes)) // sizes[-1])]
-                return np.stack(rows)[..., : sizes[-1]].reshape(sizes).astype(np.int64)
+                return np.asarray(np.stack([row[: sizes[-1]] for row in rows]).reshape(sizes), np.int64)
             case "o":
                 return np.arange(0, 2 * sizes[0], 2)
             case "z":
                 both = draw.standard_normal((2, *sizes))
-                return (both[0] + 1j * both[1]).astype(np.complex64 if self.dtype == "float32" else np.complex128)
+                return np.asarray(both[0] + 1j * both[1], np.complex64 if self.dtype == "float32" else np.complex128)
             case _:
                 found = draw.standard_normal(sizes)
         return np.asarray(found, self.dtype)
