@@ -36,8 +36,7 @@ def test_the_engines_pass(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
-@pytest.mark.slow  # XLA compiles each of a thousand small graphs
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1200)  # XLA compiles each of a thousand small graphs
 def test_jax_passes() -> None:
     check_engine(get_engine("jax"))
 

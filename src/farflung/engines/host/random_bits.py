@@ -51,10 +51,10 @@ class Stream:
         found: Array = (self._doubles(prod(shape)) * 2.0**-53 < probability).reshape(shape)
         return found
 
-    def normal(self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Array:
-        """Normal numbers, float32."""
+    def normal(self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, *, dense: bool = True) -> Array:
+        """Normal numbers, float32. PyTorch makes those of a tensor that is not ``dense`` and row-major one by one."""
         count = prod(shape)
-        if count < _BLOCK:
+        if count < _BLOCK or not dense:
             return self._few_normal(count, mean, std).reshape(shape)
         data = self.uniform((count,))
         whole = count - count % _BLOCK

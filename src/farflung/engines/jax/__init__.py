@@ -7,6 +7,7 @@ In the order of data flow:
 ``program``         the operators of a stage as a function of JAX
 ``operators``       the table of operators
 ``precision``       what ``bf16`` computes in which element type
+``memory_orders``   the order in which PyTorch stores the axes of values
 ``draws``           random numbers of operators, made on the host
 ``compiled_stage``  forward and backward, compiled
 ``runner``          one stage: forward, backward, update

@@ -16,7 +16,7 @@ import numpy as np
 from farflung.engines.base import Array, EngineSettings, MicroBatch, gradient_parts
 from farflung.engines.jax.arrays import place, placed_copy, struct
 from farflung.engines.jax.draws import Draws
-from farflung.engines.jax.program import Draw, Read, Source, compiled, passes_gradient, trace
+from farflung.engines.jax.program import Draw, Read, Source, compiled, reached_uses, trace
 from farflung.engines.jax.states import JaxStates
 from farflung.engines.jax.verify import narrow_types
 from farflung.errors import GraphError
@@ -56,8 +56,10 @@ class CompiledStage:
         self._returns = self._parts() if settings.training else {}
         received = {source for sources in self._returns.values() for source in sources}
         uses = [Use(name, op.name) for op in self._ops for name in dict.fromkeys(op.states())]
-        candidates = [use for name in trained for use in graph.gradient_uses[name] if graph.position[use.op] in own]
-        learns = {use for use in candidates if passes_gradient(graph.op(use.op), use.state)}
+        reached = reached_uses(self._ops, self._roots)
+        learns = {
+            use for name in trained for use in graph.gradient_uses[name] if graph.position[use.op] in own and use in reached
+        }
         self._diff: list[Source] = [*(use for use in uses if use in learns), *received]
         values = [edge.value for edge in subgraph.requires_activations if edge.value not in self._returns]
         rest: list[Source] = [*(use for use in uses if use not in learns), *subgraph.placeholders, *values]
@@ -132,7 +134,8 @@ class CompiledStage:
         """The values that are wanted, and what the backward needs."""
         given: dict[Source, Any] = {name: placed_copy(data[name], self._device) for name in self._subgraph.placeholders}
         given |= dict[Source, Any](self._received(values).items())
-        drawn = zip(self._draws.specs, self._draws.numbers(key), strict=True)
+        arrays = {ValueRef(name): data[name] for name in self._subgraph.placeholders} | dict(values)
+        drawn = zip(self._draws.specs, self._draws.numbers(key, arrays), strict=True)
         given |= {draw: place(numbers, self._device) for draw, numbers in drawn}
 
         def fill(source: Source) -> Any:

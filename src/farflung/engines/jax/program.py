@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from farflung.engines.jax.precision import cast_arguments, cast_results
 from farflung.errors import FarflungError, GraphError
 from farflung.graph.ir import LocalRef, Op, StateRef, Use, ValueRef, iter_refs
 
-__all__ = ["Draw", "Read", "Source", "compiled", "passes_gradient", "trace"]
+__all__ = ["Draw", "Read", "Source", "compiled", "reached_uses", "trace"]
 
 #: Operators that read only the shape or the element type of their second argument.
 _SHAPE_OF_SECOND = frozenset({"aten.expand_as.default", "aten.view_as.default", "aten.type_as.default", "aten.to.other"})
@@ -89,10 +89,19 @@ def _results(op: Op, values: Mapping[ValueRef, Any], inputs: Mapping[Source, Any
     return [lax.stop_gradient(item) for item in results] if op.no_grad else results
 
 
-def passes_gradient(op: Op, state: str) -> bool:
-    """Whether ``op`` reads the values of ``state``: else PyTorch makes no gradient, and no optimizer changes the state."""
-    read = op.args[:1] + op.args[2:] if op.target in _SHAPE_OF_SECOND else (op.args, tuple(arg for _, arg in op.kwargs))
-    return StateRef(state) in iter_refs(read)
+def reached_uses(ops: Sequence[Op], roots: Collection[ValueRef]) -> frozenset[Use]:
+    """The uses of states that a gradient of ``roots`` reaches; no optimizer changes the others, as in PyTorch."""
+    values, found = set(roots), set[Use]()
+    for op in reversed(ops):
+        if op.no_grad or not any(ValueRef(op.name, index) in values for index in range(len(op.outputs))):
+            continue
+        args = op.args[:1] + op.args[2:] if op.target in _SHAPE_OF_SECOND else (op.args, tuple(arg for _, arg in op.kwargs))
+        for ref in iter_refs(args):
+            if isinstance(ref, ValueRef):
+                values.add(ref)
+            elif isinstance(ref, StateRef):
+                found.add(Use(ref.name, op.name))
+    return frozenset(found)
 
 
 def compiled(function: Callable[..., Any], *shapes: Any) -> tuple[Any, Any]:
