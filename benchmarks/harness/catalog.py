@@ -31,6 +31,7 @@ for _module, _name in {
     "training.crawl": "Crawl",
     "papers.dtfm": "Dtfm",
     "network.emulator": "Emulator",
+    "training.engines": "Engines",
     "training.exactness": "Exactness",
     "papers.fusionllm": "FusionLlm",
     "faults.fuzz": "Fuzz",

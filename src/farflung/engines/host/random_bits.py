@@ -2,7 +2,7 @@
 
 PyTorch seeds a Mersenne twister with the low 32 bits of the key. NumPy has the same generator, so masks and initial values have
 the same bits on every engine (normal numbers up to the last bits, which depend on the logarithm and the cosine in use).
-Source: ATen/core/MT19937RNGEngine.h, ATen/core/TransformationHelper.h and ATen/native/cpu/DistributionTemplates.h of PyTorch 2.13.
+Source: MT19937RNGEngine.h and TransformationHelper.h in ATen/core, and ATen/native/cpu/DistributionTemplates.h of PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Stream:
         found: Array = (self._doubles(prod(shape)) * 2.0**-53 < probability).reshape(shape)
         return found
 
-    def normal(self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Array:
-        """Normal numbers, float32."""
+    def normal(self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, *, dense: bool = True) -> Array:
+        """Normal numbers, float32. PyTorch makes those of a tensor that is not ``dense`` and row-major one by one."""
         count = prod(shape)
-        if count < _BLOCK:
+        if count < _BLOCK or not dense:
             return self._few_normal(count, mean, std).reshape(shape)
         data = self.uniform((count,))
         whole = count - count % _BLOCK
@@ -77,5 +77,6 @@ def _box_muller(data: Array, mean: float, std: float) -> Array:
     radius = np.sqrt(np.float32(-2) * np.log(np.float32(1) - halves[:, 0]))
     angle = np.float32(2 * np.pi) * halves[:, 1]
     both = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    found: Array = (both * np.float32(std) + np.float32(mean)).reshape(-1)
+    # PyTorch multiplies and adds with one rounding.
+    found: Array = (both.astype(np.float64) * float(np.float32(std)) + float(np.float32(mean))).astype(np.float32).reshape(-1)
     return found
