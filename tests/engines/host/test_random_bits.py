@@ -37,3 +37,5 @@ def test_normal_numbers_differ_in_the_last_bit_at_most(seed: int, count: int) ->
     found = Stream(seed).normal((count,), 0.5, 0.02)
     assert np.abs(found - expected).max() <= np.spacing(np.float32(1)) / 2
     assert np.mean(found != expected) < 0.1
+    wide = torch.empty(count, dtype=torch.float64).normal_(0.5, 0.02, generator=seeded(seed)).numpy()
+    assert np.allclose(Stream(seed).normal((count,), 0.5, 0.02, dtype="float64"), wide, rtol=1e-12)

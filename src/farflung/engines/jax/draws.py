@@ -50,7 +50,7 @@ class Draws:
         if kind == "mask":
             found = stream.kept(sizes, rate)
         else:
-            found = stream.normal(sizes, dense=not turned) if kind == "normal" else stream.uniform(sizes, dtype)
+            found = stream.normal(sizes, dense=not turned, dtype=dtype) if kind == "normal" else stream.uniform(sizes, dtype)
         return np.transpose(found, np.argsort(order)) if turned and order is not None else found
 
 
@@ -71,7 +71,7 @@ def _plan(graph: Graph, op: Op) -> tuple[str, tuple[int, ...], str, float]:
             return "mask", shape, dtype, arguments[1]
         case "aten.bernoulli.default" | "aten.rand_like.default" if dtype in ("float32", "float64"):
             return "uniform", shape, dtype, 0.0
-        case "aten.randn_like.default" if dtype == "float32":
+        case "aten.randn_like.default" if dtype in ("float32", "float64"):
             return "normal", shape, dtype, 0.0
     raise GraphError(
         f"operator {op.name!r} ({op.target}) draws {dtype} numbers, which the JAX engine cannot: "

@@ -46,7 +46,7 @@ def _outer(x: Tensor, other: Tensor) -> Tensor:
 
 
 def many(value: Any, count: int) -> list[int]:
-    """A list of ``count`` sizes, of which one may stand for all."""
+    """``value`` for each of ``count`` axes."""
     items = [value] if isinstance(value, int) else list(value)
     return items * count if len(items) == 1 else items
 
@@ -84,16 +84,16 @@ _LAYOUTS = {
 
 
 @operator("scaled_dot_product_attention.default")
-def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, bits: Tensor = None, **named: Any) -> Tensor:
-    given = {**dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)), **named}
+def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, bits: Tensor = None, **options: Any) -> Tensor:
+    """``rest`` and ``options``: the mask, the rate of the dropout, whether it is causal, the scale, and grouped heads."""
+    given = {**dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)), **options}
     mask, dropout, scale = given.get("attn_mask"), given.get("dropout_p", 0.0), given.get("scale")
-    causal, enable_gqa = given.get("is_causal", False), given.get("enable_gqa", False)
-    if enable_gqa:
+    if given.get("enable_gqa"):
         times = query.shape[-3] // key.shape[-3]
         key, value = jnp.repeat(key, times, axis=-3), jnp.repeat(value, times, axis=-3)
     size = 1 / sqrt(query.shape[-1]) if scale is None else scale
     scores = jnp.matmul(query, jnp.swapaxes(key, -1, -2)) * size
-    if causal:
+    if given.get("is_causal"):
         rows, columns = scores.shape[-2:]
         mask = jnp.tril(jnp.ones((rows, columns), bool))
     if mask is None:
