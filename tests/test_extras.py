@@ -18,8 +18,8 @@ from farflung.cli.main import main
 from farflung.frontends.recipes.registry import load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
-#: A Python in which ``import torch`` fails as where it is not installed.
-BARE = "import sys; sys.modules['torch'] = None; "
+#: A Python in which ``import torch`` and ``import jax`` fail as where they are not installed.
+BARE = "import sys; sys.modules['torch'] = sys.modules['jax'] = None; "
 COMMAND = BARE + "from farflung.cli.main import main; main(sys.argv[1:])"
 JOB = """
 micro_batch_sizes = [2, 2]
@@ -31,6 +31,9 @@ kind = "text"
 path = "x"
 sequence = 8
 """
+NEEDED_BY_WORKERS = (
+    "needs PyTorch or JAX, which is not installed here: pip install 'farflung[torch]' or pip install 'farflung[jax]'"
+)
 NEEDED = "needs PyTorch, which is not installed here: pip install 'farflung[torch]'"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -77,8 +80,30 @@ def ticket(tmp_path: Path) -> Iterator[str]:
 def test_a_broker_serves_clients(farflung: Command, ticket: str) -> None:
     assert farflung("status").stdout == "0 workers\n0 runs\n"
     done = farflung("join", ticket, "--name", "bare")
-    assert (done.returncode, done.stderr) == (2, f"farflung: a worker {NEEDED}\n")
+    assert (done.returncode, done.stderr) == (2, f"farflung: a worker {NEEDED_BY_WORKERS}\n")
+    done = farflung("join", ticket, "--name", "bare", "--engine", "torch")
+    assert (done.returncode, done.stderr) == (2, f"farflung: --engine torch {NEEDED}, or use another engine\n")
     assert farflung("status").stdout == "0 workers\n0 runs\n"
+
+
+def test_a_worker_without_it_trains(tmp_path: Path, ticket: str) -> None:
+    environment = {**os.environ, "FARFLUNG_HOME": str(tmp_path / "home")}
+    words = ["join", ticket, "--name", "bare", "--engine", "reference", "--listen", "127.0.0.1:0", "--data", str(tmp_path)]
+    worker = subprocess.Popen([sys.executable, "-u", "-c", COMMAND, *words], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert worker.stdout is not None
+        lines = iter(worker.stdout.readline, "")
+        assert any("bare: joined the broker at" in line for line in lines)
+        (tmp_path / "x").write_text("a worker without PyTorch trains on these words. " * 20)
+        job = tmp_path / "job.toml"
+        job.write_text("steps = 2\n" + JOB.replace('"x"', f'"{tmp_path / "x"}"'))
+        submit = [sys.executable, "-m", "farflung", "submit", job]
+        done = subprocess.run(submit, capture_output=True, text=True, timeout=100, check=False, env=environment)
+        assert "on bare" in done.stdout
+        assert "finished after 2 steps" in done.stdout
+    finally:
+        worker.terminate()
+        worker.communicate()
 
 
 def test_a_graph_is_planned(tmp_path: Path) -> None:

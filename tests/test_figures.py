@@ -93,6 +93,16 @@ def test_the_table_of_fresh_seeds(name: str) -> None:
         assert f"{case} {row['loss']:.3f} | {row['gap']:+.1%} | {gaps} |" in section("loss-study")
 
 
+def test_the_table_of_dtfm() -> None:
+    runs = figures("dtfm")["runs"]
+    table = rows(section("dtfm"), 6)
+    assert len(table) == len(runs) == 6
+    for run, (_, *cells) in zip(runs, table, strict=True):
+        for name, cell in zip(("dtfm", "random_grid", "Megatron-LM", "Megatron-LM, random ranks", "ZeRO-3"), cells, strict=True):
+            value = run["systems"][name]["step_seconds"]
+            assert float(cell.removesuffix(" s").replace(",", "")) == pytest.approx(value, rel=0.01), (run["case"], name)
+
+
 def test_the_table_of_fusionllm() -> None:
     runs = {(one["topology"], one["planner"], one["codec"]): one["step_seconds"] for one in figures("fusionllm")["runs"]}
     table = rows(section("fusionllm"), 7)

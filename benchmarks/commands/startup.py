@@ -33,6 +33,10 @@ _FARFLUNG = ("-m", "farflung")
 _GRACE_SECONDS = 10.0
 
 
+#: CPU time of a worker until it is registered, before a tensor library is loaded.
+_MOST_SECONDS = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartupSettings(Settings):
     """``times``: measurements of each command."""
@@ -83,6 +87,14 @@ def report_of(seconds: Mapping[str, Sequence[float]], *, judged: bool) -> Report
         )
         for name, target in TARGETS.items()
     ]
+    checks.append(
+        Check(
+            name="CPU time of join until registered",
+            target=f"{_MOST_SECONDS:g} s at most",
+            measured=f"{medians['join']:.2f} s",
+            passed=medians["join"] <= _MOST_SECONDS if judged else None,
+        )
+    )
     return Report(
         figures={"median_seconds": medians, "ratios": ratios, "seconds": {name: list(found) for name, found in seconds.items()}},
         columns=("command", "CPU time", "spread", "of the baseline"),

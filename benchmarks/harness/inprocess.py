@@ -11,7 +11,7 @@ from farflung.client.in_process import LocalHooks, LocalRun
 from farflung.client.shared_batches import SharedBatches
 from farflung.clock import MonotonicClock
 from farflung.engines import get_engine
-from farflung.engines.base import Array
+from farflung.engines.base import Array, Engine
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.messages.conversions.step_reports import StepReport
@@ -67,11 +67,13 @@ class InProcess:
 def run_planned(
     given: PlannedRun,
     *,
+    engine: Engine | None = None,
     keep_gradients: bool = False,
     on_step: Callable[[StepReport], None] | None = None,
     on_record: Callable[[StepRecord | EvaluationRecord], None] | None = None,
 ) -> InProcess:
-    """Run ``given`` on threads of this process. ``on_step`` is told each worker's report, ``on_record`` each whole record.
+    """Run ``given`` on threads of this process, on ``engine`` (``None``: PyTorch). ``on_step`` is told each worker's
+    report, ``on_record`` each whole record.
 
     Raises:
         FarflungError: the first error of any worker.
@@ -108,7 +110,7 @@ def run_planned(
 
     hooks = {device: _Hooks(given, shared, progress, partial(report, device)) for device in setups}
     threads = given.job.threads
-    run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, threads, keep_gradients=keep_gradients)
+    run = LocalRun(setups, hooks, engine or get_engine("torch"), MemoryHub().endpoint, threads, keep_gradients=keep_gradients)
     run.run()
     executors = run.executors.values()
     return InProcess(

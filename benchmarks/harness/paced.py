@@ -131,6 +131,11 @@ class PacedEngine:
         return self
 
     @property
+    def forks_after_use(self) -> bool:
+        """Whether a process may fork after the engine has computed in it."""
+        return True
+
+    @property
     def lost(self) -> bool:
         """See ``Engine.lost``."""
         return self._engine.lost

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.base import Check, Report, Say, Settings
-from farflung.api.other_systems import other_systems
 from farflung.api.planning import judge
 from farflung.cluster import Topology
 from farflung.errors import PlanError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec, OptimizerSpec, PlanSpec, SyncSpec
 from farflung.plan import CostTables
+from farflung.plan.estimation.other_systems import other_systems
 from farflung.planners import assign_grid, get_planner
 
 __all__ = ["Dtfm", "DtfmSettings"]

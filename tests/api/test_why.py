@@ -14,6 +14,7 @@ from farflung.api.what_if.changes import changed_topology
 from farflung.api.why import Alternative, Case, Reasons, reasons
 from farflung.clock import VirtualClock
 from farflung.cluster import Device, Topology
+from farflung.frontends.recipes import load_recipe
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec, PlanSpec
@@ -190,3 +191,25 @@ def test_what_one_faster_link_brings_to_a_plan_of_an_exact_solver_is_right(speed
     assert chains[0] is not None
     assert chains[1] is not None
     assert chains[1].seconds <= chains[0].seconds * (1 + 1e-9)
+
+
+def test_an_explained_transformer_has_the_steps_of_other_systems() -> None:
+    topology = Topology.preset("local4-two-regions")
+    graph = load_recipe("gpt", {"vocab": 61, "sequence": 16, "layers": 3, "width": 32, "heads": 2}).graph("train", 4)
+    job = JobSpec(micro_batch_sizes=(4, 4))
+    plan = get_planner("equal_number").plan(graph, topology, job=job)
+    explained = Case(
+        graph=graph,
+        topology=topology,
+        job=job,
+        plan=plan,
+        estimate=judge(graph, topology, job)(plan),
+        replan=lambda other: get_planner("equal_number").plan(graph, other, job=job),
+    )
+    found = reasons(explained, clock=VirtualClock(), changes=False)
+    assert found.systems == ()
+    found = reasons(explained)
+    assert len(found.systems) == 2
+    assert "other systems on all devices, by cost models that favor them: " in found.text
+    assert f"{found.systems[0].name} " in found.text
+    assert found.to_dict()["systems"][0]["seconds"] == found.systems[0].seconds

@@ -14,7 +14,7 @@ import safetensors.numpy
 from farflung.checkpoint import Weights
 from farflung.data.base import Place
 from farflung.errors import CheckpointError, DataError
-from farflung.worker.first_states import _weights_path
+from farflung.worker.first_states import weights_path
 from tests.support.model_folders import save_model
 
 pytest.importorskip("obstore")
@@ -102,5 +102,5 @@ def test_what_is_not_there(files: Files) -> None:
 
 def test_jobs_do_not_make_a_confined_machine_fetch(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"weights\.path = 's3://a/b' is a URL, and jobs may not make this machine fetch files"):
-        _weights_path("s3://a/b", Place(base=tmp_path, cache=tmp_path, confined=True))
-    assert _weights_path("s3://a/b", Place(base=tmp_path, cache=tmp_path)) == "s3://a/b"
+        weights_path("s3://a/b", Place(base=tmp_path, cache=tmp_path, confined=True))
+    assert weights_path("s3://a/b", Place(base=tmp_path, cache=tmp_path)) == "s3://a/b"

@@ -29,6 +29,12 @@ def test_the_file_gives_the_name_and_each_key(tmp_path: Path) -> None:
     assert settings_of(cluster, SshSettings).hosts[0].label == "a"
 
 
+@pytest.mark.parametrize(("file", "name"), [("My_Lab.toml", "my-lab"), ("--.toml", "cluster"), (f"{'a' * 40}.toml", "a" * 30)])
+def test_each_file_name_gives_a_name(tmp_path: Path, file: str, name: str) -> None:
+    (tmp_path / file).write_text(HOST)
+    assert load_cluster(tmp_path / file).name == name
+
+
 WRONG = {
     'provider = "shs"\n': "unknown provider 'shs': did you mean 'ssh'? known are ",
     "provider = 3\n": "provider = 3: must be a text in quotes",

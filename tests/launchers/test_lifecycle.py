@@ -18,6 +18,7 @@ from farflung.launchers.lifecycle import Joined, Lifecycle
 from farflung.launchers.programs import Program
 from farflung.launchers.registry import PROVIDERS
 from farflung.launchers.state import ClusterFolder
+from farflung.protocol.runs import RunState
 from farflung.units import Seconds
 
 
@@ -172,7 +173,7 @@ def test_workers_that_do_not_join_in_time(machines: Machines) -> None:
 
 def test_active_runs_are_not_ended_by_mistake(machines: Machines) -> None:
     lifecycle().up()
-    machines.runs = [{"run": "run-1", "state": "training"}, {"run": "run-2", "state": "done"}]
+    machines.runs = [{"run": "run-1", "state": RunState.RUNNING.value}, {"run": "run-2", "state": RunState.FINISHED.value}]
     with pytest.raises(InputError, match=r"the cluster 'lab' has 1 active run \(run-1\): wait, stop the runs .* or add --force"):
         lifecycle().down(force=False)
     assert lifecycle().down(force=True) == ["one host is away"]

@@ -11,7 +11,7 @@ from benchmarks.harness.machines.ray_cluster import ray_cluster, ray_python
 from farflung.errors import InputError
 from farflung.launchers.cluster_file import make_cluster
 from farflung.launchers.ray import RayProvider
-from tests.support.launched_clusters import JOB, Person, command_lines, secrets_in
+from tests.support.launched_clusters import JOB, Person, secrets_in, shown_tickets
 
 FILE = """
 provider = "ray"
@@ -50,7 +50,7 @@ def test_from_up_to_a_finished_job_and_down(tmp_path: Path, monkeypatch: pytest.
         assert "a worker needs 1 GPU, and the Ray cluster has 0: change the table [ray], or add nodes" in refused
         file.write_text(FILE.format(address=address))
         assert "lab: 2 of 2 workers joined" in person.call("up", "lab.toml", "--wait", "4 min")
-        assert "farflung1-" not in command_lines()
+        assert shown_tickets([ticket]) == []
         assert secrets_in(logs) == []
         assert "finished after 2 steps" in person.call("submit", "job.toml", "--ticket", f"@{ticket}")
         assert "lab: 2 of 3 workers joined; 1 waits for a machine" in person.call("scale", "lab", "3")

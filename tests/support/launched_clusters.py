@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -47,12 +48,12 @@ def secrets_in(place: Path) -> list[Path]:
     return [path for path in place.rglob("*") if path.is_file() and b"farflung1-" in path.read_bytes()]
 
 
-def command_lines() -> str:
-    """The command lines of all processes of this machine."""
-    found = []
+def shown_tickets(files: Iterable[Path]) -> list[Path]:
+    """The ``files`` whose ticket is in the command line of a process of this machine."""
+    lines = []
     for process in psutil.process_iter():
         try:
-            found.append(" ".join(process.cmdline()))
+            lines.append(" ".join(process.cmdline()))
         except psutil.Error:
             continue
-    return "\n".join(found)
+    return [path for path in files if any(path.read_text() in line for line in lines)]

@@ -188,13 +188,16 @@ class Loopback:
         listen: str = "127.0.0.1:0",
         reliable: bool = True,
         region: str = "",
+        engine: str = "torch",
         on_owner: Callable[[Mapping[str, Any]], None] = lambda header: None,
         observer: WorkObserver | None = None,
     ) -> Worker:
         """One more worker; ``data``: its own data folder; an empty ``listen``: it can't be dialled."""
         said = self.said[name] = []
         place = data or self.home
-        options = WorkerOptions(listen=listen, memory=memory, data=place, any_path=any_path, reliable=reliable, region=region)
+        options = WorkerOptions(
+            engine=engine, listen=listen, memory=memory, data=place, any_path=any_path, reliable=reliable, region=region
+        )
         member = join(self.ticket("join"), name=name, role="worker", key=self.key)
         worker = Worker(member, options, said.append, on_owner=on_owner, observer=observer)
         thread = threading.Thread(target=_serve, args=(worker,), name=f"worker-{name}", daemon=True)

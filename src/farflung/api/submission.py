@@ -93,6 +93,8 @@ def _with_weights(job: JobSpec, recipe: Recipe) -> JobSpec:
     weights = job.weights.model_copy(update=changes)
     # files that lie on the workers alone are taken to be those of the recipe
     path = weights.path if weights.home == "submitter" or is_remote(weights.path) else recipe.weights
+    if weights.source != "file" and "quantized" in recipe.notes:
+        raise InputError("model.args.quantize needs trained weights: name a folder with safetensors, or remove quantize")
     if recipe.sources is not None and weights.source == "file" and path is not None:
         files = Weights.open(path)
         sources = expressions_to_json(recipe.sources(files.names, lambda name: files.entry(name).spec))

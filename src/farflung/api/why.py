@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from farflung.api.other_systems import other_systems
 from farflung.api.what_if.changes import changed_topology
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
@@ -21,6 +20,7 @@ from farflung.errors import FarflungError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Estimate, Plan
+from farflung.plan.estimation.other_systems import other_systems
 from farflung.planners import Constrained, get_planner, planner_names
 from farflung.simulator import Simulation, Simulator
 from farflung.units import FlopsPerSecond, Seconds, counted

@@ -28,6 +28,7 @@ from farflung.broker.quotas import TicketQuotas
 from farflung.broker.records.broker_log import BrokerLog
 from farflung.broker.records.journal import Journal
 from farflung.broker.records.mirror import Mirror
+from farflung.broker.records.presence_book import PresenceBook
 from farflung.broker.records.run_folders import RunFolders, StorageSettings
 from farflung.broker.records.standing_book import StandingBook
 from farflung.broker.requests.dashboard_tunnel import DashboardTunnel
@@ -145,7 +146,9 @@ class Broker:
         self.network = self._make_network(links, _dialer(credentials, say))
         standing = StandingBook(self.home / "names.sqlite", say)
         self.runs.machine.restore_standing(standing.read())
-        stores = Stores(journal=journal.write, standing=standing.write)
+        presence = PresenceBook(self.home / "names.sqlite", say)
+        self.runs.machine.restore_gone(presence.read())
+        stores = Stores(journal=journal.write, standing=standing.write, presence=presence.write)
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, stores)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
         server = RpcServer(credentials, host=RpcHost(log=say, check=access.check))

@@ -50,12 +50,20 @@ def _forget(changes: Mapping[str, StandingRecord | None]) -> None:
     del changes
 
 
+def _forget_presence(name: str, generation: int, cause: str) -> None:
+    del name, generation, cause
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
-    """What a broker that was killed finds again. ``journal`` stores an event of a run; ``standing``: changes of standing."""
+    """What a broker that was killed finds again. ``journal`` stores an event of a run; ``standing``: changes of standing.
+
+    ``presence``: that a worker has joined (name, generation, empty), or why it has left.
+    """
 
     journal: Journaled = _no_journal
     standing: Callable[[Mapping[str, StandingRecord | None]], None] = _forget
+    presence: Callable[[str, int, str], None] = _forget_presence
 
 
 class RunManager:
@@ -142,12 +150,17 @@ class RunManager:
         with self._runs.changed:
             commands = self._runs.machine.handle(event)
             judged = self._runs.machine.standing_changes()
+            gone = self._runs.machine.gone.get(event.name) if isinstance(event, MemberLost) else None
             actions = [action for command in commands if (action := self._executor.apply(command)) is not None]
             self._runs.wake()
         with ExitStack() as left:  # each action runs even if something before it raises: another run may wait for it
             for action in reversed(actions):
                 left.callback(action)
             self._stores.standing(judged)
+            if isinstance(event, MemberJoined):
+                self._stores.presence(event.name, event.generation, "")
+            elif gone is not None:
+                self._stores.presence(gone.name, gone.generation, gone.cause)
         if isinstance(event, StopRequested):  # a broker that is killed now must not train on after its restart
             self._stores.journal(event.run, "stopping", stopping=True)
 

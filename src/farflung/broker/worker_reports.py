@@ -13,6 +13,7 @@ from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_reports import RunReports
 from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
+from farflung.engines.probe import check_probe
 from farflung.errors import WireError
 from farflung.messages.commands import Beat, Forget
 from farflung.messages.conversions.probes import probe_of
@@ -67,9 +68,10 @@ class WorkerReports:
         """Add the worker ``name`` to the members. Return a text about it for people, and warnings for the worker.
 
         Raises:
-            InputError: a worker of this name is connected.
+            InputError: a worker of this name is connected, or its engine computes something else.
         """
         address, offer, holds = hello.address, _offer(hello), hello.holds
+        check_probe(hello.offer.probe or (), name, offer.versions.get("engine", ""), offer.kind)
         if not isinstance(holds, UnsetType):
             states, steps = retained_states_of(holds.states), [report_of(one) for one in holds.steps]
             report = RetainedReport(run=holds.run, attempt=holds.attempt, states=states, steps=steps)
@@ -170,7 +172,7 @@ def _offer(message: Hello) -> Offer:
         reliable=item.reliable,
         isolation=item.isolation or "",
         region=item.region or "",
-        operators=None if isinstance(item.operators, UnsetType) else item.operators,
+        operators=None if isinstance(item.operators, UnsetType) else frozenset(item.operators),
         precisions=() if isinstance(item.precisions, UnsetType) else item.precisions,
         installed=item.installed or 0.0,
     )

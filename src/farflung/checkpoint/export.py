@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from farflung.checkpoint.reader import CheckpointReader
+from farflung.checkpoint.manifest import Manifest
 from farflung.checkpoint.safetensors import Array, encode
 from farflung.checkpoint.store import write_file
 from farflung.errors import CheckpointError
+from farflung.graph.ir import TensorSpec
 
 #: (state, value) -> the value to write.
 Change = Callable[[str, Array], Array]
 
-__all__ = ["export_file", "export_transformers"]
+__all__ = ["States", "export_file", "export_transformers"]
+
+
+class States(Protocol):
+    """States that are read one at a time: a ``CheckpointReader``, or one with another form of its states."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the checkpoint."""
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of parameters and buffers."""
+
+    def spec(self, name: str) -> TensorSpec:
+        """Element type and shape of a state."""
+
+    def read(self, names: Iterable[str]) -> dict[str, Array]:
+        """States by name."""
 
 
 def export_file(
-    reader: CheckpointReader,
+    reader: States,
     path: str | Path,
     *,
     names: Mapping[str, str] | None = None,
@@ -37,7 +56,7 @@ def export_file(
         CheckpointError: ``names`` lacks a state or gives two the same name, or the checkpoint or the file fails.
     """
     sources: dict[str, str] = {}
-    for state in reader.manifest.states:
+    for state in reader.states:
         if only is not None and state not in only:
             continue
         further = reader.manifest.aliases.get(state, ()) if aliases else ()
@@ -49,7 +68,7 @@ def export_file(
                 raise CheckpointError(f"the export's names lack {state!r}: map every state to its name in the file")
             if sources.setdefault(target, state) != state:
                 raise CheckpointError(f"the export's names map both {sources[target]!r} and {state!r} to {target!r}")
-    specs = {target: reader.manifest.home[state][1].spec for target, state in sources.items()}
+    specs = {target: reader.spec(state) for target, state in sources.items()}
 
     def value(target: str) -> Array:
         state = sources[target]
@@ -61,7 +80,7 @@ def export_file(
 
 
 def export_transformers(
-    reader: CheckpointReader,
+    reader: States,
     folder: str | Path,
     *,
     config: str | Mapping[str, Any],

@@ -9,6 +9,7 @@ from pathlib import Path
 from farflung.checkpoint.adapters import Adapters
 from farflung.checkpoint.export import export_transformers
 from farflung.checkpoint.model_files import bytes_tokenizer
+from farflung.checkpoint.quantized_base import whole_states
 from farflung.checkpoint.reader import CheckpointReader
 from farflung.errors import InputError
 from farflung.job import from_json as job_from_json
@@ -38,15 +39,16 @@ def export_model(reader: CheckpointReader, kept: Mapping[str, bytes], out: Path)
     files, remark = _files(reader, kept)
     prefix = notes.get("prefix", "")
     found = Adapters.of(reader)
-    states = reader.manifest.states
+    whole = whole_states(reader)
+    states = whole.states
     if found is None:
         names = {state: state.removeprefix(prefix) for state in states}
-        export_transformers(reader, out, config=notes["transformers"], names=names, files=files)
+        export_transformers(whole, out, config=notes["transformers"], names=names, files=files)
     else:
         merging = found
         names = {state: merging.plain_name(state).removeprefix(prefix) for state in states if not merging.is_adapter(state)}
         export_transformers(
-            reader,
+            whole,
             out,
             config=notes["transformers"],
             names=names,

@@ -12,6 +12,7 @@ from farflung.checkpoint.manifest import OPTIMIZER, Manifest, ShardRecord
 from farflung.checkpoint.safetensors import Array, SafetensorsIndex
 from farflung.checkpoint.store import CheckpointStore
 from farflung.errors import CheckpointError
+from farflung.graph.ir import TensorSpec
 
 __all__ = ["CheckpointReader", "FetchedReader"]
 
@@ -40,6 +41,15 @@ class CheckpointReader:
             raise CheckpointError(f"{folder} holds no whole checkpoint: check the folder, or start without checkpoint.resume")
         place = store.path(manifest.step)
         return cls(manifest, lambda shard: FileBlob(place / shard.file))
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of parameters and buffers."""
+        return tuple(self.manifest.states)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Element type and shape of a state."""
+        return self.manifest.home[name][1].spec
 
     def read(self, names: Iterable[str]) -> dict[str, Array]:
         """States by name; optimizer slots as ``optimizer/<slot>/<parameter>``.

@@ -22,6 +22,8 @@ _MAX_INDEX = 1 << 27
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 #: What peft puts between a layer's name and the layer that an adapter wraps.
 _WRAPPED = ".base_layer."
+#: Beside adapters, states that come from the files: a wrapped weight, and DoRA's magnitudes, which are norms of its rows.
+_FROM_FILES = (_WRAPPED, ".lora_magnitude_vector.")
 
 
 class Weights:
@@ -165,7 +167,7 @@ def match_states(
         found[state.name] = source
     missing = tuple(state.name for state in wanted if state.name not in found)
     adapted = tuple(state.name.partition(_WRAPPED)[0] + "." for state in wanted if _WRAPPED in state.name)
-    needed = [name for name in missing if not name.startswith(adapted)]
+    needed = [name for name in missing if not name.startswith(adapted) or any(part in name for part in _FROM_FILES)]
     if strict and needed:
         raise CheckpointError(
             f"the weight files lack {len(needed)} of {len(wanted)} states, e.g. {needed[0]!r} (they have e.g. "

@@ -118,7 +118,8 @@ def _hops(topology: Topology, grid: npt.NDArray[np.int64], nbytes: float) -> Arr
     """Seconds of the slowest transfer between each two neighboring stages."""
     here, there = grid[:-1], grid[1:]
     seconds = topology.alpha[here, there] + nbytes / topology.beta[here, there]
-    return np.asarray(seconds, dtype=np.float64).max(axis=(1, 2), initial=0.0)
+    slowest: Array = np.asarray(seconds, dtype=np.float64).max(axis=(1, 2), initial=0.0)
+    return slowest
 
 
 def _gather(topology: Topology, groups: npt.NDArray[np.int64], nbytes: float) -> float:

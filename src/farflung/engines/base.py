@@ -232,6 +232,10 @@ class Engine(Protocol):
     def lost(self) -> bool:
         """Whether the process of an attempt's engine has ended, and its states with it."""
 
+    @property
+    def forks_after_use(self) -> bool:
+        """Whether a process may fork after the engine has computed in it: threads do not survive a fork."""
+
     def end(self) -> None:
         """End the process of an attempt's engine, from any thread; its calls raise ``EngineCrashed`` from then on."""
 

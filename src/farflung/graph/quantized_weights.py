@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from farflung.errors import CheckpointError
 
-__all__ = ["METHODS", "NF4", "PARTS", "group_size", "part_shape", "quantized_part"]
+__all__ = ["METHODS", "NF4", "PARTS", "group_size", "part_shape", "quantized_part", "whole_weight"]
 
 Array = NDArray[Any]
 
@@ -75,9 +75,21 @@ def quantized_part(name: str, weight: Array) -> Array:
     chunks = [_codes(method, weight[i : i + step], scales[i : i + step], group) for i in range(0, rows, step)]
     codes = np.concatenate(chunks) if chunks else np.empty((0, columns), np.int8)
     if part == "rounded":
-        values = NF4[codes] if method == "nf4" else codes.astype(np.float32)
-        return np.asarray(values * np.repeat(scales, group, axis=1))
+        return _values(method, codes) * np.repeat(scales, group, axis=1)
     return codes if method == "int8" else _packed(codes if method == "nf4" else codes + 8)
+
+
+def whole_weight(method: str, codes: Array, scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The weight (float32) that the parts ``codes`` and ``scales`` stand for."""
+    if method != "int8":
+        both = np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), -1)
+        codes = both if method == "nf4" else both.astype(np.int8) - np.int8(8)
+    return _values(method, codes) * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
+
+
+def _values(method: str, codes: Array) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = NF4[codes] if method == "nf4" else codes.astype(np.float32)
+    return found
 
 
 def _scales(method: str, weight: Array, group: int) -> NDArray[np.float32]:

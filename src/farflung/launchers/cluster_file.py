@@ -7,6 +7,7 @@ provider check its table.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +62,7 @@ class ClusterSpec(Section):
 
 
 def load_cluster(path: Path) -> ClusterSpec:
-    """Read and check the cluster file ``path``. Its name without ``.toml`` is the default of ``name``.
+    """Read and check the cluster file ``path``. The default of ``name`` is made from the name of the file.
 
     Raises:
         InputError: the file can't be read, or a key is unknown, missing or has a value that is not allowed.
@@ -77,7 +78,8 @@ def load_cluster(path: Path) -> ClusterSpec:
         raise InputError(f"cluster file {path} can't be read: {reason}; check the path") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
-    return make_cluster({"name": path.stem, **document}, source=str(path))
+    name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower())[:30].strip("-")
+    return make_cluster({"name": name or "cluster", **document}, source=str(path))
 
 
 def make_cluster(document: Mapping[str, Any], source: str = "cluster") -> ClusterSpec:

@@ -111,6 +111,8 @@ class BrokerOptions(Section):
 class JoinOptions(Section):
     """Options of `farflung join`."""
 
+    #: What computes: `auto` (an installed engine), or the name of one.
+    engine: str | None = None
     #: `auto`, `cpu`, `cuda`, `cuda:N`, `mps` or `xpu`. `{slot}` is the number of the worker on its machine, from 0.
     device: str | None = None
     #: Memory for training.
@@ -141,6 +143,8 @@ class JoinOptions(Section):
     no_relay: bool = False
     #: `auto`, `required` or `off`.
     isolation: Literal["auto", "required", "off"] | None = None
+    #: Leave when this cloud announces the end of a spot machine.
+    spot_notices: Literal["aws", "azure", "gcp"] | None = None
     #: Serve metrics for Prometheus at this address (`HOST:PORT`).
     metrics: str | None = None
     #: Log details for experts.

@@ -7,6 +7,7 @@ detached. They outlive ``farflung up``, and later commands find them by name.
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -24,12 +25,14 @@ from farflung.launchers.host_requests import ProcessStart, ShowLog, encode
 from farflung.launchers.local_broker import LocalBroker
 from farflung.launchers.programs import Program
 from farflung.launchers.ray_actors import WorkerActor
+from farflung.security import split_address
 
 __all__ = ["RayProvider", "RaySettings", "connect"]
 
 #: Seconds in which an actor that has started answers; else it still waits for resources.
 _ANSWER_SECONDS = 5.0
 _STOP_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
 
 
 class RaySettings(Section):
@@ -54,6 +57,8 @@ def connect(cluster: str, address: str) -> Any:
     """
     if find_spec("ray") is None:
         raise InputError("the provider 'ray' needs the package ray, which is not installed here: pip install 'farflung[ray]'")
+    if address != "auto":
+        _reach(address)
     import ray
 
     if not ray.is_initialized():
@@ -64,6 +69,18 @@ def connect(cluster: str, address: str) -> Any:
             reason = " ".join(str(error).split())
             raise ConnectionLost(f"no Ray cluster answers at {address!r}: {reason:.120}; check `ray status`") from error
     return ray
+
+
+def _reach(address: str) -> None:
+    """See that something listens at ``address``: Ray itself tries for minutes.
+
+    Raises:
+        ConnectionLost: nothing does.
+    """
+    try:
+        socket.create_connection(split_address(address), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConnectionLost(f"no Ray cluster answers at {address!r}: {error.strerror or error}; check `ray status`") from error
 
 
 class RayProvider:

@@ -86,8 +86,9 @@ class OfferItem(Item):
     """What a worker offers: its device, its speed and its versions.
 
     ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio. ``isolation``: of a job's
-    process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes. ``operators``, ``precisions``: what the
-    worker's engine supports. ``installed``: bytes of the memory that all workers of the machine share.
+    process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes. ``operators``, ``precisions``: what
+    the worker's engine supports. ``probe``: what it computes of a small graph (``engines.probe``). ``installed``: bytes of the
+    memory that all workers of the machine share.
     """
 
     memory: Capacity
@@ -102,8 +103,9 @@ class OfferItem(Item):
     convolution: Factor | UnsetType = UNSET
     relay: bool
     reliable: bool
-    operators: Annotated[frozenset[Label], Meta(max_length=4096)] | UnsetType = UNSET
+    operators: Annotated[tuple[Label, ...], Meta(max_length=4096)] | UnsetType = UNSET
     precisions: Annotated[tuple[Label, ...], Meta(max_length=16)] | UnsetType = UNSET
+    probe: Annotated[tuple[float, ...], Meta(max_length=64)] | UnsetType = UNSET
     isolation: Literal["full", "partial", "off"] | UnsetType = UNSET
     region: Word | UnsetType = UNSET
     disk: Amount | UnsetType = UNSET

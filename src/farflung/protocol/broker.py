@@ -157,6 +157,10 @@ class BrokerMachine:
         """See ``Standing.restore``."""
         self._state.standing.restore(records)
 
+    def restore_gone(self, gone: Mapping[str, Gone]) -> None:
+        """See ``ClusterState.restore_gone``."""
+        self._state.restore_gone(gone)
+
     def forget(self, run: str) -> None:
         """See ``ClusterState.forget``."""
         self._state.forget(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from farflung.errors import InputError
 from farflung.protocol.members import Gone, Member
@@ -94,10 +94,14 @@ class ClusterState:
         """Remove the member ``name`` and return it (None: there is none)."""
         member = self.members.pop(name, None)
         if member is not None:
-            self.gone[name] = Gone(name=name, generation=member.generation, cause=cause)
-            while len(self.gone) > _MOST_GONE:
-                del self.gone[next(iter(self.gone))]
+            self.restore_gone({name: Gone(name=name, generation=member.generation, cause=cause)})
         return member
+
+    def restore_gone(self, gone: Mapping[str, Gone]) -> None:
+        """Remember ``gone``, of earlier lives of the broker too; the latest stay."""
+        self.gone |= {name: one for name, one in gone.items() if name not in self.members}
+        while len(self.gone) > _MOST_GONE:
+            del self.gone[next(iter(self.gone))]
 
     def forget(self, run: str) -> None:
         """Forget a run that is over."""

@@ -11,6 +11,7 @@ import psutil
 
 from farflung.engines import AUTO, ComputeDevice, DeviceReport, Engine, choose_device
 from farflung.engines.isolation import Opened, open_engine
+from farflung.engines.probe import probe_engine
 from farflung.engines.selection import open_selected
 from farflung.errors import InputError
 from farflung.extras import ENGINE_LIBRARIES
@@ -55,8 +56,9 @@ class MeasuredDevice:
                 "host": host_id(),
                 "processors": list(report.processors),
                 "versions": own_versions(engine.version()),
-                "operators": support.operators,
+                "operators": tuple(sorted(support.operators)),
                 "precisions": support.precisions,
+                "probe": probe_engine(engine, chosen.name),
                 "isolation": opened.level,
                 **_speed(report),
             }

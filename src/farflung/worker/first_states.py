@@ -23,7 +23,7 @@ from farflung.step.run_setup import RunSetup
 from farflung.transports.base import Endpoint, Urgency
 from farflung.worker.retained_states import Continuation, RetainedStates
 
-__all__ = ["FirstStates", "StateFetch", "file_states"]
+__all__ = ["FirstStates", "StateFetch", "file_states", "weights_path"]
 
 #: A state with its optimizer slots takes at most ``_SLOTS`` times its bytes, and ``_MORE`` bytes besides.
 _SLOTS, _MORE = 5, 1 << 20
@@ -139,13 +139,13 @@ class FirstStates:
 def file_states(bundle: Bundle, place: Place, names: Iterable[str]) -> dict[str, Array]:
     """States ``names`` from the job's weights file, in another tool's names (missing ones only if the job is not strict)."""
     spec, wanted = bundle.job.weights, frozenset(names)
-    weights = Weights.open(_weights_path(spec.path, place))
+    weights = Weights.open(weights_path(spec.path, place))
     sources = expressions_from_json(spec.sources)
     found = match_states(weights, bundle.graph.states, strict=spec.strict, sources=sources, only=wanted).names
     return {name: weights.read(found[name], bundle.graph.state[name].spec.dtype) for name in wanted if name in found}
 
 
-def _weights_path(path: str, place: Place) -> Path | str:
+def weights_path(path: str, place: Place) -> Path | str:
     """The file (or folder of files) of weights on this machine, or a URL.
 
     Raises:

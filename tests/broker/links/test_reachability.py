@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farflung.broker.links.reachability import Reachability
-from farflung.errors import ConnectionLost
+from farflung.errors import ConnectionLost, SecurityError
 from farflung.messages.commands import Reach
 from farflung.messages.schema import Message
 from farflung.protocol.events import Offer
@@ -90,3 +90,18 @@ def test_an_answer_to_another_workers_question_counts_nothing() -> None:
     reachability.ask([("b", "a")], {"a": "a:1"})
     assert len(asked) == 1
     assert reachability.known == {}
+
+
+def test_a_closed_port_and_an_open_port_of_another_service_are_the_same_to_the_advertiser() -> None:
+    """Else a worker could probe ports through the broker, by the addresses that it advertises."""
+    sent: list[tuple[str, Message]] = []
+
+    def dial(name: str, address: str) -> None:
+        raise ConnectionLost("refused") if address == "closed" else SecurityError("no certificate of this cluster")
+
+    here = Reachability(lambda name, message: sent.append((name, message)), dial)
+    for address in ("closed", "open"):
+        here.joined("a", address)
+        assert not here.dialable("a", 10.0)
+    here.close()
+    assert sent == [], "the advertiser gets no answer"

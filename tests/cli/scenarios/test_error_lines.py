@@ -136,7 +136,10 @@ def test_a_worker_without_pytorch(capsys: pytest.CaptureFixture[str], tmp_path: 
     broker = Broker(tmp_path / "broker", listen="127.0.0.1:0")
     try:
         said = line(capsys, "join", str(broker.ticket("join")), "--name", "bare", code=2)
-        assert said == "a worker needs PyTorch, which is not installed here: pip install 'farflung[torch]'"
+        assert said == (
+            "a worker needs PyTorch or JAX, which is not installed here: pip install 'farflung[torch]' or "
+            "pip install 'farflung[jax]'"
+        )
     finally:
         broker.close()
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from farflung.checkpoint import FileBlob, Weights
 from farflung.cli.main import main
 from farflung.frontends.recipes.model_folder import OWN_ARGUMENTS, model_folder
 from farflung.frontends.recipes.tasks import TASKS
-from farflung.job import JobSpec, load_job
+from farflung.job import JobSpec, load_job, make_job
 from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_job
 from tests.support.model_folders import FOLDERS, save_arrays, save_model, save_tokenizer
 
@@ -154,7 +155,8 @@ def test_the_submitter_builds_no_weights(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_page_has_a_whole_job(tmp_path: Path) -> None:
     """The block of docs/transformers.md: it trains, on the folder that it names, with a tokenizer of that folder."""
     page = (Path(__file__).parents[3] / "docs" / "transformers.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    block, chats = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    assert make_job(tomllib.loads(chats)).data.messages == "messages"
     save_model("causal", tmp_path / "model", vocab_size=256, max_position_embeddings=512)
     save_tokenizer(tmp_path / "model")
     (tmp_path / "corpus").mkdir()

@@ -212,3 +212,40 @@ def test_plan_says_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str], f
     assert lines[0].startswith("capturing ")
     assert lines[1].startswith(f"farflung: model.py:{LINE}: {first} ")
     assert lines[1].endswith(end)
+
+
+class Checked(nn.Module):
+    """A forward that checks its data on the side, as transformers does for images in a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all((x > 0).any())
+        return self.line(x).mean()
+
+
+def test_a_check_that_computes_nothing_is_left_out() -> None:
+    assert {op.target for op in capture(Checked(), (torch.zeros(2, 4),)).ops if "linear" in op.target or "item" in op.target} == {
+        "aten.linear.default"
+    }
+    with pytest.raises(RuntimeError):
+        torch._check_tensor_all(torch.tensor([False]))
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        return self.line(x * mask[:, None]).mean()
+
+
+def test_any_other_failure_names_its_line() -> None:
+    with pytest.raises(
+        CaptureError,
+        match=r"can't trace the module at test_data_dependence\.py:\d+ \(return self\.line\(x \* mask.*\): TypeError: 'None",
+    ):
+        capture(Broken(), (torch.zeros(2, 4),))

@@ -214,3 +214,24 @@ class Buffered(nn.Module):
 def test_the_remedy_counts() -> None:
     result = train(Buffered(), lambda step, index: (torch.ones(2, 4),), steps=3, optimizer="sgd", lr=1e-9)
     assert [round(loss / result.losses[0], 4) for loss in result.losses] == [1.0, 2.0, 3.0]
+
+
+def test_a_set_that_was_filled_again_is_no_change() -> None:
+    """The table of a set that shrank keeps its size, so filling it again changes the order of its items."""
+
+    class WithSet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(2, 1)
+            self.kinds = set(range(64))
+            self.kinds -= set(range(64)) - {1, 8}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.line(x).mean()
+
+    module = WithSet()
+    before = list(module.kinds)
+    again = set(before)
+    assert list(again) != before
+    assert capture(module, (torch.zeros(2, 2),)).ops
+    assert module.kinds == again

@@ -17,6 +17,8 @@ from farflung.broker.links.table import LinkTable
 from farflung.broker.live_run import LiveRun
 from farflung.broker.planning.helper_traffic import stage_traffic, stage_work
 from farflung.cluster import Topology
+from farflung.graph.cut import cut
+from farflung.graph.opset import OPSET
 from farflung.job import JobSpec
 from farflung.messages.commands import Help, Helper, HelperGone
 from farflung.messages.schema import Message
@@ -132,7 +134,10 @@ class HelperAssignment:
         assert planned is not None
         members, places = self._machine.members, self._places.get(live.run, {})
         found = []
+        strange = self._unsupported(live, name)
         for stage in planned.plan.stages:
+            if stage.index in strange:
+                continue
             for replica in planned.plan.replicas_of(stage.index):
                 server = replica.device
                 able = self._reachability.can_dial(name, server) or self._reachability.can_dial(server, name)
@@ -158,6 +163,15 @@ class HelperAssignment:
                 )
                 found.append(replace(alone, power=alone.power + sum(added)))
         return found
+
+    def _unsupported(self, live: LiveRun, name: str) -> frozenset[int]:
+        """Return the stages that the engine of the worker ``name`` can't compute."""
+        planned, bundle, operators = live.planned, live.submission.bundle, self._machine.members[name].offer.operators
+        if planned is None or bundle is None or operators is None or OPSET.keys() <= operators:
+            return frozenset()
+        pieces = cut(bundle.graph, planned.plan.bounds)
+        targets = [{bundle.graph.ops[position].target for position in piece.positions} for piece in pieces]
+        return frozenset(index for index, needed in enumerate(targets) if not needed <= operators)
 
     def _bandwidth(self, name: str, server: str) -> float:
         """Return the bytes per second of the slower direction."""

@@ -8,6 +8,7 @@
 - ``run_log``: ``RunLog``: the latest lines of a run, in order for each watcher.
 - ``latest_records``: the newest step and evaluation of a run.
 - ``broker_log``: log files of the broker and of runs.
+- ``presence_book``: ``PresenceBook``: which workers are here, and why others left.
 - ``standing_book``: ``StandingBook``: which members broke the protocol, were late, or have broken machines.
 - ``backlog``: ``Backlog``: lines that wait for space on a full disk.
 - ``watch_history``: what watchers received, for a broker that is started again.

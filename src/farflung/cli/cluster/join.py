@@ -26,6 +26,7 @@ from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
+    from farflung.launchers.spot_notices import SpotNotices
     from farflung.worker.reconnect import Service
 
 __all__ = ["register"]
@@ -76,6 +77,9 @@ def join(
         str,
         typer.Option(help="Compute each job in a locked process: auto (as far as this system can), required, or off."),
     ] = "auto",
+    spot_notices: Annotated[
+        str | None, typer.Option(help="Leave when this cloud announces the end of a spot machine: aws, azure or gcp.")
+    ] = None,
     metrics: MetricsOption = None,
     verbose: VerboseOption = False,
 ) -> None:
@@ -87,6 +91,7 @@ def join(
     from farflung.worker.reconnect import Service
 
     raise_descriptor_limit()
+    notices = _spot_notices(spot_notices)
     invitation = parse_ticket(ticket)
     options = WorkerOptions(
         engine=engine,
@@ -106,7 +111,7 @@ def join(
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
         given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
-        given["--metrics"] = metrics
+        given |= {"--metrics": metrics, "--spot-notices": spot_notices}
         _write_service(own, str(invitation), options, given, user=user)
         return
     limits = OwnerLimitsFile(members_folder(), own)
@@ -136,15 +141,24 @@ def join(
         )
         observation.serve(serving)
         try:
-            _serve(serving, activity, patience)
+            _serve(serving, activity, patience, notices)
         except FarflungError as error:
             writer.write(worker_log(own), f"ended: {error}")
             raise
     typer.echo(f"{own}: left")
 
 
-def _serve(serving: Service, activity: Activity, patience: Seconds) -> None:
-    """Serve until a signal asks to leave, or the broker is lost for longer than ``patience``."""
+def _spot_notices(cloud: str | None) -> SpotNotices | None:
+    """Return what waits for notices of ``cloud`` (``None``: nothing does)."""
+    if cloud is None:
+        return None
+    from farflung.launchers.spot_notices import SpotNotices  # here: few workers need a client of HTTP
+
+    return SpotNotices(cloud)
+
+
+def _serve(serving: Service, activity: Activity, patience: Seconds, notices: SpotNotices | None) -> None:
+    """Serve until a signal or a notice asks to leave, or the broker is lost for longer than ``patience``."""
     threads = ThreadGroup()
 
     def leave(*_: object) -> None:
@@ -154,12 +168,21 @@ def _serve(serving: Service, activity: Activity, patience: Seconds) -> None:
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
     threads.spawn("owner-limits", serving.watch)
+    if notices is not None:
+        threads.spawn("spot-notices", notices.watch, lambda: _leave_by_notice(serving, activity))
     try:
         with activity:
             serving.run(patience)
     finally:
         serving.stop()
+        if notices is not None:
+            notices.stop()
         threads.join(_END_SECONDS)
+
+
+def _leave_by_notice(serving: Service, activity: Activity) -> None:
+    activity.say("the cloud ends this machine soon: its part of a run moves to other workers")
+    serving.part()
 
 
 def _known_isolation(isolation: str) -> str:

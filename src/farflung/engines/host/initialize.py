@@ -1,6 +1,6 @@
 """First values of states: the recorded initializer programs, each random step under a key of its own.
 
-Uniform numbers have the bits of the PyTorch engine. About 2 % of the normal numbers differ in the last bit.
+Uniform numbers have the bits of the PyTorch engine. Some normal numbers differ in the last bits.
 """
 
 from __future__ import annotations

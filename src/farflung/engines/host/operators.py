@@ -86,7 +86,8 @@ def _div(x: Array, other: Any, *, rounding_mode: str | None = None) -> Any:
 
 def _lerp(x: Array, end: Array, weight: Any) -> Array:
     factor = _like(x, float(weight))
-    return x + factor * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - factor)
+    found: Array = x + factor * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - factor)
+    return found
 
 
 def _clamp(x: Array, least: Any = None, most: Any = None, *, min: Any = None, max: Any = None) -> Array:  # noqa: A002
@@ -122,7 +123,7 @@ _in_place("masked_fill", "Scalar", lambda x, mask, value: np.where(mask, _like(x
 _in_place("tril", "default", lambda x, diagonal=0: np.tril(x, diagonal))
 _in_place("triu", "default", lambda x, diagonal=0: np.triu(x, diagonal))
 _in_place("cumsum", "default", lambda x, dim, *, dtype=None: np.cumsum(x, axis=dim, dtype=dtype))
-_in_place("pow", "Scalar", lambda x, exponent: np.power(x, exponent))
+_in_place("pow", "Scalar", np.power)
 HOST["pow.Tensor_Scalar"] = lambda x, exponent: np.square(x) if exponent == 2 else np.power(x, _like(x, exponent))
 HOST["pow.Tensor_Tensor"] = np.power
 HOST["pow.Scalar"] = lambda base, x: np.power(np.asarray(base, x.dtype if x.dtype.kind == "f" else None), x)
@@ -133,7 +134,9 @@ HOST["where.self"] = HOST["where.ScalarOther"] = HOST["where.ScalarSelf"] = np.w
 
 
 def _select(x: Array, dim: int, index: int) -> Array:
-    return x[(*(slice(None) for _ in range(dim % x.ndim)), index)]
+    place: tuple[Any, ...] = (*(slice(None) for _ in range(dim % x.ndim)), index)
+    found: Array = x[place]
+    return found
 
 
 @_host("slice.Tensor")
@@ -206,6 +209,33 @@ def _arange(start: float, end: float, step: float = 1, *, dtype: Any = None, **o
     return np.arange(start, end, step, dtype=kind if dtype is None else dtype)
 
 
+def _wide(x: Array) -> Array:
+    """Products of 16-bit numbers are summed in float32, as PyTorch does."""
+    return x.astype(np.float32) if x.dtype in (_BF16, np.float16) else x
+
+
+def _product(one: Array, other: Array) -> Array:
+    found: Array = np.matmul(_wide(one), _wide(other)).astype(one.dtype)
+    return found
+
+
+def _sum_of_products(x: Array, one: Array, other: Array, *, beta: float = 1, alpha: float = 1) -> Array:
+    wide = _wide(x)
+    found: Array = _like(wide, float(beta)) * wide + _like(wide, float(alpha)) * np.matmul(_wide(one), _wide(other))
+    return found.astype(x.dtype)
+
+
+@_host("index_put.default")
+def _index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
+    place: Any = tuple(slice(None) if index is None else index for index in indices)
+    found = x.copy()
+    if accumulate:
+        np.add.at(found, place, values)
+    else:
+        found[place] = values
+    return found
+
+
 HOST |= {
     "full.default": _full,
     "zeros.default": _constant(0),
@@ -229,10 +259,10 @@ HOST |= {
     "stack.default": lambda tensors, dim=0: np.stack(tensors, axis=dim),
     "repeat.default": np.tile,
     "outer.default": np.outer,
-    "mm.default": np.matmul,
-    "bmm.default": np.matmul,
-    "matmul.default": np.matmul,
-    "addmm.default": lambda x, a, b, *, beta=1, alpha=1: _like(x, float(beta)) * x + _like(x, float(alpha)) * (a @ b),
+    "mm.default": _product,
+    "bmm.default": _product,
+    "matmul.default": _product,
+    "addmm.default": _sum_of_products,
     "to.dtype": lambda x, dtype, *rest, **options: x.astype(dtype),
     "to.device": lambda x, device, dtype, *rest, **options: x.astype(dtype),
     "to.dtype_layout": lambda x, *, dtype=None, **options: x if dtype is None else x.astype(dtype),
@@ -305,7 +335,10 @@ HOST |= {
 
 def _uniform(x: Array, low: float, high: float, stream: Stream) -> Array:
     found = stream.uniform(x.shape, x.dtype.name)
-    return found * found.dtype.type(high - low) + found.dtype.type(low)
+    kind = found.dtype.type
+    # PyTorch multiplies and adds with one rounding.
+    scaled: Array = (found.astype(np.float64) * float(kind(high) - kind(low)) + float(kind(low))).astype(found.dtype)
+    return scaled
 
 
 def _normal(x: Array, mean: float, std: float, stream: Stream) -> Array:

@@ -2,7 +2,7 @@
 
 PyTorch seeds a Mersenne twister with the low 32 bits of the key. NumPy has the same generator, so masks and initial values have
 the same bits on every engine (normal numbers up to the last bits, which depend on the logarithm and the cosine in use).
-Source: ATen/core/MT19937RNGEngine.h, ATen/core/TransformationHelper.h and ATen/native/cpu/DistributionTemplates.h of PyTorch 2.13.
+Source: MT19937RNGEngine.h and TransformationHelper.h in ATen/core, and ATen/native/cpu/DistributionTemplates.h of PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -51,31 +51,35 @@ class Stream:
         found: Array = (self._doubles(prod(shape)) * 2.0**-53 < probability).reshape(shape)
         return found
 
-    def normal(self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Array:
-        """Normal numbers, float32."""
+    def normal(
+        self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, *, dense: bool = True, dtype: str = "float32"
+    ) -> Array:
+        """Normal numbers. PyTorch makes those of a tensor that is not ``dense`` and row-major one by one."""
         count = prod(shape)
-        if count < _BLOCK:
-            return self._few_normal(count, mean, std).reshape(shape)
-        data = self.uniform((count,))
+        if count < _BLOCK or not dense:
+            return self._few_normal(count, mean, std).astype(dtype).reshape(shape)
+        data = self.uniform((count,), dtype)
         whole = count - count % _BLOCK
-        found = np.empty(count, np.float32)
+        found = np.empty(count, dtype)
         found[:whole] = _box_muller(data[:whole], mean, std)
         if whole < count:  # the last block is made anew and overlaps
-            found[-_BLOCK:] = _box_muller(self.uniform((_BLOCK,)), mean, std)
+            found[-_BLOCK:] = _box_muller(self.uniform((_BLOCK,), dtype), mean, std)
         return found.reshape(shape)
 
     def _few_normal(self, count: int, mean: float, std: float) -> Array:
         pairs = (self._doubles(2 * (-(-count // 2))) * 2.0**-53).reshape(-1, 2)
         radius, angle = np.sqrt(-2.0 * np.log1p(-pairs[:, 1])), 2.0 * np.pi * pairs[:, 0]
         both = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-        found: Array = (both.reshape(-1)[:count] * std + mean).astype(np.float32)
+        found: Array = both.reshape(-1)[:count] * std + mean
         return found
 
 
 def _box_muller(data: Array, mean: float, std: float) -> Array:
+    kind = data.dtype.type
     halves = data.reshape(-1, 2, _BLOCK // 2)
-    radius = np.sqrt(np.float32(-2) * np.log(np.float32(1) - halves[:, 0]))
-    angle = np.float32(2 * np.pi) * halves[:, 1]
+    radius = np.sqrt(kind(-2) * np.log(kind(1) - halves[:, 0]))
+    angle = kind(2 * np.pi) * halves[:, 1]
     both = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    found: Array = (both * np.float32(std) + np.float32(mean)).reshape(-1)
+    # PyTorch multiplies and adds with one rounding.
+    found: Array = (both.astype(np.float64) * float(kind(std)) + float(kind(mean))).astype(data.dtype).reshape(-1)
     return found

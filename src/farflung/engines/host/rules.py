@@ -45,12 +45,12 @@ class HostRule:
     def _holds(self, program: UpdateProgram, inputs: Sequence[Any]) -> bool:
         """Whether the guards hold. Only calls on numbers and on tensors of one element run, on copies."""
         places: list[Any] = [None, None]  # guards depend neither on the parameter nor on its gradient
-        for item in inputs[2:]:
-            places.append(item if not isinstance(item, np.ndarray) else item.copy() if item.size == 1 else None)
+        places += [item if not isinstance(item, np.ndarray) else item.copy() if item.size == 1 else None for item in inputs[2:]]
         guards = dict(program.guards)
         for step in program.steps:
-            known = bool(reads(step)) and all(places[place] is not None for place in reads(step))
-            places.append(self._step(step, places) if known else None)
+            known = all(places[place] is not None for place in reads(step))
+            found = self._step(step, places) if known else None
+            places.append(None if isinstance(found, np.ndarray) and found.size != 1 else found)
             expected = guards.get(len(places) - 1)
             if expected is None:
                 continue
@@ -75,7 +75,7 @@ class HostRule:
     def _step(self, step: InitStep, places: Sequence[Any]) -> Any:
         if not step.target.startswith(PREFIX):
             return call(step, places.__getitem__, self._where)
-        operands = [places[arg.index] if isinstance(arg, LocalRef) else arg for arg in step.args]
+        operands: list[Any] = [places[arg.index] if isinstance(arg, LocalRef) else arg for arg in step.args]
         if step.target == ITEM:
             return operands[0].item()
         return apply(step.target.removeprefix(PREFIX), *operands)

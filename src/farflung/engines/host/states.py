@@ -54,7 +54,7 @@ class StageStates:
             if state.kind is StateKind.CONSTANT and state.data is not None:
                 self._constants[name] = initial_value(state, 0)
             elif name not in self.arrays and state.data is not None:
-                self.arrays[name] = initial_value(state, 0).copy()
+                self.arrays[name] = self._own(initial_value(state, 0))
 
     # Values
 
@@ -86,7 +86,11 @@ class StageStates:
         if name in self.arrays:
             self.arrays[name][...] = value
         else:
-            self.arrays[name] = value.copy()
+            self.arrays[name] = self._own(value)
+
+    def _own(self, value: Array) -> Array:
+        """A copy of ``value`` that the states keep."""
+        return value.copy()
 
     def array(self, name: str) -> Array:
         """The value of a state, which changes with the next update.
@@ -101,7 +105,7 @@ class StageStates:
 
     def replace(self, name: str, value: Array) -> None:
         """Set a state to a result of the stage (statistics of a batch normalization)."""
-        self.arrays[name] = value.copy()
+        self.arrays[name] = self._own(value)
 
     def export(self, names: Collection[str] | None, *, copy: bool) -> dict[str, Array]:
         """The states ``names``, or all parameters and persistent buffers."""

@@ -84,6 +84,11 @@ class AttemptEngine:
         return self
 
     @property
+    def forks_after_use(self) -> bool:
+        """Whether a process may fork after the engine has computed in it."""
+        return True
+
+    @property
     def lost(self) -> bool:
         """See ``Engine``."""
         return self._compute.lost
@@ -205,6 +210,11 @@ class IsolatedEngine:
         """
         deadlines = Deadlines(computing=patience)
         return AttemptEngine(self._zygote, memory, accelerator=device.partition(":")[0] != "cpu", deadlines=deadlines)
+
+    @property
+    def forks_after_use(self) -> bool:
+        """Whether a process may fork after the engine has computed in it."""
+        return True
 
     @property
     def lost(self) -> bool:

@@ -42,7 +42,7 @@ __all__ = ["Compute", "Deadlines", "Zygote"]
 #: Variables that the engine's libraries read; the others of the worker, its ticket among them, stay with the worker.
 _KEPT = ("PATH", "HOME", "LANG", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")
 _KEPT_PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_", "TORCH_", "PYTORCH_", "CUDA_",
-                  "NVIDIA_",                   "HIP_", "ROCR_", "ZE_", "LC_")  # fmt: skip
+                  "NVIDIA_", "JAX_", "XLA_",   "HIP_", "ROCR_", "ZE_", "LC_")  # fmt: skip
 _START_SECONDS, _END_SECONDS, _LOCK_SECONDS = 300.0, 10.0, 60.0
 
 

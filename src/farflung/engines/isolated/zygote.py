@@ -43,7 +43,8 @@ def main(arguments: Sequence[str]) -> None:
     control = socket.socket(fileno=int(arguments[0]))
     engine = get_engine(arguments[1])
     engine.set_threads(1)
-    _warm_up(engine)
+    if engine.forks_after_use:
+        _warm_up(engine)
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards report for themselves, and nobody waits for their ends

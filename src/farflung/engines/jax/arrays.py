@@ -13,7 +13,7 @@ from farflung.engines.base import Array
 from farflung.errors import GraphError
 from farflung.graph.ir import Arg, DTypeArg, LocalRef, StateRef, TensorSpec, ValueRef
 
-__all__ = ["JAX_DTYPES", "aligned", "check_array", "dtype_of", "place", "placed_copy", "resolve", "struct"]
+__all__ = ["JAX_DTYPES", "aligned", "dtype_of", "place", "placed_copy", "resolve", "struct"]
 
 #: The closed table of element types.
 JAX_DTYPES: Mapping[str, Any] = {
@@ -44,18 +44,6 @@ def dtype_of(name: str) -> Any:
         return JAX_DTYPES[name]
     except KeyError:
         raise GraphError(f"element type {name!r} is not known; known are {', '.join(JAX_DTYPES)}") from None
-
-
-def check_array(what: str, array: Array, spec: TensorSpec) -> None:
-    """Refuse an array that isn't as declared.
-
-    Raises:
-        GraphError: names the state or input, its declared and its found shape and element type.
-    """
-    if array.shape != spec.shape or array.dtype.name != spec.dtype:
-        raise GraphError(
-            f"{what} is declared {spec.dtype}{list(spec.shape)} but the given array is {array.dtype.name}{list(array.shape)}"
-        )
 
 
 def aligned(array: Array) -> Array:

@@ -16,8 +16,8 @@ import numpy as np
 from farflung.engines.base import Array, EngineSettings, MicroBatch, gradient_parts
 from farflung.engines.jax.arrays import place, placed_copy, struct
 from farflung.engines.jax.draws import Draws
-from farflung.engines.jax.program import Draw, Read, Source, compiled, trace
-from farflung.engines.jax.states import StageStates
+from farflung.engines.jax.program import Draw, Read, Source, compiled, reached_uses, trace
+from farflung.engines.jax.states import JaxStates
 from farflung.engines.jax.verify import narrow_types
 from farflung.errors import GraphError
 from farflung.graph.cut import SubGraph
@@ -56,7 +56,10 @@ class CompiledStage:
         self._returns = self._parts() if settings.training else {}
         received = {source for sources in self._returns.values() for source in sources}
         uses = [Use(name, op.name) for op in self._ops for name in dict.fromkeys(op.states())]
-        learns = {use for name in trained for use in graph.gradient_uses[name] if graph.position[use.op] in own}
+        reached = reached_uses(self._ops, self._roots)
+        learns = {
+            use for name in trained for use in graph.gradient_uses[name] if graph.position[use.op] in own and use in reached
+        }
         self._diff: list[Source] = [*(use for use in uses if use in learns), *received]
         values = [edge.value for edge in subgraph.requires_activations if edge.value not in self._returns]
         rest: list[Source] = [*(use for use in uses if use not in learns), *subgraph.placeholders, *values]
@@ -73,12 +76,12 @@ class CompiledStage:
             found[value] = [value]
             if gradient_parts(self._subgraph, value) > 1:
                 reads = [
-                    Read(value, op.name, count)
+                    (-graph.position[op.name], count, Read(value, op.name, count))
                     for op in self._ops
                     if op.name in graph.grad_ops
                     for count in range(sum(read == value for read in op.values()))
                 ]
-                found[value] = sorted(reads, key=lambda read: (-graph.position[read.op], read.occurrence))
+                found[value] = [read for _, _, read in sorted(reads, key=lambda item: item[:2])]
         return found
 
     # Compilation
@@ -126,12 +129,13 @@ class CompiledStage:
     # Runs
 
     def forward(
-        self, key: MicroBatch, states: StageStates, values: Mapping[ValueRef, Array], data: Mapping[str, Array]
+        self, key: MicroBatch, states: JaxStates, values: Mapping[ValueRef, Array], data: Mapping[str, Array]
     ) -> tuple[dict[ValueRef, Any], Kept]:
         """The values that are wanted, and what the backward needs."""
-        given: dict[Source, Any] = dict(self._received(values))
-        given |= {name: placed_copy(data[name], self._device) for name in self._subgraph.placeholders}
-        drawn = zip(self._draws.specs, self._draws.numbers(key), strict=True)
+        given: dict[Source, Any] = {name: placed_copy(data[name], self._device) for name in self._subgraph.placeholders}
+        given |= dict[Source, Any](self._received(values).items())
+        arrays = {ValueRef(name): data[name] for name in self._subgraph.placeholders} | dict(values)
+        drawn = zip(self._draws.specs, self._draws.numbers(key, arrays), strict=True)
         given |= {draw: place(numbers, self._device) for draw, numbers in drawn}
 
         def fill(source: Source) -> Any:

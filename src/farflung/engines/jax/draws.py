@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from farflung.engines.base import Array, MicroBatch
 from farflung.engines.host.random_bits import Stream
+from farflung.engines.jax.memory_orders import MemoryOrders
 from farflung.engines.jax.program import Draw
 from farflung.errors import GraphError
 from farflung.graph.ir import Graph, Op, TensorSpec, ValueRef
@@ -26,6 +28,7 @@ class Draws:
             GraphError: an operator draws in a way that this engine does not know.
         """
         self._seed = seed
+        self._orders = MemoryOrders(graph, ops)
         self._plans = [(op, *_plan(graph, op)) for op in ops if op.rng is not None]
         #: What is drawn: for each operator the shape and the element type.
         self.specs: dict[Draw, TensorSpec] = {
@@ -33,16 +36,22 @@ class Draws:
             for op, kind, shape, dtype, _ in self._plans
         }
 
-    def numbers(self, key: MicroBatch) -> list[Array]:
-        """The numbers of the micro-batch ``key``, in the order of ``specs``."""
-        return [self._draw(key, *plan) for plan in self._plans]
+    def numbers(self, key: MicroBatch, given: Mapping[ValueRef, Array]) -> list[Array]:
+        """The numbers of the micro-batch ``key``, in the order of ``specs``. ``given``: the arrays that the stage gets."""
+        orders = self._orders.orders(given)
+        return [self._draw(key, orders.get(plan[0].name), *plan) for plan in self._plans]
 
-    def _draw(self, key: MicroBatch, op: Op, kind: str, shape: tuple[int, ...], dtype: str, rate: float) -> Array:
+    def _draw(self, key: MicroBatch, order: tuple[int, ...] | None, op: Op, *plan: Any) -> Array:
+        kind, shape, dtype, rate = plan
         assert op.rng is not None
         stream = Stream(derive_seed("op", self._seed, key.step, key.index, op.rng))
+        turned = order is not None and order != tuple(range(len(shape)))
+        sizes = tuple(shape[axis] for axis in order) if turned and order is not None else shape
         if kind == "mask":
-            return stream.kept(shape, rate)
-        return stream.normal(shape) if kind == "normal" else stream.uniform(shape, dtype)
+            found = stream.kept(sizes, rate)
+        else:
+            found = stream.normal(sizes, dense=not turned, dtype=dtype) if kind == "normal" else stream.uniform(sizes, dtype)
+        return np.transpose(found, np.argsort(order)) if turned and order is not None else found
 
 
 def _plan(graph: Graph, op: Op) -> tuple[str, tuple[int, ...], str, float]:
@@ -62,7 +71,7 @@ def _plan(graph: Graph, op: Op) -> tuple[str, tuple[int, ...], str, float]:
             return "mask", shape, dtype, arguments[1]
         case "aten.bernoulli.default" | "aten.rand_like.default" if dtype in ("float32", "float64"):
             return "uniform", shape, dtype, 0.0
-        case "aten.randn_like.default" if dtype == "float32" and prod(shape):
+        case "aten.randn_like.default" if dtype in ("float32", "float64"):
             return "normal", shape, dtype, 0.0
     raise GraphError(
         f"operator {op.name!r} ({op.target}) draws {dtype} numbers, which the JAX engine cannot: "

@@ -33,6 +33,7 @@ class JaxEngine:
     """Runs stages with JAX: each stage is compiled by XLA when it is opened."""
 
     def __init__(self) -> None:
+        self._flags = os.environ.get("XLA_FLAGS", "")
         jax.config.update("jax_enable_x64", True)  # graphs have int64 and float64, as PyTorch does
         jax.config.update("jax_default_matmul_precision", "highest")
         # A micro-batch is computed by the thread that asks for it: its caller waits for the result anyway.
@@ -50,6 +51,11 @@ class JaxEngine:
     @property
     def lost(self) -> bool:
         """Never: there is no other process."""
+        return False
+
+    @property
+    def forks_after_use(self) -> bool:
+        """Never: XLA starts threads with its first computation."""
         return False
 
     def end(self) -> None:
@@ -103,10 +109,10 @@ class JaxEngine:
         return np.asarray(np.minimum(np.float32(max_norm) / (total + np.float32(1e-6)), 1), np.float32)
 
     def set_threads(self, threads: int) -> None:
-        """Intra-operator threads. XLA starts them once for a process: the first call counts, before anything is computed."""
+        """Intra-operator threads. XLA starts them with its first computation in a process, so the last call before counts."""
         os.environ["NPROC"] = os.environ["PJRT_NPROC"] = str(threads)
-        if threads == 1 and "xla_cpu_multi_thread_eigen" not in os.environ.get("XLA_FLAGS", ""):
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+        alone = "--xla_cpu_multi_thread_eigen=false" if threads == 1 else ""
+        os.environ["XLA_FLAGS"] = f"{self._flags} {alone}".strip()
 
     def support(self, device: str) -> EngineSupport:
         """Return the operators of the table, and the precisions."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,12 @@ from farflung.engines.jax.arrays import dtype_of, resolve
 from farflung.engines.jax.operators import function_of
 from farflung.engines.jax.precision import cast_arguments, cast_results
 from farflung.errors import FarflungError, GraphError
-from farflung.graph.ir import LocalRef, Op, StateRef, Use, ValueRef
+from farflung.graph.ir import LocalRef, Op, StateRef, Use, ValueRef, iter_refs
 
-__all__ = ["Draw", "Read", "Source", "trace"]
+__all__ = ["Draw", "Read", "Source", "compiled", "reached_uses", "trace"]
+
+#: Operators that read only the shape or the element type of their second argument.
+_SHAPE_OF_SECOND = frozenset({"aten.expand_as.default", "aten.view_as.default", "aten.type_as.default", "aten.to.other"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,21 @@ def _results(op: Op, values: Mapping[ValueRef, Any], inputs: Mapping[Source, Any
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise GraphError(f"operator {op.name!r} ({op.target}) refuses its arguments: {first}") from error
     return [lax.stop_gradient(item) for item in results] if op.no_grad else results
+
+
+def reached_uses(ops: Sequence[Op], roots: Collection[ValueRef]) -> frozenset[Use]:
+    """The uses of states that a gradient of ``roots`` reaches; no optimizer changes the others, as in PyTorch."""
+    values, found = set(roots), set[Use]()
+    for op in reversed(ops):
+        if op.no_grad or not any(ValueRef(op.name, index) in values for index in range(len(op.outputs))):
+            continue
+        args = op.args[:1] + op.args[2:] if op.target in _SHAPE_OF_SECOND else (op.args, tuple(arg for _, arg in op.kwargs))
+        for ref in iter_refs(args):
+            if isinstance(ref, ValueRef):
+                values.add(ref)
+            elif isinstance(ref, StateRef):
+                found.add(Use(ref.name, op.name))
+    return frozenset(found)
 
 
 def compiled(function: Callable[..., Any], *shapes: Any) -> tuple[Any, Any]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
 from farflung.engines.host.optimizer import Optimizer, stage_optimizer
-from farflung.engines.jax.arrays import check_array
+from farflung.engines.host.states import check_array
 from farflung.engines.jax.compiled_stage import CompiledStage, Kept
-from farflung.engines.jax.states import StageStates
+from farflung.engines.jax.states import JaxStates
 from farflung.errors import GraphError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Use, ValueRef
@@ -29,7 +29,7 @@ class JaxRunner:
         graph = subgraph.graph
         names = subgraph.states if settings.training else ()
         trained = frozenset(n for n in names if n in graph.trained and not is_frozen(settings.optimizer, n))
-        self.state: StageStates = StageStates(subgraph, device, trained, None if share is None else share.state)
+        self.state: JaxStates = JaxStates(subgraph, device, trained, None if share is None else share.state)
         self._stage = CompiledStage(subgraph, settings, device, trained)
         self._kept: dict[MicroBatch, Kept] = {}
         #: Gradients of parameters that ``backward_weights`` adds.
@@ -75,7 +75,7 @@ class JaxRunner:
             self._kept[key] = kept
             for name, value in self.subgraph.graph.state_updates:
                 if value in stage.updates:
-                    self.state.replace(name, found[value])
+                    self.state.replace(name, np.asarray(found[value]))
         changing = self.state.addresses()
         return Forward(
             values={value: _hand_out(found[value], changing) for value in stage.sends},
@@ -177,9 +177,9 @@ class JaxRunner:
             InputError: not as many rates as groups.
         """
         with self.state.updating(names) as gradients:
-            if scale is not None:
-                gradients = {name: array * np.asarray(scale, array.dtype) for name, array in gradients.items()}
-            self._stepper().step(gradients, rates)
+            factor = None if scale is None else np.float32(scale)
+            scaled = gradients if factor is None else {name: array * factor for name, array in gradients.items()}
+            self._stepper().step(scaled, rates)
 
     def discard(self) -> None:
         """Clear gradients and kept activations."""

@@ -45,6 +45,11 @@ class ReferenceEngine:
         """Never: there is no other process."""
         return False
 
+    @property
+    def forks_after_use(self) -> bool:
+        """Yes: the engine has no threads of its own."""
+        return True
+
     def end(self) -> None:
         """Nothing: there is no other process."""
 

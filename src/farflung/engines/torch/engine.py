@@ -52,6 +52,11 @@ class TorchEngine:
         """Never: there is no other process."""
         return False
 
+    @property
+    def forks_after_use(self) -> bool:
+        """Whether forks may compute: with one thread, PyTorch starts no others."""
+        return True
+
     def end(self) -> None:
         """Nothing: there is no other process."""
 

@@ -340,7 +340,9 @@ def _gradient(op: Op, device: torch.device) -> Callable[..., Any]:
         args = [resolve(arg, _keep) for arg in step.args]
         kwargs = {name: resolve(arg, _keep, memory_format=name == "memory_format") for name, arg in step.kwargs}
         calls.append((step.target, kernel(step.target, args, kwargs, device), args, kwargs))
-    return partial(run_gradient, CompiledBackward(op.name, parts.results, calls))
+    return partial(
+        run_gradient, CompiledBackward(op.name, parts.results, calls, [TORCH_DTYPES[spec.dtype] for spec in op.outputs])
+    )
 
 
 def _keep(ref: ValueRef | StateRef | LocalRef) -> Any:

@@ -19,13 +19,8 @@ from torch import Tensor, nn
 
 from farflung.errors import InputError
 from farflung.foreign_code import first_line, translated
-from farflung.frontends.recipes.adapters import (
-    ADAPTER_ARGUMENTS,
-    adapter_notes,
-    adapter_settings,
-    import_library,
-    insert_adapters,
-)
+from farflung.frontends.recipes.adapted_base import BASE_ARGUMENTS, BaseAdapters, adapted_sources
+from farflung.frontends.recipes.adapters import ADAPTER_ARGUMENTS, adapter_notes, import_library
 from farflung.frontends.recipes.base import Form, Recipe, tokens
 from farflung.frontends.recipes.file_sources import file_sources
 from farflung.frontends.recipes.tasks import Lengths, examples_of, task_called
@@ -34,7 +29,7 @@ from farflung.graph.weight_expressions import Expression
 
 __all__ = ["OWN_ARGUMENTS", "model_folder"]
 
-OWN_ARGUMENTS = ("inputs", "attention", "mask_fraction", "mask_token_id", "lora_dora", *ADAPTER_ARGUMENTS)
+OWN_ARGUMENTS = ("inputs", "attention", "mask_fraction", "mask_token_id", *ADAPTER_ARGUMENTS, *BASE_ARGUMENTS)
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _IGNORED = -100
@@ -66,9 +61,8 @@ def model_folder(
     config = _config(Path(folder), more, sequence)
     made = _Model(config=config, task=task, auto=chosen.auto, dtype=_dtype(dtype), attention=str(own.get("attention", "sdpa")))
     empty = made.empty()
-    settings = adapter_settings(own, fan_in_fan_out=any(type(part).__name__ == "Conv1D" for part in empty.modules()))
-    if settings is not None:
-        insert_adapters(made.empty(), settings)
+    adapt = BaseAdapters.of(own, empty)
+    adapted = adapt(made.empty())
     lengths = Lengths(sequence=sequence, target=target or sequence)
     inputs = tuple(str(own["inputs"]).replace(" ", "").split(",")) if own.get("inputs") else chosen.inputs
     examples = examples_of(chosen, inputs, config, lengths)
@@ -76,10 +70,8 @@ def model_folder(
 
     def form(forward: _Forward | None, outputs: tuple[str, ...] = ("loss",), example: Any = examples) -> Form:
         def make() -> nn.Module:
-            model = made.build()
-            if settings is not None:
-                insert_adapters(model, settings)
-            return model.train() if forward is None else _with_forward(model.train(), forward)
+            model = adapt(made.build()).train()
+            return model if forward is None else _with_forward(model, forward)
 
         return Form(factory=make, example_inputs=example, outputs=outputs)
 
@@ -91,9 +83,9 @@ def model_folder(
         generate=form(_logits, ("logits",), tokens(sequence, 1)) if chosen.writes else None,
         inputs=inputs,
         labels=tuple(chosen.labels),
-        notes=_notes(empty, made.dtype) | adapter_notes(settings, ""),
+        notes=_notes(empty, made.dtype) | adapter_notes(adapt.settings, "") | adapt.notes,
         weights=folder if any((Path(folder) / name).is_file() for name in _WEIGHTS) else None,
-        sources=functools.partial(_sources, empty),
+        sources=functools.partial(_sources, empty, adapted),
     )
 
 
@@ -182,9 +174,12 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _sources(model: nn.Module, names: Collection[str], spec_of: Callable[[str], TensorSpec]) -> dict[str, Expression]:
+def _sources(
+    plain: nn.Module, adapted: nn.Module, names: Collection[str], spec_of: Callable[[str], TensorSpec]
+) -> dict[str, Expression]:
     """What the states are made of, where that is something else than a tensor of the same name."""
-    return {state: source for state, source in file_sources(model, names, spec_of).items() if source != state}
+    found = adapted_sources(adapted, file_sources(plain, names, spec_of))
+    return {state: source for state, source in found.items() if source != state}
 
 
 def _notes(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:

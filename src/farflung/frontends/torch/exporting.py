@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line, translated
-from farflung.frontends.torch.data_dependence import data_dependence, no_symbols
+from farflung.frontends.torch.data_dependence import data_dependence, no_symbols, user_line
 from farflung.frontends.torch.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.functions import Backward, Functions
 from farflung.frontends.torch.masks import eager_masks
@@ -144,6 +144,13 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _untraceable(error: Exception) -> str:
+    """What failed, and the line of the model's code."""
+    place = user_line(error.__traceback__)
+    at = "" if place is None else f" at {place[0]}" + (f" ({place[1]})" if place[1] else "")
+    return f"torch.export can't trace the module{at}: {type(error).__name__}: {first_line(error)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """What ``torch.export`` gave, and the backwards of the custom functions that it met, by number."""
@@ -172,8 +179,7 @@ def run_export(module: nn.Module, example: Example) -> Exported:
             return CaptureError(watch.found[0])
         if isinstance(error, CaptureError):
             return error
-        text = data_dependence(error) or f"torch.export can't trace the module: {type(error).__name__}: {first_line(error)}"
-        return CaptureError(text)
+        return CaptureError(data_dependence(error) or _untraceable(error))
 
     with (
         translated(describe),

@@ -124,7 +124,9 @@ def _content(value: Any, above: tuple[int, ...] = ()) -> Any:
     if not isinstance(value, _CONTAINERS) or id(value) in above:
         return value
     inside = (*above, id(value))
-    items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+    # equal sets can be in different orders, as a set is after it was filled again
+    ordered = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+    items = value.items() if isinstance(value, dict) else ((None, item) for item in ordered)
     return [(key, item, _content(item, inside)) for key, item in items]
 
 

@@ -67,9 +67,10 @@ def _normalized(x: Tensor, mean: Tensor, variance: Tensor, scales: tuple[Tensor,
 
 @operator("farflung.batch_norm")
 def _batch_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, momentum: float, eps: float
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *rates: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch normalization in training; the new running statistics stand beside the result."""
+    """Batch normalization in training; the new running statistics stand beside the result. ``rates``: momentum and epsilon."""
+    momentum, eps = rates
     axes, wide = (0, *range(2, x.ndim)), _wide(x)
     count = x.size // x.shape[1]
     own = jnp.mean(wide, axis=axes)

@@ -43,15 +43,10 @@ def _max_pool(x: Tensor, size: Any, stride: Any = (), padding: Any = 0, dilation
 
 
 @operator("avg_pool1d.default", "avg_pool2d.default")
-def _avg_pool(
-    x: Tensor,
-    size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil: bool = False,
-    count_padding: bool = True,
-    divisor: int | None = None,
-) -> Tensor:
+def _avg_pool(x: Tensor, size: Any, stride: Any = (), padding: Any = 0, *rest: Any) -> Tensor:
+    """``rest``: whether sizes are rounded up, whether padding counts, and what sums are divided by."""
+    defaults = (False, True, None)
+    ceil, count_padding, divisor = tuple(rest) + defaults[len(rest) :]
     sizes, steps, pads = _windows(x, size, stride, padding, ceil=ceil)
     zero = np.zeros((), x.dtype)
     total = lax.reduce_window(x, zero, lax.add, sizes, steps, pads)

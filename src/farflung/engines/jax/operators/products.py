@@ -46,14 +46,15 @@ def _outer(x: Tensor, other: Tensor) -> Tensor:
 
 
 def many(value: Any, count: int) -> list[int]:
+    """``value`` for each of ``count`` axes."""
     items = [value] if isinstance(value, int) else list(value)
     return items * count if len(items) == 1 else items
 
 
 @operator("conv1d.default", "conv2d.default", "conv3d.default", "conv1d.padding", "conv2d.padding", "conv3d.padding")
-def _convolution(
-    x: Tensor, weight: Tensor, bias: Tensor = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> Tensor:
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor = None, stride: Any = 1, padding: Any = 0, *rest: Any) -> Tensor:
+    """``rest``: dilation and the number of groups."""
+    dilation, groups = [*rest, 1, 1][:2]
     count = weight.ndim - 2
     spread = many(dilation, count)
     if isinstance(padding, str):
@@ -83,28 +84,16 @@ _LAYOUTS = {
 
 
 @operator("scaled_dot_product_attention.default")
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor = None,
-    dropout: float = 0.0,
-    causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    attn_mask: Tensor = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    bits: Tensor = None,
-) -> Tensor:
-    mask, dropout, causal = attn_mask if mask is None else mask, dropout or dropout_p, causal or is_causal
-    if enable_gqa:
+def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, bits: Tensor = None, **options: Any) -> Tensor:
+    """``rest`` and ``options``: the mask, the rate of the dropout, whether it is causal, the scale, and grouped heads."""
+    given = {**dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)), **options}
+    mask, dropout, scale = given.get("attn_mask"), given.get("dropout_p", 0.0), given.get("scale")
+    if given.get("enable_gqa"):
         times = query.shape[-3] // key.shape[-3]
         key, value = jnp.repeat(key, times, axis=-3), jnp.repeat(value, times, axis=-3)
     size = 1 / sqrt(query.shape[-1]) if scale is None else scale
     scores = jnp.matmul(query, jnp.swapaxes(key, -1, -2)) * size
-    if causal:
+    if given.get("is_causal"):
         rows, columns = scores.shape[-2:]
         mask = jnp.tril(jnp.ones((rows, columns), bool))
     if mask is None:

@@ -110,7 +110,8 @@ def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
 
 @operator("var.correction")
 def _var(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
-    return jnp.var(x, axis=_axes(dim), ddof=1 if correction is None else correction, keepdims=keepdim)
+    less: Any = 1 if correction is None else correction
+    return jnp.var(x, axis=_axes(dim), ddof=less, keepdims=keepdim)
 
 
 @operator("std.correction")

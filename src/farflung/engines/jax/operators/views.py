@@ -154,7 +154,8 @@ def _split_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor,
 
 @operator("chunk.default")
 def _chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    return _split(x, max(-(-x.shape[dim] // chunks), 1), dim)
+    length = max(-(-x.shape[dim] // chunks), 1)
+    return tuple(lax.slice_in_dim(x, at, min(at + length, x.shape[dim]), 1, dim) for at in range(0, max(x.shape[dim], 1), length))
 
 
 @operator("unbind.int")

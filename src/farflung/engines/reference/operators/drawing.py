@@ -36,7 +36,7 @@ def _feature_dropout(draw: Draw | None, a: Any, p: float, train: bool) -> Any:
 @operator("bernoulli.default", draws=True)
 def _bernoulli(draw: Draw, a: Any) -> Value:
     odds = value_of(a)
-    return Value((draw.uniform(odds.shape, like=odds) < odds).astype(odds.dtype))
+    return Value((draw.uniform(odds.shape) < odds).astype(odds.dtype))  # PyTorch's result is contiguous
 
 
 @operator("rand.default", draws=True)

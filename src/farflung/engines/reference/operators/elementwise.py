@@ -198,14 +198,12 @@ def _extreme(a: Any, b: Any, function: Any, wins: Any) -> Value:
 @operator("clamp.default", "clamp.Tensor")
 def _clamp(a: Any, low: Any = None, high: Any = None, **bounds: Any) -> Value:
     low, high = bounds.get("min", low), bounds.get("max", high)
-    x = value_of(a)
-    inside = np.ones(x.shape, bool)
-    result = x
+    found = a
     if low is not None:
-        inside, result = inside & (x >= value_of(low)), np.maximum(result, value_of(low))
+        found = where(value_of(found) < value_of(low), low, found)
     if high is not None:
-        inside, result = inside & (x <= value_of(high)), np.minimum(result, value_of(high))
-    return absorb(result.astype(x.dtype, copy=False), (a, lambda g: g * inside))
+        found = where(value_of(found) > value_of(high), high, found)
+    return cast(found, value_of(a).dtype)
 
 
 @operator("clamp_min.default")

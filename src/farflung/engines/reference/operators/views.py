@@ -29,9 +29,14 @@ __all__ = ["split_evenly"]
 _END = 1 << 62
 
 
-@operator("alias.default", "clone.default", "lift_fresh_copy.default", "_conj.default", "resolve_conj.default")
+@operator("alias.default", "clone.default", "lift_fresh_copy.default", "resolve_conj.default")
 def _same(a: Any, **_: Any) -> Any:
     return a
+
+
+@operator("_conj.default")
+def _conj(a: Any) -> Value:
+    return absorb(np.conj(value_of(a)), (a, np.conj))
 
 
 @operator("contiguous.default")

@@ -20,10 +20,15 @@ _GROWTH, _SMALL = 64, 1 << 24
 
 
 class CompiledBackward:
-    """A backward with its functions looked up once; ``results``: the value that is the gradient of each input."""
+    """A backward with its functions looked up once.
 
-    def __init__(self, name: str, results: Sequence[LocalRef | None], steps: Sequence[Step]) -> None:
-        self.name, self.results, self.steps = name, tuple(results), tuple(steps)
+    ``results``: the value that is the gradient of each input. ``dtypes``: element types of the outputs, as they were traced.
+    """
+
+    def __init__(
+        self, name: str, results: Sequence[LocalRef | None], steps: Sequence[Step], dtypes: Sequence[torch.dtype]
+    ) -> None:
+        self.name, self.results, self.steps, self.dtypes = name, tuple(results), tuple(steps), tuple(dtypes)
 
     def __call__(
         self, gradients: Sequence[torch.Tensor], saved: Sequence[torch.Tensor], limit: int | None = None
@@ -33,7 +38,9 @@ class CompiledBackward:
         Raises:
             GraphError: a step fails, reads a value that no earlier one makes, or makes too much.
         """
-        values: list[Any] = [*gradients, *saved]
+        # under autocast an output, and so its gradient, can have another element type than the program was traced with
+        values: list[Any] = [gradient.to(dtype) for gradient, dtype in zip(gradients, self.dtypes, strict=True)]
+        values += saved
         for target, function, args, kwargs in self.steps:
             try:
                 made = function(*_filled(args, values), **{key: _filled(arg, values) for key, arg in kwargs.items()})

@@ -13,8 +13,7 @@ from farflung.graph.ir import Graph, TensorSpec, ValueRef
 from farflung.graph.opset import OpClass, info
 from farflung.job.spec import JobSpec
 from farflung.optim import state_bytes
-from farflung.plan import CostTables
-from farflung.planners.finish import Problem
+from farflung.plan.estimation.cost_tables import CostTables
 
 __all__ = ["other_systems", "transformer_work"]
 
@@ -33,8 +32,7 @@ def transformer_work(graph: Graph, topology: Topology, job: JobSpec, tables: Cos
     queries = [spec for spec in _queries(graph) if len(spec.shape) >= 3]
     if not queries:
         return None
-    problem = Problem(graph=graph, topology=topology, job=job, tables=tables or CostTables.of(graph))
-    cost, end = problem.cost, len(graph.ops)
+    cost, end = (tables or CostTables.of(graph)).table(topology.devices[0].kind), len(graph.ops)
     part = sum(job.micro_batch_sizes) / max(job.micro_batch_sizes) / job.micro_batches  # of a largest one, on average
     parameters = float(sum(graph.state[name].spec.nbytes for name in graph.trained))
     return TransformerWork(

@@ -1,0 +1,44 @@
+"""A helper gets only stages whose operators its engine supports."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from farflung.broker.attempts.helper_assignment import HelperAssignment
+from farflung.errors import InputError
+from farflung.graph.opset import OPSET
+from farflung.job.spec import JobSpec
+from farflung.plan import estimate
+from farflung.planners import get_planner
+from farflung.protocol.events import Offer
+from farflung.protocol.members import Member
+from tests.support.chains import chain, network
+
+
+def ask(operators: frozenset[str] | None) -> None:
+    """Ask a helper whose engine supports ``operators``."""
+    graph, topology, job = chain((8, 8, 8), rows=4), network(0, 2), JobSpec(micro_batch_sizes=(4, 4))
+    plan = get_planner("equal_number").plan(graph, topology, job=job)
+    planned = SimpleNamespace(plan=plan, estimate=estimate(graph, plan, topology, job))
+    submission = SimpleNamespace(bundle=SimpleNamespace(graph=graph))
+    live: Any = SimpleNamespace(run="run", planned=planned, submission=submission, attempt=SimpleNamespace(preparation=None))
+    offers = {
+        **dict.fromkeys(plan.devices, Offer(memory=1e9, speed=1e9)),
+        "helper": Offer(memory=1e9, speed=1e9, operators=operators),
+    }
+    machine: Any = SimpleNamespace(members={name: Member(name=name, address="x", offer=offer) for name, offer in offers.items()})
+    reachability: Any = SimpleNamespace(can_dial=lambda source, target: True)
+    links: Any = SimpleNamespace(get=lambda source, target: None)
+    assignment = HelperAssignment(lambda name, message: None, machine, links, reachability)
+    assignment.ask(live, "helper")
+
+
+def test_a_helper_whose_engine_lacks_an_operator_reaches_no_server() -> None:
+    for operators in (None, frozenset(OPSET)):
+        with pytest.raises(AssertionError):  # a server is chosen; the attempt, which has no preparation here, comes after that
+            ask(operators)
+    with pytest.raises(InputError, match="a helper needs a server to join, and can reach none"):
+        ask(frozenset({"farflung.input"}))
