@@ -5,8 +5,7 @@
 | `capturing`       | `capture`: a module becomes a graph                                          |
 | `planning`        | `plan` and `simulate`                                                        |
 | `arguments`       | the arguments of `train` become a job                                        |
-| `given_data`      | a function, a `DataLoader`, a dataset or an iterable as batches by step      |
-| `batches`         | the caller's batches as arrays                                               |
+| `batches/`        | the caller's data as batches                                                 |
 | `evaluation`      | `Evaluation`: what `train` evaluates on, and when                            |
 | `callbacks`       | the caller's callbacks, `StopTraining` and `EarlyStop`                       |
 | `training`        | `train`                                                                      |

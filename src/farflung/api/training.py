@@ -19,10 +19,9 @@ from farflung.api.arguments import (
     one_of,
     topology_of,
 )
-from farflung.api.batches import batch_rows, call_order, evaluation_order
+from farflung.api.batches import DataSettings, Inputs, batch_rows, call_order, evaluation_order, read_inputs
 from farflung.api.callbacks import Callbacks, EarlyStop, Listeners, StopTraining
 from farflung.api.evaluation import Evaluation
-from farflung.api.given_data import DataSettings, Inputs, read_inputs
 from farflung.api.local_folder import check_folders
 from farflung.api.local_training import LocalSettings, train_here
 from farflung.api.optimizers import with_given_optimizer, with_named_optimizer

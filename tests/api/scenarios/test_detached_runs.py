@@ -135,5 +135,5 @@ def test_a_table_of_runs() -> None:
     table = RunTable([one, RunStatus(run="run-2", job="x\x1b[2J", state="failed", step=0, steps=5, cause="broken")])
     assert repr(table).splitlines()[1].split() == ["run-1", "<b>", "running", "2/5", "1.2500", "3.00", "s"]
     assert "\x1b" not in repr(table)
-    assert "<td>&lt;b&gt;</td>" in table._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in table.to_html()
     assert (len(table), table[0], [run.over for run in table]) == (2, one, [False, True])

@@ -69,8 +69,11 @@ class RunTable(Sequence[RunStatus]):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
-    def _repr_html_(self) -> str:
-        """The table in a notebook."""
+    def _repr_html_(self) -> str:  # notebooks call it
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """The table as HTML, as notebooks show it."""
         head = "".join(f"<th>{name}</th>" for name in _HEAD)
         rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in run.cells()) + "</tr>" for run in self)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from farflung.api.given_data import GivenBatches
+from farflung.api.batches.given_data import GivenBatches
 from farflung.engines.base import Array
 from farflung.errors import DataError, InputError
 from farflung.graph.ir import Graph
