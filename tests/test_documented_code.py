@@ -33,7 +33,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: How many blocks of each language a page has, and where they are run or read.
 COVERED = {
     ("README.md", "python"): (1, "test_documented_code.py"),
-    ("docs/clusters.md", "toml"): (3, "launchers/test_cluster_file.py"),
+    ("docs/clusters.md", "toml"): (5, "launchers/test_cluster_file.py"),
     ("docs/codecs.md", "python"): (1, "test_documented_code.py"),
     ("docs/codecs.md", "toml"): (1, "test_documented_code.py"),
     ("docs/emulation.md", "python"): (1, "emulation/scenarios/test_page.py"),
@@ -48,7 +48,7 @@ COVERED = {
     ("docs/models.md", "python"): (2, "test_documented_code.py"),
     ("docs/optimizers.md", "python"): (3, "api/scenarios/test_optimizers_page.py"),
     ("docs/optimizers.md", "toml"): (2, "api/scenarios/test_optimizers_page.py"),
-    ("docs/python.md", "python"): (13, "api/scenarios/test_python_page.py"),
+    ("docs/python.md", "python"): (14, "api/scenarios/test_python_page.py"),
     ("docs/transformers.md", "python"): (1, "frontends/test_quantized_linear.py"),
     ("docs/transformers.md", "toml"): (2, "end_to_end/training/test_model_folders.py"),
     ("docs/trackers.md", "python"): (4, "api/scenarios/test_trackers_page.py"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from farflung.version import __version__
 
 if TYPE_CHECKING:
-    from farflung.api import EarlyStop, Evaluation, StopTraining, TrainResult, capture, simulate, train
+    from farflung.api import EarlyStop, Evaluation, StopTraining, TrainResult, capture, connect, simulate, train
     from farflung.job.spec import (
         CheckpointSpec,
         CodecSpec,
@@ -41,6 +41,7 @@ __all__ = [
     "TrainResult",
     "__version__",
     "capture",
+    "connect",
     "simulate",
     "train",
 ]

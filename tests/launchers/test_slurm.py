@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.machines.slurm_nodes import has_slurm, slurm_nodes
 from farflung.errors import FarflungError, InputError
 from farflung.launchers.base import ProcessState
 from farflung.launchers.cluster_file import ClusterSpec, make_cluster
@@ -17,8 +18,10 @@ from farflung.launchers.programs import run_one
 from farflung.launchers.slurm import SlurmProvider
 from tests.support.launched_clusters import JOB, Person, command_lines, secrets_in
 from tests.support.quiet import until
-from tests.support.slurm_nodes import needs_slurm, slurm_nodes
 
+needs_slurm = pytest.mark.skipif(
+    not has_slurm(), reason="needs root and Slurm (apt-get install slurmctld slurmd slurm-client munge)"
+)
 FILE = """
 provider = "slurm"
 [broker]

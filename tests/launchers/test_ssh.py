@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.harness.machines.ssh_hosts import Hosts, has_sshd, ssh_hosts
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.launchers.base import Process, ProcessState
 from farflung.launchers.cluster_file import load_cluster, make_cluster
@@ -16,8 +17,8 @@ from farflung.launchers.programs import run_one
 from farflung.launchers.ssh import SshHost, SshProvider
 from tests.support.launched_clusters import JOB, Person, command_lines, secrets_in
 from tests.support.quiet import until
-from tests.support.ssh_hosts import Hosts, needs_sshd, ssh_hosts
 
+needs_sshd = pytest.mark.skipif(not has_sshd(), reason="needs sshd and ssh (openssh-server)")
 TICKET = "farflung1-notaticket"
 
 

@@ -21,14 +21,14 @@ _WITH_THE_TESTS = [found, "--pdeathsig", "KILL"] if (found := shutil.which("setp
 class Program:
     """One ``farflung`` command; its output goes to a file."""
 
-    def __init__(self, place: Path, name: str, *arguments: str) -> None:
+    def __init__(self, place: Path, name: str, *arguments: str, python: str = sys.executable) -> None:
         self.log = place / f"{name}.log"
         environment = {**os.environ, "FARFLUNG_HOME": str(place / "home"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         # a shell's background job would hand down "ignored"
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*_WITH_THE_TESTS, sys.executable, "-u", "-m", "farflung", *arguments],
+                [*_WITH_THE_TESTS, python, "-u", "-m", "farflung", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import psutil
 
 from tests.support.command_processes import Program
 
+#: Seconds that a command may take: it starts several workers, which load PyTorch at the same time.
+_PATIENCE = 280.0
 JOB = """
 name = "tiny"
 steps = 2
@@ -27,16 +30,16 @@ sequence = 16
 class Person:
     """Calls the command line as a user of the machine ``place``."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, place: Path, python: str = sys.executable) -> None:
+        self.place, self.python = place, python
         self.calls = 0
 
     def start(self, *arguments: str) -> Program:
         self.calls += 1
-        return Program(self.place, f"call-{self.calls}", *arguments)
+        return Program(self.place, f"call-{self.calls}", *arguments, python=self.python)
 
     def call(self, *arguments: str) -> str:
-        return self.start(*arguments).ends_cleanly(0)
+        return self.start(*arguments).ends_cleanly(0, _PATIENCE)
 
 
 def secrets_in(place: Path) -> list[Path]:

@@ -15,6 +15,7 @@
 | `reports`         | `report` of `train`: experiment trackers                                     |
 | `result`          | `Outcome` and `TrainResult`: losses, records, the trained weights            |
 | `argument_names`  | messages for Python callers                                                  |
+| `detached/`       | `connect`: runs that go on without this process                              |
 | `submission`      | from a job file to a bundle                                                  |
 | `tolerance`, `why` | explanations of a plan                                                     |
 | `plan_file`       | a plan with its job and topology, as a file                                  |
@@ -23,9 +24,10 @@
 
 from farflung.api.callbacks import EarlyStop, StopTraining
 from farflung.api.capturing import capture
+from farflung.api.detached import connect
 from farflung.api.evaluation import Evaluation
 from farflung.api.planning import plan, simulate
 from farflung.api.result import TrainResult
 from farflung.api.training import train
 
-__all__ = ["EarlyStop", "Evaluation", "StopTraining", "TrainResult", "capture", "plan", "simulate", "train"]
+__all__ = ["EarlyStop", "Evaluation", "StopTraining", "TrainResult", "capture", "connect", "plan", "simulate", "train"]

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from farflung.api.other_systems import other_systems
 from farflung.api.what_if.changes import changed_topology
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
+from farflung.cost.other_systems import SystemStep
 from farflung.errors import FarflungError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
@@ -68,7 +70,7 @@ class Alternative:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasons:
     """``held``: what holds the step up, most first (the same plan, one thing twice as good). ``alternatives``: best first.
-    ``changes``: planned anew. ``skipped``: planners that there was no time for.
+    ``changes``: planned anew. ``skipped``: planners that there was no time for. ``systems``: steps of other systems, by models.
     """
 
     seconds: float
@@ -78,6 +80,7 @@ class Reasons:
     alternatives: tuple[Alternative, ...] = ()
     changes: tuple[Gain, ...] = ()
     skipped: tuple[str, ...] = ()
+    systems: tuple[SystemStep, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a planner without a plan has None as its seconds."""
@@ -110,6 +113,9 @@ class Reasons:
         yield f"memory: {self.memory}"
         if self.alternatives:
             yield from self._others()
+        if self.systems:
+            steps = "; ".join(f"{one.name} {Seconds(one.seconds)} ({one.degrees})" for one in self.systems)
+            yield f"other systems on all devices, by cost models that favor them: {steps}"
         for change in self.changes:
             what = f"{_told(change)}, {counted(change.devices, 'device')}" if change.factor >= 1 + _NOTHING else "no shorter step"
             yield f'a new plan with --what-if "{change.what}": {what}'
@@ -157,6 +163,7 @@ def reasons(case: Case, *, clock: Clock | None = None, changes: bool = True) -> 
         alternatives=others,
         skipped=skipped,
         changes=tuple(_changes(case, simulated, again, (watch, until))) if changes else (),
+        systems=other_systems(case.graph, case.topology, case.job, tables) if changes else (),
     )
 
 

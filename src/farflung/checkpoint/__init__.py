@@ -6,10 +6,10 @@ from farflung.checkpoint.adapters import Adapters, export_adapters
 from farflung.checkpoint.blob import Blob, FetchedBlob, FileBlob
 from farflung.checkpoint.export import export_file, export_transformers
 from farflung.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, check_resume
+from farflung.checkpoint.model_export import export_model
 from farflung.checkpoint.model_files import MODEL_FILES, ModelFiles, bytes_tokenizer, find_model_files
 from farflung.checkpoint.objects import ObjectCheckpoints
-from farflung.checkpoint.quantized_base import whole_states
-from farflung.checkpoint.reader import CheckpointReader
+from farflung.checkpoint.reader import CheckpointReader, FetchedReader
 from farflung.checkpoint.safetensors import SafetensorsIndex, TensorEntry
 from farflung.checkpoint.store import CheckpointStore, encode_shard, locate, pack
 from farflung.checkpoint.weights import Match, Weights, match_states
@@ -21,6 +21,7 @@ __all__ = [
     "CheckpointReader",
     "CheckpointStore",
     "FetchedBlob",
+    "FetchedReader",
     "FileBlob",
     "Manifest",
     "Match",
@@ -36,10 +37,10 @@ __all__ = [
     "encode_shard",
     "export_adapters",
     "export_file",
+    "export_model",
     "export_transformers",
     "find_model_files",
     "locate",
     "match_states",
     "pack",
-    "whole_states",
 ]

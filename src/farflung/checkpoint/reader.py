@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from farflung.checkpoint.blob import Blob, FileBlob
@@ -14,7 +14,7 @@ from farflung.checkpoint.store import CheckpointStore
 from farflung.errors import CheckpointError
 from farflung.graph.ir import TensorSpec
 
-__all__ = ["CheckpointReader"]
+__all__ = ["CheckpointReader", "FetchedReader"]
 
 
 class CheckpointReader:
@@ -101,3 +101,27 @@ class CheckpointReader:
         if index.entry(name).spec != record.spec:
             raise CheckpointError(f"shard {shard.file} holds another {name!r} than the manifest says: use an older checkpoint")
         return index
+
+
+class FetchedReader(CheckpointReader):
+    """States of a checkpoint that lies elsewhere; ``fetch`` returns states by name."""
+
+    def __init__(self, manifest: Manifest, fetch: Callable[[tuple[str, ...]], Mapping[str, Array]]) -> None:
+        super().__init__(manifest, _nowhere)
+        self._fetch = fetch
+
+    def read(self, names: Iterable[str]) -> dict[str, Array]:
+        """States by name.
+
+        Raises:
+            CheckpointError: a name is not in the checkpoint.
+        """
+        wanted = tuple(names)
+        found = dict(self._fetch(wanted))
+        if lacking := [name for name in wanted if name not in found]:
+            raise CheckpointError(f"the checkpoint has no {lacking[0]!r}: the run was changed meanwhile; export it again")
+        return found
+
+
+def _nowhere(shard: ShardRecord) -> Blob:
+    raise CheckpointError(f"shard {shard.file} lies elsewhere: only states can be read")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from farflung.checkpoint import FetchedReader
 from farflung.client.control import ControlClient
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost
 from farflung.messages.array_stream import fetch_states, upload_frames
-from farflung.messages.calls import StatesRequest, WeightsUpload
+from farflung.messages.calls import Export, Exported, StatesRequest, WeightsUpload
+from farflung.messages.exports import read_exported
+from farflung.messages.remote_calls import ask
 from farflung.messages.submission import Bundle
 from farflung.transports.tcp.endpoint import TcpEndpoint
 
@@ -41,6 +44,15 @@ class Client(ControlClient):
     def states(self, run: str, names: Sequence[str]) -> dict[str, Array]:
         """States of the run's newest checkpoint."""
         return fetch_states(self._rpc, StatesRequest(run=run, source="checkpoint", names=tuple(names)))
+
+    def export(self, run: str) -> tuple[FetchedReader, dict[str, bytes]]:
+        """The newest checkpoint of a run that is over, and the files of its model, by name.
+
+        Raises:
+            InputError: the run still trains, or has written no checkpoint.
+        """
+        manifest, files = read_exported(ask(self._rpc, Export(run=run), Exported))
+        return FetchedReader(manifest, lambda names: self.states(run, names)), files
 
     def endpoint(self) -> TcpEndpoint:
         """An endpoint of this member, to send data to workers."""

@@ -8,6 +8,8 @@ In the order in which a command passes through it:
 - ``base``: ``Provider``: the protocol; ``registry``: ``PROVIDERS``: providers by name.
 - ``ssh``: hosts that are reached with the command ``ssh``.
 - ``compose``: containers of Docker Compose; ``containers``: what it shares with other managers of containers.
+- ``kubernetes``: a StatefulSet and a Deployment.
+- ``ray``: actors of a Ray cluster; ``ray_actors``: what runs on its nodes; ``ray_log``: a program that prints their logs.
 - ``slurm``: tasks of Slurm's job arrays; ``local_broker``: the broker as a process of this machine.
 - ``host_requests``: what a provider asks of a host; ``hosted_processes``: the processes of a cluster on one host.
 - ``programs``: programs that providers call.

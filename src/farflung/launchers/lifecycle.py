@@ -162,12 +162,14 @@ class Lifecycle:
         end = monotonic() + self.wait
         look = monotonic() + _LOOK_SECONDS
         while True:
+            asked = monotonic()
             members = self.broker_status()["members"]
             joined = sum(str(one["name"]).startswith(f"{self.cluster.name}-") for one in members)
             if joined >= count:
                 return Joined(wanted=count, joined=count)
             if monotonic() < min(look, end):
-                self.pause(_PAUSE)
+                # a question costs the broker's machine a start of Python: most of the time is left to those who start
+                self.pause(max(_PAUSE, 2.0 * (monotonic() - asked)))
                 continue
             look = monotonic() + _LOOK_SECONDS
             processes = [one for one in self.provider.processes() if one.name != BROKER]

@@ -14,6 +14,8 @@ PROVIDERS: Registry[ProviderType] = Registry("provider", "launchers")
 
 _OWN = {
     "compose": "compose:ComposeProvider",
+    "kubernetes": "kubernetes:KubernetesProvider",
+    "ray": "ray:RayProvider",
     "slurm": "slurm:SlurmProvider",
     "ssh": "ssh:SshProvider",
 }

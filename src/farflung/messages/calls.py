@@ -41,6 +41,8 @@ __all__ = [
     "ClockAnswer",
     "ControlMember",
     "DashboardBytes",
+    "Export",
+    "Exported",
     "Granted",
     "Join",
     "Kick",
@@ -202,6 +204,12 @@ class StatesRequest(Message, kind="states", on=Channel.REQUESTS):
     names: Names
 
 
+class Export(Message, kind="export", on=Channel.REQUESTS):
+    """Ask what belongs to the weights of the newest checkpoint of a run that is over. The broker answers with ``Exported``."""
+
+    run: Run
+
+
 # -- uploads --------------------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +305,12 @@ class StatusAnswer(Message, kind="status", on=Channel.ANSWERS):
     states: dict[Member, Label]
     runs: list[dict[str, Any]]
     more: Flag = UNSET
+
+
+class Exported(SectionedMessage, kind="exported", on=Channel.ANSWERS, sections=ANY_SECTIONS):
+    """Answers ``Export``. ``documents`` names the sections, which are compressed: the manifest, and the files of the model."""
+
+    documents: Annotated[tuple[Label, ...], Meta(max_length=4096)]
 
 
 class LogAnswer(SectionedMessage, kind="log", on=Channel.ANSWERS, sections=ONE_SECTION):

@@ -25,7 +25,7 @@ from farflung.plan.document import plan_from_json
 from farflung.plan.model import Plan
 from farflung.wire.frames import decode_frame, encode_frame
 
-__all__ = ["BUNDLE_VERSION", "Bundle", "parses_quickly", "plan_of", "squeeze", "unsqueeze", "with_plan"]
+__all__ = ["BUNDLE_VERSION", "Bundle", "parses_quickly", "plan_of", "squeeze", "unpack", "unsqueeze", "with_plan"]
 
 BUNDLE_VERSION = 1
 #: The names of documents that are files of the model begin with this.
@@ -45,10 +45,15 @@ def unsqueeze(data: bytes | memoryview, limit: int = BOUNDS.bytes) -> str:
     Raises:
         WireError: it is damaged, or larger than ``limit`` bytes when unpacked.
     """
-    return _as_text(_unpack(data, limit))
+    return _as_text(unpack(data, limit))
 
 
-def _unpack(data: bytes | memoryview, limit: int) -> bytes:
+def unpack(data: bytes | memoryview, limit: int) -> bytes:
+    """The bytes of a compressed document of at most ``limit`` bytes.
+
+    Raises:
+        WireError: it is damaged or larger.
+    """
     if limit <= 0:  # zlib takes 0 for no limit at all
         raise WireError(f"the documents of a job are together larger than {BOUNDS.bytes} bytes")
     unpacker = zlib.decompressobj()
@@ -197,7 +202,7 @@ def _unpack_all(packed: Iterable[tuple[str, memoryview | bytes]]) -> dict[str, b
     for name, section in packed:
         if name in bodies:
             raise WireError(f"a job's document {name!r:.60} stands twice")
-        bodies[name] = _unpack(section, BOUNDS.unpacked(len(section), left))
+        bodies[name] = unpack(section, BOUNDS.unpacked(len(section), left))
         left -= len(bodies[name])
     return bodies
 

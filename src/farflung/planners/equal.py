@@ -86,22 +86,22 @@ def equal_compute_cuts(problem: Problem) -> list[tuple[int, int, str]]:
     return place(problem.graph, balanced_cuts(problem, count), problem.topology.names)
 
 
-def balanced_cuts(problem: Problem, count: int) -> list[int]:
-    """Cuts into ``count`` pieces of equal FLOPs, where least crosses among equals."""
+def balanced_cuts(problem: Problem, count: int, tolerance: float = _EQUAL) -> list[int]:
+    """Cuts into ``count`` pieces of equal FLOPs, where least crosses among equals: up to ``tolerance`` of a piece may move."""
     work = problem.cost.forward_sum + problem.cost.backward_sum
     cuts = _balanced(problem.runs, [float(work[run.stop] - work[run.start]) for run in problem.runs], count)
-    return cheapest_cuts(problem, cuts, work)
+    return cheapest_cuts(problem, cuts, work, tolerance)
 
 
-def cheapest_cuts(problem: Problem, cuts: Sequence[int], work: Vector) -> list[int]:
+def cheapest_cuts(problem: Problem, cuts: Sequence[int], work: Vector, tolerance: float = _EQUAL) -> list[int]:
     """Each cut at the position with the least traffic among those of equal FLOPs, pieces still non-empty."""
     traffic = problem.cost.crossing_forward + problem.cost.crossing_backward
     ends = [0, *cuts, len(problem.graph.ops)]
-    tolerance = _EQUAL * max(float(work[b] - work[a]) for a, b in pairwise(ends))
+    moved = tolerance * max(float(work[b] - work[a]) for a, b in pairwise(ends))
     starts = [run.start for run in problem.runs]
     for i in range(1, len(ends) - 1):
         here, before, after = ends[i], ends[i - 1], ends[i + 1]
-        equal = [s for s in starts if before < s < after and abs(work[s] - work[here]) <= tolerance]
+        equal = [s for s in starts if before < s < after and abs(work[s] - work[here]) <= moved]
         ends[i] = min(equal, key=lambda s: (float(traffic[s]), abs(float(work[s] - work[here]))))
     return ends[1:-1]
 

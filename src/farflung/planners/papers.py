@@ -49,6 +49,8 @@ GENETIC = 5000
 _PATIENCE = 1500
 #: Our own search needs fewer.
 _OWN = 400
+#: The part of a stage that may move, so that stages end between layers, where the least crosses.
+_WHOLE_LAYERS = 0.2
 #: Grids of fewer devices that are tried where none of all devices fits.
 _FEWER = 24
 #: Costs of shapes by the task's tables and (topology, shape, micro-batches, seed); a topology is known by its identity.
@@ -175,8 +177,12 @@ class GridPlanner(_Placing):
         chosen = _chosen(problem, shape[0] * shape[1])
         found = _assigned(problem, shape, self._method, evaluations)
         groups = [[chosen[i] for i in group] for group in found.devices]
-        cuts = [0, *balanced_cuts(problem, shape[1]), len(problem.graph.ops)]
-        return placed_plan(problem, groups, cuts, self.name)
+        plans = [
+            placed_plan(problem, groups, [0, *cuts, len(problem.graph.ops)], self.name)
+            for cuts in (balanced_cuts(problem, shape[1]), balanced_cuts(problem, shape[1], _WHOLE_LAYERS))
+        ]
+        seen = [self._judged(problem, plan) for plan in plans]
+        return min(zip(plans, seen, strict=True), key=lambda pair: (not pair[1].feasible, pair[1].step_seconds))[0]
 
 
 def _assigned(problem: Problem, shape: tuple[int, int], method: GridMethod, evaluations: int) -> Assignment:

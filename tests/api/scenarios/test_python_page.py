@@ -28,8 +28,9 @@ def test_the_blocks_run(ticket: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [value.tobytes() for value in results[4].state_dict().values()] == same, "with the ticket as without it"
     assert set(torch.load("weights.pt", weights_only=True)) == set(results[1].state_dict())
     assert (tmp_path / "trained" / "config.json").exists()
-    assert len(results[6].evaluations) == len(results[7].evaluations) == 2
-    assert results[8].stopped == (results[8].steps < 200)
+    assert (names["run"].status.state, (tmp_path / "gpt.safetensors").exists()) == ("finished", True)
+    assert len(results[7].evaluations) == len(results[8].evaluations) == 2
+    assert results[9].stopped == (results[9].steps < 200)
     assert names["second"].steps == 20
     assert len(names["second"].losses) == 10
 

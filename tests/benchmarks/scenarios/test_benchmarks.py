@@ -34,7 +34,7 @@ def invoke(*arguments: str) -> Any:
 
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
     names = (
-        "auto chain changing chaos codecs compression coverage crawl emulator exactness fusionllm fuzz "
+        "auto chain changing chaos codecs compression coverage crawl dtfm emulator exactness fusionllm fuzz "
         "fuzz-graphs grid hostile hybrid isolation joining kept loss loss-study memory messages overhead overlap pipeline "
         "planning prediction profile shared-cores silent-connections simulator startup sync-loss sync-memory "
         "sync-network sync-schedule sync-speeds sync-strategies trace-cost trackers transport verification web"
@@ -284,6 +284,18 @@ def test_the_byte_network_has_the_gradient_of_its_loss() -> None:
             moved = [layer + sign * direction if at == index else layer for at, layer in enumerate(parameters)]
             ends.append(network.gradient(moved, 0, 0)[0])
         assert (ends[0] - ends[1]) / 2e-6 == pytest.approx((gradient[index] * direction).sum(), rel=1e-4)
+
+
+def test_dtfm_lays_its_scheduler_beside_random_placement_and_other_systems() -> None:
+    report = run("dtfm")
+    (found,) = report.figures["runs"]
+    seconds = {name: one["step_seconds"] for name, one in found["systems"].items()}
+    ranks = {f"{name}{order}" for name in ("Megatron-LM", "ZeRO-3") for order in ("", ", random ranks")}
+    assert seconds.keys() == {"grid", "dtfm", "random_grid"} | ranks
+    assert seconds["grid"] <= seconds["random_grid"]
+    assert found["systems"]["dtfm"]["pflops"] == found["flops"] / seconds["dtfm"] / 1e15
+    (curves,) = report.figures["curves"].values()
+    assert min(curves.values()) == curves["search"]
 
 
 def test_fusionllm_lays_planners_and_codecs_side_by_side() -> None:

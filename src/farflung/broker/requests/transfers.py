@@ -12,10 +12,12 @@ from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.records.run_store import RunStore
 from farflung.broker.requests.permission import caller_of, client_of
 from farflung.broker.run_table import RunTable
+from farflung.checkpoint import ModelFiles
 from farflung.errors import CheckpointError, DiskFull, InputError, SecurityError, WireError
 from farflung.messages.array_stream import tensor_pieces
-from farflung.messages.calls import ShardUpload, StatesRequest, Uploaded, UploadEnd, UploadPiece, WeightsUpload
-from farflung.messages.remote_calls import serve_all
+from farflung.messages.calls import Export, Exported, ShardUpload, StatesRequest, Uploaded, UploadEnd, UploadPiece, WeightsUpload
+from farflung.messages.exports import exported
+from farflung.messages.remote_calls import serve, serve_all
 from farflung.messages.schema import Channel, Message
 from farflung.messages.watching import CheckpointWritten
 from farflung.messages.wire_form import decode, encode
@@ -46,6 +48,25 @@ class Transfers:
         """Serve the calls."""
         server.session("upload", self.upload)
         serve_all(server, StatesRequest, self.states)
+        serve(server, Export, self.export)
+
+    def export(self, call: Call, request: Export) -> Exported:
+        """Return what belongs to the weights of a run that is over.
+
+        Raises:
+            InputError: the run still trains, or has written no checkpoint.
+        """
+        live = self.runs.live(request.run)
+        self.folders.check(live.run, client_of(call, "export a run"), "fetch its weights")
+        manifest = live.store.checkpoints.latest()
+        if live.result is None or manifest is None:
+            cause = (
+                "still trains: wait until it is over"
+                if live.result is None
+                else "has no checkpoint: it ended before the first one"
+            )
+            raise InputError(f"run {live.run!r} {cause}")
+        return exported(manifest, ModelFiles(live.store.root).read())
 
     def upload(self, call: Call, frames: Iterator[Frame]) -> Iterator[Frame]:
         """Store a checkpoint's shard from a worker, or first weights from a submitter."""

@@ -9,5 +9,5 @@
 - ``ledger``: what each machine contributed to runs, and what that cost.
 - ``trace``: where the time of a run went.
 - ``generate``: text by the model of a run.
-- ``checkpoint``: list, verify, export and copy checkpoints; ``model_export``: a folder for ``from_pretrained``.
+- ``checkpoint``: list, verify, export and copy checkpoints.
 """

@@ -11,9 +11,11 @@ from farflung.checkpoint import (
     CheckpointReader,
     CheckpointStore,
     Manifest,
+    ModelFiles,
     ObjectCheckpoints,
     export_adapters,
     export_file,
+    export_model,
     locate,
 )
 from farflung.cli.completion import complete_run
@@ -202,8 +204,6 @@ def _exported(reader: CheckpointReader, run_folder: Path, out: Path, *, adapters
     if adapters:
         return [str(export_adapters(reader, out))]
     if transformers:
-        from farflung.cli.runs.model_export import export_model
-
-        return export_model(reader, run_folder, out)
+        return export_model(reader, ModelFiles(run_folder).read(), out)
     written = export_file(reader, out)
     return [f"{out}: {counted(len(written), 'tensor')} of step {reader.manifest.step}"]

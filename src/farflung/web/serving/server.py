@@ -30,6 +30,10 @@ from farflung.web.widgets.layout import frame
 __all__ = ["Serving", "serve"]
 
 
+#: Seconds in which a server whose owner has ended closes its connections.
+_GRACE = 0.5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """What is served where. ``certificate``: files of key and certificate (``None``: no TLS).
@@ -91,13 +95,18 @@ def _compressed(app: ASGIApp) -> GZipMiddleware:
 
 
 def _end_with_owner(server: uvicorn.Server) -> None:
-    """End the server when standard input ends: the process that started it holds the other end."""
+    """End the server when standard input ends: the process that started it holds the other end.
+
+    A call of the broker on another thread can outlast its process by many seconds. Nothing here needs to be stored, so nobody
+    waits for that thread.
+    """
     loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
 
     def readable() -> None:
         if not os.read(descriptor, 4096):
             loop.remove_reader(descriptor)
             server.should_exit = True
+            loop.call_later(_GRACE, os._exit, 0)
 
     loop.add_reader(descriptor, readable)
 

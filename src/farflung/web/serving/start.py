@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import secrets
 import socket
@@ -45,6 +46,8 @@ def serve_owned(descriptor: int, home: Path) -> None:
     secret = bytes.fromhex(os.read(sys.stdin.fileno(), 65).decode("ascii"))
     listening = socket.socket(fileno=descriptor)
     _serve_home(listening, home, secret, owned=True)
+    logging.shutdown()
+    os._exit(0)  # the interpreter's own end takes seconds: it waits for threads and takes all libraries apart
 
 
 def serve_broker(home: Path, address: str | None, say: Callable[[str], None]) -> None:

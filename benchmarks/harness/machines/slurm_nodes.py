@@ -10,17 +10,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
-
+from benchmarks.harness.machines.waiting import until
 from farflung.child_processes import end_all
-from tests.support.quiet import until
 
-_DAEMONS = ("munged", "slurmctld", "slurmd")
+__all__ = ["has_slurm", "slurm_nodes"]
+
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 _WHERE = "/usr/sbin:/usr/bin"
-needs_slurm = pytest.mark.skipif(
-    os.geteuid() != 0 or any(shutil.which(name, path=_WHERE) is None for name in (*_DAEMONS, "sbatch")),
-    reason="needs root and Slurm (apt-get install slurmctld slurmd slurm-client munge)",
-)
+
+
+def has_slurm() -> bool:
+    """Return whether this process may start a Slurm: it needs root and the programs."""
+    return os.geteuid() == 0 and all(shutil.which(name, path=_WHERE) is not None for name in _PROGRAMS)
+
 
 _CONFIG = """
 ClusterName=test
@@ -61,7 +63,8 @@ def slurm_nodes(place: Path, nodes: int) -> Iterator[dict[str, str]]:
     host = socket.gethostname().partition(".")[0]
     first = _free_ports(nodes + 1)
     port, last = first + nodes, first + nodes - 1
-    (place / "slurm.conf").write_text(_CONFIG.format(**{**locals(), "place": place}))
+    facts = {"place": place, "host": host, "port": port, "nodes": nodes, "first": first, "last": last}
+    (place / "slurm.conf").write_text(_CONFIG.format(**facts))
     (place / "state").mkdir()
     (place / "key").write_bytes(os.urandom(1024))
     (place / "key").chmod(0o400)
@@ -83,13 +86,15 @@ def _start(stack: ExitStack, words: list[str], variables: dict[str, str], place:
     program = shutil.which(words[0], path=_WHERE)
     assert program is not None
     with (place / "daemons.log").open("ab") as log:
-        process = subprocess.Popen([program, *words[1:]], env={**os.environ, **variables}, stdout=log, stderr=log)
+        environment = {**os.environ, **variables}
+        process = subprocess.Popen([program, *words[1:]], env=environment, stdout=log, stderr=log)  # noqa: S603 - no shell
     stack.callback(end_all, [process], 10.0)
 
 
 def _idle(variables: dict[str, str]) -> int:
     words = ["sinfo", "--noheader", "--Node", "--partition=low", "--states=idle", "--format=%N"]
-    done = subprocess.run(words, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **variables}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
     return len(done.stdout.split())
 
 

@@ -1,4 +1,4 @@
-"""``farflung checkpoint export --transformers``: a folder for ``from_pretrained``, with what belongs beside the weights."""
+"""A run as a folder for ``from_pretrained``, with what belongs beside the weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from farflung.checkpoint import Adapters, CheckpointReader, ModelFiles, bytes_tokenizer, export_transformers, whole_states
+from farflung.checkpoint.adapters import Adapters
+from farflung.checkpoint.export import export_transformers
+from farflung.checkpoint.model_files import bytes_tokenizer
+from farflung.checkpoint.quantized_base import whole_states
+from farflung.checkpoint.reader import CheckpointReader
 from farflung.errors import InputError
 from farflung.job import from_json as job_from_json
 
@@ -17,8 +21,10 @@ _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
-def export_model(reader: CheckpointReader, run_folder: Path, out: Path) -> list[str]:
+def export_model(reader: CheckpointReader, kept: Mapping[str, bytes], out: Path) -> list[str]:
     """Write weights, configuration, tokenizer and generation settings to ``out``; returns what to print, line by line.
+
+    ``kept``: the files of the model that the run keeps, by name.
 
     Raises:
         InputError: the model is not one of the ``transformers`` library.
@@ -30,7 +36,7 @@ def export_model(reader: CheckpointReader, run_folder: Path, out: Path) -> list[
             "this run's model is not one of the transformers library (no configuration in the checkpoint): "
             "export to one safetensors file instead"
         )
-    files, remark = _files(reader, run_folder)
+    files, remark = _files(reader, kept)
     prefix = notes.get("prefix", "")
     found = Adapters.of(reader)
     whole = whole_states(reader)
@@ -53,9 +59,9 @@ def export_model(reader: CheckpointReader, run_folder: Path, out: Path) -> list[
     return [f"{out}: step {reader.manifest.step} ({written})", *([remark] if remark else [])]
 
 
-def _files(reader: CheckpointReader, run_folder: Path) -> tuple[dict[str, bytes], str]:
+def _files(reader: CheckpointReader, kept: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
     """Return the files beside the weights, and a remark if the tokenizer is unknown."""
-    files = ModelFiles(run_folder).read()
+    files = dict(kept)
     data = job_from_json(reader.manifest.job).data
     if data.tokenized and data.tokenizer == "bytes":
         return {**files, **bytes_tokenizer()}, ""

@@ -1,4 +1,4 @@
-"""Hosts for launchers: one sshd for each on the loopback, as this user, with keys and folders of its own."""
+"""Hosts that `ssh` reaches: one sshd for each on the loopback, as this user, with keys and folders of its own."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from pathlib import Path
 
 import msgspec
 import psutil
-import pytest
 
+from benchmarks.harness.machines.waiting import until
 from farflung.child_processes import end_all
-from tests.support.quiet import until
 
-ROOT = Path(__file__).resolve().parents[2]
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin") or ""
-needs_sshd = pytest.mark.skipif(not SSHD or shutil.which("ssh") is None, reason="needs sshd and ssh (openssh-server)")
+__all__ = ["Host", "Hosts", "has_sshd", "ssh_hosts"]
+
+_ROOT = Path(__file__).resolve().parents[3]
+_SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin") or ""
+
+
+def has_sshd() -> bool:
+    """Return whether this machine has OpenSSH with its server."""
+    return bool(_SSHD) and shutil.which("ssh") is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +38,7 @@ class Host:
     server: subprocess.Popen[bytes]
 
     def pids(self, cluster: str) -> dict[str, int]:
-        """The processes of ``cluster`` that were started on this host, by name."""
+        """Return the processes of ``cluster`` that were started on this host, by name."""
         folder = self.home / "clusters" / cluster / "processes"
         return {path.stem: msgspec.json.decode(path.read_bytes())["pid"] for path in folder.glob("*.json")}
 
@@ -47,7 +52,7 @@ class Hosts:
     config: Path
 
     def cluster_file(self, name: str = "lab", *, workers: str = "", changes: str = "") -> Path:
-        """A cluster file for all hosts. ``workers``: further lines of [workers]. ``changes``: lines after the hosts."""
+        """Write a cluster file for all hosts. ``workers``: further lines of [workers]. ``changes``: lines after the hosts."""
         path = self.place / f"{name}.toml"
         hosts = "".join(f'[[ssh.hosts]]\naddress = "{host.name}"\n' for host in self.hosts)
         path.write_text(
@@ -64,7 +69,8 @@ def ssh_hosts(place: Path, *names: str) -> Iterator[Hosts]:
     keys = place / "keys"
     keys.mkdir()
     for key in ("host", "client"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key)], check=True)
+        make = [shutil.which("ssh-keygen") or "", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key)]
+        subprocess.run(make, check=True)  # noqa: S603 - no shell
     hosts: list[Host] = []
     try:
         hosts.extend(_start(place, keys, name) for name in names)
@@ -89,13 +95,13 @@ def _start(place: Path, keys: Path, name: str) -> Host:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd of root wants it for its unprivileged part
-    variables = f"FARFLUNG_HOME={home} PYTHONPATH={ROOT / 'src'} OMP_NUM_THREADS=1"
+    variables = f"FARFLUNG_HOME={home} PYTHONPATH={_ROOT / 'src'} OMP_NUM_THREADS=1"
     words = ["ListenAddress=127.0.0.1", f"AuthorizedKeysFile={keys}/client.pub", "StrictModes=no", "UsePAM=no"]
     words += ["PidFile=none", f"SetEnv={variables}", "PasswordAuthentication=no", "MaxStartups=100"]
     options = [part for word in words for part in ("-o", word)]
-    command = [SSHD, "-D", "-e", "-f", "/dev/null", "-h", str(keys / "host"), "-p", str(port), *options]
+    command = [_SSHD, "-D", "-e", "-f", "/dev/null", "-h", str(keys / "host"), "-p", str(port), *options]
     with (place / f"{name}.sshd.log").open("wb") as log:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603 - no shell
     until(lambda: server.poll() is not None or _answers(port))
     assert server.poll() is None, (place / f"{name}.sshd.log").read_text()
     return Host(name=name, port=port, home=home, server=server)

@@ -1,0 +1,179 @@
+"""A broker to which a program submits jobs that go on without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from farflung.api.detached.run import DetachedRun, OnRecord, check_path
+from farflung.api.detached.table import RunStatus, RunTable
+from farflung.checkpoint import export_file, export_model
+from farflung.client.connection import Client
+from farflung.engines.base import Array
+from farflung.errors import InputError
+from farflung.job import JobSpec, check_job, load_job, make_job
+from farflung.job.check import check_decided
+from farflung.messages.watching import RecordLine, Result
+from farflung.security import Ticket
+from farflung.security.user_home import own_key
+from farflung.telemetry.records import RecoveryRecord, RunResult, read_record
+from farflung.units import Seconds
+from farflung.worker.membership import join
+
+__all__ = ["Cluster", "connect"]
+
+#: How long ``wait`` tries to reach a broker that does not answer, in seconds.
+_PATIENCE = Seconds(600.0)
+
+
+def connect(ticket: str) -> Cluster:
+    """Connect to the broker of a submit ticket.
+
+    Raises:
+        SecurityError: the broker refuses the ticket.
+        ConnectionLost: it does not answer.
+    """
+    return Cluster(Client(join(Ticket.parse(ticket), name="notebook", role="client", key=own_key())))
+
+
+class Cluster:
+    """A broker with its workers. ``close`` ends the connection, not the runs; a ``with`` block closes it as well."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        client.patience = _PATIENCE
+
+    def submit(
+        self,
+        job: str | Path | JobSpec | Mapping[str, Any],
+        *,
+        steps: int | None = None,
+        resume: str | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> DetachedRun:
+        """Submit a job, and return its run, which starts when enough workers have joined.
+
+        Args:
+            job: a job file, a ``JobSpec``, or a mapping with the keys of a job file. Its recipe and weights are read here,
+                relative to the job file or to the current folder. Its data are read by the workers.
+            steps: steps of the job in all.
+            resume: a run to continue from.
+            say: told what goes on; the capture of a model takes seconds.
+
+        Raises:
+            InputError: the job is not one that can be submitted.
+            CaptureError: the model can't become a graph.
+        """
+        from farflung.api.submission import bundle_job, check_data, send_weights
+
+        spec, base = _job(job)
+        if resume is not None:
+            spec = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"resume": resume})})
+        if steps is not None:
+            spec = spec.model_copy(update={"steps": steps})
+        check_job(spec)
+        check_decided(spec)
+        bundle = bundle_job(spec, base=base, say=say)
+        check_data(bundle, base)
+        send_weights(self._client, bundle)
+        return DetachedRun(self._client.submit(bundle, say)["run"], self)
+
+    def runs(self) -> RunTable:
+        """The runs that this ticket may see, oldest first."""
+        runs = self._client.status()["runs"]
+        assert isinstance(runs, list)
+        return RunTable([RunStatus.of(run) for run in runs])
+
+    def run(self, name: str) -> DetachedRun:
+        """The run ``name``.
+
+        Raises:
+            InputError: there is none.
+        """
+        self.status(name)
+        return DetachedRun(name, self)
+
+    def status(self, run: str) -> RunStatus:
+        """State, steps and loss of a run.
+
+        Raises:
+            InputError: there is no such run.
+        """
+        runs = self.runs()
+        found = next((one for one in runs if one.run == run), None)
+        if found is None:
+            known = ", ".join(one.run for one in runs[-5:]) or "none"
+            raise InputError(f"the broker has no run {run!r:.80}: the newest are {known}")
+        return found
+
+    def wait(self, run: str, on_record: OnRecord | None = None) -> RunResult:
+        """Wait until ``run`` is over. ``on_record`` is called with each record, also with those from before this call.
+
+        Raises:
+            TrainingError: the run failed; the text is its cause.
+            ConnectionLost: the broker does not answer for ten minutes.
+        """
+        for message in self._client.watch(run):
+            if isinstance(message, RecordLine) and on_record is not None:
+                record = read_record(message.line)
+                if record is not None and not isinstance(record, RecoveryRecord):
+                    on_record(record)
+            elif isinstance(message, Result):
+                result = RunResult.from_json(message.result)
+                if result.status == "failed":
+                    raise self._client.failure(run, f"{run} failed after {result.steps} steps: {result.cause}")
+                return result
+        raise InputError(f"the connection was closed before {run} was over: connect again")
+
+    def stop(self, run: str) -> None:
+        """Ask ``run`` to end after its current step."""
+        self._client.stop(run)
+
+    def export(self, run: str, path: str | Path) -> list[str]:
+        """Write the weights of a run that is over, and return lines that describe what was written.
+
+        ``path``: a file that ends with ``.safetensors``, or a folder for ``from_pretrained`` if the model is one of
+        ``transformers``, with its tokenizer.
+
+        Raises:
+            InputError: the run still trains, has no checkpoint, or is no model of ``transformers``; or ``path`` exists.
+        """
+        place = Path(path)
+        check_path(place)
+        reader, files = self._client.export(run)
+        if place.suffix != ".safetensors":
+            return export_model(reader, files, place)
+        written = export_file(reader, place)
+        return [f"{place}: {len(written)} tensors of step {reader.manifest.step}"]
+
+    def state_dict(self, run: str) -> dict[str, Array]:
+        """The weights of a run that is over, as NumPy arrays by all their names.
+
+        Raises:
+            InputError: the run still trains, or has no checkpoint.
+        """
+        reader, _ = self._client.export(run)
+        states = reader.read(reader.manifest.states)
+        return {name: states[state] for state in states for name in (state, *reader.manifest.aliases.get(state, ()))}
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _job(job: str | Path | JobSpec | Mapping[str, Any]) -> tuple[JobSpec, Path]:
+    """The job, and the folder that its paths start from."""
+    if isinstance(job, (str, Path)):
+        return load_job(job), Path(job).resolve().parent
+    spec = job if isinstance(job, JobSpec) else make_job(job)
+    if spec.data.kind == "caller":
+        raise InputError("a run that goes on without this process needs data that workers read: set data.kind, or call train")
+    return spec, Path.cwd()
