@@ -44,5 +44,4 @@ __all__ = [
     "locate",
     "match_states",
     "pack",
-    "whole_states",
 ]
