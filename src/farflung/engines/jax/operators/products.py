@@ -100,8 +100,9 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, bits: Tens
         weights = jax.nn.softmax(scores, axis=-1)
     elif mask.dtype == bool:
         # A row without any element gives zeros, as in PyTorch.
-        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1, where=None)
-        weights = jnp.where(jnp.any(mask, axis=-1, keepdims=True), weights, 0)
+        some = jnp.any(mask, axis=-1, keepdims=True)
+        weights = jax.nn.softmax(jnp.where(some, jnp.where(mask, scores, -jnp.inf), 0), axis=-1)
+        weights = jnp.where(some, weights, 0)
     else:
         weights = jax.nn.softmax(scores + mask.astype(scores.dtype), axis=-1)
     if dropout and bits is not None:
