@@ -9,7 +9,6 @@ from farflung.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, ch
 from farflung.checkpoint.model_export import export_model
 from farflung.checkpoint.model_files import MODEL_FILES, ModelFiles, bytes_tokenizer, find_model_files
 from farflung.checkpoint.objects import ObjectCheckpoints
-from farflung.checkpoint.quantized_base import whole_states
 from farflung.checkpoint.reader import CheckpointReader, FetchedReader
 from farflung.checkpoint.safetensors import SafetensorsIndex, TensorEntry
 from farflung.checkpoint.store import CheckpointStore, encode_shard, locate, pack
