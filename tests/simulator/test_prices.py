@@ -22,7 +22,7 @@ def test_the_documented_price_file(tmp_path: Path) -> None:
     assert (prices.device("gpu-3").busy_watts, prices.device("gpu-3").hour) == (350, 1.2)
     assert (prices.device("laptop").busy_watts, prices.device("laptop").idle_watts) == (60, 15)
     assert prices.gigabyte("here", "there") == 0.09
-    assert prices.gigabyte("there", "here") == 0
+    assert prices.gigabyte("there", "here") == 0.09
     assert prices.gigabyte("here", "here") == 0
     bill = prices.bill(3600.0, {"gpu-3": 1800.0}, {("here", "there"): 2e9})
     assert bill.rent == pytest.approx(1.2)

@@ -30,6 +30,7 @@ def test_targets_are_judged_by_the_medians() -> None:
         "CPU time of help": True,
         "CPU time of status": True,
         "CPU time of join": False,
+        "CPU time of join until registered": False,
     }
 
 

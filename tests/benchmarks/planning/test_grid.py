@@ -15,7 +15,7 @@ from farflung.planners.grid.budget import Budget
 def test_grid_reports_cases_networks_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the clock takes a millisecond, so that a busy machine searches as long as any other."""
     ticks = itertools.count()
-    monkeypatch.setattr(assign, "Budget", lambda count, seconds: Budget(count, seconds, lambda: next(ticks) / 1000))
+    monkeypatch.setattr(assign, "Budget", lambda *args, **kwargs: Budget(*args, now=lambda: next(ticks) / 1000, **kwargs))
     chosen = BENCHMARKS.get("grid")
     pairs = ("seeds=1", "draws=3", "scales=1", "case_seconds=0.1", "dtfm_seconds=0.1", "seconds=0.2")
     said: list[str] = []

@@ -78,6 +78,14 @@ ELSEWHERE = {
     "farflung join TICKET": "cli/scenarios/test_cli_processes.py",
     "farflung join TICKET --isolation required": "engines/test_isolation.py",
     "farflung join TICKET --isolation off": "engines/test_isolation.py",
+    "farflung join TICKET --engine jax": "end_to_end/training/test_jax_workers.py",
+    "farflung up cluster.toml": "launchers/test_ssh.py",
+    "farflung up examples/clusters/compose.toml": "launchers/test_compose.py",
+    "farflung submit job.toml --ticket @FILE": "launchers/test_ssh.py",
+    "farflung submit job.toml --ticket @~/.farflung/clusters/lab/owner-ticket": "launchers/test_ssh.py",
+    "farflung scale cluster.toml 2": "launchers/test_ssh.py",
+    "farflung logs cluster.toml --follow": "launchers/test_ssh.py",
+    "farflung down cluster.toml": "launchers/test_ssh.py",
     "farflung doctor": "worker/test_doctor.py",
     "farflung kick attic": "broker/test_access_control.py",
     "farflung kick attic --undo": "broker/test_access_control.py",
@@ -154,6 +162,8 @@ def test_every_command_is_run_somewhere() -> None:
             '"web"',
             '"join"',
             '"doctor"',
+            '"up"',
+            '"--engine"',
             '"required"',
             "run_trial",
             '"generate"',
@@ -194,7 +204,7 @@ def test_plans_and_simulations_by_the_pages(
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert re.search(r"^double here there +\S+", said[3], flags=re.MULTILINE)
     assert "<svg" in (tmp_path / "plan.html").read_text()
-    assert re.search(r"^cost: .* USD", said[5], flags=re.MULTILINE)
+    assert re.search(r"^cost of .* steps?: .* USD", said[5], flags=re.MULTILINE)
     assert "throughput with deaths" in said[5]
 
 

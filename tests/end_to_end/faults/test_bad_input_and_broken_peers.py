@@ -556,5 +556,5 @@ def test_one_broker_to_a_folder(tmp_path: Path) -> None:
 def test_a_run_that_is_over_cannot_be_stopped(cluster: Loopback, captured: Bundle) -> None:
     end = play(cluster, captured)
     assert end.result.status == "finished"
-    with pytest.raises(InputError, match=rf"run '{end.run}' is over already: done"):
+    with pytest.raises(InputError, match=rf"run '{end.run}' is over already: finished"):
         cluster.client.stop(end.run)

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-import farflung.engines.torch.warmup as warmup
 from farflung.cost import SpeedFit, fit_speed_factor
+from farflung.engines import warmup
+from farflung.engines.torch.warmup import warm_up_device
 from farflung.errors import InputError
 
 
@@ -23,7 +24,7 @@ def test_it_goes_on_until_its_times_make_sense(monkeypatch: pytest.MonkeyPatch, 
         return fit_speed_factor(calls, flops, [one / 1e9 for one in flops], peak)
 
     monkeypatch.setattr(warmup, "fit_speed_factor", fit)
-    report = warmup.measure_device("cpu", 1e12)
+    report = warmup.measure_device(warm_up_device("cpu"), 1e12)
     assert report.flops_per_second == pytest.approx(1e9)
     assert len(rounds) == bad + 1
     assert all(b <= a for one, two in pairwise(rounds) for a, b in zip(one, two, strict=True))
@@ -35,4 +36,4 @@ def test_it_gives_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(warmup, "fit_speed_factor", fit)
     with pytest.raises(InputError, match="do not grow with its FLOPs"):
-        warmup.measure_device("cpu", 1e12)
+        warmup.measure_device(warm_up_device("cpu"), 1e12)
