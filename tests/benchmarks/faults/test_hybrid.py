@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def test_a_process_that_is_away_loses_its_connections_and_joins_when_it_is_back(
     joining.join()
 
 
+@pytest.mark.slow
 def test_a_quick_run_has_every_part() -> None:
     chosen = BENCHMARKS.get("hybrid")
     report: Any = chosen.run(chosen.settings(quick=True), lambda text: None)

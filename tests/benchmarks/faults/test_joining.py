@@ -30,6 +30,7 @@ def test_unknown_ways_are_refused() -> None:
         bench.run(override(bench.settings(quick=True), ["ways=sits"]), lambda _: None)
 
 
+@pytest.mark.slow
 def test_a_helper_is_of_use_in_mid_run() -> None:
     bench = Joining()
     report = bench.run(bench.settings(quick=True), lambda _: None)

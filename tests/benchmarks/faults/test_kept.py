@@ -27,6 +27,7 @@ def test_each_spacing_has_its_own_target() -> None:
     assert [(check.target, check.passed) for check in checks] == [("85%", True), ("95%", False)]
 
 
+@pytest.mark.slow
 def test_a_quick_run_has_every_part() -> None:
     chosen = BENCHMARKS.get("kept")
     report: Any = chosen.run(chosen.settings(quick=True), lambda text: None)

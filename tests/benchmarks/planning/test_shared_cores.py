@@ -39,6 +39,7 @@ def test_unknown_models_and_too_few_cores_are_refused() -> None:
         bench.run(override(bench.settings(quick=True), ["cores=4096"]), lambda _: None)
 
 
+@pytest.mark.slow
 def test_two_workers_on_one_core() -> None:
     bench = SharedCores()
     report = bench.run(override(bench.settings(quick=True), ["cores=1"]), lambda _: None)

@@ -241,6 +241,7 @@ def test_the_simulator_handles_as_many_events_as_the_plan_has() -> None:
     assert set(report.figures["codec_bytes_per_second"]) == {"fp16", "bf16", "int8", "topk"}
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_reported_step_is_counted() -> None:
     figures = run("trackers").figures
     costs = figures["microseconds"]
