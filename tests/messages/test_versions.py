@@ -49,6 +49,11 @@ def test_another_minor_version_or_protocol_is_refused(version: str | None, proto
     assert text.endswith(f"major and minor version must be equal; {remedy}")
 
 
+def test_another_engine_is_changed_by_an_option_of_join() -> None:
+    (text,) = version_warnings([member("a"), member("b"), member("c", "jax 0.10.2")])["c"]
+    assert text.endswith("runs that use both are not bit-equal to a plain loop; join with --engine torch there")
+
+
 def test_another_patch_is_let_in() -> None:
     check_versions(Frame("join", {"version": f"{MAJOR}.{MINOR}.{PATCH + 1}", "protocol": 6}), 6)
 

@@ -65,14 +65,19 @@ def version_warnings(members: Sequence[Member]) -> dict[str, list[str]]:
         version = member.offer.versions.get("farflung", "")
         if engine and engine != usual:
             found.setdefault(member.name, []).append(
-                f"{engine}, most workers have {usual}: runs that use both are not bit-equal to a plain loop; "
-                f"install {usual.replace(' ', '==')} there"
+                f"{engine}, most workers have {usual}: runs that use both are not bit-equal to a plain loop; {_remedy(engine, usual)}"
             )
         if version and version != __version__:
             found.setdefault(member.name, []).append(
                 f"farflung {version}, the broker has {__version__}; install farflung=={__version__} there"
             )
     return found
+
+
+def _remedy(engine: str, usual: str) -> str:
+    """How a worker gets the engine that most others have: another version of the same, or another one."""
+    name, _, version = usual.partition(" ")
+    return f"install {name}=={version} there" if engine.partition(" ")[0] == name else f"join with --engine {name} there"
 
 
 def mixed_engines(members: Sequence[Member]) -> str:
