@@ -65,7 +65,8 @@ def version_warnings(members: Sequence[Member]) -> dict[str, list[str]]:
         version = member.offer.versions.get("farflung", "")
         if engine and engine != usual:
             found.setdefault(member.name, []).append(
-                f"{engine}, most workers have {usual}: runs that use both are not bit-equal to a plain loop; {_remedy(engine, usual)}"
+                f"{engine}, most workers have {usual}: runs that use both are not bit-equal to a plain loop; "
+                f"{_remedy(engine, usual)}"
             )
         if version and version != __version__:
             found.setdefault(member.name, []).append(
