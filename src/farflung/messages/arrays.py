@@ -9,10 +9,11 @@ from farflung.codecs import decode_payload
 from farflung.codecs.base import Codec, Payload
 from farflung.errors import WireError
 from farflung.graph.ir import TensorSpec
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.array_headers import ArrayHeader, ArrayItem, PayloadHeader
 from farflung.messages.data import ArraysMessage
 from farflung.messages.schema import UNSET, Sections, UnsetType, kind_of
-from farflung.wire.arrays import Array, compact, pack, restore, unpack
+from farflung.wire.arrays import DTYPES, Array, compact, pack, restore, unpack
 
 __all__ = [
     "FLOATING",
@@ -55,20 +56,32 @@ def encode_array(array: Array, codec: Codec | None) -> PackedArray:
     return PackedArray(ArrayHeader.of(meta), payload.to_header(), tuple(payload.sections))
 
 
-def decode_array(packed: PackedArray, limit: int) -> Array:
-    """Return what ``encode_array`` packed.
+def decode_array(packed: PackedArray, limit: int, budget: MemoryBudget | None = None) -> Array:
+    """Return what ``encode_array`` packed. What a codec decodes takes memory from ``budget``; other arrays lie in their frame.
 
     Raises:
         WireError: header and sections do not belong together, or the array is larger than ``limit`` bytes.
         CodecError: the payload is malformed.
+        MemoryExceeded: ``budget`` has no room.
     """
     meta, sections = packed.array.meta, packed.sections
     if packed.payload is not UNSET:
-        decoded = decode_payload(Payload.from_header(packed.payload, sections, limit))
+        payload = Payload.from_header(packed.payload, sections, limit)
+        nbytes = payload.numel * DTYPES[payload.dtype].itemsize
+        with (budget or MemoryBudget()).transferred(nbytes, "a decoded value") as owns:
+            decoded = decode_payload(payload)
+            owns(_owner(decoded))
         return restore(meta, decoded.reshape(-1), limit)
     if len(sections) != 1:
         raise WireError(f"an uncompressed value has one section, this one has {len(sections)}")
     return unpack(meta, sections[0], limit)
+
+
+def _owner(array: Array) -> Array:
+    """Return the array whose memory ``array`` shows: views of views refer to it alone."""
+    while isinstance(array.base, type(array)):
+        array = array.base
+    return array
 
 
 def pack_arrays(head: Callable[..., ArraysT], arrays: Sequence[Array | None], codec: Codec | None) -> ArraysT:

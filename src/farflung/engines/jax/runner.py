@@ -29,7 +29,7 @@ class JaxRunner:
         graph = subgraph.graph
         names = subgraph.states if settings.training else ()
         trained = frozenset(n for n in names if n in graph.trained and not is_frozen(settings.optimizer, n))
-        self.state: JaxStates = JaxStates(subgraph, device, trained, None if share is None else share.state)
+        self.state: JaxStates = JaxStates(subgraph, device, trained, settings.budget, None if share is None else share.state)
         self._stage = CompiledStage(subgraph, settings, device, trained)
         self._kept: dict[MicroBatch, Kept] = {}
         #: Gradients of parameters that ``backward_weights`` adds.

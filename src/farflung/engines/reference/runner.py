@@ -40,7 +40,7 @@ class ReferenceRunner:
         graph = subgraph.graph
         names = subgraph.states if settings.training else ()
         trained = frozenset(n for n in names if n in graph.trained and not is_frozen(settings.optimizer, n))
-        self.state: StageStates = StageStates(subgraph, trained, None if share is None else share.state)
+        self.state: StageStates = StageStates(subgraph, trained, settings.budget, None if share is None else share.state)
         self._evaluator = Evaluator(settings.seed, wide=wide)
         self._outputs = {
             name: value for name, value in graph.outputs if subgraph.start <= graph.position[value.op] < subgraph.stop
