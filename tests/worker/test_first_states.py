@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, WireError
@@ -15,7 +16,7 @@ from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.commands import LiveStart
 from farflung.messages.data import LentEnd, LentPiece
 from farflung.step.inbox import Inbox
-from farflung.worker.first_states import StateFetch
+from farflung.worker.first_states import _MORE_TENSORS, _TENSORS, StateFetch
 from farflung.worker.retained_states import Continuation, RetainedStates
 from tests.support.futures import PATIENCE, later
 from tests.support.quiet import until
@@ -76,6 +77,19 @@ def test_a_peer_sends_no_more_than_the_states_can_have() -> None:
     fetching.fetch.receive("b", large, fetching.inbox)
     with pytest.raises(WireError, match=r"b sends more than .* bytes of states, which is more than those have"):
         fetching.fetch.receive("b", large, fetching.inbox)
+    fetching.inbox.abort(WireError("over"))
+    with pytest.raises(WireError, match="over"):
+        fetching.done.result(PATIENCE)
+
+
+def test_a_peer_sends_no_more_pieces_than_the_states_can_have() -> None:
+    fetching = Fetching()
+    (empty,) = pieces({next(iter(NAMES)): np.zeros(0, np.float32)})
+    most = _MORE_TENSORS + _TENSORS * len(NAMES)
+    for _ in range(most):
+        fetching.fetch.receive("b", replace(empty, last=False), fetching.inbox)
+    with pytest.raises(WireError, match=rf"b sends more than {most} pieces of states, which is more than those have"):
+        fetching.fetch.receive("b", empty, fetching.inbox)
     fetching.inbox.abort(WireError("over"))
     with pytest.raises(WireError, match="over"):
         fetching.done.result(PATIENCE)

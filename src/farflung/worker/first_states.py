@@ -14,7 +14,7 @@ from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, DataError, WireError
 from farflung.graph.ir import StateKind
 from farflung.graph.weight_expressions import expressions_from_json
-from farflung.messages.array_stream import join_pieces
+from farflung.messages.array_stream import PIECE_BYTES, join_pieces
 from farflung.messages.data import LentEnd, LentPiece, StatesWanted
 from farflung.messages.submission import Bundle
 from farflung.messages.wire_form import encode
@@ -27,6 +27,8 @@ __all__ = ["FirstStates", "StateFetch", "file_states", "weights_path"]
 
 #: A state with its optimizer slots takes at most ``_SLOTS`` times its bytes, and ``_MORE`` bytes besides.
 _SLOTS, _MORE = 5, 1 << 20
+#: It has at most ``_TENSORS`` tensors, and a peer sends ``_MORE_TENSORS`` besides, such as sample caches.
+_TENSORS, _MORE_TENSORS = 64, 4096
 
 
 class StateFetch:
@@ -38,10 +40,10 @@ class StateFetch:
 
     def __init__(self, continuation: Continuation, run: str, attempt: int, retained: RetainedStates) -> None:
         self._from, self._run, self._attempt, self._retained = continuation, run, attempt, retained
-        #: Of each peer that sends states: the pieces so far, their bytes, and the most bytes that it may send.
+        #: Of each peer that sends states: the pieces so far, their bytes, and the most bytes and pieces that it may send.
         self._pieces: dict[str, list[LentPiece]] = {}
         self._bytes: dict[str, int] = {}
-        self._limits: dict[str, int] = {}
+        self._limits: dict[str, tuple[int, int]] = {}
         self._found: dict[str, Array] = {}
 
     @property
@@ -59,7 +61,8 @@ class StateFetch:
         moves, step, graph = self._from.moves, self._from.step, setup.graph
         self._retained.settle(self._run, self._attempt, self._from, setup.peers)
         for source, names in moves.items():
-            self._limits[source] = _MORE + _SLOTS * sum(graph.state[name].spec.nbytes for name in names if name in graph.state)
+            most = _MORE + _SLOTS * sum(graph.state[name].spec.nbytes for name in names if name in graph.state)
+            self._limits[source] = most, _MORE_TENSORS + _TENSORS * len(names) + most // PIECE_BYTES
             request = StatesWanted(run=setup.run, base=self._run, attempt=self._attempt, names=tuple(sorted(names)))
             endpoint.post(source, encode(request), Urgency.CONTROL)
         wanted = {name for index in setup.own_stages for name in setup.subgraphs[index].states}
@@ -83,9 +86,12 @@ class StateFetch:
             mailbox.put(("lent", peer), self._pieces.pop(peer, []))
             return
         self._bytes[peer] = self._bytes.get(peer, 0) + memoryview(message.sections[0]).nbytes
-        if self._bytes[peer] > self._limits[peer]:
-            raise WireError(f"{peer} sends more than {self._limits[peer]} bytes of states, which is more than those have")
-        self._pieces.setdefault(peer, []).append(message)
+        (most, count), pieces = self._limits[peer], self._pieces.setdefault(peer, [])
+        if self._bytes[peer] > most:
+            raise WireError(f"{peer} sends more than {most} bytes of states, which is more than those have")
+        if len(pieces) >= count:
+            raise WireError(f"{peer} sends more than {count} pieces of states, which is more than those have")
+        pieces.append(message)
 
     def states(self, names: Sequence[str]) -> dict[str, Array]:
         """Those of the states ``names`` that were found."""

@@ -178,7 +178,7 @@ class RetainedStates:
             if good and peer in self._served:
                 return
             self._served |= {peer} if good else set()
-        arrays = self.read(run, step, wanted.names) if good else {}
+        arrays = self.read(run, step, tuple(dict.fromkeys(wanted.names))) if good else {}
         self._threads.spawn(f"lend-{peer}", _send, endpoint, peer, wanted.run, arrays)
 
     def join(self) -> None:
