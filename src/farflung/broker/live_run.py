@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from secrets import token_hex
 
@@ -14,12 +13,12 @@ from farflung.broker.planning.planned import Planned
 from farflung.broker.progress import Progress
 from farflung.broker.records.backlog import Backlog
 from farflung.broker.records.latest_records import LatestRecords
+from farflung.broker.records.metrics_file import MetricsFile
 from farflung.broker.records.run_log import RunLog
 from farflung.broker.records.run_store import RunStore
 from farflung.broker.verification.run_verification import RunVerification
 from farflung.clock import monotonic
 from farflung.cluster import Topology
-from farflung.errors import DataError
 from farflung.job import JobSpec
 from farflung.messages.commands import AttemptMessage
 from farflung.messages.conversions.step_reports import StepReport
@@ -111,18 +110,11 @@ class RunRecords:
 
     def __init__(self, store: RunStore, *, lines: int = 0) -> None:
         """``lines``: the number of records in the metrics file."""
-
-        def older(first: int, end: int) -> list[str]:
-            try:
-                with store.folder.metrics.open(encoding="utf-8", errors="replace") as file:
-                    return list(islice(file, first, end))
-            except OSError as error:
-                raise DataError(f"cannot read {store.folder.metrics}: {error.strerror}") from None
-
-        self.log = RunLog(older, records=lines)
+        metrics = MetricsFile(store.folder, self._warn, lines=lines)
+        self.log = RunLog(metrics.older, records=lines)
         self.latest = LatestRecords()
         #: Records wait here while the disk is full.
-        self.unwritten: Backlog[Record | RelayedRecord | AttemptRecord] = Backlog(store.folder.append, self._warn)
+        self.unwritten: Backlog[Record | RelayedRecord | AttemptRecord] = Backlog(metrics.append, self._warn)
 
     def _warn(self, text: str) -> None:
         self.log.mark(Note(text=f"warning: {text}"))
