@@ -34,10 +34,8 @@ def test_the_newest_records_are_written_again_and_are_found_by_their_numbers(tmp
     assert steps(folder) == list(range(3, _MOST + 4))
     assert metrics.older(1, 5) == [record(step).to_line() for step in (3, 4)]
     assert metrics.older(0, 2) == []
-    assert said == [
-        f"{folder.root} was deleted or moved away during the run; it was made again with {_MOST} of {_MOST + 3} records, "
-        "without earlier checkpoints: stop the run if you do not want it"
-    ]
+    again = f"was deleted or moved away during the run; it was made again with {_MOST} of {_MOST + 3} records"
+    assert said == [f"{folder.root} {again}, without earlier checkpoints: stop the run if you do not want it"]
     shutil.rmtree(folder.root)
     metrics.append(record(_MOST + 4))
     assert steps(folder) == list(range(4, _MOST + 5))
