@@ -97,6 +97,10 @@ class WorkerFacts:
     waits: dict[str, WaitingWorker] = field(default_factory=dict)
     #: worker -> states that it retains since the last loss
     retained: dict[str, list[RetainedState]] = field(default_factory=dict)
+    #: step -> state -> hash of the newest copies, as the workers that computed them report; the last reports come last.
+    copied: dict[int, dict[str, str]] = field(default_factory=dict)
+    #: Workers that others blame for what they sent: their copies are not used.
+    blamed: set[str] = field(default_factory=set)
     #: Reports of steps that a dead worker may not have reported.
     step_reports: list[StepReport] = field(default_factory=list)
     #: States after this step are not trusted, so the next attempt begins with a checkpoint from before (None: all are trusted).

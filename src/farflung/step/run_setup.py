@@ -263,6 +263,9 @@ class RunHooks(Protocol):
         Called before ``on_checkpoint``.
         """
 
+    def on_copied(self, step: int, hashes: Mapping[str, str]) -> None:
+        """Report the hashes of own states after ``step`` steps, of which others get a copy (any thread)."""
+
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Report means over the evaluation's micro-batches (on the worker that makes the outputs)."""
 

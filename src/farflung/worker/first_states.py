@@ -20,6 +20,7 @@ from farflung.messages.submission import Bundle
 from farflung.messages.wire_form import encode
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
+from farflung.step.stages.state_hashes import state_hashes
 from farflung.transports.base import Endpoint, Urgency
 from farflung.worker.retained_states import Continuation, RetainedStates
 
@@ -56,7 +57,7 @@ class StateFetch:
 
         Raises:
             ConnectionLost: a peer is lost, or has not retained the states.
-            WireError: what came is malformed.
+            WireError: what came is malformed, or a copy differs from what its owner computed.
         """
         moves, step, graph = self._from.moves, self._from.step, setup.graph
         self._retained.settle(self._run, self._attempt, self._from, setup.peers)
@@ -68,11 +69,20 @@ class StateFetch:
         wanted = {name for index in setup.own_stages for name in setup.subgraphs[index].states}
         self._found = self._retained.read(self._run, step, wanted)
         for source in moves:
-            self._found |= join_pieces(mailbox.take(("lent", source)))
+            self._found |= self._checked(source, join_pieces(mailbox.take(("lent", source))))
         constant = {name for name in wanted if graph.state[name].kind is StateKind.CONSTANT}
         missing = sorted(wanted - set(self._found) - constant)
         if missing:
             raise ConnectionLost(f"no worker has retained {missing[0]!r} after {step} steps")
+
+    def _checked(self, source: str, arrays: dict[str, Array]) -> dict[str, Array]:
+        if self._from.hashes:
+            for name, found in state_hashes(arrays).items():
+                if self._from.hashes.get(name, found) != found:
+                    error = WireError(f"the copy of {name!r} that {source} sends is not what its owner computed")
+                    error.blames = source
+                    raise error
+        return arrays
 
     def receive(self, peer: str, message: LentPiece | LentEnd, mailbox: Inbox) -> None:
         """Store a piece of the states that ``peer`` sends.

@@ -60,14 +60,10 @@ class MetricsFile:
         try:
             root.mkdir(exist_ok=True)
         except OSError as error:
-            raise DataError(
-                f"cannot make {root} again, which was deleted or moved away: {error.strerror}; start this again"
-            ) from None
-        for file in (
-            self._folder.relayed,
-            self._folder.attempts,
-            self._folder.metrics,
-        ):  # this one last: it shows that all is done
+            why = f"which was deleted or moved away: {error.strerror}; start this again"
+            raise DataError(f"cannot make {root} again, {why}") from None
+        # The file of metrics comes last: as long as it is missing, this is done again.
+        for file in (self._folder.relayed, self._folder.attempts, self._folder.metrics):
             lines = [record.to_line() for record in self._recent if self._folder.file_of(record) == file]
             if lines and not file.exists():
                 append_lines(file, "".join(lines))
