@@ -15,7 +15,7 @@ from farflung.errors import CodecError, MemoryExceeded, WireError
 from farflung.graph.ir import TensorSpec
 from farflung.memory_budget import MemoryBudget
 from farflung.messages.array_headers import ArrayHeader, ArrayItem
-from farflung.messages.arrays import all_arrays, decode_array, decode_exact, encode_array, pack_arrays, packed_arrays
+from farflung.messages.arrays import PackedArray, all_arrays, decode_array, decode_exact, encode_array, pack_arrays, packed_arrays
 from farflung.messages.data import LayerExchange
 from tests.support.sent_messages import sent
 
@@ -58,7 +58,7 @@ def test_a_payload_that_can_not_be_decoded_leaves_the_budget_as_it_was() -> None
     budget = MemoryBudget(1000)
     one = encode_array(np.ones(100, np.float32), get_codec("int8"))
     with pytest.raises(CodecError):
-        decode_array(one._replace(sections=one.sections[:-1]), 800, budget)
+        decode_array(PackedArray(one.array, one.payload, one.sections[:-1]), 800, budget)
     assert budget.used == 0
 
 
