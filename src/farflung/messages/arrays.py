@@ -134,12 +134,15 @@ def all_arrays(message: ArraysMessage, count: int) -> list[PackedArray | None]:
     return packed_arrays(message, count)
 
 
-def decode_exact(packed: Sequence[PackedArray | None], specs: Sequence[TensorSpec], names: Sequence[str]) -> list[Array | None]:
+def decode_exact(
+    packed: Sequence[PackedArray | None], specs: Sequence[TensorSpec], names: Sequence[str], budget: MemoryBudget | None = None
+) -> list[Array | None]:
     """Return arrays of exactly ``specs``, some of them missing. Shapes and types are checked before memory is taken.
 
     Raises:
         WireError: one is another array; the text says its name.
         CodecError: a payload is malformed.
+        MemoryExceeded: ``budget`` has no room.
     """
     found: list[Array | None] = []
     for one, spec, name in zip(packed, specs, names, strict=True):
@@ -149,5 +152,5 @@ def decode_exact(packed: Sequence[PackedArray | None], specs: Sequence[TensorSpe
         sent = one.array
         if sent.shape != spec.shape or sent.dtype != spec.dtype:
             raise WireError(f"{name!r} is {spec.dtype}{list(spec.shape)}, {sent.dtype}{list(sent.shape)} came")
-        found.append(decode_array(one, max(spec.nbytes, 1)))
+        found.append(decode_array(one, max(spec.nbytes, 1), budget))
     return found
