@@ -26,7 +26,8 @@ class JaxRunner(HostGradients):
 
     def __init__(self, subgraph: SubGraph, settings: EngineSettings, device: Any, share: JaxRunner | None) -> None:
         trained = trained_states(subgraph, settings)
-        super().__init__(subgraph, settings, JaxStates(subgraph, device, trained, None if share is None else share.state))
+        shared = None if share is None else share.state
+        super().__init__(subgraph, settings, JaxStates(subgraph, device, trained, settings.budget, shared))
         self._stage = CompiledStage(subgraph, settings, device, trained)
         self._kept: dict[MicroBatch, Kept] = {}
         #: Gradients of parameters that ``backward_weights`` adds.

@@ -35,7 +35,8 @@ class ReferenceRunner(HostGradients):
 
     def __init__(self, subgraph: SubGraph, settings: EngineSettings, share: ReferenceRunner | None, *, wide: bool) -> None:
         trained = trained_states(subgraph, settings)
-        super().__init__(subgraph, settings, StageStates(subgraph, trained, None if share is None else share.state))
+        shared = None if share is None else share.state
+        super().__init__(subgraph, settings, StageStates(subgraph, trained, settings.budget, shared))
         graph = subgraph.graph
         self._evaluator = Evaluator(settings.seed, wide=wide)
         self._outputs = {
