@@ -47,6 +47,7 @@ class EngineSettings:
 
     ``training=False`` is for evaluation and generation: no gradients, no update, states stay as they are.
     ``split_backward``: ``backward`` makes only the gradients that it returns, and ``backward_weights`` those of parameters.
+    ``any_order``: the ranks of a site may add gradients in another order than the job's.
     """
 
     device: str = "cpu"
@@ -56,6 +57,7 @@ class EngineSettings:
     split_backward: bool = False
     training: bool = True
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    any_order: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ def open_stage(
         recompute=setup.plan.stages[stage].recompute,
         split_backward=split_backward,
         optimizer=setup.job.optimizer,
+        any_order=setup.job.sync.order == "any",
     )
     base: StageRunner | None = None
     runners: dict[int, StageRunner] = {}
