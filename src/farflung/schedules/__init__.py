@@ -12,7 +12,7 @@ from farflung.schedules.pipeline_times import (
     Transfer,
     prepare_order,
 )
-from farflung.schedules.pipelines import EAGER, get_schedule, schedule_names
+from farflung.schedules.pipelines import EAGER, get_schedule, grouped, schedule_names
 from farflung.schedules.progress import Progress, Track, as_ready, tracks_of
 from farflung.schedules.shared_host import SharedHost, transfer_work
 from farflung.schedules.timing import time_schedule
@@ -35,6 +35,7 @@ __all__ = [
     "as_ready",
     "check_schedule",
     "get_schedule",
+    "grouped",
     "in_flight",
     "orders_of",
     "part_of",

@@ -19,7 +19,7 @@ import pytest
 
 from farflung.engines import EngineSettings, MicroBatch, StageRunner
 from farflung.engines.base import Engine
-from farflung.engines.isolated import AttemptEngine, IsolatedEngine, Zygote
+from farflung.engines.isolated import AttemptEngine, IsolatedEngine, Zygote, start_attempt
 from farflung.engines.isolated import process as starting
 from farflung.engines.isolated.process import Compute, Deadlines
 from farflung.errors import EngineCrashed, GraphError, InputError
@@ -174,7 +174,7 @@ def test_a_process_that_cannot_start_leaves_no_folder(zygote: Zygote, tmp_path: 
 
 _WORKER = """
 import sys
-from farflung.engines.isolated import AttemptEngine, Zygote
+from farflung.engines.isolated import Zygote, start_attempt
 from tests.engines.isolated.test_process import compute_process
 zygote = Zygote()
 attempt = start_attempt(zygote, 1 << 28)

@@ -33,9 +33,7 @@ def start_compute(
     return Compute(zygote, memory, shared=shared, accelerator=accelerator, deadlines=deadlines, ranks=ranks)
 
 
-def start_attempt(
-    zygote: Zygote, memory: int, *, accelerator: bool = False, deadlines: Deadlines | None = None
-) -> AttemptEngine:
+def start_attempt(zygote: Zygote, memory: int, *, accelerator: bool = False, deadlines: Deadlines | None = None) -> AttemptEngine:
     """The engine of an attempt in a new process; see ``Compute``."""
     return AttemptEngine(start_compute(zygote, memory, accelerator=accelerator, deadlines=deadlines), zygote.version)
 

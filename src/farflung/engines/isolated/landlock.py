@@ -29,9 +29,7 @@ class _Beneath(ctypes.Structure):
     _fields_ = [("rights", ctypes.c_uint64), ("descriptor", ctypes.c_int32)]
 
 
-def restrict_files(
-    readable: Iterable[str], writable: Iterable[str], devices: Sequence[str] = (), *, tcp: bool = False
-) -> bool:
+def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Sequence[str] = (), *, tcp: bool = False) -> bool:
     """Let this thread read below ``readable`` and write below ``writable`` only, and use ``devices``; none may be absent.
 
     ``tcp``: leave TCP to the process. Returns whether the kernel does it. ``no_new_privs`` must be set.

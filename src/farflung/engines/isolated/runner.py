@@ -99,9 +99,7 @@ class IsolatedRunner:
             self.attempt.post(self.forward_call(arena, key, values, data))
             return self.forwarded()
 
-    def forward_call(
-        self, arena: Arena, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]
-    ) -> Call:
+    def forward_call(self, arena: Arena, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]) -> Call:
         """The message of a forward, for ``post``; ``forwarded`` takes the answer."""
         given: Arrays = {str(value): (arena.write(array),) for value, array in values.items()}
         read: Arrays = {name: (arena.write(array),) for name, array in data.items() if name in self.subgraph.placeholders}
@@ -122,9 +120,7 @@ class IsolatedRunner:
             self.attempt.post(self.backward_call(arena, key, gradients, weight))
             return self.went_back()
 
-    def backward_call(
-        self, arena: Arena, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float
-    ) -> Call:
+    def backward_call(self, arena: Arena, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Call:
         """The message of a backward, for ``post``; ``went_back`` takes the answer."""
         given: Arrays = {str(v): tuple(arena.write(array) for array in arrays) for v, arrays in gradients.items()}
         return Call(runner=self.number, method="backward", key=key, values=given, weight=weight)

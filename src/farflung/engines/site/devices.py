@@ -27,7 +27,9 @@ def parse_devices(text: str) -> tuple[str, ...]:
     if words != (ALL_DEVICES,) and len(words) < 2:
         raise InputError(f"--devices {text!r:.60} names one device: name at least two, or use --device {words[0]}")
     if len(words) > _MOST_RANKS:
-        raise InputError(f"--devices names {len(words)} devices, a site has at most {_MOST_RANKS}: join the others as a second site")
+        raise InputError(
+            f"--devices names {len(words)} devices, a site has at most {_MOST_RANKS}: join the others as a second site"
+        )
     twice = next((word for word in words if word != "cpu" and words.count(word) > 1), None)
     if twice is not None:
         raise InputError(f"--devices names {twice!r} twice: only cpu can have several ranks; {_EXAMPLES}")
@@ -50,5 +52,7 @@ def check_devices(words: Sequence[str], found: Sequence[ComputeDevice]) -> tuple
     chosen = tuple(choose_device(f"{kind}:{word}" if word.isdecimal() else word, found) for word in words)
     kinds = sorted({device.kind for device in chosen})
     if len(kinds) > 1:
-        raise InputError(f"--devices names {' and '.join(kinds)}: the ranks of a site are of one kind; join each kind as a worker")
+        raise InputError(
+            f"--devices names {' and '.join(kinds)}: the ranks of a site are of one kind; join each kind as a worker"
+        )
     return chosen

@@ -33,7 +33,9 @@ class SiteAttempt:
         compute = start_compute(zygote, memory // ranks, accelerator=accelerator, deadlines=deadlines, ranks=ranks)
         self._compute, self._version, self._devices = compute, zygote.version, tuple(devices)
         self.ranks = tuple(RankEngine(compute, zygote.version, rank) for rank in range(ranks))
-        self._ask_all(lambda rank: EngineCall(method="connect", numbers=(rank,), names=self._devices), "the connection of the ranks")
+        self._ask_all(
+            lambda rank: EngineCall(method="connect", numbers=(rank,), names=self._devices), "the connection of the ranks"
+        )
 
     def _ask_all(self, make: Callable[[int], EngineCall], what: str) -> list[Done]:
         pending = [engine.begin_engine_call(make(rank), what) for rank, engine in enumerate(self.ranks)]

@@ -89,9 +89,7 @@ class RankStage:
     def __init__(self, attempt: RankEngine, runner: IsolatedRunner) -> None:
         self.attempt, self.runner = attempt, runner
 
-    def begin_forward(
-        self, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]
-    ) -> Pending[Forward]:
+    def begin_forward(self, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]) -> Pending[Forward]:
         """Begin a forward."""
         runner = self.runner
         return self.attempt.begin(lambda arena: runner.forward_call(arena, key, values, data), runner.forwarded)
@@ -103,9 +101,7 @@ class RankStage:
         runner = self.runner
         return self.attempt.begin(lambda arena: runner.backward_call(arena, key, gradients, weight), runner.went_back)
 
-    def begin_call(
-        self, method: Method, make: Callable[[Arena], Mapping[str, object]] = lambda _: {}
-    ) -> Pending[Done]:
+    def begin_call(self, method: Method, make: Callable[[Arena], Mapping[str, object]] = lambda _: {}) -> Pending[Done]:
         """Begin another call; ``make`` writes the arrays among its fields."""
         number = self.runner.number
 

@@ -59,6 +59,7 @@ class SiteRunner:
         self._sum = _Sum() if share is None else share._sum
         self._forwards: dict[MicroBatch, Pending[Forward]] = {}
         self._backwards: dict[MicroBatch, Pending[Mapping[ValueRef, Array]]] = {}
+        self._weights: dict[MicroBatch, Pending[Done]] = {}
 
     # -- micro-batches ------------------------------------------------------------------------------------------------
 
@@ -74,6 +75,13 @@ class SiteRunner:
         self._fold()
         for key, gradients, weight in work:
             self._backwards[key] = self.stages[self._sum.ranks[key]].begin_backward(key, gradients, weight)
+
+    def begin_weights(self, keys: Sequence[MicroBatch]) -> None:
+        """Begin the rest of split backwards of micro-batches on different ranks; ``backward_weights`` waits for each."""
+        self._fold()
+        for key in keys:
+            stage = self.stages[self._sum.ranks[key]]
+            self._weights[key] = stage.begin_call("backward_weights", lambda _, key=key: {"key": key})  # type: ignore[misc]
 
     def forward(self, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]) -> Forward:
         """See ``StageRunner``."""
@@ -92,8 +100,9 @@ class SiteRunner:
 
     def backward_weights(self, key: MicroBatch) -> None:
         """See ``StageRunner``."""
-        self._fold()
-        self.stages[self._sum.ranks[key]].begin_call("backward_weights", lambda _: {"key": key}).result()
+        if key not in self._weights:
+            self.begin_weights([key])
+        self._weights.pop(key).result()
         self._note(key)
 
     def watch(self, groups: Sequence[Collection[str]], ready: Callable[[int], None]) -> None:
@@ -183,6 +192,7 @@ class SiteRunner:
         self._sum.ranks.clear()
         self._forwards.clear()
         self._backwards.clear()
+        self._weights.clear()
         self._everywhere("discard")
 
     # -- states -------------------------------------------------------------------------------------------------------
@@ -222,9 +232,7 @@ class SiteRunner:
             for rank, stage in enumerate(self.stages)
         ]
 
-    def _everywhere(
-        self, method: Method, make: Callable[[int, Arena], Mapping[str, object]] = lambda rank, arena: {}
-    ) -> None:
+    def _everywhere(self, method: Method, make: Callable[[int, Arena], Mapping[str, object]] = lambda rank, arena: {}) -> None:
         """Call ``method`` on all ranks at the same time."""
         self._complete()
         for pending in self._begin(method, make):
