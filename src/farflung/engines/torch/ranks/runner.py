@@ -34,6 +34,8 @@ class RankRunner(TorchRunner):
         super().__init__(subgraph, settings, device, share)
         #: The gradients of micro-batches that were computed here and not added yet. Runners of one stage share them.
         self._apart: dict[tuple[int, int], dict[Use, torch.Tensor]] = {} if share is None else share._apart
+        #: The sum of what this rank owns, since the last part of it ended.
+        self._sum: dict[Use, torch.Tensor] = {} if share is None else share._sum
         owner, graph, own = owners(subgraph, self._group.size), subgraph.graph, range(subgraph.start, subgraph.stop)
         trained = [name for name in subgraph.states if name in self.state.trained]
         spec = {name: (TORCH_DTYPES[graph.state[name].spec.dtype], graph.state[name].spec.shape) for name in trained}
@@ -71,37 +73,55 @@ class RankRunner(TorchRunner):
             if whole:
                 self._reduce()
             return
-        sent, buffers, arrived = [], [], {}
-        mine, size = self._group.rank, self._group.size
-        for tag, fold in enumerate(folds):  # all transfers begin before the first addition
-            if fold.index < 0:
-                continue
-            if fold.rank != mine:
-                if self._uses[mine].nbytes:
-                    buffer = Buffer(self._uses[mine], self._device)
-                    arrived[tag] = (self._group.receive(buffer, fold.rank, tag), buffer)
-                continue
-            gradients = self._apart.get((fold.step, fold.index))
-            if gradients is None:
-                raise GraphError(f"stage {self.subgraph.stage} has no gradients of micro-batch {fold.index} on rank {mine}")
-            for rank in range(size):
-                if rank != mine and self._uses[rank].nbytes:
-                    buffer = Buffer(self._uses[rank], self._device)
-                    buffer.write(gradients)
-                    buffers.append(buffer)
-                    sent.append(self._group.send(buffer, rank, tag))
+        begun = {tag: self._begin(tag, fold) for tag, fold in enumerate(folds)}  # all transfers before the first addition
         for tag, fold in enumerate(folds):
-            if tag in arrived:
-                work, buffer = arrived.pop(tag)
-                work.wait()
-                self.state.add_leaves(buffer.tensors)
-            elif fold.index >= 0:
-                found = self._apart.pop((fold.step, fold.index), {})
-                self.state.add_leaves({use: found[use] for use in self._uses[mine].places if use in found})
+            self._add(fold, begun[tag])
             if fold.close:
+                self._show_sum()
                 self.close_part(last=fold.last)
-        for work in sent:
-            work.wait()
+        if whole:
+            self._show_sum()
+        for tag, fold in enumerate(folds):
+            for work, _ in begun[tag] if fold.rank == self._group.rank else ():  # a second wait for an arrival would not end
+                work.wait()
+
+    def _begin(self, tag: int, fold: Fold) -> list[tuple[Any, Buffer[Use]]]:
+        """Begin to send the gradients of a micro-batch to their owners, or to receive what this rank owns of them."""
+        mine = self._group.rank
+        if fold.index < 0:
+            return []
+        if fold.rank != mine:
+            buffer = Buffer(self._uses[mine], self._device)
+            return [(self._group.receive(buffer, fold.rank, tag), buffer)] if buffer.tensors else []
+        gradients = self._apart.get((fold.step, fold.index))
+        if gradients is None:
+            raise GraphError(f"stage {self.subgraph.stage} has no gradients of micro-batch {fold.index} on rank {mine}")
+        begun = []
+        for rank, layout in enumerate(self._uses):
+            if rank != mine and layout.nbytes:
+                buffer = Buffer(layout, self._device)
+                buffer.write(gradients)
+                begun.append((self._group.send(buffer, rank, tag), buffer))
+        return begun
+
+    def _add(self, fold: Fold, transfers: Sequence[tuple[Any, Buffer[Use]]]) -> None:
+        """Add what this rank owns of the gradients of a micro-batch, as a backward adds to what was accumulated."""
+        if fold.index < 0:
+            return
+        if fold.rank == self._group.rank:
+            found = self._apart.pop((fold.step, fold.index))
+            gradients = {use: found[use] for use in self._uses[fold.rank].places if use in found}
+        else:
+            for work, _ in transfers:
+                work.wait()
+            gradients = {use: tensor for _, buffer in transfers for use, tensor in buffer.tensors.items()}
+        for use, gradient in gradients.items():
+            self._sum[use] = self._sum[use].add_(gradient) if use in self._sum else gradient
+
+    def _show_sum(self) -> None:
+        """Give the sum to the leaves. Until then it is apart from them, because backwards accumulate there."""
+        self.state.add_leaves(self._sum)
+        self._sum.clear()
 
     def _reduce(self) -> None:
         """Add the gradients of all ranks at their owners."""
@@ -147,4 +167,5 @@ class RankRunner(TorchRunner):
     def discard(self) -> None:
         """See ``StageRunner``."""
         self._apart.clear()
+        self._sum.clear()
         super().discard()
