@@ -84,8 +84,7 @@ def get_planner(name: str) -> Planner:
     """
     from farflung.planners.interleaved import Interleaving
     from farflung.planners.replicated import Replicating
-    from farflung.planners.scheduled import Scheduling
-    from farflung.planners.sites import Siting
+    from farflung.planners.scheduled import Scheduling, Siting
 
     planner = PLANNERS.get(name)
     if name == "auto":

@@ -242,6 +242,11 @@ class IsolatedEngine:
         return True
 
     @property
+    def forks(self) -> int:
+        """The number of the process that forks (0: it does not run)."""
+        return self._zygote.pid
+
+    @property
     def lost(self) -> bool:
         """Never: each attempt has a process of its own."""
         return False

@@ -55,7 +55,8 @@ class _Program(ctypes.Structure):
 def restrict_calls(*, sockets: bool = False) -> bool:
     """Refuse the calls of the tables from now on, in this thread and all that it starts.
 
-    ``sockets``: but those of sockets, which the ranks of a site need. Returns whether the kernel does it. ``no_new_privs`` must be set.
+    ``sockets``: the ranks of a site need sockets, so they stay allowed.
+    Returns whether the kernel does it. ``no_new_privs`` must be set.
     """
     machine = platform.machine()
     if machine not in _ARCHITECTURES:

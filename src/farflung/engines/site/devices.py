@@ -19,7 +19,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
     """Return the words of ``text``; a number N stands for the accelerator N.
 
     Raises:
-        InputError: it names no devices, or one twice.
+        InputError: it names fewer than two devices, or too many.
     """
     words = tuple(word.strip() for word in text.split(","))
     if not all(words):
@@ -30,9 +30,6 @@ def parse_devices(text: str) -> tuple[str, ...]:
         raise InputError(
             f"--devices names {len(words)} devices, a site has at most {_MOST_RANKS}: join the others as a second site"
         )
-    twice = next((word for word in words if word != "cpu" and words.count(word) > 1), None)
-    if twice is not None:
-        raise InputError(f"--devices names {twice!r} twice: only cpu can have several ranks; {_EXAMPLES}")
     return words
 
 
@@ -40,7 +37,7 @@ def check_devices(words: Sequence[str], found: Sequence[ComputeDevice]) -> tuple
     """Return the devices that ``words`` mean; ``found`` are all devices of this machine, accelerators first.
 
     Raises:
-        InputError: this machine has no such device, or the devices are of several kinds.
+        InputError: this machine has no such device, or the devices are of several kinds, or one is named twice.
     """
     accelerators = [device for device in found if device.kind != "cpu"]
     if tuple(words) == (ALL_DEVICES,):
@@ -50,6 +47,9 @@ def check_devices(words: Sequence[str], found: Sequence[ComputeDevice]) -> tuple
         words = [device.name for device in accelerators if device.kind == accelerators[0].kind]
     kind = accelerators[0].kind if accelerators else "cuda"
     chosen = tuple(choose_device(f"{kind}:{word}" if word.isdecimal() else word, found) for word in words)
+    again = next((device.name for device in chosen if device.kind != "cpu" and chosen.count(device) > 1), None)
+    if again is not None:
+        raise InputError(f"--devices names {again!r} twice: only cpu can have several ranks; {_EXAMPLES}")
     kinds = sorted({device.kind for device in chosen})
     if len(kinds) > 1:
         raise InputError(

@@ -1,8 +1,9 @@
 """A stage on all ranks of a site: sharded data parallel over whole micro-batches.
 
-Each rank has the stage's parameters, and computes micro-batches of its own. The gradient's sum, the optimizer state and the update
-of a parameter belong to one rank (``shards``), which then sends the new parameter to the others. Ranks compute whole micro-batches,
-so each gradient has the bits that one device gives it, and owners add in the job's order: ``order = "job"`` costs traffic, no bits.
+Each rank has the stage's parameters, and computes micro-batches of its own. The gradient's sum, the optimizer state and the
+update of a parameter belong to one rank (``shards``), which then sends the new parameter to the others. Ranks compute whole
+micro-batches, so each gradient has the bits that one device gives it. Owners add in the job's order (or, if the job allows
+any order, as torch.distributed adds).
 Source: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, sections 5.1 and 5.2), PyTorch's ``ZeroRedundancyOptimizer``.
 """
 
@@ -56,7 +57,7 @@ class SiteRunner:
         own = set(subgraph.positions)
         changes = any(subgraph.graph.position[value.op] in own for _, value in subgraph.graph.state_updates)
         self.lanes = 1 if changes or not settings.training else len(stages)
-        self._sum = _Sum() if share is None else share._sum
+        self._sum: _Sum = _Sum() if share is None else share._sum
         self._forwards: dict[MicroBatch, Pending[Forward]] = {}
         self._backwards: dict[MicroBatch, Pending[Mapping[ValueRef, Array]]] = {}
         self._weights: dict[MicroBatch, Pending[Done]] = {}

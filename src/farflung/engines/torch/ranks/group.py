@@ -81,7 +81,7 @@ class RankGroup:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         os.environ.update(_INTERFACES)
-        store = dist.FileStore(os.path.join(folder, "ranks"), self.size)
+        store = dist.FileStore(os.path.join(folder, "ranks"), self.size)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=self.size, timeout=_PATIENCE)
 
     def send(self, buffer: Buffer[Any], to: int, tag: int) -> Any:
