@@ -75,7 +75,7 @@ class Siting:
         if set(ranks.values()) == {1}:
             return self._planner.plan(graph, topology, job=job)
         devices = tuple(_one_rank(device) for device in topology.devices)
-        plan = self._planner.plan(graph, replace(topology, devices=devices), job=job)
+        plan = self._planner.plan(graph, topology.with_devices(devices), job=job)
         count = math.lcm(*(ranks[device] for device in plan.devices))
         return replace(plan, schedule=grouped(plan.schedule, min(count, len(plan.micro_batch_sizes))))
 

@@ -45,17 +45,15 @@ def test_errors(text: str, error: str) -> None:
 
 
 def test_one_device_under_two_names() -> None:
-    with pytest.raises(InputError, match="^--devices names 'cuda:0' twice"):
+    with pytest.raises(InputError, match=r"^--devices names 'cuda:0' twice"):
         names("0,cuda:0", MACHINE)
 
 
 def test_all_needs_two_accelerators() -> None:
     with pytest.raises(InputError) as raised:
         names("all", [GPUS[0], CPU])
-    expected = (
-        "--devices all needs two accelerators: there is cuda:0 T4 16 GiB, cpu, 2 cores; use --device auto, or --devices cpu,cpu"
-    )
-    assert str(raised.value).replace("17.2 GB", "16 GiB") == expected
+    there = f"{GPUS[0]}, {CPU}"
+    assert str(raised.value) == f"--devices all needs two accelerators: there is {there}; use --device auto, or --devices cpu,cpu"
 
 
 @pytest.mark.parametrize(

@@ -118,12 +118,16 @@ def test_the_death_of_a_rank_ends_the_attempt(zygote: Zygote, rank: int) -> None
     guards = [one for one in psutil.Process(zygote.pid).children(recursive=True) if len(one.children()) == 2]
     newest = max(guards, key=psutil.Process.create_time)
     sorted(newest.children(), key=lambda one: one.pid)[rank].kill()
-    with pytest.raises(EngineCrashed, match=rf"^rank {rank} of 2 died of SIGKILL "):
-        for index in range(100):
-            runner.begin_forwards([(MicroBatch(index, place), {}, data_of(runner, place)) for place in range(2)])
-            for place in range(2):
-                runner.forward(MicroBatch(index, place), {}, data_of(runner, place))
+
+    def compute() -> None:
+        for step in range(100):  # the guard may need a moment
+            runner.begin_forwards([(MicroBatch(step, index), {}, data_of(runner, index)) for index in range(2)])
+            for index in range(2):
+                runner.forward(MicroBatch(step, index), {}, data_of(runner, index))
             runner.discard()
+
+    with pytest.raises(EngineCrashed, match=rf"^rank {rank} of 2 died of SIGKILL "):
+        compute()
     assert site.lost
     again = opened(engine.attempt("cpu", 2 << 30))
     assert again.forward(MicroBatch(0, 0), {}, data_of(again, 0)).outputs.keys() == {"loss"}
