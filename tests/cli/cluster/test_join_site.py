@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from farflung.errors import InputError
 from tests.support.command_processes import Program
 from tests.support.loopback import text_folder
 
@@ -43,5 +44,7 @@ def test_a_site_trains(tmp_path: Path) -> None:
 
 
 def test_a_worker_is_a_device_or_a_site(tmp_path: Path) -> None:
-    text = Program(tmp_path, "both", "join", "farflung1-x", "--device", "cpu", "--devices", "cpu,cpu").ends_cleanly(2)
+    text = Program(tmp_path, "both", "join", "farflung1-x", "--device", "cpu", "--devices", "cpu,cpu").ends_cleanly(
+        InputError.exit_code
+    )
     assert "--device cpu with --devices cpu,cpu: a worker is one device or a site; remove one of the two" in text

@@ -12,9 +12,11 @@ import torch
 
 from farflung.engines import ComputeDevice, EngineSettings, MicroBatch
 from farflung.engines.isolated import PROTECTIONS, Zygote
+from farflung.engines.isolated.control import Fold
 from farflung.engines.site import SiteAttempt, SiteEngine, SiteRunner
+from farflung.engines.site.rank import wait_for_all
 from farflung.engines.torch.ranks.group import RankGroup
-from farflung.errors import EngineCrashed, InputError
+from farflung.errors import EngineCrashed, GraphError, InputError
 from farflung.graph.cut import cut
 from farflung.job.spec import OptimizerSpec
 from tests.support.engine_drive import assert_equal, captured, equal_cuts, make, module_states, plain, run
@@ -131,6 +133,16 @@ def test_the_death_of_a_rank_ends_the_attempt(zygote: Zygote, rank: int) -> None
     assert site.lost
     again = opened(engine.attempt("cpu", 2 << 30))
     assert again.forward(MicroBatch(0, 0), {}, data_of(again, 0)).outputs.keys() == {"loss"}
+
+
+def test_an_error_of_one_rank_ends_the_wait_of_the_other(site: SiteAttempt) -> None:
+    """Rank 1 has no such micro-batch, and rank 0 waits for its gradients."""
+    runner = opened(site)
+    fold = Fold(0, 9, 1)
+    pending = [stage.begin_call("fold", lambda _: {"folds": (fold,), "last": True}) for stage in runner.stages]
+    with pytest.raises(GraphError, match=r"^stage 0 has no gradients of micro-batch 9 on rank 1$"):
+        wait_for_all(pending, site.ranks, "the fold")
+    assert site.lost
 
 
 def test_a_pytorch_without_gloo(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -94,12 +94,12 @@ def join(
     from farflung.worker.reconnect import Service
 
     raise_descriptor_limit()
-    notices = _spot_notices(spot_notices)
+    notices, site = _spot_notices(spot_notices), _site_devices(devices, device)
     invitation = parse_ticket(ticket)
     options = WorkerOptions(
         engine=engine,
         device=device,
-        devices=_site_devices(devices, device),
+        devices=site,
         memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
         peak=None if peak is None else float(quantity(FlopsPerSecond, peak, "--peak")),
         listen="" if no_listen else listen,

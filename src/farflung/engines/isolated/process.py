@@ -253,6 +253,14 @@ class Compute:
             raise self._dead(f"the process that computes answered {what} with {type(answer).__name__}; it was ended")
         return answer
 
+    def readable(self, ranks: Sequence[int], what: str) -> list[int]:
+        """Wait until one of ``ranks`` has answered ``what``, or its time is over; return those that have."""
+        poll = select.poll()
+        channels = {self._channels[rank].fileno(): rank for rank in ranks}
+        for channel in channels:
+            poll.register(channel, select.POLLIN)
+        return [channels[channel] for channel, _ in poll.poll(1e3 * self._deadlines.of(what))]
+
     @property
     def lost(self) -> bool:
         """Whether the processes have ended, as far as known."""

@@ -10,7 +10,7 @@ from farflung.engines.devices import ComputeDevice
 from farflung.engines.isolated.control import Done, EngineCall
 from farflung.engines.isolated.engine import IsolatedEngine, start_compute
 from farflung.engines.isolated.process import Deadlines, Zygote
-from farflung.engines.site.rank import RankEngine
+from farflung.engines.site.rank import RankEngine, wait_for_all
 from farflung.engines.site.runner import SiteRunner
 from farflung.errors import WireError
 from farflung.graph.cut import SubGraph
@@ -39,7 +39,7 @@ class SiteAttempt:
 
     def _ask_all(self, make: Callable[[int], EngineCall], what: str) -> list[Done]:
         pending = [engine.begin_engine_call(make(rank), what) for rank, engine in enumerate(self.ranks)]
-        return [one.result() for one in pending]
+        return wait_for_all(pending, self.ranks, what)
 
     @property
     def holds(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from farflung.engines.isolated.process import Compute
 from farflung.engines.isolated.runner import IsolatedRunner
 from farflung.graph.ir import ValueRef
 
-__all__ = ["Pending", "RankEngine", "RankStage"]
+__all__ = ["Pending", "RankEngine", "RankStage", "wait_for_all"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,11 @@ class Pending(Generic[T]):
         self._finish: Callable[[], T] | None = finish
         self._error: BaseException | None = None
         self._found: list[T] = []
+
+    @property
+    def settled(self) -> bool:
+        """Whether somebody has waited for the answer."""
+        return self._finish is None
 
     def settle(self) -> None:
         """Wait for the answer, if nobody has. An error is kept for ``result``."""
@@ -43,6 +48,26 @@ class Pending(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._found[0]
+
+
+def wait_for_all(pending: Sequence[Pending[T]], ranks: Sequence[RankEngine], what: str) -> list[T]:
+    """Return the answers of all ranks to a call in which they wait for each other.
+
+    The first error ends the site: the other ranks would wait for the one that has failed.
+
+    Raises:
+        FarflungError: one refuses, or has died.
+    """
+    waiting = dict(enumerate(pending))
+    try:
+        while waiting:
+            ready = ranks[0].answered([rank for rank, one in waiting.items() if not one.settled], what)
+            for rank in [rank for rank, one in waiting.items() if one.settled or rank in ready] or list(waiting)[:1]:
+                waiting.pop(rank).result()
+    except BaseException:
+        ranks[0].end()
+        raise
+    return [one.result() for one in pending]
 
 
 class RankEngine(AttemptEngine):
@@ -73,6 +98,10 @@ class RankEngine(AttemptEngine):
             self.post(make(arena))
             self._begun = pending = Pending(locked)  # type: ignore[assignment]
         return pending
+
+    def answered(self, ranks: Sequence[int], what: str) -> list[int]:
+        """Wait until one of ``ranks`` of the site has answered; return those that have."""
+        return self._compute.readable(ranks, what) if ranks else []
 
     def begin_engine_call(self, call: EngineCall, what: str) -> Pending[Done]:
         """Begin a call of the engine."""

@@ -17,7 +17,7 @@ from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
 from farflung.engines.isolated.arena import Arena
 from farflung.engines.isolated.control import Done, Fold, Method
 from farflung.engines.isolated.service import write_use
-from farflung.engines.site.rank import Pending, RankStage
+from farflung.engines.site.rank import Pending, RankStage, wait_for_all
 from farflung.engines.site.shards import owners
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Use, ValueRef
@@ -36,11 +36,10 @@ class _Sum:
     #: The rank that has the activations of a micro-batch.
     ranks: dict[MicroBatch, int] = field(default_factory=dict)
 
-    def wait(self) -> None:
+    def wait(self, stages: Sequence[RankStage]) -> None:
         """Wait for the additions that were begun."""
         under_way, self.under_way = self.under_way, []
-        for pending in under_way:
-            pending.result()
+        wait_for_all(under_way, [stage.attempt for stage in stages], "the fold")
 
 
 class SiteRunner:
@@ -119,14 +118,14 @@ class SiteRunner:
         """Let the ranks add what was computed; ``whole``: now the owners need all of it."""
         if not self._sum.folds or (self._settings.any_order and not whole):
             return
-        self._sum.wait()
+        self._sum.wait(self.stages)
         folds, self._sum.folds = tuple(self._sum.folds), []
         self._sum.under_way = self._begin("fold", lambda rank, arena: {"folds": folds, "last": whole})
 
     def _complete(self) -> None:
         """Wait until the owners have all that was computed."""
         self._fold(whole=True)
-        self._sum.wait()
+        self._sum.wait(self.stages)
 
     def close_part(self, *, last: bool = False) -> None:
         """See ``StageRunner``."""
@@ -236,8 +235,8 @@ class SiteRunner:
     def _everywhere(self, method: Method, make: Callable[[int, Arena], Mapping[str, object]] = lambda rank, arena: {}) -> None:
         """Call ``method`` on all ranks at the same time."""
         self._complete()
-        for pending in self._begin(method, make):
-            pending.result()
+        begun = self._begin(method, make)
+        wait_for_all(begun, [stage.attempt for stage in self.stages], f"the {method.replace('_', ' ')}")
 
     def _deal(self, method: Method, arrays: Mapping[str, tuple[Array, str]]) -> None:
         """Call ``method`` on all ranks, each with the arrays whose state it owns. ``arrays``: name -> array and state."""
