@@ -92,6 +92,7 @@ def test_sites_give_the_plan_groups():
     assert planned(topology, "1f1b")[0].schedule == "1f1b"
     assert planned(with_ranks(topology, 2, 1, 1, 2), "1f1b")[0].schedule == "1f1b@2"
     assert planned(with_ranks(topology, 2, 3, 1, 1), "1f1b")[0].schedule == "1f1b@6"
+    assert planned(with_ranks(topology, 2, 2, 1, 1), "gpipe@2")[0].schedule == "gpipe@2"
 
 
 def test_groups_are_no_larger_than_the_step():

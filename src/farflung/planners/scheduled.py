@@ -18,7 +18,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Plan, estimate
 from farflung.planners.base import Evaluate, Judged, Planner
-from farflung.schedules import EAGER, grouped
+from farflung.schedules import EAGER, grouped, read_group
 from farflung.units import Bytes
 
 __all__ = ["Scheduling", "Siting"]
@@ -76,8 +76,9 @@ class Siting:
             return self._planner.plan(graph, topology, job=job)
         devices = tuple(_one_rank(device) for device in topology.devices)
         plan = self._planner.plan(graph, topology.with_devices(devices), job=job)
-        count = math.lcm(*(ranks[device] for device in plan.devices))
-        return replace(plan, schedule=grouped(plan.schedule, min(count, len(plan.micro_batch_sizes))))
+        base, given = read_group(plan.schedule)  # a job may name a group, and so does one that keeps a running plan's schedule
+        count = math.lcm(given, *(ranks[device] for device in plan.devices))
+        return replace(plan, schedule=grouped(base, min(count, len(plan.micro_batch_sizes))))
 
 
 def _one_rank(device: Device) -> Device:

@@ -2,6 +2,7 @@
 
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
 from farflung.schedules.dry_run import check_schedule, in_flight, retained, splits
+from farflung.schedules.grouped import grouped, read_group
 from farflung.schedules.orders import Part, orders_of, part_of
 from farflung.schedules.pipeline_times import (
     Exchange,
@@ -12,7 +13,7 @@ from farflung.schedules.pipeline_times import (
     Transfer,
     prepare_order,
 )
-from farflung.schedules.pipelines import EAGER, get_schedule, grouped, schedule_names
+from farflung.schedules.pipelines import EAGER, get_schedule, schedule_names
 from farflung.schedules.progress import Progress, Track, as_ready, tracks_of
 from farflung.schedules.shared_host import SharedHost, transfer_work
 from farflung.schedules.timing import time_schedule
@@ -40,6 +41,7 @@ __all__ = [
     "orders_of",
     "part_of",
     "prepare_order",
+    "read_group",
     "retained",
     "schedule_names",
     "splits",

@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from farflung.errors import InputError, PlanError
+from farflung.errors import PlanError
 from farflung.registry import Registry
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
+from farflung.schedules.grouped import Grouped, read_group
 
 __all__ = [
     "EAGER",
@@ -35,7 +36,6 @@ __all__ = [
     "OneForwardOneBackward",
     "ZeroBubble",
     "get_schedule",
-    "grouped",
     "schedule_names",
 ]
 
@@ -140,36 +140,6 @@ class ZeroBubble:
         return (*order, *(Action(stage, ActionKind.WEIGHT, m) for m in range(made, count)))
 
 
-class Grouped:
-    """Another schedule, whose unit is a group of consecutive micro-batches: ``1f1b@2`` has groups of two.
-
-    A site computes a group at once, one micro-batch on each rank. All stages keep to the groups, so that none of them waits for
-    a gradient before it has sent the whole group.
-    """
-
-    def __init__(self, schedule: PipelineSchedule, count: int) -> None:
-        self.schedule, self.count = schedule, count
-        self.as_ready = bool(getattr(schedule, "as_ready", False))
-
-    def actions(self, stages: int, micro_batches: int) -> Sequence[Sequence[Action]]:
-        """For each stage, its actions of one step in order."""
-        groups = -(-micro_batches // self.count)
-        return tuple(
-            tuple(
-                Action(action.stage, action.kind, index)
-                for action in order
-                for index in range(action.micro_batch * self.count, min((action.micro_batch + 1) * self.count, micro_batches))
-            )
-            for order in self.schedule.actions(stages, groups)
-        )
-
-
-def grouped(name: str, count: int) -> str:
-    """The name of the schedule ``name`` in groups of ``count`` micro-batches (1: ``name``)."""
-    return f"{name}{_GROUPED}{count}" if count > 1 else name
-
-
-_GROUPED, _LARGEST_GROUP = "@", 1024
 _SCHEDULES: Registry[PipelineSchedule] = Registry("schedule", "schedules")
 _SCHEDULES.add("gpipe", GPipe)
 _SCHEDULES.add("1f1b", OneForwardOneBackward)
@@ -183,17 +153,13 @@ _SCHEDULES.add("zb-h1", ZeroBubble)
 
 
 def get_schedule(name: str) -> PipelineSchedule:
-    """The schedule called ``name``, or what ``grouped`` made of such a name.
+    """The schedule called ``name``, or a group of it (``schedules.grouped``).
 
     Raises:
         InputError: nothing has that name; the text lists the known ones.
     """
-    base, found, count = name.partition(_GROUPED)
-    if not found:
-        return _SCHEDULES.get(name)
-    if not count.isdecimal() or not 1 < int(count) <= _LARGEST_GROUP:
-        raise InputError(f"schedule {name!r:.60}: @ takes the micro-batches of a group, 2 to {_LARGEST_GROUP}; write e.g. 1f1b@2")
-    return Grouped(_SCHEDULES.get(base), int(count))
+    base, count = read_group(name)
+    return _SCHEDULES.get(base) if count == 1 else Grouped(_SCHEDULES.get(base), count)
 
 
 def schedule_names() -> tuple[str, ...]:

@@ -81,7 +81,7 @@ ELSEWHERE = {
     "farflung join TICKET --engine jax": "end_to_end/training/test_jax_workers.py",
     "farflung join TICKET --devices all": "engines/site/test_devices.py",
     "farflung join TICKET --devices 0,1": "engines/site/test_devices.py",
-    "farflung join TICKET --devices cpu,cpu": "cli/cluster/test_join_site.py",
+    "farflung join TICKET --devices cpu,cpu": "cli/scenarios/test_join_site.py",
     "farflung up cluster.toml": "launchers/test_ssh.py",
     "farflung up examples/clusters/compose.toml": "launchers/test_compose.py",
     "farflung submit job.toml --ticket @FILE": "launchers/test_ssh.py",
