@@ -92,7 +92,13 @@ def test_sites_give_the_plan_groups():
     assert planned(topology, "1f1b")[0].schedule == "1f1b"
     assert planned(with_ranks(topology, 2, 1, 1, 2), "1f1b")[0].schedule == "1f1b@2"
     assert planned(with_ranks(topology, 2, 3, 1, 1), "1f1b")[0].schedule == "1f1b@6"
-    assert planned(with_ranks(topology, 2, 2, 1, 1), "gpipe@2")[0].schedule == "gpipe@2"
+
+
+def test_a_job_that_keeps_the_schedule_of_a_running_plan_keeps_its_groups():
+    topology = with_ranks(network(transfer=1e-6), 2, 2, 1, 1)
+    job = JobSpec(micro_batch_sizes=(ROWS,) * 16, plan=PlanSpec(planner="equal_number"))
+    running = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": "gpipe@2"})})
+    assert get_planner("equal_number").plan(graph(), topology, job=running).schedule == "gpipe@2"
 
 
 def test_groups_are_no_larger_than_the_step():
