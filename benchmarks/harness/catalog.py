@@ -50,6 +50,7 @@ for _module, _name in {
     "training.overhead": "Overhead",
     "network.overlap": "Overlap",
     "network.pipeline": "Pipeline",
+    "planning.planners": "Planners",
     "planning.planning": "Planning",
     "planning.prediction": "Prediction",
     "network.profile": "Profile",

@@ -20,7 +20,7 @@ from benchmarks.training.codecs import entropy_bits
 from benchmarks.training.exactness import differences
 from benchmarks.training.loss import codec_of, time_to
 from benchmarks.training.loss_plot import draw
-from farflung.errors import InputError
+from farflung.errors import InputError, PlanError
 
 
 def run(name: str, *pairs: str) -> Any:
@@ -36,12 +36,37 @@ def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
     names = (
         "architectures auto chain changing chaos codecs compression coverage crawl dtfm emulator engines exactness "
         "fusionllm fuzz fuzz-graphs grid hostile hybrid isolation joining kept launchers loss loss-study memory messages "
-        "overhead overlap pipeline planning prediction profile shared-cores silent-connections simulator startup sync-loss "
+        "overhead overlap pipeline planners planning prediction profile shared-cores silent-connections simulator startup sync-loss "
         "sync-memory sync-network sync-schedule sync-speeds sync-strategies trace-cost trackers transport verification web"
     )
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(BENCHMARKS)
+
+
+def test_planners_lists_refusals_where_a_plan_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.planning import planners
+
+    report = run("planners", "topologies=local4-two-regions", "planners=op_fence,hybrid_ps")
+    (pair,) = report.figures["pairs"]
+    assert all(found["step_seconds"] > 0 and found["devices"] for found in pair["planners"].values())
+    assert report.figures["missing"] == []
+
+    class Refusing:
+        def plan(self, *_: object, **__: object) -> object:
+            raise PlanError("no room; add memory")
+
+    real = planners.get_planner
+    monkeypatch.setattr(planners, "get_planner", lambda name: Refusing() if name == "hybrid_ps" else real(name))
+    report = run("planners", "topologies=local4-two-regions", "planners=op_fence,hybrid_ps")
+    told = {"model": "tiny", "topology": "local4-two-regions", "planner": "hybrid_ps", "why": "no room; add memory"}
+    assert report.figures["missing"] == [told]
+
+
+def test_planners_ends_a_planner_that_takes_too_long() -> None:
+    report = run("planners", "topologies=local4-two-regions", "planners=op_fence,auto", "seconds=0.000001")
+    found = report.figures["pairs"][0]["planners"]["auto"]
+    assert found["refused"] == "it took longer than 1e-06 s"
 
 
 def test_a_file_that_can_not_be_written_is_refused_before_the_work(
