@@ -141,6 +141,19 @@ def test_hybrid_ps_leaves_out_clients_that_do_not_fit():
     assert set(plan.devices) <= {"d2", "d3"}
 
 
+def test_hybrid_ps_takes_unreliable_devices_where_the_reliable_ones_lack_memory():
+    """Llama-7B in cases 3 and 4 of the paper: eight V100 do not hold it, with one RTX 2080 they do."""
+    graph, job = chain((256,) * 10, rows=1), JOB.model_copy(update={"micro_batch_sizes": (1,) * 2})
+    three = get_planner("equal_compute").plan(graph, Topology.preset("homogeneous-3"), job=job)
+    need = max(device.memory_bytes for device in estimate(graph, three, Topology.preset("homogeneous-3"), job).devices)
+    topology = network(5, 3, memory=1.1 * need, unreliable=1)
+    reliable = topology.select([device.name for device in topology.devices if device.reliable])
+    with pytest.raises(PlanError, match="it lacks"):
+        get_planner("op_fence").plan(graph, reliable, job=job)
+    plan = get_planner("hybrid_ps").plan(graph, topology, job=job)
+    assert set(plan.devices) == set(topology.names)
+
+
 def test_hybrid_ps_gives_unreliable_devices_no_home():
     topology = network(1, 5, unreliable=2)
     plan = get_planner("hybrid_ps").plan(GRAPH, topology, job=JOB)

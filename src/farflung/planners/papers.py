@@ -268,7 +268,9 @@ class HybridPs(_Placing):
         reliable = [device.name for device in part.devices if device.reliable]
         if not reliable:
             raise why
-        return self._tight(replace(problem, topology=part.select(reliable)), why)
+        with suppress(PlanError):
+            return self._tight(replace(problem, topology=part.select(reliable)), why)
+        return self._tight(problem, why)  # the reliable devices alone lack memory
 
     def _placed(self, problem: Problem, found: HybridPsPlan, part: Topology) -> Plan:
         """The plan of ``found``, without the clients that lack memory.

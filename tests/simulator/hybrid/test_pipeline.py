@@ -43,6 +43,16 @@ def test_parameters_that_take_long_to_a_helper_leave_the_work_to_the_server() ->
     assert HelpedPipeline(servers(1, states=1000.0), [slow]).run([()])[0] == pytest.approx(36.0, abs=3.0)
 
 
+@pytest.mark.parametrize("seconds", [5.0, 20.0, 100.0])
+def test_a_helper_behind_a_slow_link_does_not_make_steps_longer(seconds: float) -> None:
+    """It computes as fast as its server, but its values take long, so it gets few slices or none."""
+    wire = Wire(latency=0.1, per_byte=seconds)
+    found = HelpedPipeline(
+        servers(1, room=2, input=1.0, output=1.0), [Helper(name="h", server="s0", speed=1.0, down=wire, up=wire)]
+    )
+    assert found.run([()] * 8)[-1] <= 36.0
+
+
 def test_a_lost_helper_costs_the_slices_that_it_held_and_no_more() -> None:
     helper = Helper(name="h", server="s0", speed=1.0)
     lost = HelpedPipeline(servers(1), [helper]).run([(), (), (Loss(helper="h", after=9.0),), (), ()])

@@ -8,24 +8,27 @@ from dataclasses import dataclass, field
 from farflung.errors import InputError
 from farflung.protocol.pool.pool_events import Task, TaskKind
 
-__all__ = ["Device", "PoolState", "Slice", "shares_of"]
+__all__ = ["Device", "PoolState", "Slice", "shares_of", "soonest_shares"]
 
 #: The weight of the newest answer in a device's rate.
 _NEW = 0.3
+#: A backward that was not measured counts as so many forwards.
+_BACKWARD = 2.0
 
 
 @dataclass(slots=True)
 class Device:
     """The server, a helper or a peer server.
 
-    ``rate``: forwards per second (0: not measured). ``given``: unanswered tasks, the oldest first; ``since``: when the first of
-    them began, in seconds of the server's clock. ``peer``: it has slices of its own, and takes a task of this pool when it is
-    ``free``.
+    ``rate``: slices per second, transfers included (0: not measured). ``took``: seconds of a task of each kind, from one answer
+    to the next. ``given``: unanswered tasks, the oldest first; ``since``: when the first of them began, in seconds of the
+    server's clock. ``peer``: it has slices of its own, and takes a task of this pool when it is ``free``.
     """
 
     name: str
     speed: float
     rate: float = 0.0
+    took: dict[TaskKind, float] = field(default_factory=dict)
     given: list[Task] = field(default_factory=list)
     since: float = 0.0
     late: bool = False
@@ -38,9 +41,12 @@ class Device:
         self.late = False
         self.given.remove(task)
         self.since = now
-        if task.kind is TaskKind.FORWARD:
-            rate = 1.0 / max(seconds, 1e-9)
-            self.rate = rate if not self.rate else (1 - _NEW) * self.rate + _NEW * rate
+        newest = max(seconds, waited, 1e-9)
+        before = self.took.get(task.kind, newest)
+        self.took[task.kind] = (1 - _NEW) * before + _NEW * newest
+        if TaskKind.FORWARD in self.took:
+            forward = self.took[TaskKind.FORWARD]
+            self.rate = 1.0 / (forward + self.took.get(TaskKind.BACKWARD, _BACKWARD * forward))
         return waited
 
 
@@ -73,6 +79,18 @@ def shares_of(power: Sequence[float], count: int) -> list[int]:
     found = [int(one) for one in exact]
     for k in sorted(range(len(power)), key=lambda k: (found[k] - exact[k], k))[: count - sum(found)]:
         found[k] += 1
+    return found
+
+
+def soonest_shares(power: Sequence[float], count: int) -> list[int]:
+    """Divide ``count`` slices so that the device that takes longest for its share ends as early as possible.
+
+    Slice after slice goes to the device that would end it first (the first of equal ones). A device that is slower at one slice
+    than the others are at all of them gets none.
+    """
+    found = [0] * len(power)
+    for _ in range(count):
+        found[min(range(len(power)), key=lambda k: ((found[k] + 1) / power[k], k))] += 1
     return found
 
 
@@ -112,7 +130,7 @@ class PoolState:
         return [device for device in self.devices.values() if device.name != self.server and not device.late]
 
     def power(self, name: str) -> float:
-        """Return forwards per second; for unmeasured devices in proportion to the speeds of the measured ones."""
+        """Return slices per second; for unmeasured devices in proportion to the speeds of the measured ones."""
         device = self.devices[name]
         if device.rate:
             return device.rate
@@ -120,11 +138,11 @@ class PoolState:
         return device.speed * (sum(one.rate for one in known) / sum(one.speed for one in known) if known else 1.0)
 
     def share_out(self) -> None:
-        """Divide the slices that nobody has begun into runs by index, in proportion to power; late helpers get none."""
+        """Divide the slices that nobody has begun into runs by index, so that all end early; late helpers get none."""
         able = [device for device in self.devices.values() if not device.late and not device.peer]
         waiting = [self.slices[i] for i in sorted(self.slices) if self._unbegun(self.slices[i])]
         at = 0
-        for device, count in zip(able, shares_of([self.power(one.name) for one in able], len(waiting)), strict=True):
+        for device, count in zip(able, soonest_shares([self.power(one.name) for one in able], len(waiting)), strict=True):
             for one in waiting[at : at + count]:
                 one.share = device.name
             at += count

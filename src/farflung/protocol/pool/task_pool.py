@@ -129,7 +129,7 @@ class TaskPool:
         return found
 
     def power(self, name: str) -> float:
-        """Return the forwards per second of a device."""
+        """Return the slices per second of a device."""
         return self._state.power(name)
 
     def takers(self, task: Task) -> int:
