@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.errors import PlanError
+from farflung.protocol.pool.task_pool import Patience
 from farflung.simulator.hybrid import HelpedPipeline, HelpedServer, Helper, Hop, Loss, Wire
 
 SLICES = tuple(range(12))
@@ -51,6 +52,18 @@ def test_a_helper_behind_a_slow_link_does_not_make_steps_longer(seconds: float) 
         servers(1, room=2, input=1.0, output=1.0), [Helper(name="h", server="s0", speed=1.0, down=wire, up=wire)]
     )
     assert found.run([()] * 8)[-1] <= 36.0
+
+
+def test_a_helper_that_comes_back_counts_as_fast_as_it_was() -> None:
+    """It computes fast behind a slow link. As an unknown helper, it would get half of the slices again."""
+    wire = Wire(latency=0.1, per_byte=30.0)
+    helper = Helper(name="h", server="s0", speed=1.0, down=wire, up=wire)
+    patience = Patience(first=1000.0, least=1000.0)
+    steps = HelpedPipeline(servers(1, room=2, input=1.0, output=1.0), [helper], patience=patience).run(
+        [(), (), (Loss(helper="h", after=1.0),), ()]
+    )
+    assert steps[0] > 100.0
+    assert steps[3] <= 36.0
 
 
 def test_a_lost_helper_costs_the_slices_that_it_held_and_no_more() -> None:

@@ -20,14 +20,13 @@ _BACKWARD = 2.0
 class Device:
     """The server, a helper or a peer server.
 
-    ``rate``: slices per second, transfers included (0: not measured). ``took``: seconds of a task of each kind, from one answer
-    to the next. ``given``: unanswered tasks, the oldest first; ``since``: when the first of them began, in seconds of the
-    server's clock. ``peer``: it has slices of its own, and takes a task of this pool when it is ``free``.
+    ``took``: seconds of a task of each kind, from one answer to the next, transfers included. ``given``: unanswered tasks, the
+    oldest first; ``since``: when the first of them began, in seconds of the server's clock. ``peer``: it has slices of its own,
+    and takes a task of this pool when it is ``free``.
     """
 
     name: str
     speed: float
-    rate: float = 0.0
     took: dict[TaskKind, float] = field(default_factory=dict)
     given: list[Task] = field(default_factory=list)
     since: float = 0.0
@@ -44,10 +43,13 @@ class Device:
         newest = max(seconds, waited, 1e-9)
         before = self.took.get(task.kind, newest)
         self.took[task.kind] = (1 - _NEW) * before + _NEW * newest
-        if TaskKind.FORWARD in self.took:
-            forward = self.took[TaskKind.FORWARD]
-            self.rate = 1.0 / (forward + self.took.get(TaskKind.BACKWARD, _BACKWARD * forward))
         return waited
+
+    @property
+    def rate(self) -> float:
+        """Slices per second (0: not measured)."""
+        forward = self.took.get(TaskKind.FORWARD)
+        return 0.0 if forward is None else 1.0 / (forward + self.took.get(TaskKind.BACKWARD, _BACKWARD * forward))
 
 
 @dataclass(slots=True)
@@ -104,6 +106,8 @@ class PoolState:
         #: The server first, then its peers, then helpers in the order in which they came.
         self.devices = {server: Device(server, 1.0)}
         self.devices |= {name: Device(name, speed, peer=True) for name, speed in peers.items()}
+        #: What tasks took helpers that are gone.
+        self._took: dict[str, dict[TaskKind, float]] = {}
         self._room, self._helper_room = max(room, 1), max(helper_room, 1)
 
     def begin(self, step: int, indices: Sequence[int]) -> None:
@@ -115,9 +119,16 @@ class PoolState:
             device.late = device.free = False
         self.share_out()
 
+    def add(self, helper: str, speed: float) -> None:
+        """Add ``helper``. One that was here before counts as fast as it was then."""
+        self.forget(helper)
+        self.devices[helper] = Device(helper, speed, took=dict(self._took.pop(helper, {})))
+
     def forget(self, helper: str) -> None:
-        """Forget ``helper``. What it retained is lost, even if it comes back."""
-        self.devices.pop(helper, None)
+        """Remove ``helper``. What it retained is lost, even if it comes back."""
+        gone = self.devices.pop(helper, None)
+        if gone is not None:
+            self._took[helper] = gone.took
         for one in self.slices.values():
             one.retained = one.retained and one.owner != helper
 
