@@ -34,8 +34,8 @@ def invoke(*arguments: str) -> Any:
 
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
     names = (
-        "architectures auto chain changing chaos codecs compression coverage crawl dtfm emulator engines exactness "
-        "fusionllm fuzz fuzz-graphs grid hostile hybrid isolation joining kept launchers loss loss-study memory messages "
+        "architectures auto chain changing chaos codecs compression coverage crawl dreamddp dtfm emulator engines "
+        "exactness fusionllm fuzz fuzz-graphs grid hostile hybrid hybrid-ps isolation joining kept launchers loss loss-study memory messages "
         "overhead overlap pipeline planners planning prediction profile shared-cores silent-connections simulator startup "
         "sync-loss sync-memory sync-network sync-schedule sync-speeds sync-strategies trace-cost trackers "
         "transport verification web"
@@ -43,6 +43,29 @@ def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(BENCHMARKS)
+
+
+def test_dreamddp_uses_two_printed_columns_and_predicts_the_others(tmp_path: Path) -> None:
+    picture = tmp_path / "table.svg"
+    report = run("dreamddp", f"plot={picture}")
+    (found,) = report.figures["table_1"]
+    for given in ("ssgd", "local_sgd"):
+        assert found["seconds"][given] == pytest.approx(found["paper"][given])
+    for better, worse in (("free", "dreamddp"), ("dreamddp", "local_sgd"), ("asc_wfbp", "ssgd")):
+        assert found["seconds"][better] <= found["seconds"][worse] + 1e-9
+    (search,) = report.figures["searches"]
+    assert search["methods"]["brute_force"]["exposed_seconds"] <= search["methods"]["dreamddp"]["exposed_seconds"] + 1e-9
+    assert picture.stat().st_size > 1000
+
+
+def test_hybrid_ps_compares_systems_under_losses(tmp_path: Path) -> None:
+    picture = tmp_path / "batches.svg"
+    report = run("hybrid-ps", f"plot={picture}")
+    calm, lossy = (run["seconds"] for run in report.figures["table_2"])
+    assert calm["ours"] == pytest.approx(420.75, rel=0.01), "16 V100 take the minutes of case 1, of which these are an eighth"
+    assert lossy["dapple"] > calm["dapple"]
+    assert lossy["swarm"] > calm["swarm"]
+    assert picture.stat().st_size > 1000
 
 
 def test_planners_lists_refusals_where_a_plan_exists(monkeypatch: pytest.MonkeyPatch) -> None:
