@@ -221,6 +221,8 @@ class CodecSpec(Section):
     ratio: Ratio = 100.0
     #: The widest type of the values that top-k and random-k send.
     values: Literal["float32", "float16", "bfloat16", "int8", "int4"] = "float32"
+    #: How top-k sends positions. `compact`: entropy-coded. `paper`: 8 bytes for each element, as in FusionLLM.
+    format: Literal["compact", "paper"] = "compact"
     #: Words for each element that top-k sends, in equation (7). Without a value: measured. The paper uses 3.
     overhead: Annotated[float, Field(gt=0.0)] | None = None
     #: The largest relative error (2-norm) of a codec that `auto` may choose for forward values, from scratch.
