@@ -10,12 +10,12 @@ from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.job.spec import JobSpec, PlanSpec
 from farflung.planners import get_planner
-from farflung.simulator import HelpedRun, simulate_helped
+from farflung.simulator import HelpedRun, HelperLosses, simulate_helped
 from farflung.units import FlopsPerSecond
 from tests.support.chains import chain
 
 
-def run(helpers: int, **more: float) -> HelpedRun:
+def run(helpers: int, losses: HelperLosses | None = None) -> HelpedRun:
     graph = chain((64,) * 5, rows=4)
     job = JobSpec(micro_batch_sizes=(4,) * 8, plan=PlanSpec(helpers=True, schedule="gpipe"))
     plain = Topology.preset(f"homogeneous-{2 + helpers}")
@@ -23,7 +23,7 @@ def run(helpers: int, **more: float) -> HelpedRun:
     topology = plain.with_devices(devices)
     servers = topology.select(topology.names[:2])
     plan = get_planner("equal_number").plan(graph, servers, job=job)
-    return simulate_helped(plan, topology, graph, job, **more)  # type: ignore[arg-type]
+    return simulate_helped(plan, topology, graph, job, losses)
 
 
 def test_helpers_spread_over_the_stages_and_shorten_the_step() -> None:
@@ -35,12 +35,12 @@ def test_helpers_spread_over_the_stages_and_shorten_the_step() -> None:
 
 
 def test_losses_lengthen_the_step_to_that_without_helpers_at_most() -> None:
-    found = run(2, chance=0.9, steps=8)
+    found = run(2, HelperLosses(chance=0.9, steps=8))
     assert found.step_seconds < found.lossy_seconds <= 1.1 * found.alone_seconds
     assert 8 < found.losses <= 16
-    assert run(2, chance=0.9, steps=8) == found
+    assert run(2, HelperLosses(chance=0.9, steps=8)) == found
 
 
 def test_a_chance_above_one_is_refused() -> None:
     with pytest.raises(InputError, match=r"simulating helpers needs a chance from 0 to 1 and steps, got 1\.5 and 20"):
-        run(1, chance=1.5)
+        HelperLosses(chance=1.5)

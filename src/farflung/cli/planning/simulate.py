@@ -21,7 +21,16 @@ from farflung.graph.ir import Graph
 from farflung.job import from_json, load_job
 from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan
-from farflung.simulator import HelpedRun, Jitter, PriceTable, Simulation, SimulationSettings, Simulator, simulate_helped
+from farflung.simulator import (
+    HelpedRun,
+    HelperLosses,
+    Jitter,
+    PriceTable,
+    Simulation,
+    SimulationSettings,
+    Simulator,
+    simulate_helped,
+)
 from farflung.telemetry import RunFolder, perfetto
 from farflung.telemetry.activity import Activity
 from farflung.units import Bytes, Seconds, counted
@@ -112,7 +121,8 @@ def _helped(simulator: Simulator, plan: Plan, chance: float) -> HelpedRun | None
     """
     job, topology = simulator.job or JobSpec(), simulator.topology
     if job.plan.helpers and any(not device.reliable for device in topology.devices):
-        return simulate_helped(plan, topology, simulator.graph, job, chance=chance, seed=simulator.settings.seed)
+        losses = HelperLosses(chance=chance, seed=simulator.settings.seed)
+        return simulate_helped(plan, topology, simulator.graph, job, losses)
     if chance:
         raise InputError(
             f"--helper-loss {chance:g} needs a job with plan.helpers = true and a topology with unreliable devices; leave it out"

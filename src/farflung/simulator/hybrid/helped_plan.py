@@ -21,7 +21,7 @@ from farflung.protocol.pool.answer_times import Patience
 from farflung.simulator.hybrid.parts import HelpedServer, Helper, Hop, Loss, Wire
 from farflung.simulator.hybrid.pipeline import HelpedPipeline
 
-__all__ = ["HelpedRun", "helped_pipeline", "simulate_helped"]
+__all__ = ["HelpedRun", "HelperLosses", "helped_pipeline", "simulate_helped"]
 
 #: Steps before those that count: the pools measure how fast each device is.
 _WARM = 3
@@ -30,6 +30,21 @@ _CALM = 5
 #: The patience of a server whose job wants duplicates (``step.hybrid.stage_server``).
 _HEDGE = 1.5
 _FLOAT = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperLosses:
+    """In each of ``steps`` steps, each helper is lost with ``chance``, and back ``away`` seconds later (infinite: before the next
+    step). ``seed``: of the draws."""
+
+    chance: float = 0.0
+    away: float = float("inf")
+    steps: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.chance <= 1.0 or self.steps < 1:
+            raise InputError(f"simulating helpers needs a chance from 0 to 1 and steps, got {self.chance} and {self.steps}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,40 +63,27 @@ class HelpedRun:
     losses: int
 
 
-def simulate_helped(
-    plan: Plan,
-    topology: Topology,
-    graph: Graph,
-    job: JobSpec,
-    *,
-    chance: float = 0.0,
-    away: float = float("inf"),
-    steps: int = 20,
-    seed: int = 0,
-) -> HelpedRun:
-    """Simulate ``plan`` with the unreliable devices of ``topology`` as helpers, for ``steps`` steps that count.
-
-    ``chance``: that a helper is lost in a step; it is back ``away`` seconds later (infinite: before the next step).
-
-    Raises:
-        InputError: ``chance`` is not from 0 to 1, or there are no steps.
-    """
-    if not 0.0 <= chance <= 1.0 or steps < 1:
-        raise InputError(f"simulating helpers needs a chance from 0 to 1 and steps, got {chance} and {steps}")
+def simulate_helped(plan: Plan, topology: Topology, graph: Graph, job: JobSpec, losses: HelperLosses | None = None) -> HelpedRun:
+    """Simulate ``plan`` with the unreliable devices of ``topology`` as helpers, undisturbed and with ``losses``."""
+    losses = losses or HelperLosses()
     alone, _ = helped_pipeline(plan, topology, graph, job, helpers=False)
     calm, servers = helped_pipeline(plan, topology, graph, job)
     length = median(calm.run([()] * (_WARM + _CALM))[_WARM:])
-    draw = random.Random(seed)
+    draw = random.Random(losses.seed)
     drawn = [
-        [Loss(helper=name, after=draw.uniform(0.0, length), away=away) for name in servers if draw.random() < chance]
-        for _ in range(steps)
+        [
+            Loss(helper=name, after=draw.uniform(0.0, length), away=losses.away)
+            for name in servers
+            if draw.random() < losses.chance
+        ]
+        for _ in range(losses.steps)
     ]
     lossy, _ = helped_pipeline(plan, topology, graph, job)
     return HelpedRun(
         step_seconds=length,
         alone_seconds=alone.run([()])[0],
-        lossy_seconds=fmean(lossy.run([*[()] * _WARM, *drawn])[_WARM:]) if chance else length,
-        chance=chance,
+        lossy_seconds=fmean(lossy.run([*[()] * _WARM, *drawn])[_WARM:]) if losses.chance else length,
+        chance=losses.chance,
         servers=servers,
         losses=sum(map(len, drawn)),
     )
