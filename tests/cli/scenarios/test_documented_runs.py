@@ -97,6 +97,7 @@ ELSEWHERE = {
     "farflung ledger RUN --csv ledger.csv": "cli/runs/test_ledger.py",
     "farflung plan job.toml --topology topology.toml --explain": "cli/planning/test_plan.py",
     "farflung simulate plan.json": "cli/planning/test_simulate.py",
+    "farflung simulate plan.json --helper-loss 0.5": "cli/planning/test_simulate.py",
     "farflung report --to tensorboard RUN": "cli/runs/test_report.py",
     "farflung web": "web/scenarios/test_watched_run.py",
     "farflung --install-completion": "cli/test_completion.py",
