@@ -6,8 +6,10 @@ exchanges it for a fresh one while it is valid, unless the ticket that it came f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from farflung.clock import wall_time
@@ -40,6 +42,8 @@ class Membership:
     credentials: Credentials
     client: RpcClient
     own_host: str
+    #: Joins again, perhaps at another address of the ticket (None: the ticket has one address).
+    again: Callable[[], Membership] | None = None
 
     def withdraw(self) -> None:
         """Tell the broker not to wait for this member's session; without the message it stops waiting after a while."""
@@ -71,7 +75,9 @@ def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None, kept
         with suppress(DiskFull):  # the certificate is only needed to return without a ticket
             found.credentials.save(kept)
             write_private(kept / _BROKER, f"{found.client.address} {ticket.fingerprint.hex()}".encode())
-    return found
+    if len(ticket.addresses) == 1:
+        return found
+    return replace(found, again=partial(join, ticket, name=name, role=role, key=who[2], kept=kept))
 
 
 def _join_somewhere(ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:
