@@ -22,6 +22,7 @@ from farflung.security.files import write_private
 from farflung.transports import Pinned
 from farflung.transports.addresses import host_and_port, own_host
 from farflung.transports.rpc import RpcClient
+from farflung.units import Seconds
 from farflung.version import __version__
 
 __all__ = ["Membership", "join"]
@@ -29,6 +30,8 @@ __all__ = ["Membership", "join"]
 _BROKER = "broker"
 #: Seconds for an answer to a goodbye.
 _WITHDRAWING = 3.0
+#: Seconds in which a broker must answer: the only one, and one of several.
+_ALONE, _ONE_OF_MANY = Seconds(10.0), Seconds(2.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +87,10 @@ def _join_somewhere(ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:
     failure: ConnectionLost | None = None
     for address in ticket.addresses:
         try:
-            certificate = fetch_server_certificate(address, ticket.fingerprint)
+            certificate = fetch_server_certificate(address, ticket.fingerprint, _patience(ticket))
+            return _join_at(address, certificate, ticket, who)
         except ConnectionLost as error:
             failure = error
-            continue
-        return _join_at(address, certificate, ticket, who)
     assert failure is not None  # a ticket has at least one address
     raise failure
 
@@ -109,13 +111,29 @@ def _renew(kept: Path, ticket: Ticket, who: tuple[str, str, bytes]) -> Membershi
     same = fingerprint == ticket.fingerprint.hex() and credentials.name == name and credentials.key == key
     if not same or credentials.expires() <= wall_time():
         return None
-    old = RpcClient(address, credentials)
-    try:
-        request = Renew(request=make_request(name, key), protocol=PROTOCOL_VERSION, version=__version__)
-        answer = ask(old, request, Granted)
-    finally:
-        old.close()
-    return _member(address, answer, key)
+    failure: ConnectionLost | None = None
+    for place in dict.fromkeys([address, *(_members_address(door) for door in ticket.addresses)]):
+        old = RpcClient(place, credentials)
+        try:
+            request = Renew(request=make_request(name, key), protocol=PROTOCOL_VERSION, version=__version__)
+            return _member(place, ask(old, request, Granted, timeout=float(_patience(ticket))), key)
+        except ConnectionLost as error:
+            failure = failure or error
+        finally:
+            old.close()
+    assert failure is not None  # one address was tried
+    raise failure
+
+
+def _patience(ticket: Ticket) -> Seconds:
+    """Return how long one broker may take to answer: less if another one may have taken over."""
+    return _ALONE if len(ticket.addresses) == 1 else _ONE_OF_MANY
+
+
+def _members_address(door: str) -> str:
+    """Return the port for members of a broker with the address ``door``, unless that port was taken."""
+    host, port = split_address(door)
+    return host_and_port(host, min(port + 1, 65535))
 
 
 def _join_at(address: str, pinned: bytes, ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:

@@ -224,7 +224,7 @@ class RecordsDatabase:
             raise Unreachable(f"cannot use the database {self.name}: {_short(error)}; check its address and rights") from None
         except exc.SQLAlchemyError as error:
             raise DataError(
-                f"the database {self.name} cannot be used: {_short(error)}; give brokers a database of their own"
+                f"the database {self.name} cannot be used: {_short(error)}; give the brokers a database of their own"
             ) from None
 
 

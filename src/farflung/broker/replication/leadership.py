@@ -174,21 +174,27 @@ class Leadership:
             return
         self.flush()
         self._store((), ends=True)
+        self.abandon()
+        self._database.close()
+
+    def abandon(self) -> None:
+        """End the threads without a last write, as if the process was killed."""
         self._over.set()
         self._threads.join()
-        self._database.close()
 
     def _follow(self) -> None:
         """Copy what changes between events of runs: books, logs, the table of links."""
-        while not self._over.wait(_RENEW):
-            self.flush()
+        with suppress(Superseded, Unreachable):  # this process is ending
+            while not self._over.wait(_RENEW):
+                self.flush()
 
     def _renew(self) -> None:
         looks: dict[str, tuple[int, int]] = {}
-        while not self._over.wait(_RENEW):
-            self._store(())
-            with suppress(Unreachable):
-                self.standbys = self._alive(looks)
+        with suppress(Superseded, Unreachable):  # this process is ending
+            while not self._over.wait(_RENEW):
+                self._store(())
+                with suppress(Unreachable):
+                    self.standbys = self._alive(looks)
 
     def _alive(self, looks: dict[str, tuple[int, int]]) -> tuple[str, ...]:
         """Return the standbys that have given a sign recently. ``looks``: the last sign of each, and the looks since then."""
