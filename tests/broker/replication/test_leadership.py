@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from farflung.broker.replication import leadership
-from farflung.broker.replication.database import RecordsDatabase, Superseded, Unreachable
+from farflung.broker.replication.database import Change, RecordsDatabase, Superseded, Unreachable
 from farflung.broker.replication.leadership import Leadership
 from farflung.clock import wall_time
 from farflung.errors import InputError, SecurityError
@@ -57,6 +57,11 @@ class Brokers:
         until(lambda: f"standing by at {name}:7070" in " ".join(self.said[name]))
         return made, took
 
+    def rows(self) -> list[Change]:
+        """All that the database has."""
+        with closing(RecordsDatabase(self.url)) as database:
+            return list(database.changes(0))
+
     def close(self) -> None:
         self.over.set()
         self.threads.join()
@@ -98,7 +103,7 @@ def test_a_former_leader_that_wakes_up_changes_nothing_and_ends(brokers: Brokers
     with pytest.raises(Superseded):
         first.flush()
     assert brokers.ended["a"] == ["another broker has taken over; this broker has no effect any more"]
-    paths = [change.path for change in RecordsDatabase(brokers.url).changes(0)]
+    paths = [change.path for change in brokers.rows()]
     assert "links.json" not in paths
     second.close()
 
@@ -168,7 +173,7 @@ def test_an_interruption_that_is_shorter_than_the_lease_loses_nothing(brokers: B
     metrics.write_text("1\n")
     first.recorded("r")
     first.close()
-    assert [change.body for change in RecordsDatabase(brokers.url).changes(0) if "metrics" in change.path] == [b"1\n"]
+    assert [change.body for change in brokers.rows() if "metrics" in change.path] == [b"1\n"]
     assert brokers.ended["a"] == []
 
 
@@ -186,7 +191,7 @@ def test_an_event_of_a_run_is_stored_after_the_files_that_it_is_about(brokers: B
     (run / "job.json").write_text("job")
     first.journaled(write)("r", "submitted", submitter="me")
     assert written == [("r", "submitted", {"submitter": "me"})]
-    paths = [change.path for change in RecordsDatabase(brokers.url).changes(0)]
+    paths = [change.path for change in brokers.rows()]
     assert paths[-1] == "journal.sqlite"
     assert {"runs/r/job.json", "runs/r/checkpoints/adopted"} <= set(paths)
     first.close()
