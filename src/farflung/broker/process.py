@@ -171,6 +171,7 @@ class Broker:
             handle=self.manager.handle,
             recorder=self.manager.recorder,
             say=say,
+            fetch=None if mirror is None else mirror.fetch,
         )
         opening.callback(restored.close)
         deadlines = AttemptDeadlines(runs=self.runs, handle=self.manager.handle, warn=say)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Change", "LeaderRow", "RecordsDatabase", "Superseded", "Unreachable"]
 
-#: Seconds for a connection, and for a lock. PostgreSQL ends the transaction of a broker that stops in the middle of it.
-_PATIENCE = 4
+#: Seconds for a connection, and for a lock; and after which PostgreSQL ends the transaction of a broker that stopped in it.
+_PATIENCE, _IDLE = 4, 2
 #: Changes that are read at once.
 _BATCH = 64
 
@@ -198,7 +198,7 @@ class RecordsDatabase:
             "postgresql": {
                 "connect_timeout": _PATIENCE,
                 "tcp_user_timeout": _PATIENCE * 1000,
-                "options": f"-c idle_in_transaction_session_timeout={_PATIENCE}s -c lock_timeout={_PATIENCE}s",
+                "options": f"-c idle_in_transaction_session_timeout={_IDLE}s -c lock_timeout={_PATIENCE}s",
             },
         }
         try:
