@@ -76,6 +76,8 @@ class RestoredRuns:
         if result is None and journaled.outcome:
             raise DataError(f"{root} has no result.json, although the run is over")
         live = _live(journaled, root, None if result is not None else read_bundle(root))
+        if result is None and live.job.checkpoint.resume and not live.store.checkpoints.steps():
+            raise DataError(f"{live.store.checkpoints.folder} lacks the checkpoint with which the run began")  # not step 0
         if result is not None:
             self._add_finished(live, journaled, result)
         else:

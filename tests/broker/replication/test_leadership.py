@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farflung.broker.replication import leadership
-from farflung.broker.replication.database import Change, RecordsDatabase, Superseded, Unreachable
+from farflung.broker.replication.database import Change, LeaderRow, RecordsDatabase, Superseded, Unreachable
 from farflung.broker.replication.leadership import Leadership
 from farflung.clock import wall_time
 from farflung.errors import InputError, SecurityError
@@ -195,3 +195,32 @@ def test_an_event_of_a_run_is_stored_after_the_files_that_it_is_about(brokers: B
     assert paths[-1] == "journal.sqlite"
     assert {"runs/r/job.json", "runs/r/checkpoints/adopted"} <= set(paths)
     first.close()
+
+
+def test_of_two_brokers_that_are_started_together_one_leads(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, take = brokers.make("a"), brokers.make("b"), RecordsDatabase.take
+
+    def later(self: RecordsDatabase, seen: LeaderRow, holder: str, address: str) -> LeaderRow:
+        monkeypatch.setattr(RecordsDatabase, "take", take)
+        first.lead("a:7070")
+        return take(self, seen, holder, address)
+
+    monkeypatch.setattr(RecordsDatabase, "take", later)
+    with pytest.raises(InputError, match=r"the broker at a:7070 leads this cluster"):
+        second.lead("b:7070")
+
+
+def test_what_a_former_leader_wrote_without_effect_is_set_aside(brokers: Brokers) -> None:
+    first = brokers.leads("a")
+    run = brokers.place / "a" / "runs" / "r"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "job.json").write_text("job")
+    (run / "checkpoints" / "shard").write_text("useful")
+    first.flush()
+    first.abandon()
+    (run / "result.json").write_text("written after the lease")
+    brokers.make("a").lead("a:7070")
+    assert not (run / "result.json").exists()
+    assert (run.parents[1] / "set-aside" / "term-2" / "runs" / "r" / "result.json").read_text() == "written after the lease"
+    assert (run / "checkpoints" / "shard").read_text() == "useful"
+    assert (run / "job.json").read_text() == "job"

@@ -63,6 +63,8 @@ def database_bytes(path: Path) -> bytes:
     Raises:
         DataError: it is damaged.
     """
+    if not path.stat().st_size:
+        return b""  # it is being made
     try:
         with closing(sqlite3.connect(path, timeout=10.0)) as base:
             return bytes(base.serialize())

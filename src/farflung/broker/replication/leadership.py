@@ -19,7 +19,7 @@ from farflung.broker.replication.database import Change, LeaderRow, RecordsDatab
 from farflung.broker.replication.folder_copy import FolderCopy, copied_files, run_files
 from farflung.broker.replication.folder_replay import FolderReplay
 from farflung.clock import monotonic
-from farflung.errors import InputError, SecurityError
+from farflung.errors import DataError, InputError, SecurityError
 from farflung.protocol.leases import LEASE
 from farflung.security.files import make_private_folder, read_private, write_private
 from farflung.thread_group import ThreadGroup
@@ -29,7 +29,7 @@ __all__ = ["Leadership"]
 #: Seconds between two renewals, two looks of a standby, and two attempts to reach the database.
 _RENEW, _LOOK, _RETRY = 1.0, 0.5, 0.2
 #: Looks without a sign of a standby after which its address is removed.
-_SILENT_LOOKS = 30
+_SILENT_LOOKS = 5
 _CERTIFICATE = "authority/authority-certificate.pem"
 
 
@@ -47,6 +47,8 @@ class Leadership:
         #: Monotonic time just before the last write that the database accepted.
         self._renewed = 0.0
         self._over = threading.Event()
+        #: Whether another broker may lead from now on, so that this process ends in order.
+        self._handed_over = False
         self._threads = ThreadGroup()
         #: The addresses of the brokers that stand by.
         self.standbys: tuple[str, ...] = ()
@@ -70,11 +72,11 @@ class Leadership:
             self._over.wait(_LOOK)
             now = self._database.leader()
             if (now.term, now.beat) != (found.term, found.beat):
-                raise InputError(
-                    f"the broker at {now.address} leads this cluster ({self._database.name}): "
-                    "add --standby to take over when it is gone, or stop that broker first"
-                )
-        self._begin(found, address)
+                raise self._led_by(now)
+        try:
+            self._begin(found, address)
+        except Superseded:  # both were started at the same time
+            raise self._led_by(self._database.leader()) from None
 
     def wait(self, address: str, ended: threading.Event, say: Callable[[str], None]) -> bool:
         """Stand by as the broker at ``address``, and lead when the leader is gone; False if ``ended`` is set before.
@@ -114,6 +116,12 @@ class Leadership:
             self._database.leave(address)
         return False
 
+    def _led_by(self, leader: LeaderRow) -> InputError:
+        return InputError(
+            f"the broker at {leader.address} leads this cluster ({self._database.name}): "
+            "add --standby to take over when it is gone, or stop that broker first"
+        )
+
     def _check_cluster(self, found: LeaderRow) -> None:
         own = _cluster_of(self._home)
         if own and found.cluster and own != found.cluster:
@@ -130,13 +138,21 @@ class Leadership:
         self._replay.apply(self._database.changes(self._replay.last))
         self._copy = FolderCopy(self._home, self._store, self._replay.last)
         if self._replay.last:
+            self._set_aside()
             self._copy.skip(self._replay.files)
+
+    def _set_aside(self) -> None:
+        """Move away what the database does not have: what this broker wrote when it had lost the lead, such as a result."""
+        for path in set(copied_files(self._home, checkpoints=False)) - self._replay.files:
+            place = self._home / "set-aside" / f"term-{self._row.term}" / path.relative_to(self._home)
+            make_private_folder(place.parent)
+            path.replace(place)
 
     # -- while it leads -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """The broker is open and has its authority: copy its folder, and follow its changes."""
-        self._copy.sync(copied_files(self._home, checkpoints=True))
+        self._copy.sync(copied_files(self._home, checkpoints=False))
         self._store((), cluster=_cluster_of(self._home))
         self._threads.spawn("folder-copy", self._follow)
 
@@ -162,19 +178,18 @@ class Leadership:
         self._copy.sync(copied_files(self._home, checkpoints=False, over=lambda run: self._copy.has(run / "result.json")))
 
     def hand_over(self) -> None:
-        """End the term, so that a standby leads at once. The process must end without a goodbye to workers."""
+        """Store the last changes and end the term, so that a standby leads at once."""
+        self.abandon()
         self.flush()
-        self._over.set()
+        self._handed_over = True
         self._store((), ends=True)
 
     def close(self) -> None:
-        """The broker has closed: store its last changes, and end the term."""
+        """The broker has closed: end the term, if there is one."""
         if not self._row.term:
             self._database.close()
             return
-        self.flush()
-        self._store((), ends=True)
-        self.abandon()
+        self.hand_over()
         self._database.close()
 
     def abandon(self) -> None:
@@ -186,7 +201,8 @@ class Leadership:
         """Copy what changes between events of runs: books, logs, the table of links."""
         with suppress(Superseded, Unreachable):  # this process is ending
             while not self._over.wait(_RENEW):
-                self.flush()
+                with suppress(DataError):  # a book is locked or damaged; the broker that uses the book reports damage
+                    self.flush()
 
     def _renew(self) -> None:
         looks: dict[str, tuple[int, int]] = {}
@@ -217,7 +233,8 @@ class Leadership:
                 self._database.write(self._row.term, changes, cluster=cluster, ends=ends)
                 self._renewed = max(self._renewed, begin)
             except Superseded as error:
-                self._end(f"{error}; this broker has no effect any more")
+                if not self._handed_over:
+                    self._end(f"{error}; this broker has no effect any more")
                 raise
             except Unreachable as error:
                 if monotonic() - self._renewed > LEASE:
