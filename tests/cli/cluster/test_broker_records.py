@@ -12,6 +12,7 @@ import pytest
 
 from farflung.broker.process import Broker
 from farflung.cli.main import main
+from farflung.security import Ticket
 from tests.support.command_processes import Program
 
 
@@ -61,7 +62,10 @@ def test_a_standby_takes_over_and_a_second_leader_is_refused(tmp_path: Path) -> 
         assert "leads this cluster" in programs[1].ends_cleanly(2)
         programs.append(broker("b", "--standby"))
         standby = programs[2]
-        programs[0].until("standing by: ")
+        ticket = programs[0].until(r"(?s)tickets from now on name them.*?farflung join (\S+)")[1]
+        both = [program.until(r"(?:broker|standing by) at (127\S+)")[1] for program in (programs[0], standby)]
+        assert list(Ticket.parse(ticket).addresses) == both
+        assert (tmp_path / "a" / "address").read_text().split() == both
         os.kill(programs[0].process.pid, signal.SIGTERM)
         assert "takes over" in programs[0].ends_cleanly(0)
         standby.until("Press Ctrl-C")
