@@ -224,3 +224,24 @@ def test_what_a_former_leader_wrote_without_effect_is_set_aside(brokers: Brokers
     assert (run.parents[1] / "set-aside" / "term-2" / "runs" / "r" / "result.json").read_text() == "written after the lease"
     assert (run / "checkpoints" / "shard").read_text() == "useful"
     assert (run / "job.json").read_text() == "job"
+
+
+def test_a_standby_that_loses_the_database_while_it_takes_over_leads_later(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = brokers.leads("a")
+    (brokers.place / "a" / "links.json").write_text("measured")
+    first.flush()
+    _, took = brokers.stands_by("b")
+    changes, failures = RecordsDatabase.changes, iter(range(3))
+
+    def interrupted(self: RecordsDatabase, after: int) -> Iterator[Change]:
+        if self.leader().term == 2 and next(failures, None) is not None:
+            raise Unreachable("no answer")
+        return changes(self, after)
+
+    monkeypatch.setattr(RecordsDatabase, "changes", interrupted)
+    first.abandon()
+    assert took.wait(30)
+    assert next(failures, None) is None, "it was interrupted"
+    assert (brokers.place / "b" / "links.json").read_text() == "measured"

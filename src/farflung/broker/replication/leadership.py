@@ -135,7 +135,7 @@ class Leadership:
         begin = monotonic()
         self._row, self._renewed = self._database.take(found, self._holder, address), begin
         self._threads.spawn("lease", self._renew)
-        self._replay.apply(self._database.changes(self._replay.last))
+        self._patiently(lambda: self._replay.apply(self._database.changes(self._replay.last)))
         self._copy = FolderCopy(self._home, self._store, self._replay.last)
         if self._replay.last:
             self._set_aside()
@@ -227,15 +227,24 @@ class Leadership:
 
     def _store(self, changes: Sequence[Change], *, cluster: str = "", ends: bool = False) -> None:
         """Write until the database answers. End this process if it does not lead any more."""
-        while True:
+
+        def write() -> None:
             begin = monotonic()
+            self._database.write(self._row.term, changes, cluster=cluster, ends=ends)
+            self._renewed = max(self._renewed, begin)
+
+        try:
+            self._patiently(write)
+        except Superseded as error:
+            if not self._handed_over:
+                self._end(f"{error}; this broker has no effect any more")
+            raise
+
+    def _patiently(self, call: Callable[[], None]) -> None:
+        """Repeat ``call`` until the database answers. End this process when its lease is over."""
+        while True:
             try:
-                self._database.write(self._row.term, changes, cluster=cluster, ends=ends)
-                self._renewed = max(self._renewed, begin)
-            except Superseded as error:
-                if not self._handed_over:
-                    self._end(f"{error}; this broker has no effect any more")
-                raise
+                call()
             except Unreachable as error:
                 if monotonic() - self._renewed > LEASE:
                     self._end(f"this broker could not renew its lease: {error}")
