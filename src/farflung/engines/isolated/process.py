@@ -197,6 +197,7 @@ class Compute:
         """
         if self._death is not None:
             raise self._death
+        self.arena.trim()  # here nobody reads arrays of an answer: of the next one, only the reader notes which pages it needs
         begun = monotonic()
         with suppress(OSError):  # the wait finds out why
             send(self._channel, message, self.arena)
@@ -209,7 +210,6 @@ class Compute:
         if answer is None:
             raise self._died(f"in {what}{self._present()}")
         self._deadlines.took(what, monotonic() - begun)
-        self.arena.trim()
         if isinstance(answer, Refused):
             raise error_of(answer.kind, answer.text)
         if not isinstance(answer, (Done, Reached)):
