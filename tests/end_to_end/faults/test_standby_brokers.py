@@ -138,7 +138,9 @@ def test_a_leader_that_stops_and_wakes_up_ends_without_effect(cluster: Cluster) 
     assert cluster.programs["a"].ends() == 1
     assert re.search(r"this broker (has no effect any more|could not renew.*); start it again", cluster.programs["a"].text)
     watcher.ends_cleanly(0, 200.0)
-    assert _steps(_run_of(cluster.place / "b")) == list(range(_STEPS))
+    steps = _steps(_run_of(cluster.place / "b"))  # workers retain the reports of their last 64 steps, and made more meanwhile
+    assert steps == sorted(set(steps))
+    assert steps[-1] == _STEPS - 1
     again = cluster.broker("a", "--standby")
     again.until(f"standing by at 127.0.0.1:{cluster.ports['a']} for the broker at 127.0.0.1:{cluster.ports['b']}")
 
