@@ -66,6 +66,7 @@ for _module, _name in {
     "network.sync_network": "SyncNetwork",
     "training.sync_speeds": "SyncSpeeds",
     "planning.sync_schedule": "SyncSchedule",
+    "faults.takeover": "Takeover",
     "training.trace_cost": "TraceCost",
     "training.trackers": "Trackers",
     "network.transport": "Transport",

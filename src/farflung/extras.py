@@ -14,6 +14,7 @@ __all__ = [
     "installed_engines",
     "require_engine",
     "require_metrics",
+    "require_sql",
     "require_torch",
     "require_web",
 ]
@@ -107,3 +108,13 @@ def require_metrics() -> None:
     """
     if find_spec("prometheus_client") is None:
         raise InputError("--metrics needs prometheus_client, which is not installed here: pip install 'farflung[metrics]'")
+
+
+def require_sql() -> None:
+    """See that SQLAlchemy is installed, without importing it.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    if find_spec("sqlalchemy") is None:
+        raise InputError("--records needs SQLAlchemy, which is not installed here: pip install 'farflung[sql]'")

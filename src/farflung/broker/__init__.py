@@ -22,4 +22,5 @@ In the order in which a worker or a job passes through it:
 - ``restored_runs``: runs of an earlier broker process.
 - ``links``: what is known of links, and how it is measured.
 - ``records``: what is stored on disk.
+- ``replication``: what is stored in a database, so that another broker can take over.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from farflung.broker.access_control import AccessControl
@@ -53,10 +53,10 @@ class Admission:
         server.unary("renew", self.renew)
         serve(server, Withdraw, self.withdraw)
 
-    def ticket(self, scope: str, address: str, validity: Seconds) -> Ticket:
-        """Return a new ticket that names ``address``."""
+    def ticket(self, scope: str, addresses: Sequence[str], validity: Seconds) -> Ticket:
+        """Return a new ticket that names ``addresses``."""
         fingerprint = certificate_fingerprint(self.credentials.certificate)
-        return self.tickets.issue(scope, addresses=[address], fingerprint=fingerprint, now=wall_time(), validity=validity)
+        return self.tickets.issue(scope, addresses=addresses, fingerprint=fingerprint, now=wall_time(), validity=validity)
 
     def join(self, call: Call, frame: Frame) -> Frame:
         """Exchange a ticket for a certificate.

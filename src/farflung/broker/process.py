@@ -31,6 +31,7 @@ from farflung.broker.records.mirror import Mirror
 from farflung.broker.records.presence_book import PresenceBook
 from farflung.broker.records.run_folders import RunFolders, StorageSettings
 from farflung.broker.records.standing_book import StandingBook
+from farflung.broker.replication.leadership import Leadership
 from farflung.broker.requests.dashboard_tunnel import DashboardTunnel
 from farflung.broker.requests.link_profile import LinkProfile
 from farflung.broker.requests.run_control import RunControl
@@ -62,11 +63,11 @@ from farflung.transports.rpc import RpcHost, RpcServer
 from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
 
-__all__ = ["ADDRESS", "Broker"]
+__all__ = ["ADDRESS", "Broker", "advertised", "own_folder"]
 
 _DAY = Seconds(86400.0)
 
-#: The file of the broker's folder with the address that its tickets name, for ``farflung ticket issue``.
+#: The file of the broker's folder with the addresses that its tickets name, for ``farflung ticket issue``.
 ADDRESS = "address"
 
 
@@ -111,7 +112,7 @@ class Broker:
             if made:
                 failed.callback(shutil.rmtree, home, ignore_errors=True)
             opening = failed.enter_context(ExitStack())
-            opening.callback(_own(home).close)
+            opening.callback(own_folder(home).close)
             log = BrokerLog(home, _safely(say))
             opening.callback(log.close)
             self._open(opening, log, judge, storage or StorageSettings(), (listen, advertise))
@@ -148,7 +149,8 @@ class Broker:
         self.runs.machine.restore_standing(standing.read())
         presence = PresenceBook(self.home / "names.sqlite", say)
         self.runs.machine.restore_gone(presence.read())
-        stores = Stores(journal=journal.write, standing=standing.write, presence=presence.write)
+        stores = _stores(journal, standing, presence, storage.leadership)
+        self._leadership = storage.leadership
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, stores)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
         server = RpcServer(credentials, host=RpcHost(log=say, check=access.check))
@@ -169,6 +171,7 @@ class Broker:
             handle=self.manager.handle,
             recorder=self.manager.recorder,
             say=say,
+            fetch=None if mirror is None else mirror.fetch,
         )
         opening.callback(restored.close)
         deadlines = AttemptDeadlines(runs=self.runs, handle=self.manager.handle, warn=say)
@@ -274,7 +277,12 @@ class Broker:
 
     def ticket(self, scope: str = "join", validity: Seconds = _DAY) -> Ticket:
         """Return a new ticket: ``join`` for workers, ``submit`` for clients, ``owner`` for clients with all rights."""
-        return self._admission.ticket(scope, self.address, validity)
+        return self._admission.ticket(scope, self.addresses, validity)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The address of this broker, and those of the brokers that stand by."""
+        return (self.address, *(self._leadership.standbys if self._leadership is not None else ()))
 
     def observe(self, take: MessageTaker) -> Callable[[], None]:
         """Call ``take`` with what the watchers of each run receive; it must not wait. Return what ends that."""
@@ -296,9 +304,13 @@ class Broker:
         self.member_port = self._listen_for_members(server, host, int(opened), fixed=port != 0)
         #: ``host:port`` of the door.
         self.address = f"{advertise or reachable_host(host)}:{opened}"
-        write_file(self.home / ADDRESS, [self.address.encode()])
+        self.store_addresses()
         server.start()
         door.start()
+
+    def store_addresses(self) -> None:
+        """Write the addresses to the folder, for the command that issues tickets."""
+        write_file(self.home / ADDRESS, [" ".join(self.addresses).encode()])
 
     def _listen_for_members(self, server: RpcServer, host: str, door: int, *, fixed: bool) -> int:
         """Open the port that was open with ``door`` the last time, so that members find a restarted broker."""
@@ -333,6 +345,27 @@ def _dialer(credentials: Credentials, say: Callable[[str], None]) -> Dial:
     return dial_worker
 
 
+def _stores(journal: Journal, standing: StandingBook, presence: PresenceBook, leadership: Leadership | None) -> Stores:
+    if leadership is None:
+        return Stores(journal=journal.write, standing=standing.write, presence=presence.write)
+    return Stores(
+        journal=leadership.journaled(journal.write),
+        standing=standing.write,
+        presence=presence.write,
+        recorded=leadership.recorded,
+    )
+
+
+def advertised(listen: str, advertise: str | None) -> str:
+    """Return the address by which other machines reach a broker that listens at ``listen``.
+
+    Raises:
+        InputError: ``listen`` is no address.
+    """
+    host, port = _split(listen)
+    return f"{advertise or reachable_host(host)}:{port}"
+
+
 def _split(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -340,8 +373,8 @@ def _split(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _own(home: Path) -> BinaryIO:
-    """Lock ``home`` for this process: two brokers would use each other's tickets and write each other's runs."""
+def own_folder(home: Path) -> BinaryIO:
+    """Lock ``home`` until the returned file is closed: two brokers would use each other's tickets and write each other's runs."""
     make_private_folder(home)
     file = (home / "lock").open("ab")
     try:

@@ -15,6 +15,7 @@ from farflung.broker.records.journal import JournaledRun
 from farflung.broker.records.run_store import RunStore
 from farflung.broker.records.watch_history import read_history
 from farflung.broker.run_recorder import RunRecorder
+from farflung.checkpoint import CheckpointStore
 from farflung.clock import wall_time
 from farflung.errors import DataError, FarflungError
 from farflung.job import JobSpec
@@ -40,6 +41,8 @@ _FEEDER_SECONDS = 120.0
 class RestoredRuns:
     """Restores runs, once, before anybody is served. ``add`` adds a run with its event; ``handle`` receives later events.
 
+    ``fetch`` copies a newer checkpoint of a run to the given store: another broker may have led until now.
+
     Threads: "return-RUN" and "feeder-RUN", which end the wait for workers and for the process that feeds the data.
     """
 
@@ -48,6 +51,7 @@ class RestoredRuns:
     handle: Callable[[Event], None]
     recorder: RunRecorder
     say: Callable[[str], None]
+    fetch: Callable[[str, CheckpointStore], None] | None = None
     _threads: ThreadGroup = field(default_factory=ThreadGroup)
 
     def restore(self, runs: tuple[JournaledRun, ...]) -> None:
@@ -67,9 +71,13 @@ class RestoredRuns:
 
     def _restore(self, journaled: JournaledRun, root: Path) -> None:
         result = RunFolder(root).read_result()  # written before the journal says so
+        if result is None and self.fetch is not None:
+            self.fetch(journaled.run, RunStore(root).checkpoints)
         if result is None and journaled.outcome:
             raise DataError(f"{root} has no result.json, although the run is over")
         live = _live(journaled, root, None if result is not None else read_bundle(root))
+        if result is None and live.job.checkpoint.resume and not live.store.checkpoints.steps():
+            raise DataError(f"{live.store.checkpoints.folder} lacks the checkpoint with which the run began")  # not step 0
         if result is not None:
             self._add_finished(live, journaled, result)
         else:

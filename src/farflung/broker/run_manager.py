@@ -50,6 +50,10 @@ def _forget(changes: Mapping[str, StandingRecord | None]) -> None:
     del changes
 
 
+def _no_copy(run: str) -> None:
+    del run
+
+
 def _forget_presence(name: str, generation: int, cause: str) -> None:
     del name, generation, cause
 
@@ -58,12 +62,14 @@ def _forget_presence(name: str, generation: int, cause: str) -> None:
 class Stores:
     """What a broker that was killed finds again. ``journal`` stores an event of a run; ``standing``: changes of standing.
 
-    ``presence``: that a worker has joined (name, generation, empty), or why it has left.
+    ``presence``: that a worker has joined (name, generation, empty), or why it has left. ``recorded``: records of a run are on
+    disk.
     """
 
     journal: Journaled = _no_journal
     standing: Callable[[Mapping[str, StandingRecord | None]], None] = _forget
     presence: Callable[[str, int, str], None] = _forget_presence
+    recorded: Callable[[str], None] = _no_copy
 
 
 class RunManager:
@@ -90,7 +96,7 @@ class RunManager:
         self.stragglers = StragglerMonitor(notices.everybody, network.table, self.replanner.slowed)
         self.retained = RetainedStates(runs, send)
         self.helpers = HelperAssignment(send, machine, network.table, network.reachability)
-        self.recorder = RunRecorder(runs, notices, self.handle)
+        self.recorder = RunRecorder(runs, notices, self.handle, self._stores.recorded)
         self._planner = AttemptPlanner(
             runs=runs,
             notices=notices,

@@ -22,8 +22,15 @@ __all__ = ["RunRecorder"]
 class RunRecorder:
     """Any thread may call. ``handle`` receives events for the machine."""
 
-    def __init__(self, runs: RunTable, notices: Notices, handle: Callable[[Event], None]) -> None:
-        self._runs, self._notices, self._handle = runs, notices, handle
+    def __init__(
+        self,
+        runs: RunTable,
+        notices: Notices,
+        handle: Callable[[Event], None],
+        recorded: Callable[[str], None] = lambda run: None,
+    ) -> None:
+        """``recorded`` is called with a run whose records have grown, before watchers receive the record."""
+        self._runs, self._notices, self._handle, self._recorded = runs, notices, handle, recorded
 
     def progress(self, live: LiveRun, workers: Collection[str], predicted: float | None, first_step: int) -> Progress:
         """Return a new ``Progress`` whose records are records of ``live``."""
@@ -39,6 +46,7 @@ class RunRecorder:
         live.records.unwritten.put(record)
         if (bundle := live.submission.bundle) is not None and not live.store.folder.job.exists():
             _write_documents(live, bundle)
+        self._recorded(live.run)
         with self._runs.changed:
             live.records.latest.take(record)
         self._notices.record(live, record.to_line())

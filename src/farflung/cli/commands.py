@@ -42,6 +42,8 @@ COMMANDS: dict[str, CommandEntry] = {
             "web": ("cluster.web", "Show machines and runs in a browser."),
             "ticket": ("cluster.tickets", "Issue, list and revoke tickets."),
             "kick": ("cluster.kick", "Remove a member and bar its key."),
+            "backup": ("cluster.broker_records", "Write a broker's keys, tickets, runs and checkpoints to a file."),
+            "restore": ("cluster.broker_records", "Make a broker's folder from a backup."),
             "doctor": ("cluster.doctor", "Diagnose this machine."),
             "profile": ("cluster.profile", "Measure the links between all workers."),
             "up": ("cluster.launch", "Start the broker and the workers of a cluster file."),

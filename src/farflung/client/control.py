@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
 from farflung import errors
 from farflung.clock import monotonic
-from farflung.errors import ConnectionLost, FailedBatch, FarflungError, GraphError, TrainingError, WireError
+from farflung.errors import ConnectionLost, FailedBatch, FarflungError, GraphError, SecurityError, TrainingError, WireError
 from farflung.ids import new_id
 from farflung.messages.calls import (
     Checking,
@@ -160,10 +161,21 @@ class ControlClient:
                 if not away:
                     yield Note(text=f"{error}; trying again for at most {patience}")
                 away = True
+                self._reconnect()
             else:
                 if monotonic() >= until:
                     return
             self._closed.wait(_RETRY_SECONDS)
+
+    def _reconnect(self) -> None:
+        """Reach the broker at another address of the ticket, if another broker has taken over there."""
+        if self._membership.again is None:
+            return
+        with suppress(ConnectionLost, SecurityError):  # the ticket may have expired, but the certificate is still valid
+            found = self._membership.again()
+            self._membership, old = found, self._rpc
+            self._rpc = found.client
+            old.close()
 
     def _remember(self, run: str, result: Result) -> None:
         if result.kind:

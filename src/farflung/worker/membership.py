@@ -6,8 +6,10 @@ exchanges it for a fresh one while it is valid, unless the ticket that it came f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from farflung.clock import wall_time
@@ -20,6 +22,7 @@ from farflung.security.files import write_private
 from farflung.transports import Pinned
 from farflung.transports.addresses import host_and_port, own_host
 from farflung.transports.rpc import RpcClient
+from farflung.units import Seconds
 from farflung.version import __version__
 
 __all__ = ["Membership", "join"]
@@ -27,6 +30,8 @@ __all__ = ["Membership", "join"]
 _BROKER = "broker"
 #: Seconds for an answer to a goodbye.
 _WITHDRAWING = 3.0
+#: Seconds in which a broker must answer: the only one, and one of several.
+_ALONE, _ONE_OF_MANY = Seconds(10.0), Seconds(2.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,8 @@ class Membership:
     credentials: Credentials
     client: RpcClient
     own_host: str
+    #: Joins again, perhaps at another address of the ticket (None: the ticket has one address).
+    again: Callable[[], Membership] | None = None
 
     def withdraw(self) -> None:
         """Tell the broker not to wait for this member's session; without the message it stops waiting after a while."""
@@ -71,18 +78,19 @@ def join(ticket: Ticket, *, name: str, role: str, key: bytes | None = None, kept
         with suppress(DiskFull):  # the certificate is only needed to return without a ticket
             found.credentials.save(kept)
             write_private(kept / _BROKER, f"{found.client.address} {ticket.fingerprint.hex()}".encode())
-    return found
+    if len(ticket.addresses) == 1:
+        return found
+    return replace(found, again=partial(join, ticket, name=name, role=role, key=who[2], kept=kept))
 
 
 def _join_somewhere(ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:
     failure: ConnectionLost | None = None
     for address in ticket.addresses:
         try:
-            certificate = fetch_server_certificate(address, ticket.fingerprint)
+            certificate = fetch_server_certificate(address, ticket.fingerprint, _patience(ticket))
+            return _join_at(address, certificate, ticket, who)
         except ConnectionLost as error:
             failure = error
-            continue
-        return _join_at(address, certificate, ticket, who)
     assert failure is not None  # a ticket has at least one address
     raise failure
 
@@ -103,13 +111,29 @@ def _renew(kept: Path, ticket: Ticket, who: tuple[str, str, bytes]) -> Membershi
     same = fingerprint == ticket.fingerprint.hex() and credentials.name == name and credentials.key == key
     if not same or credentials.expires() <= wall_time():
         return None
-    old = RpcClient(address, credentials)
-    try:
-        request = Renew(request=make_request(name, key), protocol=PROTOCOL_VERSION, version=__version__)
-        answer = ask(old, request, Granted)
-    finally:
-        old.close()
-    return _member(address, answer, key)
+    failure: ConnectionLost | None = None
+    for place in dict.fromkeys([address, *(_members_address(door) for door in ticket.addresses)]):
+        old = RpcClient(place, credentials)
+        try:
+            request = Renew(request=make_request(name, key), protocol=PROTOCOL_VERSION, version=__version__)
+            return _member(place, ask(old, request, Granted, timeout=float(_patience(ticket))), key)
+        except ConnectionLost as error:
+            failure = failure or error
+        finally:
+            old.close()
+    assert failure is not None  # one address was tried
+    raise failure
+
+
+def _patience(ticket: Ticket) -> Seconds:
+    """Return how long one broker may take to answer: less if another one may have taken over."""
+    return _ALONE if len(ticket.addresses) == 1 else _ONE_OF_MANY
+
+
+def _members_address(door: str) -> str:
+    """Return the port for members of a broker with the address ``door``, unless that port was taken."""
+    host, port = split_address(door)
+    return host_and_port(host, min(port + 1, 65535))
 
 
 def _join_at(address: str, pinned: bytes, ticket: Ticket, who: tuple[str, str, bytes]) -> Membership:

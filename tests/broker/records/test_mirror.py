@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung.broker.records.mirror import Mirror
 from farflung.broker.records.run_folders import StorageSettings
 from farflung.checkpoint import CheckpointReader, CheckpointStore, ObjectCheckpoints
 from farflung.client.connection import Client
@@ -43,6 +44,38 @@ def test_a_store_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
     assert found.result.status == "finished"
     (line,) = [line for line in said if "warning" in line]
     assert line.startswith(f"run {found.run}: warning: the checkpoint after step 2 is not copied: file:///")
+
+
+def test_a_broker_without_the_newest_checkpoint_fetches_it(tmp_path: Path) -> None:
+    text_folder(tmp_path)
+    url, said = (tmp_path / "objects").as_uri(), list[str]()
+    with Loopback(tmp_path, 1, storage=StorageSettings(mirror=url)) as cluster:
+        found = cluster.run(text_job(steps=4, checkpoint={"every": 4}))
+    mirror = Mirror(url, said.append)
+    store = CheckpointStore(tmp_path / "elsewhere" / "checkpoints")
+    for _ in range(2):
+        mirror.fetch(found.run, store)
+    mirror.close()
+    assert said == [f"run {found.run}: the checkpoint after step 4 is from {url}/{found.run}"]
+    latest = store.latest()
+    assert latest is not None
+    assert latest.step == 4
+
+
+def test_a_checkpoint_that_cannot_be_fetched_is_told_of(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "objects").mkdir()
+    mirror = Mirror((tmp_path / "objects").as_uri(), said.append)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    mirror.fetch("new", store)
+    assert said == []
+    step = tmp_path / "objects" / "old" / "step-0000000002"
+    step.mkdir(parents=True)
+    (step / "manifest.json").write_text("damaged")
+    mirror.fetch("old", store)
+    mirror.close()
+    (line,) = said
+    assert line.startswith("run old: warning: no checkpoint is copied from the object store: file:///")
 
 
 def _tensors(folder: Path) -> dict[str, object]:

@@ -127,3 +127,19 @@ def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tm
         assert event.names == (plan.devices if known else ())
     folder.plan.write_text("{torn", encoding="utf-8")
     assert restored(1)[0].running is None
+
+
+def test_a_run_that_lacks_its_first_checkpoint_does_not_begin_at_step_0(place: Path, tmp_path: Path) -> None:
+    bundle = replace(captured(text_job(), place), run="continued")
+    job = bundle.job.model_copy(update={"checkpoint": bundle.job.checkpoint.model_copy(update={"resume": "earlier"})})
+    store_bundle(tmp_path / "continued", replace(bundle, job=job).to_bytes())
+    said: list[str] = []
+    runs = RestoredRuns(folder=tmp_path, add=print, handle=print, recorder=cast(RunRecorder, None), say=said.append)
+    runs.restore((JournaledRun(run="continued", submitter="client"),))
+    runs.close()
+    assert said == [
+        (
+            f"run continued: its files cannot be used, so the run does not resume: {tmp_path}/continued/checkpoints lacks the "
+            "checkpoint with which the run began"
+        )
+    ]

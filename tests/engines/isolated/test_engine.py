@@ -10,7 +10,7 @@ import torch
 
 from farflung.engines import EngineSettings, MicroBatch, get_engine
 from farflung.engines.base import Array, Engine
-from farflung.engines.isolated import PROTECTIONS, IsolatedEngine
+from farflung.engines.isolated import PROTECTIONS, IsolatedEngine, arena
 from farflung.errors import GraphError, TrainingError
 from farflung.frontends.torch.capture import capture
 from farflung.job.spec import OptimizerSpec
@@ -63,6 +63,24 @@ def test_gradients_are_taken_inside_a_backward(engine: IsolatedEngine) -> None:
     for there, here in zip(found[1:], expected[1:], strict=True):
         assert there.keys() == here.keys()
         assert all(np.array_equal(there[name], here[name]) for name in here)
+
+
+def test_an_answer_is_read_before_its_pages_go_back(engine: IsolatedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large answer, then small ones, then a large one again: the pages of the last must not go back before it is copied."""
+    monkeypatch.setattr(arena, "_WINDOW", 1)
+    module, _ = make("gpt2")
+    graph = captured("gpt2")
+    attempt = engine.attempt("cpu", 1 << 30)
+    stages = Stages(graph, [(0, len(graph.ops))], SETTINGS, attempt)
+    stages.load(module_states(module))
+    (runner,) = stages.runners
+    expected = {name: np.array(value) for name, value in runner.states().items()}
+    assert any(value.any() for value in expected.values())
+    for small in range(3):
+        for _ in range(small):
+            attempt.set_threads(torch.get_num_threads())
+        for name, value in runner.states().items():
+            assert np.array_equal(value, expected[name]), name
 
 
 def test_an_error_of_what_watches_ends_the_process(engine: IsolatedEngine) -> None:

@@ -14,4 +14,5 @@
 - ``backlog``: ``Backlog``: lines that wait for space on a full disk.
 - ``watch_history``: what watchers received, for a broker that is started again.
 - ``mirror``: ``Mirror``: copies of checkpoints in an object store.
+- ``backup``: ``back_up``, ``restore``: the folder in one file.
 """

@@ -47,6 +47,21 @@ class Mirror:
             self._due[run] = _Due(store, step, wanted)
             self._changed.notify_all()
 
+    def fetch(self, run: str, store: CheckpointStore) -> None:
+        """Copy the newest checkpoint of ``run`` from the object store, unless ``store`` has it or a newer one.
+
+        A checkpoint that cannot be copied is reported: the run continues without it, if its workers retain its state.
+        """
+        try:
+            with translated(_failure):
+                copies = ObjectCheckpoints(self._url, run)
+                stored = copies.steps()
+                if stored and stored[-1] > max(store.steps(), default=-1):
+                    step = copies.pull(store).step
+                    self._say(f"run {run}: the checkpoint after step {step} is from {copies.url}")
+        except FarflungError as error:
+            self._say(f"run {run}: warning: no checkpoint is copied from the object store: {error}")
+
     def close(self) -> None:
         """Copy what is due, for a minute at most, and join the thread."""
         with self._changed:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.broker.quotas import Quotas
+from farflung.broker.replication.leadership import Leadership
 from farflung.checkpoint.store import write_file
 from farflung.errors import InputError, SecurityError
 from farflung.security import Caller
@@ -28,6 +29,7 @@ class StorageSettings:
     ``quotas``: what else the members of one ticket may do.
     ``mirror``: the URL of an object store to which checkpoints are copied (empty: they are not).
     ``trackers``: experiment trackers that jobs of submitters may use beside those that only write files; the owner's may use all.
+    ``leadership``: stores what changes in a database, for brokers that stand by (None: there are none).
     """
 
     run: Bytes = _RUN
@@ -35,6 +37,7 @@ class StorageSettings:
     mirror: str = ""
     quotas: Quotas = _QUOTAS
     trackers: tuple[str, ...] = ()
+    leadership: Leadership | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import signal
 import threading
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.cluster.broker_records import end_broker, take_lead, wait_for_end
 from farflung.cli.cluster.observation import observed_broker
 from farflung.cli.cluster.service_log import writes_to_a_service_log
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
 from farflung.cli.options import HomeOption, MetricsOption, VerboseOption, host, quantity
+from farflung.errors import InputError
 from farflung.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     from farflung.broker.process import Broker
+    from farflung.broker.replication.leadership import Leadership
+    from farflung.security import Ticket
 
 __all__ = ["register"]
 
@@ -42,6 +48,14 @@ def broker(
     no_web: Annotated[bool, typer.Option("--no-web", help="Start no dashboard.")] = False,
     mirror: Annotated[str | None, typer.Option(help="Copy checkpoints to an object store, e.g. s3://bucket/folder.")] = None,
     metrics: MetricsOption = None,
+    records: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FARFLUNG_RECORDS",
+            help="Share all records with other brokers: the URL of a database, or @FILE with the URL.",
+        ),
+    ] = None,
+    standby: Annotated[bool, typer.Option("--standby", help="With --records: take over when the leader is gone.")] = False,
     trackers: Annotated[
         str | None, typer.Option(help="Experiment trackers that submitters may use with your accounts, e.g. wandb,mlflow.")
     ] = None,
@@ -65,7 +79,8 @@ def broker(
     if service:
         given = {"--listen": listen, "--advertise": advertise, "--valid": valid, "--mirror": mirror, "--trackers": trackers}
         given |= {"--run-limit": run_limit, "--ticket-limit": ticket_limit, "--queue-limit": str(queue_limit)}
-        given |= {"--metrics": metrics, "--web": web, "--no-web": "" if no_web else None}
+        given |= {"--records": records, **{flag: "" for flag, on in (("--standby", standby), ("--no-web", no_web)) if on}}
+        given |= {"--metrics": metrics, "--web": web}
         typer.echo("\n".join(broker_service(given, broker_folder(folder), user=user)))
         return
     raise_descriptor_limit()
@@ -73,39 +88,76 @@ def broker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     place, say = broker_folder(folder), timed_log(verbose=verbose)
+    named = host(advertise, "--advertise")
+    if standby and records is None:
+        raise InputError("--standby needs --records: the database of the broker that leads")
+    leadership = None if records is None else take_lead(records, place, (listen, named), over, say if standby else None)
+    if over.is_set():
+        return  # the signal came while it stood by
     storage = StorageSettings(
         run=quantity(Bytes, run_limit, "--run-limit"),
         ticket=quantity(Bytes, ticket_limit, "--ticket-limit"),
         mirror=mirror or "",
         quotas=Quotas(queued=queue_limit),
         trackers=tracker_names(trackers),
+        leadership=leadership,
     )
-    served = Broker(place, listen=listen, advertise=host(advertise, "--advertise"), say=say, judge=judge, storage=storage)
-    own = dashboard = None
+    served = Broker(place, listen=listen, advertise=named, say=say, judge=judge, storage=storage)
+    console = _Console(served=served, place=place, folder=folder, validity=validity, secret=no_tickets, leadership=leadership)
+    dashboard = None
     observed = ExitStack()
     try:
+        if leadership is not None:
+            leadership.start()
         observed.enter_context(observed_broker(served, metrics, typer.echo))
-        own = served.ticket("owner", validity)
-        keep_ticket(own, place)
         typer.echo(f"broker at {served.address} (members: port {served.member_port}), tickets valid for {valid}")
         if verbose and (congestion := congestion_control()):
             typer.echo(congestion)
-        here = "" if folder is None else f" --home {folder}"
-        for line in _invitations(served, validity, here, secret=no_tickets):
-            typer.echo(line)
-        typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{here}")
+        console.invite()
+        typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{console.here}")
         if not no_web and (dashboard := open_dashboard(place, web, say)) is not None:
             typer.echo(dashboard.invitation(secret=no_tickets))
         typer.echo("\nPress Ctrl-C to stop the broker.")
-        over.wait()
+        wait_for_end(over, served, console.invite)
     finally:
         typer.echo("broker: closing")
         if dashboard is not None:
             dashboard.close()
-        if own is not None:
-            drop_ticket(own, place)
+        console.close()
         observed.close()
-        served.close()
+        end_broker(served, leadership)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Console:
+    """Prints tickets, and stores the owner's ticket for commands on this machine. ``secret``: tickets are not printed."""
+
+    served: Broker
+    place: Path
+    folder: Path | None
+    validity: Seconds
+    secret: bool
+    leadership: Leadership | None
+    _own: Ticket | None = None
+
+    @property
+    def here(self) -> str:
+        """The option that names the folder."""
+        return "" if self.folder is None else f" --home {self.folder}"
+
+    def invite(self) -> None:
+        """Print how others join, with fresh tickets."""
+        self._own = self.served.ticket("owner", self.validity)
+        keep_ticket(self._own, self.place)
+        for line in _invitations(self.served, self.validity, self.here, secret=self.secret):
+            typer.echo(line)
+        if self.leadership is not None:
+            self.leadership.flush()
+
+    def close(self) -> None:
+        """Remove the stored ticket."""
+        if self._own is not None:
+            drop_ticket(self._own, self.place)
 
 
 def _invitations(served: Broker, validity: Seconds, here: str, *, secret: bool) -> list[str]:

@@ -46,14 +46,14 @@ def issue(
     book = TicketBook(place / "tickets.sqlite")
     fingerprint = certificate_fingerprint(credentials.certificate)
     where = address or _known_address(place)
-    ticket = book.issue(scope, addresses=[where], fingerprint=fingerprint, now=wall_time(), validity=validity)
+    ticket = book.issue(scope, addresses=where.split(), fingerprint=fingerprint, now=wall_time(), validity=validity)
     AuditLog(place, wall_time).write("ticket issued", ticket=ticket.ticket_id, scope=scope)
     known = {"ticket": str(ticket), "scope": scope, "address": where, "valid_seconds": float(validity)}
     answer(str(ticket), known, as_json=as_json)
 
 
 def _known_address(place: Path) -> str:
-    """Return the address that the broker of this folder had when it last ran.
+    """Return the addresses that the broker of this folder had when it last ran, with spaces between them.
 
     Raises:
         InputError: the broker has never been started.

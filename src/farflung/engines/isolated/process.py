@@ -223,8 +223,11 @@ class Compute:
         """
         if self._death is not None:
             raise self._death
+        arena = self.arenas[rank]
+        # Here nobody reads the last answer any more, and the process writes none: only its reader notes which pages it takes.
+        arena.trim()
         with suppress(OSError):  # the wait for the answer finds out why
-            send(self._channels[rank], message, self.arenas[rank])
+            send(self._channels[rank], message, arena)
 
     def answer(self, what: str, rank: int = 0) -> Done | Reached:
         """Wait for the answer to the last message; ``what`` names the call.
@@ -246,7 +249,6 @@ class Compute:
         if answer is None:
             raise self._died(f"in {what}{self._present(rank)}")
         self._deadlines.took(what, monotonic() - begun)
-        arena.trim()
         if isinstance(answer, Refused):
             raise error_of(answer.kind, answer.text)
         if not isinstance(answer, (Done, Reached)):

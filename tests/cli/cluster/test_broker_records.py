@@ -1,0 +1,113 @@
+"""``farflung broker --records URL --standby``, ``farflung backup`` and ``farflung restore`` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from farflung.broker.process import Broker
+from farflung.cli.main import main
+from farflung.security import Ticket
+from tests.support.command_processes import Program
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as over:
+        main(["broker", "--no-web", *words])
+    return over.value.code, capsys.readouterr().err
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> list[str]:
+    return ["--home", str(tmp_path / "broker")]
+
+
+def test_a_standby_needs_a_database(home: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = call(capsys, *home, "--standby")
+    assert code == 2
+    assert err == "farflung: --standby needs --records: the database of the broker that leads\n"
+
+
+def test_brokers_of_a_cluster_need_fixed_ports(home: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = call(capsys, *home, "--records", "sqlite:///x", "--listen", "127.0.0.1:0")
+    assert code == 2
+    assert err == "farflung: --listen 127.0.0.1:0: brokers that share --records need a fixed port, such as 0.0.0.0:7070\n"
+
+
+def test_a_missing_file_with_the_url_is_named(home: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = call(capsys, *home, "--records", f"@{tmp_path}/url")
+    assert code == 2
+    assert err == f"farflung: the --records {tmp_path}/url can't be read: No such file or directory; check the path\n"
+
+
+def test_a_standby_takes_over_and_a_second_leader_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy", reason="no SQLAlchemy: pip install 'farflung[sql]'")
+    (tmp_path / "records-url").write_text(f"sqlite:///{tmp_path}/records.sqlite\n")
+
+    def broker(name: str, *more: str) -> Program:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            listen = f"127.0.0.1:{free.getsockname()[1]}"
+        words = ["--listen", listen, "--no-web", "--home", name, "--records", "@records-url", *more]
+        return Program(tmp_path, name, "broker", *words)
+
+    programs = [broker("a")]
+    try:
+        programs[0].until("Press Ctrl-C")
+        programs.append(broker("c"))
+        assert "leads this cluster" in programs[1].ends_cleanly(2)
+        programs.append(broker("b", "--standby"))
+        standby = programs[2]
+        ticket = programs[0].until(r"(?s)tickets from now on name them.*?farflung join (\S+)")[1]
+        both = [program.until(r"(?:broker|standing by) at (127\S+)")[1] for program in (programs[0], standby)]
+        assert list(Ticket.parse(ticket).addresses) == both
+        assert (tmp_path / "a" / "address").read_text().split() == both
+        os.kill(programs[0].process.pid, signal.SIGTERM)
+        assert "takes over" in programs[0].ends_cleanly(0)
+        standby.until("Press Ctrl-C")
+        standby.kill(signal.SIGTERM)
+        standby.ends_cleanly(0)
+    finally:
+        for program in programs:
+            program.process.kill()
+            program.process.wait()
+
+
+def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as over:
+        main([*words])
+    return over.value.code, *capsys.readouterr()
+
+
+def test_a_broker_moves_to_another_folder_with_its_tickets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home, new, file = tmp_path / "broker", tmp_path / "new", tmp_path / "broker.tar"
+    broker = Broker(home, listen="127.0.0.1:0")
+    ticket = broker.ticket()
+    code, out, _ = typed(capsys, "backup", str(file), "--home", str(home))
+    assert code == 0
+    assert out.startswith(f"{file}: ")
+    assert out.endswith("; whoever reads this file controls the cluster\n")
+    broker.close()
+    code, out, _ = typed(capsys, "restore", str(file), "--home", str(new), "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["path"], found["runs"]) == (str(new), 0)
+    again = Broker(new, listen="127.0.0.1:0")
+    assert again.ticket().fingerprint == ticket.fingerprint
+    assert ticket.ticket_id in {record.ticket_id for record in again.tickets.list()}
+    again.close()
+
+
+def test_what_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = typed(capsys, "backup", str(tmp_path / "b.tar"), "--home", str(tmp_path / "none"))
+    assert code == 2
+    assert "is no broker's folder" in err
+    code, _, err = typed(capsys, "restore", str(tmp_path / "b.tar"), "--home", str(tmp_path / "new"))
+    assert code == 2
+    assert err == (
+        f"farflung: {tmp_path}/b.tar is no whole backup of a broker: No such file or directory; make one with farflung backup\n"
+    )
