@@ -42,6 +42,7 @@ for _module, _name in {
     "training.isolation": "Isolation",
     "faults.joining": "Joining",
     "faults.kept": "Kept",
+    "faults.members": "Members",
     "commands.launchers": "Launchers",
     "training.loss": "Loss",
     "training.loss_study.loss_study": "LossStudy",

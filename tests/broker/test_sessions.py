@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +17,6 @@ from farflung.broker.session_table import SessionTable
 from farflung.broker.sessions import Sessions
 from farflung.errors import ConnectionLost, WireError
 from farflung.protocol.members import Member
-from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
@@ -24,6 +24,7 @@ from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
 from farflung.worker.run_hooks import WorkerHooks
 from tests.support.loopback import Finished, Loopback, text_job
+from tests.support.session_calls import QuietCall, Said
 
 PATIENCE = 60.0
 
@@ -74,8 +75,9 @@ class Events:
 def test_a_name_is_free_again_whatever_the_loss_does() -> None:
     table = SessionTable(lambda name: 1)
     sessions = Sessions(table, Events(RuntimeError("a defect")), lambda text: None)
+    call, stream = cast(Any, QuietCall()), cast(Any, Said(()))
     with pytest.raises(RuntimeError, match="a defect"):
-        sessions.read(table.enter("w"), iter(()))
+        asyncio.run(sessions.read(table.enter("w"), call, stream))
     assert not table.serves("w")
 
 
@@ -125,7 +127,7 @@ def test_nothing_fails_because_nobody_can_be_told(tmp_path: Path) -> None:
 
 
 class Door:
-    """Calls of a worker called w, one after the other, with the hellos that they begin with."""
+    """Sessions of a worker called w, one after the other, with the hellos that they begin with."""
 
     OFFER = {
         "memory": 1e9,
@@ -140,27 +142,15 @@ class Door:
         "description": "",
         "versions": {},
     }
-    caller = Caller(name="w", role="worker")
-    address = "192.0.2.1:4711"
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
 
-    def on_end(self, action: Callable[[], None]) -> None:
-        """The connection stays."""
-
     def welcome(self, **wishes: object) -> str:
         """The kind of what is answered first."""
-        over = threading.Event()
-
-        def frames() -> Iterator[Frame]:
-            yield Frame("hello", {"address": "", "offer": self.OFFER, **wishes})
-            over.wait(PATIENCE)
-
-        try:
-            return next(self.broker.serving.serve(cast(Any, self), frames())).kind
-        finally:
-            over.set()
+        stream = Said([Frame("hello", {"address": "", "offer": self.OFFER, **wishes})])
+        asyncio.run(self.broker.serving.serve(cast(Any, QuietCall()), cast(Any, stream)))
+        return stream.sent[0]
 
 
 @pytest.fixture

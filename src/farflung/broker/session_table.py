@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from farflung.broker.mailbox import Mailbox
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, InputError
 from farflung.messages.schema import Message
@@ -30,7 +30,7 @@ class Session:
     name: str
     generation: int
     #: None ends the session.
-    outgoing: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
+    outgoing: Mailbox = field(default_factory=Mailbox)
     ended: str = ""
     handling: bool = False
     begun: float = field(default_factory=monotonic)
