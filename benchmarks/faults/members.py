@@ -145,6 +145,7 @@ def _plan_run(cluster: _Cluster, settings: MembersSettings, folder: Path, say: S
         "model": {"recipe": "gpt", "args": {"vocab": 64, "sequence": 8, "layers": settings.workers, "width": 8, "heads": 2}},
         "data": {"kind": "text", "path": "corpus", "tokenizer": "bytes", "sequence": 8},
         "checkpoint": {"at_end": False},
+        "plan": {"planner": "equal_compute"},
     }
     bundle = bundle_job(make_job(document), base=folder)
     begin = time.monotonic()

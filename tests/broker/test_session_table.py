@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter
 
 import pytest
 
-from farflung.broker.session_table import SessionTable
+from farflung.broker.session_table import Mailbox, SessionTable
 from farflung.errors import ConnectionLost, InputError
-from farflung.messages.commands import Beat
+from farflung.messages.commands import Beat, Stop
 from farflung.protocol.leases import Leases
 from farflung.units import Seconds
+
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -82,3 +86,40 @@ def test_a_closed_table_takes_nobody_and_ends_all(table: SessionTable) -> None:
     assert session.outgoing.take() == [None]
     with pytest.raises(ConnectionLost, match="the broker is closing"):
         table.enter("b")
+
+
+def test_messages_from_other_threads_arrive_in_order() -> None:
+    box = Mailbox()
+    box.put(Stop(run="before"))
+
+    def put() -> None:
+        for number in range(100):
+            box.put(Stop(run=f"run-{number}"))
+        box.put(None)
+
+    async def receive() -> list[str]:
+        box.open()
+        threading.Thread(target=put).start()
+        found = []
+        while isinstance(message := await box.get(PATIENCE), Stop):
+            found.append(message.run)
+        return found
+
+    assert asyncio.run(receive()) == ["before", *(f"run-{number}" for number in range(100))]
+
+
+def test_nothing_comes_in_time() -> None:
+    box = Mailbox()
+
+    async def receive() -> None:
+        box.open()
+        with pytest.raises(TimeoutError):
+            await box.get(0.0)
+        with pytest.raises(TimeoutError):
+            await box.get(0.01)
+        box.put(Beat())
+        assert await box.get(0.0) == Beat()
+
+    asyncio.run(receive())
+    box.put(Beat())
+    assert box.take() == [Beat()], "the coroutine has ended, and nothing fails"

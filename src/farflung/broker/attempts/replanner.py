@@ -32,6 +32,7 @@ from farflung.optim import state_factor
 from farflung.plan import Plan
 from farflung.planners.constraints import moved_bytes
 from farflung.protocol.broker import BrokerMachine, RunState
+from farflung.protocol.candidates import candidates
 from farflung.protocol.events import BetterPlan, MemberSlowed
 from farflung.protocol.hosts import host_groups
 from farflung.protocol.members import Member
@@ -250,6 +251,8 @@ class Replanner:
         able = self._able(live.run)
         if live.job.plan.again == "auto" and why == _MINUTE and all(one.run is not None for one in able):
             return None
+        if why == _JOINED and all(one.run is not None or one.name in live.workers.measured for one in able):
+            return None  # no candidate has joined since the last search
         beside = {one.name for group in host_groups(able) if any(other.run for other in group) for one in group}
         idle = [one for one in able if one.run is None and (why == _MINUTE or one.name not in live.workers.measured)]
         return [one for one in idle if one.name not in beside]
@@ -260,10 +263,11 @@ class Replanner:
         return run.attempts if run is not None and run.state is RunState.RUNNING else 0
 
     def _able(self, name: str) -> Sequence[Member]:
-        """Return the workers of the run, and those that could work for it (under the lock)."""
+        """Return the workers of the run, and the candidates among those that could work for it (under the lock)."""
         run = self._machine.runs[name]
-        able = (one for one in self._machine.members.values() if one.run == name or self._machine.may_take(name, one))
-        return tuple(one for one in able if run.plans_for(one))
+        restored = self._machine.restored()
+        able = (one for one in self._machine.members.values() if one.run == name or self._machine.may_take(name, one, restored))
+        return candidates([one for one in able if run.plans_for(one)], run.workers, run.devices)
 
     def _main(self) -> None:
         full = self._inputs.clock.now() + _PERIOD
