@@ -47,6 +47,7 @@ from farflung.transports.rpc.calls import join_frame
 from farflung.transports.rpc.channel import channel_options
 from farflung.transports.rpc.failures import explain
 from farflung.transports.rpc.server import RPC_LIMITS, RPC_PREFIX, max_message
+from farflung.transports.tcp.sockets import TlsContexts
 from farflung.version import __version__
 from farflung.wire.frames import decode_frame
 
@@ -95,6 +96,7 @@ class _Member:
     name: str
     channel: Any
     call: Any
+    server: asyncio.Server
     lease: float = 5.0
     lost: str = ""
     frozen: bool = False
@@ -237,8 +239,10 @@ class IdleMembers:
             own = Credentials(name=name, key=key, certificate=granted.certificate, authority=granted.authority)
             channel = _channel(host_and_port(host, granted.port), own.authority, own.key, own.certificate)
             call = channel.stream_stream(RPC_PREFIX + "session", None, None)(None)
-            member = _Member(name, channel, call)
-            await member.send(Hello(address="", offer=_offer(name)))
+            # the broker dials each member, and checks its name
+            server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=TlsContexts(own).server)
+            member = _Member(name, channel, call, server)
+            await member.send(Hello(address=host_and_port(*server.sockets[0].getsockname()), offer=_offer(name)))
             try:
                 first = await call.read()
             except grpc.RpcError as failure:
@@ -282,6 +286,7 @@ class IdleMembers:
         for task in (*member.tasks, *([] if member.steps is None else [member.steps])):
             task.cancel()
         await asyncio.gather(*member.tasks, return_exceptions=True)
+        member.server.close()
         member.call.cancel()
         await member.channel.close(None)
         # gRPC closes the socket when nothing refers to the channel any more

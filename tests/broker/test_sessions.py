@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from benchmarks.commands.idle_members import IdleMembers, member_name
 from farflung.broker import worker_reports
 from farflung.broker.process import Broker
 from farflung.broker.session_table import SessionTable
@@ -24,6 +26,7 @@ from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
 from farflung.worker.run_hooks import WorkerHooks
 from tests.support.loopback import Finished, Loopback, text_job
+from tests.support.quiet import until
 from tests.support.session_calls import QuietCall, Said
 
 PATIENCE = 60.0
@@ -116,6 +119,29 @@ def test_runs_whose_files_are_being_written_do_not_hold_up_an_end(tmp_path: Path
     goes_on.set()
     thread.join(PATIENCE)
     assert len(failed) == 1
+
+
+def test_sessions_take_no_threads(home: Path) -> None:
+    """Each of many members reports, and the broker's threads are as many as with one."""
+    with Loopback(home, 0) as cluster, closing(IdleMembers(cluster.ticket("join"))) as idle:
+
+        def reported() -> list[object]:
+            return [row["disk"] for row in cast(Any, cluster.client.status()["members"])]
+
+        def threads() -> list[str]:
+            return sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith("ThreadPool"))
+
+        idle.join([member_name(0)])
+        until(lambda: "call-control" not in threads())
+        before = threads()
+        idle.join(member_name(number) for number in range(1, 24))
+        assert reported() == [5e10] * 24
+        until(lambda: threads() == before)
+        idle.leave(member_name(1))
+        idle.kill(member_name(2))
+        until(lambda: len(reported()) == 22)
+        assert idle.lost() == {}
+        until(lambda: threads() == before)
 
 
 def test_nothing_fails_because_nobody_can_be_told(tmp_path: Path) -> None:
