@@ -1,6 +1,6 @@
 """``members``: what a thousand members cost one broker.
 
-The broker is a process. The members are ``commands.idle_members``: they speak the real protocol over TLS and compute nothing.
+The broker is a process. The members are ``idle_members``: they speak the real protocol over TLS and compute nothing.
 Some work in runs whose steps never happened, the others are idle. Measured are the broker's CPU time, memory, threads and
 descriptors, the time of ``status`` and of a join, and how long the broker takes to notice that a member is frozen. With
 ``minutes``, members come and go for so long (the share ``churn`` of them in a minute), and the end is compared with the begin.

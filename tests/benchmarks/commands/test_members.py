@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults.members import Members, MembersSettings, _report
+from benchmarks.commands.members import Members, MembersSettings, _report
 
 GOOD: dict[str, Any] = {
     "cpu": 0.2,
