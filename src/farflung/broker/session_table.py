@@ -61,7 +61,7 @@ class Mailbox:
         while not self._messages:
             if self._loop.time() >= until:
                 raise TimeoutError
-            # a future and a timer: a heartbeat of each member takes this way, and asyncio.wait_for costs nearly four times as much
+            # a future and a timer: heartbeats take this way, and asyncio.wait_for costs nearly four times as much
             self._waiter = self._loop.create_future()
             timer = self._loop.call_at(until, self._wake)
             try:
