@@ -27,6 +27,7 @@ from farflung.api.submission import bundle_job
 from farflung.child_processes import end_all
 from farflung.client.connection import Client
 from farflung.job import make_job
+from farflung.messages.submission import Bundle
 from farflung.protocol.leases import LEASE
 from farflung.security import Ticket
 from farflung.transports.descriptors import raise_descriptor_limit
@@ -81,11 +82,13 @@ class Members:
         assert isinstance(settings, MembersSettings)
         raise_descriptor_limit()
         with tempfile.TemporaryDirectory(prefix="farflung-members-") as place, ExitStack() as ending:
+            # first: it takes the processor, and members in this process could send no heartbeats meanwhile
+            bundles = [_bundle(settings, Path(place)) for _ in range(settings.runs)]
             cluster = _Cluster(Path(place), ending)
             times = cluster.add(settings.members)
             say(f"{settings.members} members have joined in {sum(times):.0f} s of joining, {max(times):.2f} s at most")
             figures: dict[str, Any] = {"mass_join_seconds": statistics.median(times)}
-            figures |= {"planning": [_plan_run(cluster, settings, Path(place), say) for _ in range(settings.runs)]}
+            figures |= {"planning": [_plan_run(cluster, bundle, say) for bundle in bundles]}
             figures |= _at_rest(cluster, settings, say)
             if settings.minutes:
                 figures |= {"soak": _soak(cluster, settings, say)}
@@ -134,8 +137,8 @@ class _Cluster:
         return time.monotonic() - begin
 
 
-def _plan_run(cluster: _Cluster, settings: MembersSettings, folder: Path, say: Say) -> dict[str, float]:
-    """Submit a run; return how long it takes until it trains, and the slowest ``status`` meanwhile."""
+def _bundle(settings: MembersSettings, folder: Path) -> Bundle:
+    """A job that asks for ``settings.workers``."""
     (folder / "corpus").mkdir(exist_ok=True)
     document = {
         "name": "many",
@@ -147,7 +150,11 @@ def _plan_run(cluster: _Cluster, settings: MembersSettings, folder: Path, say: S
         "checkpoint": {"at_end": False},
         "plan": {"planner": "equal_compute"},
     }
-    bundle = bundle_job(make_job(document), base=folder)
+    return bundle_job(make_job(document), base=folder)
+
+
+def _plan_run(cluster: _Cluster, bundle: Bundle, say: Say) -> dict[str, float]:
+    """Submit a run; return how long it takes until it trains, and the slowest ``status`` meanwhile."""
     begin = time.monotonic()
     cluster.client.submit(bundle)
     slowest = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -19,7 +20,7 @@ from farflung.errors import ConnectionLost, FarflungError, SecurityError, WireEr
 from farflung.messages.commands import Beat, Fenced, Goodbye, Welcome
 from farflung.messages.reports import Hello
 from farflung.messages.schema import Channel
-from farflung.messages.wire_form import decode_as, encode
+from farflung.messages.wire_form import decode_as, encode, holds
 from farflung.protocol.leases import BEATS
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
@@ -71,6 +72,7 @@ class Sessions:
         """``unwelcome`` returns which of the connected workers must go, and why."""
         self._table, self._events, self._say, self._unwelcome = table, events, say, unwelcome
         self._threads = ThreadGroup()
+        self._loop: asyncio.AbstractEventLoop | None = None
         #: The readers of all sessions: asyncio alone does not keep a task alive.
         self._reading: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(_TURNS)
@@ -92,10 +94,23 @@ class Sessions:
     def watch(self) -> None:
         """Check the leases until ``close``, on the calling thread."""
         while not self._ended.wait(_TICK):
+            self._await_loop()
             checks = {"the handling of a lost worker": self.check_leases, "a check of tickets": self._check_tickets}
             for what, check in checks.items():
                 if error := failure_of(what, check, monotonic()):
                     self._say(f"warning: {error}")  # the leases of other workers still count
+
+    def _await_loop(self) -> None:
+        """Wait until the loop that reads the sessions has had a turn.
+
+        While planning takes the processor, messages wait to be read. Then the check comes late, and ``Leases`` allows for that.
+        """
+        passed = threading.Event()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(passed.set)
+                while not (passed.wait(_TICK) or self._ended.is_set()):
+                    continue
 
     def check_leases(self, now: float) -> None:
         """Remove the workers whose lease has expired; to be called every half second."""
@@ -142,6 +157,7 @@ class Sessions:
         reading.add_done_callback(self._reading.discard)
         session, warnings = await asyncio.shield(beginning)
         session.outgoing.open()
+        self._loop = asyncio.get_running_loop()
         lease = float(self._table.lease)
         welcome = Welcome(name=name, generation=session.generation, lease=lease, warnings=tuple(warnings))
         await stream.send(encode(welcome))
@@ -195,7 +211,7 @@ class Sessions:
             while (frame := await stream.receive()) is not None:
                 if not self._table.renew(session):
                     return  # its lease has expired: the worker came back too late
-                if frame.kind == _BEAT.kind:  # nearly all frames of an idle cluster; this waits for nothing
+                if holds(frame, Beat):  # nearly all frames of an idle cluster; this waits for nothing
                     self._events.report(session.name, frame)
                     continue
                 session.handling = True

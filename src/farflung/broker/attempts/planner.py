@@ -119,6 +119,9 @@ class AttemptPlanner:
         """Return the attempt (None: a newer one has begun meanwhile)."""
         self.measure([member for member in members if member.name not in live.workers.measured], live.job.threads)
         with self.runs.changed:
+            live.workers.measured |= {member.name for member in members}  # a plan that starts over measures newcomers only
+            if self.runs.machine.runs[live.run].attempts != attempt:
+                return None
             helpers = self.runs.machine.may_help(live.run)
         cluster = cluster_of(bundle, [*members, *helpers], self.network.table, self.network.reachability)
         check_plugins(live.job, "the broker", plans=True)

@@ -173,6 +173,8 @@ class Replanner:
                 found = self._consider(live, why)
             except FarflungError as error:
                 found = f"there is no other plan: {error}"  # the current plan stays
+            if found is None:
+                continue
             news = self._found(live, found)
             if found and why not in (_JOINED, _MINUTE):
                 self._notify(live.run, f"the plan stays: {found}")
@@ -200,8 +202,8 @@ class Replanner:
             self._findings[live.run] = found
             return [one.name for one in idle if one.name not in known and found[one.name] == why]
 
-    def _consider(self, live: LiveRun, why: str) -> str:
-        """Return why the plan stays (empty: it does not, or nobody needs to know)."""
+    def _consider(self, live: LiveRun, why: str) -> str | None:
+        """Return why the plan stays (empty: it does not, or nobody needs to know; None: nothing has changed)."""
         with self._lock:
             planned, bundle, now = live.planned, live.submission.bundle, self._inputs.clock.now()
             attempt = self._runs_by(live)
@@ -209,6 +211,8 @@ class Replanner:
                 return ""
             if soon := _too_soon(live, planned):
                 return soon
+            if why in (_JOINED, _MINUTE) and self._settled(live):
+                return None
             idle = self._unmeasured(live, why)
             if idle is None:
                 return ""
@@ -246,13 +250,20 @@ class Replanner:
         self._handle(BetterPlan(run=live.run, attempt=attempt, cause=cause))
         return ""
 
+    def _settled(self, live: LiveRun) -> bool:
+        """Return whether the cluster is large, and no new candidate is there since the last search (under the lock).
+
+        In a large cluster a search takes seconds, and members come all the time.
+        """
+        able = self._able(live.run)
+        free = sum(one.run is None for one in self._machine.members.values())
+        return free > len(able) and all(one.run is not None or one.name in live.workers.measured for one in able)
+
     def _unmeasured(self, live: LiveRun, why: str) -> list[Member] | None:
         """Return the idle workers to measure before a search (None: no search is needed; under the lock)."""
         able = self._able(live.run)
         if live.job.plan.again == "auto" and why == _MINUTE and all(one.run is not None for one in able):
             return None
-        if why == _JOINED and all(one.run is not None or one.name in live.workers.measured for one in able):
-            return None  # no candidate has joined since the last search
         beside = {one.name for group in host_groups(able) if any(other.run for other in group) for one in group}
         idle = [one for one in able if one.run is None and (why == _MINUTE or one.name not in live.workers.measured)]
         return [one for one in idle if one.name not in beside]
