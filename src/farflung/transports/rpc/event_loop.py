@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from farflung.thread_group import ThreadGroup
 
-__all__ = ["EventLoopThread"]
+__all__ = ["SWITCH_SECONDS", "EventLoopThread"]
 
 T = TypeVar("T")
 
+#: A thread that computes lets the loop's thread go on after so many seconds.
+SWITCH_SECONDS = 0.001
 #: Seconds that ``close`` waits for coroutines that have not ended.
 _END_SECONDS = 5.0
 
@@ -20,6 +23,8 @@ class EventLoopThread:
     """The thread begins with the object. Any thread but the loop's own may call."""
 
     def __init__(self) -> None:
+        # for the whole process: a planner that computes would hold up each message by Python's 5 ms
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
         self._loop = asyncio.new_event_loop()
         self._threads = ThreadGroup()
         self._threads.spawn("control-loop", self._run)
