@@ -100,14 +100,16 @@ class _Member:
     lease: float = 5.0
     lost: str = ""
     frozen: bool = False
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     #: The part in a run: its name, the attempt, the next step; and the task that reports steps.
     part: tuple[str, int, int] = ("", 0, 0)
     steps: asyncio.Task[None] | None = None
 
     async def send(self, message: Message) -> None:
-        if not self.frozen:
-            await self.call.write(join_frame(encode(message), RPC_LIMITS))
+        async with self.writing:  # gRPC ends a call with two writes at the same time
+            if not self.frozen:
+                await self.call.write(join_frame(encode(message), RPC_LIMITS))
 
     async def beat(self) -> None:
         while True:
