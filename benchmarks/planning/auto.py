@@ -20,33 +20,17 @@ from typing import Any
 
 from benchmarks.harness.base import Check, Report, Say, Settings
 from benchmarks.harness.probe import peak_bytes
+from benchmarks.planning.zoo import PRESETS, zoo_graph, zoo_job
 from farflung.api.planning import judge
 from farflung.cluster import Topology
 from farflung.errors import InputError, PlanError, TrainingError
 from farflung.graph.ir import Graph
-from farflung.job.spec import CodecSpec, JobSpec, OptimizerSpec, SyncSpec
+from farflung.job.spec import CodecSpec, JobSpec, SyncSpec
 from farflung.planners import get_planner
 from farflung.planners.auto import Auto, AutoSettings, Trial
 
 __all__ = ["AutoBench", "AutoBenchSettings", "measure"]
 
-#: model -> (recipe, arguments, samples of a micro-batch)
-_MODELS: Mapping[str, tuple[str, dict[str, Any], int]] = {
-    "gpt2-xl": ("gpt2", {"n_layer": 48, "n_embd": 1600, "n_head": 25, "vocab_size": 50257, "sequence": 1024}, 2),
-    "llama-7b": (
-        "llama",
-        {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32}
-        | {"num_key_value_heads": 32, "vocab_size": 32000, "sequence": 1024},
-        1,
-    ),
-    "resnet-101": ("resnet101", {"size": 64, "classes": 200, "stem": "imagenet"}, 16),
-    "tiny": ("gpt2", {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 61, "sequence": 16}, 2),
-}
-_PRESETS = (
-    *("local4-two-regions", "two-laptops", "home-lab", "dtfm-case1", "dtfm-case2", "dtfm-case3", "dtfm-case4", "dtfm-case5"),
-    *("fluidstack", "fusionllm-testbed1", "fusionllm-testbed2", "dreamddp-cluster1", "dreamddp-cluster2"),
-    *("hybridps-case1", "hybridps-case2", "hybridps-case3", "hybridps-case4", "homogeneous-8", "regions-24"),
-)
 _PAPERS = ("equal_number", "equal_compute", "op_fence", "dtfm", "kernighan_lin", "hybrid_ps")
 _WITH_CODEC = "op_fence, adatopk"
 #: devices -> seconds that planning may take
@@ -64,7 +48,7 @@ class AutoBenchSettings(Settings):
     kept: tuple[str, ...] = ()
 
     models: tuple[str, ...] = ("gpt2-xl", "llama-7b", "resnet-101")
-    topologies: tuple[str, ...] = _PRESETS
+    topologies: tuple[str, ...] = PRESETS
     micro_batches: int = 16
     evaluations: int = 40
     ratios: tuple[float, ...] = (100.0,)
@@ -104,7 +88,7 @@ class AutoBench:
                 pairs += [kept.pairs[name, topology] for topology in settings.topologies]
                 continue
             say(f"capturing {name}")
-            graph = _graph(name)
+            graph = zoo_graph(name)
             if name in settings.models:
                 for topology in settings.topologies:
                     pairs.append(kept.pairs.get((name, topology)) or kept.add(_pair(graph, name, topology, settings, say)))
@@ -157,21 +141,8 @@ class _Kept:
         return pair
 
 
-def _graph(name: str) -> Graph:
-    from farflung.frontends.recipes import load_recipe
-
-    recipe, args, rows = _MODELS[name]
-    return load_recipe(recipe, args).graph("train", rows)
-
-
-def _job(name: str, settings: AutoBenchSettings, codec: CodecSpec | None = None) -> JobSpec:
-    sizes = (_MODELS[name][2],) * settings.micro_batches
-    optimizer = OptimizerSpec(name="adamw")
-    return JobSpec(micro_batch_sizes=sizes, optimizer=optimizer, seed=settings.seed, codec=codec or CodecSpec())
-
-
 def _pair(graph: Graph, name: str, preset: str, settings: AutoBenchSettings, say: Say) -> dict[str, Any]:
-    topology, job = Topology.preset(preset), _job(name, settings)
+    topology, job = Topology.preset(preset), zoo_job(name, settings.micro_batches, seed=settings.seed)
     evaluate = judge(graph, topology, job)
     begin = time.process_time()
     result: dict[str, Any] = {"model": name, "topology": preset, "devices": len(topology), "best": None, "best_seconds": None}
@@ -182,7 +153,11 @@ def _pair(graph: Graph, name: str, preset: str, settings: AutoBenchSettings, say
         say(f"{name}, {preset}: nothing fits")
         return result | {"equal": None, "free": None, "planners": {}, "refused": str(error)[:300]}
     others = {trial.planner: trial.seconds for trial in auto.trials if trial.planner != "auto" and trial.seconds < float("inf")}
-    with_codec = _with_codec(graph, topology, _job(name, settings, CodecSpec(name="adatopk", ratio=settings.ratios[0])))
+    with_codec = _with_codec(
+        graph,
+        topology,
+        zoo_job(name, settings.micro_batches, seed=settings.seed, codec=CodecSpec(name="adatopk", ratio=settings.ratios[0])),
+    )
     free = Auto(
         AutoSettings(
             evaluations=settings.evaluations,
@@ -303,7 +278,7 @@ def _scale(graph: Graph, name: str, count: int, settings: AutoBenchSettings, say
 
 def measure(settings: AutoBenchSettings, graph: Graph, name: str, count: int) -> dict[str, Any]:
     """Plan ``graph`` for ``regions-<count>`` here: seconds, processor seconds, peak of resident bytes."""
-    topology, job = Topology.preset(f"regions-{count}"), _job(name, settings)
+    topology, job = Topology.preset(f"regions-{count}"), zoo_job(name, settings.micro_batches, seed=settings.seed)
     wall, cpu = time.perf_counter(), time.process_time()
     auto = Auto(AutoSettings(evaluations=settings.evaluations), judge(graph, topology, job))
     plan = auto.plan(graph, topology, job=job)

@@ -214,6 +214,10 @@ def test_the_codec_that_weighs_links_itself_takes_no_where():
             {"name": "sign", "rotate": True},
             "codec.rotate = true means nothing with codec.name = 'sign', it is for int8, int4, int2",
         ),
+        (
+            {"name": "randomk", "format": "paper"},
+            "codec.format = 'paper' means nothing with codec.name = 'randomk', it is for topk, adatopk: remove it",
+        ),
         ({"name": "topk", "rounding": "stochastic"}, "codec.rounding = 'stochastic' means nothing with codec.name = 'topk'"),
         ({"ratio": 10}, "codec.ratio = 10.0 means nothing with codec.name = 'identity'"),
         ({"name": "topk:values=int4", "ratio": 10}, "codec.ratio = 10.0 beside parameters in codec.name = 'topk:values=int4'"),
@@ -231,6 +235,7 @@ def test_what_means_nothing_with_a_codec_is_refused(codec: dict[str, object], te
 def test_what_means_something_with_a_codec_is_taken() -> None:
     for codec in (
         {"name": "adatopk", "ratio": 10, "values": "int8", "overhead": 3.0},
+        {"name": "adatopk", "format": "paper"},
         {"name": "randomk", "ratio": 7},
         {"name": "quantized", "rotate": True, "rounding": "stochastic"},
         {"name": "auto", "error": 0.1},

@@ -45,6 +45,7 @@ REMEDY = ", and this codec leaves out or blurs most of them; set 'identity', 'fp
         ("co2", {"adapt": "no"}, "adapt = 'no': must be a number, at least 0 and below 1"),
         ("asc_wfbp", {"simultaneous": 0}, "simultaneous = 0: must be a whole number, 1 or more"),
         ("asc_wfbp", {"merge_bytes": "4 MB"}, "merge_bytes = '4 MB': must be a number, at least 0"),
+        ("asc_wfbp", {"fitted": "yes"}, "fitted = 'yes': write true or false"),
         ("gossip", {"links": "ringg"}, "links = 'ringg': write pairs of members' numbers, e.g. [[0, 1], [1, 2]] (empty: all)"),
         (
             "gossip",

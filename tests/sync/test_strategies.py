@@ -110,10 +110,10 @@ def test_a_period_of_one_is_ssgd(name: str, settings: dict[str, Any]) -> None:
     close(flat(found), by_hand(20))
 
 
-@pytest.mark.parametrize("name", ["wfbp", "asc_wfbp"])
-def test_overlapped_gradients_give_the_bits_of_ssgd(name: str) -> None:
+@pytest.mark.parametrize(("name", "settings"), [("wfbp", {}), ("asc_wfbp", {}), ("asc_wfbp", {"fitted": True})])
+def test_overlapped_gradients_give_the_bits_of_ssgd(name: str, settings: dict[str, Any]) -> None:
     for on in (task(), MOMENTUM, ADAMW):
-        found, plain = group(name, on=on), group("ssgd", on=on)
+        found, plain = group(name, on=on, **settings), group("ssgd", on=on)
         found.run(8)
         plain.run(8)
         assert np.array_equal(flat(found), flat(plain))

@@ -297,6 +297,7 @@ _SPARSE, _LEVELS = ("topk", "randomk", "adatopk"), ("int8", "int4", "int2", "qua
 _CODEC_KEYS = {
     "ratio": _SPARSE,
     "values": _SPARSE,
+    "format": ("topk", "adatopk"),
     "overhead": ("adatopk",),
     "error": ("auto",),
     "rounding": _LEVELS,
@@ -319,7 +320,7 @@ def _check_codec_keys(codec: CodecSpec, chosen: object) -> None:
         value = getattr(codec, key)
         if value == getattr(plain, key) or (key == "error" and chosen == "auto"):
             continue
-        is_parameter = key in ("ratio", "values", "rounding", "rotate")
+        is_parameter = key in ("ratio", "values", "format", "rounding", "rotate")
         shown = "true" if value is True else repr(value)
         if written and is_parameter:
             text = f"{value:g}" if type(value) is float else shown.strip("'")

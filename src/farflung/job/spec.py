@@ -214,13 +214,14 @@ class ScheduleSpec(Section):
 class CodecSpec(Section):
     """The compression of values on the links between stages. A key that has no meaning for the codec is an error."""
 
-    #: A codec, also with parameters (`lowrank:rank=8,values=int4`). `adatopk`: top-k with a ratio for each link. `auto`: for each
-    #: link and direction, the codec with which values arrive first.
+    #: A codec, also with parameters (`lowrank:rank=8`). `adatopk`: top-k, with a ratio by link. `auto`: the fastest by link.
     name: str = "identity"
     #: Elements for each element that `topk`, `randomk` or `adatopk` sends. For `adatopk`: before the factor of equation (7).
     ratio: Ratio = 100.0
     #: The widest type of the values that top-k and random-k send.
     values: Literal["float32", "float16", "bfloat16", "int8", "int4"] = "float32"
+    #: How top-k sends positions. `compact`: entropy-coded. `paper`: 8 bytes for each element, as in FusionLLM.
+    format: Literal["compact", "paper"] = "compact"
     #: Words for each element that top-k sends, in equation (7). Without a value: measured. The paper uses 3.
     overhead: Annotated[float, Field(gt=0.0)] | None = None
     #: The largest relative error (2-norm) of a codec that `auto` may choose for forward values, from scratch.
@@ -236,8 +237,7 @@ class CodecSpec(Section):
     memory: Literal["none", "difference", "error_feedback", "both"] = "none"
     #: The largest sample cache of one machine, in bytes or as `"2 GB"`.
     memory_bytes: Annotated[float, BeforeValidator(quantity(Bytes)), Field(ge=1.0)] = 1e9
-    #: For `auto`. `fine-tuning` tolerates more error than training from `scratch`. `auto`: fine-tuning if weights come from a
-    #: file.
+    #: For `auto`. `fine-tuning` tolerates more error than training from `scratch`. `auto`: fine-tuning with weights of a file.
     phase: Literal["auto", "scratch", "fine-tuning"] = "auto"
 
     @property

@@ -129,8 +129,8 @@ class _Placing:
 class GridPlanner(_Placing):
     """Equal stages on a grid of D_dp x D_pp devices, placed by ``method`` of ``assign_grid``.
 
-    ``search`` is our own (``grid``), ``dtfm`` the paper's, ``kernighan_lin`` its baseline with that gain, and ``random`` its
-    baseline without a scheduler (``random_grid``).
+    ``search`` is our own (``grid``). It also compares plain orders and a random placement by their steps. ``dtfm`` is the search
+    of the paper, ``kernighan_lin`` its baseline with that gain, ``random`` its baseline without a scheduler (``random_grid``).
     """
 
     def __init__(self, method: GridMethod, evaluate: Evaluate | None = None) -> None:
@@ -175,14 +175,25 @@ class GridPlanner(_Placing):
 
     def _grid(self, problem: Problem, shape: tuple[int, int], evaluations: int) -> Plan:
         chosen = _chosen(problem, shape[0] * shape[1])
-        found = _assigned(problem, shape, self._method, evaluations)
-        groups = [[chosen[i] for i in group] for group in found.devices]
+        found: list[Groups] = [_assigned(problem, shape, self._method, evaluations).devices]
+        if self._method == "search":  # cost (1) ignores computing, so its optimum may be a slower step than a plain order
+            found += [*_plain_orders(shape), _assigned(problem, shape, "random", 1).devices]
         plans = [
-            placed_plan(problem, groups, [0, *cuts, len(problem.graph.ops)], self.name)
+            placed_plan(problem, [[chosen[i] for i in group] for group in groups], [0, *cuts, len(problem.graph.ops)], self.name)
+            for groups in found
             for cuts in (balanced_cuts(problem, shape[1]), balanced_cuts(problem, shape[1], _WHOLE_LAYERS))
         ]
         seen = [self._judged(problem, plan) for plan in plans]
         return min(zip(plans, seen, strict=True), key=lambda pair: (not pair[1].feasible, pair[1].step_seconds))[0]
+
+
+def _plain_orders(shape: tuple[int, int]) -> list[Groups]:
+    """Devices in the order of the topology: neighbors in one group, and neighbors in one pipeline."""
+    dp, pp = shape
+    return [
+        [[stage * dp + place for place in range(dp)] for stage in range(pp)],
+        [[place * pp + stage for place in range(dp)] for stage in range(pp)],
+    ]
 
 
 def _assigned(problem: Problem, shape: tuple[int, int], method: GridMethod, evaluations: int) -> Assignment:
@@ -268,7 +279,9 @@ class HybridPs(_Placing):
         reliable = [device.name for device in part.devices if device.reliable]
         if not reliable:
             raise why
-        return self._tight(replace(problem, topology=part.select(reliable)), why)
+        with suppress(PlanError):
+            return self._tight(replace(problem, topology=part.select(reliable)), why)
+        return self._tight(problem, why)  # the reliable devices alone lack memory
 
     def _placed(self, problem: Problem, found: HybridPsPlan, part: Topology) -> Plan:
         """The plan of ``found``, without the clients that lack memory.

@@ -1,6 +1,7 @@
 """Discrete events in virtual time: what a plan would do on a topology, before anything runs."""
 
 from farflung.simulator.failures import FailureRun, simulate_failures
+from farflung.simulator.hybrid import HelpedRun, HelperLosses, simulate_helped
 from farflung.simulator.prices import Bill, DevicePrice, PriceTable, TrafficPrice
 from farflung.simulator.result import DeviceUse, LinkUse, MemoryPoint, Simulation
 from farflung.simulator.run import Simulator, simulate
@@ -13,6 +14,8 @@ __all__ = [
     "DevicePrice",
     "DeviceUse",
     "FailureRun",
+    "HelpedRun",
+    "HelperLosses",
     "Jitter",
     "LinkUse",
     "MemoryPoint",
@@ -23,4 +26,5 @@ __all__ = [
     "TrafficPrice",
     "simulate",
     "simulate_failures",
+    "simulate_helped",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from farflung.errors import InputError
 from farflung.sync.base import MEMORY_COPIES, Sent, Traits, codec_name
 
-__all__ = ["ROUGH", "check_codec", "check_memory", "check_number", "check_steps"]
+__all__ = ["ROUGH", "check_codec", "check_memory", "check_number", "check_steps", "check_switch"]
 
 #: Codecs that leave out most values, or blur them to one or two bits.
 ROUGH = frozenset({"topk", "adatopk", "randomk", "sign", "int2", "lowrank"})
@@ -22,6 +22,16 @@ def check_steps(name: str, value: object, low: int = 1) -> None:
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise InputError(f"{name} = {value!r}: must be a whole number, {low} or more")
+
+
+def check_switch(name: str, value: object) -> None:
+    """True or false.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"{name} = {value!r}: write true or false")
 
 
 def check_number(name: str, value: object, *, low: float = 0.0, below: float = math.inf, above: bool = False) -> None:

@@ -20,7 +20,7 @@ from benchmarks.training.codecs import entropy_bits
 from benchmarks.training.exactness import differences
 from benchmarks.training.loss import codec_of, time_to
 from benchmarks.training.loss_plot import draw
-from farflung.errors import InputError
+from farflung.errors import InputError, PlanError
 
 
 def run(name: str, *pairs: str) -> Any:
@@ -34,15 +34,63 @@ def invoke(*arguments: str) -> Any:
 
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
     names = (
-        "architectures auto chain changing chaos codecs compression coverage crawl dtfm emulator engines exactness "
-        "fusionllm fuzz fuzz-graphs grid hostile hybrid isolation joining kept launchers loss loss-study members memory "
-        "messages overhead overlap pipeline planning prediction profile shared-cores silent-connections simulator startup "
-        "sync-loss sync-memory sync-network sync-schedule sync-speeds sync-strategies trace-cost trackers transport "
-        "verification web"
+        "architectures auto chain changing chaos codecs compression coverage crawl dreamddp dtfm emulator engines "
+        "exactness fusionllm fuzz fuzz-graphs grid hostile hybrid hybrid-ps isolation joining kept launchers loss "
+        "loss-study members memory messages overhead overlap pipeline planners planning prediction profile shared-cores "
+        "silent-connections simulator sites startup sync-loss sync-memory sync-network sync-schedule sync-speeds "
+        "sync-strategies trace-cost trackers transport verification web"
     )
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(BENCHMARKS)
+
+
+def test_dreamddp_uses_two_printed_columns_and_predicts_the_others(tmp_path: Path) -> None:
+    picture = tmp_path / "table.svg"
+    report = run("dreamddp", f"plot={picture}")
+    (found,) = report.figures["table_1"]
+    for given in ("ssgd", "local_sgd"):
+        assert found["seconds"][given] == pytest.approx(found["paper"][given])
+    for better, worse in (("free", "dreamddp"), ("dreamddp", "local_sgd"), ("asc_wfbp", "ssgd")):
+        assert found["seconds"][better] <= found["seconds"][worse] + 1e-9
+    (search,) = report.figures["searches"]
+    assert search["methods"]["brute_force"]["exposed_seconds"] <= search["methods"]["dreamddp"]["exposed_seconds"] + 1e-9
+    assert picture.stat().st_size > 1000
+
+
+def test_hybrid_ps_compares_systems_under_losses(tmp_path: Path) -> None:
+    picture = tmp_path / "batches.svg"
+    report = run("hybrid-ps", f"plot={picture}")
+    calm, lossy = (run["seconds"] for run in report.figures["table_2"])
+    assert calm["ours"] == pytest.approx(420.75, rel=0.01), "16 V100 take the minutes of case 1, of which these are an eighth"
+    assert lossy["dapple"] > calm["dapple"]
+    assert lossy["swarm"] > calm["swarm"]
+    assert picture.stat().st_size > 1000
+
+
+def test_planners_lists_refusals_where_a_plan_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.planning import planners
+
+    report = run("planners", "topologies=local4-two-regions", "planners=op_fence,hybrid_ps")
+    (pair,) = report.figures["pairs"]
+    assert all(found["step_seconds"] > 0 and found["devices"] for found in pair["planners"].values())
+    assert report.figures["missing"] == []
+
+    class Refusing:
+        def plan(self, *_: object, **__: object) -> object:
+            raise PlanError("no room; add memory")
+
+    real = planners.get_planner
+    monkeypatch.setattr(planners, "get_planner", lambda name: Refusing() if name == "hybrid_ps" else real(name))
+    report = run("planners", "topologies=local4-two-regions", "planners=op_fence,hybrid_ps")
+    told = {"model": "tiny", "topology": "local4-two-regions", "planner": "hybrid_ps", "why": "no room; add memory"}
+    assert report.figures["missing"] == [told]
+
+
+def test_planners_ends_a_planner_that_takes_too_long() -> None:
+    report = run("planners", "topologies=local4-two-regions", "planners=op_fence,auto", "seconds=0.000001")
+    found = report.figures["pairs"][0]["planners"]["auto"]
+    assert found["refused"] == "it took longer than 1e-06 s"
 
 
 def test_a_file_that_can_not_be_written_is_refused_before_the_work(

@@ -1,4 +1,4 @@
-"""A helper gets only stages whose operators its engine supports."""
+"""A helper gets only stages whose operators its engine supports, and begins where the plan counts it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from farflung.broker.attempts.helper_assignment import HelperAssignment
 from farflung.errors import InputError
 from farflung.graph.opset import OPSET
 from farflung.job.spec import JobSpec
+from farflung.messages.commands import AttemptMessage, CopyRounds
 from farflung.plan import estimate
 from farflung.planners import get_planner
 from farflung.protocol.events import Offer
@@ -22,7 +23,7 @@ def ask(operators: frozenset[str] | None) -> None:
     """Ask a helper whose engine supports ``operators``."""
     graph, topology, job = chain((8, 8, 8), rows=4), network(0, 2), JobSpec(micro_batch_sizes=(4, 4))
     plan = get_planner("equal_number").plan(graph, topology, job=job)
-    planned = SimpleNamespace(plan=plan, estimate=estimate(graph, plan, topology, job))
+    planned = SimpleNamespace(plan=plan, estimate=estimate(graph, plan, topology, job), helpers={})
     submission = SimpleNamespace(bundle=SimpleNamespace(graph=graph))
     live: Any = SimpleNamespace(run="run", planned=planned, submission=submission, attempt=SimpleNamespace(preparation=None))
     offers = {
@@ -42,3 +43,47 @@ def test_a_helper_whose_engine_lacks_an_operator_reaches_no_server() -> None:
             ask(operators)
     with pytest.raises(InputError, match="a helper needs a server to join, and can reach none"):
         ask(frozenset({"farflung.input"}))
+
+
+def test_a_helper_begins_where_the_plan_counts_it_and_later_where_it_is_needed() -> None:
+    graph, topology, job = chain((8, 8, 8), rows=4), network(0, 2), JobSpec(micro_batch_sizes=(4, 4))
+    plan = get_planner("equal_number").plan(graph, topology, job=job)
+    found = estimate(graph, plan, topology, job)
+    speeds = dict(zip(plan.devices, (1e9, 1e6), strict=True)) | {"helper": 1e9}  # the second stage needs help
+    members = {name: Member(name=name, address="x", offer=Offer(memory=1e9, speed=speed)) for name, speed in speeds.items()}
+    first, second = plan.devices
+    planned = SimpleNamespace(plan=plan, estimate=found, helpers={"helper": (first, 0)})
+    preparation = AttemptMessage(
+        bundle=1,
+        run="run",
+        documents=(),
+        emulate=False,
+        notes={},
+        first_step=0,
+        committed=0,
+        attempt=1,
+        states="init",
+        checkpoint_step=0,
+        checkpoint_committed=0,
+        recovered=False,
+        submitter="submitter",
+        rounds=CopyRounds(every=0, guards={}, least=0, budget=0),
+    )
+    live: Any = SimpleNamespace(
+        run="run",
+        planned=planned,
+        submission=SimpleNamespace(bundle=SimpleNamespace(graph=graph)),
+        attempt=SimpleNamespace(preparation=preparation, number=1),
+    )
+    sent: list[Any] = []
+    reachability: Any = SimpleNamespace(can_dial=lambda source, target: True)
+    links: Any = SimpleNamespace(get=lambda source, target: None)
+    machine: Any = SimpleNamespace(members=members)
+    assignment = HelperAssignment(lambda name, message: sent.append(message), machine, links, reachability)
+    for expected in (first, second):  # after a loss or a move, it joins the stage that needs it
+        assignment.ask(live, "helper")
+        assert sent[-1].server == expected
+        assignment.gone(live, "helper", "lost")
+    assignment.over("run")
+    assignment.ask(live, "helper")
+    assert sent[-1].server == first

@@ -182,7 +182,10 @@ def test_a_server_with_helpers_gets_the_larger_stage() -> None:
     beta = np.full((4, 4), 1e9)
     beta[1, 2:] = beta[2:, 1] = 1.0
     near = Topology.from_matrices(np.full((4, 4), 1e-6), beta, [replace(d, speed=FlopsPerSecond(1e6)) for d in everybody.devices])
-    plan = plan_run(bundle, near).plan
+    planned = plan_run(bundle, near)
+    plan = planned.plan
+    stage = next(stage.index for stage in plan.stages if stage.device == "device-0")
+    assert planned.helpers == dict.fromkeys(("device-2", "device-3"), ("device-0", stage)), "the broker begins with these places"
     sizes = {stage.device: stage.stop - stage.start for stage in plan.stages}
     assert set(sizes) == set(names)
     assert sizes["device-0"] > 1.5 * sizes["device-1"]

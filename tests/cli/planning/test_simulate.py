@@ -211,3 +211,28 @@ def test_deaths_use_the_rate_of_the_job(planned: tuple[Path, Path], capsys: pyte
     assert "a death every 15 min" in out
     assert "simulated deaths: 5 deaths" in out
     assert "a death every 1 min" in run([*base, "--mtbf", "2 min"], capsys)[1], "the option wins"
+
+
+def test_a_hybrid_plan_is_simulated_with_its_helpers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, plan, topology = tmp_path / "job.toml", tmp_path / "plan.json", tmp_path / "topology.toml"
+    job.write_text(JOB.replace("[model]", '[plan]\nhelpers = true\nschedule = "gpipe"\n[model]', 1))
+    slow = DEVICE.replace("1 TFLOP/s", "1 MFLOP/s")
+    topology.write_text(NAT + "".join(slow.format(name, "reliable = false" if name == "c" else "") for name in ("a", "b", "c")))
+    _, out, _ = run(["plan", job, "--topology", topology, "--json"], capsys)
+    plan.write_text(out)
+    code, out, err = run(["simulate", plan, "--helper-loss", "0.5"], capsys)
+    assert code == 0, err
+    figure = r"\S+ \S+"
+    lost = rf"; {figure} if each helper is lost in 50% of the steps"
+    assert re.search(rf"with 1 helper: {figure} for a step, without helpers {figure}{lost}", out), out
+    body = json.loads(run(["simulate", plan, "--helper-loss", "0.5", "--json"], capsys)[1])["helpers"]
+    assert body["servers"].keys() == {"c"}
+    assert body["step_seconds"] <= body["lossy_seconds"]
+
+
+def test_a_chance_of_losses_needs_helpers(planned: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    plan, job = planned
+    code, _, err = run(["simulate", plan, "--job", job, "--topology", "homogeneous-2", "--helper-loss", "0.5"], capsys)
+    assert code == 2
+    expected = "--helper-loss 0.5 needs a job with plan.helpers = true and a topology with unreliable devices; leave it out"
+    assert expected in err

@@ -198,6 +198,15 @@ def test_adatopk_uses_the_formats_overhead_unless_told():
     assert 20 < dict(slow.activations.params)["ratio"] < 60
 
 
+def test_the_format_of_the_paper_has_its_factor_of_three():
+    """8 bytes for a position and 4 for a value are three words, so equation (7) gives the slowest link 3 r."""
+    (slow, fast) = codecs_of(CodecSpec(name="adatopk", ratio=20, format="paper"))
+    assert str(slow.activations) == "topk(ratio=60, values=float32, format=paper)"
+    assert fast == LinkPlan(source=1, target=2)
+    (uniform, _) = codecs_of(CodecSpec(name="topk", ratio=20, format="paper"))
+    assert str(uniform.activations) == "topk(ratio=20, values=float32, format=paper)"
+
+
 def test_uniform_codecs_skip_links_inside_a_device():
     first, second = codecs_of(CodecSpec(name="fp16"), ("d0", "d1", "d1"))
     assert first.activations.name == "fp16"

@@ -26,6 +26,7 @@ from farflung.protocol.pool.pool_events import (
     TaskKind,
     TimePassed,
 )
+from farflung.protocol.pool.pool_state import soonest_shares
 from farflung.protocol.pool.task_pool import InOrder, Patience, TaskPool, shares_of
 
 PATIENCE = Patience(least=1.0, factor=2.0, first=5.0)
@@ -162,15 +163,22 @@ def test_shares_follow_the_measured_power():
         pool.handle(GradientCame(indices=(index,), now=1.0))
     for index in (0, 1):
         pool.handle(ServerFree(now=1.0))
-        answer(pool, "s", backward(index))
+        answer(pool, "s", backward(index), seconds=3.0)
     for index in (2, 3):
         answer(pool, "a", backward(index))
     pool.handle(StepBegan(step=1, slices=(0, 1, 2, 3), now=2.0))
     told = pool.handle(InputCame(indices=(0, 1, 2, 3), now=2.0))
     assert told == [Give(helper="a", task=forward(1, 1)), Give(helper="a", task=forward(2, 1))]
     assert pool.handle(ServerFree(now=2.0)) == [Do(task=forward(0, 1))]
-    answer(pool, "s", forward(0, 1), now=2.1, seconds=3.0)
+    answer(pool, "s", forward(0, 1), now=2.1, seconds=4.0)
     assert pool.handle(ServerFree(now=2.1)) == [], "a would end its last one before the server does"
+
+
+def test_a_device_that_is_slower_at_one_slice_than_others_at_all_gets_none():
+    assert soonest_shares([6.0, 0.5], 4) == [4, 0]
+    assert soonest_shares([6.0, 0.5], 24) == [23, 1]
+    assert soonest_shares([1.0, 1.0, 1.0], 7) == [3, 2, 2]
+    assert soonest_shares([], 0) == []
 
 
 def test_room_bounds_what_a_device_holds():

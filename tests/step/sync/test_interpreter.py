@@ -27,9 +27,11 @@ from tests.support.strategy_cases import ALONE, ELSEWHERE, GRID, SETTINGS, SGD, 
 
 
 @pytest.mark.parametrize("grid", [True, False], ids=["2 x 2", "2 x 1"])
-@pytest.mark.parametrize("strategy", ["ssgd", "wfbp", "asc_wfbp"])
-def test_gradients_averaged_in_every_step_give_the_exact_run_but_for_rounding(strategy: str, grid: bool) -> None:
-    close(run_threads(case_of("exact", grid=grid)), run_threads(case_of(strategy, grid=grid)))
+@pytest.mark.parametrize(("strategy", "settings"), [("ssgd", {}), ("wfbp", {}), ("asc_wfbp", {}), ("asc_wfbp", {"fitted": True})])
+def test_gradients_averaged_in_every_step_give_the_exact_run_but_for_rounding(
+    strategy: str, settings: dict[str, Any], grid: bool
+) -> None:
+    close(run_threads(case_of("exact", grid=grid)), run_threads(case_of(strategy, settings, grid=grid)))
 
 
 ONE = {"sync_every": 1}

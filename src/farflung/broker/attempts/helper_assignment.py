@@ -7,7 +7,7 @@ also helps the other servers of the stage that it can reach.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec.structs import asdict
@@ -15,7 +15,6 @@ from msgspec.structs import asdict
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
 from farflung.broker.live_run import LiveRun
-from farflung.broker.planning.helper_traffic import stage_traffic, stage_work
 from farflung.cluster import Topology
 from farflung.graph.cut import cut
 from farflung.graph.opset import OPSET
@@ -23,6 +22,7 @@ from farflung.job import JobSpec
 from farflung.messages.commands import Help, Helper, HelperGone
 from farflung.messages.schema import Message
 from farflung.protocol.broker import BrokerMachine
+from farflung.protocol.hybrid.expected_helpers import stage_traffic, stage_work
 from farflung.protocol.hybrid.server_choice import Server, best_move, choose_server, effective_speed
 
 __all__ = ["HelperAssignment", "unreliable_of"]
@@ -61,6 +61,8 @@ class HelperAssignment:
         self._send, self._machine, self._links, self._reachability = send, machine, links, reachability
         #: run -> helper -> place
         self._places: dict[str, dict[str, _Place]] = {}
+        #: run -> helpers that have had a place in this attempt
+        self._placed: dict[str, set[str]] = {}
 
     def ask(self, live: LiveRun, name: str) -> None:
         """Choose a server for the worker ``name`` and let it prepare.
@@ -70,7 +72,7 @@ class HelperAssignment:
         """
         places = self._places.setdefault(live.run, {})
         servers = self._servers(live, name)
-        chosen = choose_server(servers, self._machine.members[name].speed)
+        chosen = self._planned(live, name, servers) or choose_server(servers, self._machine.members[name].speed)
         others = tuple(one.name for one in servers if one.stage == chosen.stage and one.name != chosen.name)
         places[name] = _Place((chosen.name, *others), chosen.stage)
         preparation = live.attempt.preparation
@@ -128,6 +130,7 @@ class HelperAssignment:
     def over(self, run: str) -> None:
         """The attempt of ``run`` is over."""
         self._places.pop(run, None)
+        self._placed.pop(run, None)
 
     def _servers(self, live: LiveRun, name: str) -> list[Server]:
         planned = live.planned
@@ -163,6 +166,15 @@ class HelperAssignment:
                 )
                 found.append(replace(alone, power=alone.power + sum(added)))
         return found
+
+    def _planned(self, live: LiveRun, name: str, servers: Sequence[Server]) -> Server | None:
+        """Return the server that the plan counts ``name`` with (``None``: it has been placed before, or cannot reach it)."""
+        placed = self._placed.setdefault(live.run, set())
+        if live.planned is None or name in placed:
+            return None
+        placed.add(name)
+        wanted = live.planned.helpers.get(name)
+        return next((server for server in servers if (server.name, server.stage) == wanted), None)
 
     def _unsupported(self, live: LiveRun, name: str) -> frozenset[int]:
         """Return the stages that the engine of the worker ``name`` can't compute."""

@@ -160,7 +160,7 @@ class AttemptPlanner:
             trusted, live.workers.distrusted = live.workers.distrusted, None
             copied = dict(live.workers.copied)
         newest = live.store.begin(attempt, trusted)
-        live.store.write_plan(planned.plan, planned.topology.to_json())
+        live.store.write_plan(planned.plan, planned.cluster.to_json())
         start = Start.of(attempt, newest, live.first_source)
         if trusted is None:
             held = believable(self.retained.of_members(live), _reached(live))

@@ -2,7 +2,6 @@
 
 - ``device_measurements``: ``DeviceMeasurements`` asks workers to measure their devices before a plan is made.
 - ``cluster_view``: ``cluster_of``: the joined workers as a topology.
-- ``helper_traffic``: what helpers of a hybrid plan add to its stages, and what they receive.
 - ``run_planner``: ``plan_run``: runs the job's planner and checks the result.
 - ``planned``: ``Planned``: a plan with its topology and estimate, as tables and lines.
 - ``attempt_start``: ``Start``: the step and the states with which an attempt begins.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from farflung.cluster import Topology
 from farflung.job.spec import CodecSpec, JobSpec, LimitSpec
@@ -51,6 +51,8 @@ class Planned:
 
     plan: Plan
     topology: Topology
+    #: All devices: those of ``topology``, which may have stages, and unreliable ones, which only help.
+    cluster: Topology
     estimate: Estimate
     codec: CodecSpec
     #: The number of workers that the job asks for.
@@ -66,6 +68,8 @@ class Planned:
     sums: tuple[str, ...] = ()
     #: The traffic of helpers, as lines.
     helped: tuple[str, ...] = ()
+    #: The server and the stage with which each helper that was present at planning begins.
+    helpers: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     @property
     def plan_json(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from farflung.broker.planning.helper_traffic import expected_helpers, with_helpers
 from farflung.broker.planning.planned import Planned
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, PlanError
@@ -18,6 +17,8 @@ from farflung.plan.reduction_choice import adding_lines
 from farflung.plan.report.helper_traffic import helped_lines
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
 from farflung.planners.finish import Problem
+from farflung.protocol.hybrid.expected_helpers import expected_helpers, with_helpers
+from farflung.protocol.hybrid.server_choice import Server
 
 __all__ = ["Judge", "plan_run", "predict_plan"]
 
@@ -55,9 +56,11 @@ def plan_run(
     predicted = predict_plan(bundle, plan, everybody, judge)
     check_memory(predicted, bundle.job)
     chosen = job if bundle.job.open.anything else None
+    helpers = _expected(bundle, plan, topology, everybody) if len(topology) < len(everybody) else {}
     return Planned(
         plan=plan,
         topology=topology,
+        cluster=everybody,
         estimate=predicted,
         codec=job.codec,
         workers=job.workers,
@@ -66,6 +69,7 @@ def plan_run(
         decided=chosen,
         sums=tuple(adding_lines(plan, bundle.graph, pieces, topology)),
         helped=tuple(helped_lines(plan, bundle.graph, pieces, everybody, job, predicted.step_seconds)),
+        helpers={name: (server.name, server.stage) for name, server in helpers.items()},
     )
 
 
@@ -86,9 +90,14 @@ def _planned(bundle: Bundle, topology: Topology, judge: Judge | None, planner: P
 
 def _helped(bundle: Bundle, plan: Plan, servers: Topology, everybody: Topology) -> Topology:
     """Return ``servers`` with the speeds that they have with their helpers, if ``plan`` runs."""
+    return with_helpers(servers, everybody, _expected(bundle, plan, servers, everybody))
+
+
+def _expected(bundle: Bundle, plan: Plan, servers: Topology, everybody: Topology) -> dict[str, Server]:
+    """Return the server that each unreliable device of ``everybody`` will help, if ``plan`` runs on ``servers``."""
     alone = estimate(bundle.graph, plan, servers, bundle.job)
     unreliable = [device.name for device in everybody.devices if not device.reliable]
-    return with_helpers(servers, everybody, expected_helpers(plan, alone, everybody, unreliable))
+    return expected_helpers(plan, alone, everybody, unreliable)
 
 
 def _failure(planner: str, error: Exception) -> Exception:

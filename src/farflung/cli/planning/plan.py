@@ -293,7 +293,7 @@ def _told(*words: Reasons | Tolerance | None) -> str:
 def _body(
     job: JobSpec, planned: Planned, others: Mapping[str, Planned], words: tuple[Reasons | None, Tolerance | None]
 ) -> dict[str, object]:
-    body = PlanFile(plan=planned.plan, job=job, topology=planned.topology).to_dict()
+    body = PlanFile(plan=planned.plan, job=job, topology=planned.cluster).to_dict()
     body["estimate"] = planned.estimate.to_dict()
     if planned.relays:
         body["relays"] = [asdict(use) for use in planned.relays]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +21,16 @@ from farflung.graph.ir import Graph
 from farflung.job import from_json, load_job
 from farflung.job.spec import JobSpec
 from farflung.plan.model import Plan
-from farflung.simulator import Jitter, PriceTable, Simulation, SimulationSettings, Simulator
+from farflung.simulator import (
+    HelpedRun,
+    HelperLosses,
+    Jitter,
+    PriceTable,
+    Simulation,
+    SimulationSettings,
+    Simulator,
+    simulate_helped,
+)
 from farflung.telemetry import RunFolder, perfetto
 from farflung.telemetry.activity import Activity
 from farflung.units import Bytes, Seconds, counted
@@ -55,6 +64,9 @@ def simulate(
     recovery: Annotated[str | None, typer.Option(help="Pause after a machine dies (default: estimated).")] = None,
     away: Annotated[str | None, typer.Option(help="How long a dead machine is missing (default: replaced at once).")] = None,
     deaths: Annotated[int, typer.Option(min=0, help="Number of machine deaths to simulate.")] = 0,
+    helper_loss: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Chance that a helper is lost in a step, of a job with plan.helpers.")
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: Annotated[Path | None, typer.Option("--home", help="Home folder of the broker.")] = None,
 ) -> None:
@@ -82,10 +94,12 @@ def simulate(
         found = simulator.run(chosen, prices=table)
         activity.phase("estimating the throughput with deaths of machines", silent=True)
         survives = _tolerance(simulator, chosen, faults)
+        helped = _helped(simulator, chosen, helper_loss)
     if trace is not None:
         write_text(trace, perfetto(found.traces))
-    body = {**found.to_dict(), "faults": survives.to_dict()}
-    typer.echo(json.dumps(body, indent=1) if as_json else f"{describe(found)}\n{survives.text}")
+    body = {**found.to_dict(), "faults": survives.to_dict()} | ({} if helped is None else {"helpers": asdict(helped)})
+    lines = [describe(found), survives.text, *([] if helped is None else [describe_helped(helped)])]
+    typer.echo(json.dumps(body, indent=1) if as_json else "\n".join(lines))
 
 
 def _tolerance(simulator: Simulator, plan: Plan, settings: FaultSettings) -> Tolerance:
@@ -97,6 +111,33 @@ def _tolerance(simulator: Simulator, plan: Plan, settings: FaultSettings) -> Tol
     return tolerance(
         graph, topology, job, (plan, estimate), settings, lambda rest: make_plan(graph, rest, planner=plan.planner, job=job)
     )
+
+
+def _helped(simulator: Simulator, plan: Plan, chance: float) -> HelpedRun | None:
+    """Return the steps of a hybrid plan with its helpers (``None``: the job has none).
+
+    Raises:
+        InputError: ``chance`` is given for a job without helpers.
+    """
+    job, topology = simulator.job or JobSpec(), simulator.topology
+    if job.plan.helpers and any(not device.reliable for device in topology.devices):
+        losses = HelperLosses(chance=chance, seed=simulator.settings.seed)
+        return simulate_helped(plan, topology, simulator.graph, job, losses)
+    if chance:
+        raise InputError(
+            f"--helper-loss {chance:g} needs a job with plan.helpers = true and a topology with unreliable devices; leave it out"
+        )
+    return None
+
+
+def describe_helped(found: HelpedRun) -> str:
+    """Return the steps with helpers as text."""
+    text = (
+        f"with {counted(len(found.servers), 'helper')}: {Seconds(found.step_seconds)} for a step, "
+        f"without helpers {Seconds(found.alone_seconds)}"
+    )
+    lost = f"; {Seconds(found.lossy_seconds)} if each helper is lost in {found.chance:.0%} of the steps" if found.chance else ""
+    return text + lost
 
 
 def describe(found: Simulation) -> str:

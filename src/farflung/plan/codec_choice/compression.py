@@ -40,13 +40,18 @@ def choice_of(codec: CodecSpec) -> CodecChoice:
     }
     name = "topk" if name == "adatopk" else name
     if not written and name in ("topk", "randomk"):
-        params |= {"ratio": float(codec.ratio), "values": codec.values}
+        params |= {"ratio": float(codec.ratio), "values": codec.values, **_format(codec)}
     if codec.rounding != "nearest":
         params["rounding"] = codec.rounding
     if codec.rotate:
         params["rotate"] = 1
     get_codec(name, **params)
     return CodecChoice(name=name, params=tuple(params.items()))
+
+
+def _format(codec: CodecSpec) -> dict[str, str]:
+    """The parameter of top-k for the format of positions, if it is not the usual one."""
+    return {} if codec.format == "compact" else {"format": codec.format}
 
 
 def wire_factor_of(codec: CodecSpec) -> float:
@@ -124,10 +129,11 @@ def _assigned(
     base = choice_of(codec)
     choices = [base] * len(table)
     if codec.name == "adatopk":
-        factor = codec.overhead if codec.overhead is not None else lambda ratio: words_per_kept(ratio, codec.values)
+        factor = codec.overhead if codec.overhead is not None else lambda ratio: words_per_kept(ratio, codec.values, codec.format)
         seconds = [_dense_seconds(stages, pair, edges, topology) for pair, edges in table.items()]
         ratios = adaptive_ratios(seconds, codec.ratio, factor)
-        choices = [CodecChoice(name="topk", params=(("ratio", round(r, 3)), ("values", codec.values))) for r in ratios]
+        kept = (("values", codec.values), *_format(codec).items())
+        choices = [CodecChoice(name="topk", params=(("ratio", round(r, 3)), *kept)) for r in ratios]
     hidden = _hidden(stages, table, topology, choices, pace) if codec.where == "slow" else frozenset()
     links = []
     for ((source, target), edges), choice in zip(table.items(), choices, strict=True):

@@ -8,24 +8,26 @@ from dataclasses import dataclass, field
 from farflung.errors import InputError
 from farflung.protocol.pool.pool_events import Task, TaskKind
 
-__all__ = ["Device", "PoolState", "Slice", "shares_of"]
+__all__ = ["Device", "PoolState", "Slice", "shares_of", "soonest_shares"]
 
 #: The weight of the newest answer in a device's rate.
 _NEW = 0.3
+#: A backward that was not measured counts as so many forwards.
+_BACKWARD = 2.0
 
 
 @dataclass(slots=True)
 class Device:
     """The server, a helper or a peer server.
 
-    ``rate``: forwards per second (0: not measured). ``given``: unanswered tasks, the oldest first; ``since``: when the first of
-    them began, in seconds of the server's clock. ``peer``: it has slices of its own, and takes a task of this pool when it is
-    ``free``.
+    ``took``: seconds of a task of each kind, from one answer to the next, transfers included. ``given``: unanswered tasks, the
+    oldest first; ``since``: when the first of them began, in seconds of the server's clock. ``peer``: it has slices of its own,
+    and takes a task of this pool when it is ``free``.
     """
 
     name: str
     speed: float
-    rate: float = 0.0
+    took: dict[TaskKind, float] = field(default_factory=dict)
     given: list[Task] = field(default_factory=list)
     since: float = 0.0
     late: bool = False
@@ -38,10 +40,16 @@ class Device:
         self.late = False
         self.given.remove(task)
         self.since = now
-        if task.kind is TaskKind.FORWARD:
-            rate = 1.0 / max(seconds, 1e-9)
-            self.rate = rate if not self.rate else (1 - _NEW) * self.rate + _NEW * rate
+        newest = max(seconds, waited, 1e-9)
+        before = self.took.get(task.kind, newest)
+        self.took[task.kind] = (1 - _NEW) * before + _NEW * newest
         return waited
+
+    @property
+    def rate(self) -> float:
+        """Slices per second (0: not measured)."""
+        forward = self.took.get(TaskKind.FORWARD)
+        return 0.0 if forward is None else 1.0 / (forward + self.took.get(TaskKind.BACKWARD, _BACKWARD * forward))
 
 
 @dataclass(slots=True)
@@ -76,6 +84,18 @@ def shares_of(power: Sequence[float], count: int) -> list[int]:
     return found
 
 
+def soonest_shares(power: Sequence[float], count: int) -> list[int]:
+    """Divide ``count`` slices so that the device that takes longest for its share ends as early as possible.
+
+    Slice after slice goes to the device that would end it first (the first of equal ones). A device that is slower at one slice
+    than the others are at all of them gets none.
+    """
+    found = [0] * len(power)
+    for _ in range(count):
+        found[min(range(len(power)), key=lambda k: ((found[k] + 1) / power[k], k))] += 1
+    return found
+
+
 class PoolState:
     """``room``, ``helper_room``: slices that the server and a helper have between forward and backward, at most."""
 
@@ -86,6 +106,8 @@ class PoolState:
         #: The server first, then its peers, then helpers in the order in which they came.
         self.devices = {server: Device(server, 1.0)}
         self.devices |= {name: Device(name, speed, peer=True) for name, speed in peers.items()}
+        #: What tasks took helpers that are gone.
+        self._took: dict[str, dict[TaskKind, float]] = {}
         self._room, self._helper_room = max(room, 1), max(helper_room, 1)
 
     def begin(self, step: int, indices: Sequence[int]) -> None:
@@ -97,9 +119,16 @@ class PoolState:
             device.late = device.free = False
         self.share_out()
 
+    def add(self, helper: str, speed: float) -> None:
+        """Add ``helper``. One that was here before counts as fast as it was then."""
+        self.forget(helper)
+        self.devices[helper] = Device(helper, speed, took=dict(self._took.pop(helper, {})))
+
     def forget(self, helper: str) -> None:
-        """Forget ``helper``. What it retained is lost, even if it comes back."""
-        self.devices.pop(helper, None)
+        """Remove ``helper``. What it retained is lost, even if it comes back."""
+        gone = self.devices.pop(helper, None)
+        if gone is not None:
+            self._took[helper] = gone.took
         for one in self.slices.values():
             one.retained = one.retained and one.owner != helper
 
@@ -112,7 +141,7 @@ class PoolState:
         return [device for device in self.devices.values() if device.name != self.server and not device.late]
 
     def power(self, name: str) -> float:
-        """Return forwards per second; for unmeasured devices in proportion to the speeds of the measured ones."""
+        """Return slices per second; for unmeasured devices in proportion to the speeds of the measured ones."""
         device = self.devices[name]
         if device.rate:
             return device.rate
@@ -120,11 +149,11 @@ class PoolState:
         return device.speed * (sum(one.rate for one in known) / sum(one.speed for one in known) if known else 1.0)
 
     def share_out(self) -> None:
-        """Divide the slices that nobody has begun into runs by index, in proportion to power; late helpers get none."""
+        """Divide the slices that nobody has begun into runs by index, so that all end early; late helpers get none."""
         able = [device for device in self.devices.values() if not device.late and not device.peer]
         waiting = [self.slices[i] for i in sorted(self.slices) if self._unbegun(self.slices[i])]
         at = 0
-        for device, count in zip(able, shares_of([self.power(one.name) for one in able], len(waiting)), strict=True):
+        for device, count in zip(able, soonest_shares([self.power(one.name) for one in able], len(waiting)), strict=True):
             for one in waiting[at : at + count]:
                 one.share = device.name
             at += count

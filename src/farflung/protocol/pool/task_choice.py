@@ -66,8 +66,11 @@ class TaskChoice:
         return self._state.task(others[-1], TaskKind.FORWARD) if others else None
 
     def _sooner(self, device: Device, owner: Device | None, waiting: Sequence[Slice]) -> bool:
-        """Return whether ``device`` expects to end one more task before ``owner`` ends the rest of its share."""
-        if owner is None or owner.late or self._state.full(owner):
+        """Return whether ``device`` expects to end one more task before ``owner`` ends the rest of its share.
+
+        The server does not wait for an owner without room: its own computing needs no transfer.
+        """
+        if owner is None or owner.late or (device.name == self._state.server and self._state.full(owner)):
             return True
         left = len(owner.given) + sum(one.share == owner.name for one in waiting)
         return (len(device.given) + 1) / self._state.power(device.name) < left / self._state.power(owner.name)

@@ -129,7 +129,7 @@ class TaskPool:
         return found
 
     def power(self, name: str) -> float:
-        """Return the forwards per second of a device."""
+        """Return the slices per second of a device."""
         return self._state.power(name)
 
     def takers(self, task: Task) -> int:
@@ -163,8 +163,7 @@ class TaskPool:
     def _helper_came(self, event: HelperCame) -> list[PoolCommand]:
         assert event.helper != self.server
         state = self._state
-        state.forget(event.helper)
-        state.devices[event.helper] = Device(event.helper, event.speed)
+        state.add(event.helper, event.speed)
         state.share_out()
         # a peer that is not done yet may need the helper, too
         needed = any(device.peer for device in state.devices.values()) or not self.done

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 from farflung.errors import InputError
 from farflung.sync.base import NeedsOneStage, Register, Sent, Strategy, StrategyDefaults, Traits
 from farflung.sync.commands import Aggregate, Axpy, Command, Commands, Exchange, Mean, Program, Update
+from farflung.sync.layer_sets import merged_layers
 from farflung.sync.robust_rules import RULES
-from farflung.sync.settings import ROUGH, check_codec, check_memory, check_number, check_steps
-from farflung.sync.world import World
+from farflung.sync.settings import ROUGH, check_codec, check_memory, check_number, check_steps, check_switch
+from farflung.sync.world import LayerInfo, World
 
 __all__ = ["STRATEGIES", "AscWfbp", "DelayedUpdate", "Robust", "Ssgd", "Wfbp"]
 
@@ -66,18 +68,21 @@ class Wfbp(_Compressed):
 class AscWfbp(_Compressed):
     """ASC-WFBP (Shi et al. 2021): WFBP with small tensors merged and several transfers at once.
 
-    ``merge_bytes``: neighbours are merged, in backward order, until a message has as many bytes. ``simultaneous``: transfers
-    at once. What differs: the paper chooses both from a fitted cost model; here they are settings.
+    ``fitted``: layers are merged by the cost model of the paper (``layer_sets.merging``), fitted to the layers' exchanges.
+    ``merge_bytes``: without it, neighbours are merged, in backward order, until a message has as many bytes. ``simultaneous``:
+    transfers at once.
     """
 
     merge_bytes: float = 4e6
     simultaneous: int = 2
+    fitted: bool = False
     name: ClassVar[str] = "asc_wfbp"
 
     def __post_init__(self) -> None:
         _Compressed.__post_init__(self)
         check_number("merge_bytes", self.merge_bytes)
         check_steps("simultaneous", self.simultaneous)
+        check_switch("fitted", self.fitted)
 
     def step(self, step: int, world: World) -> Program:
         """One exchange for each bucket, in turn on each lane."""
@@ -85,6 +90,8 @@ class AscWfbp(_Compressed):
 
     def buckets(self, world: World) -> tuple[tuple[int, ...], ...]:
         """Layers that travel together, in backward order."""
+        if self.fitted:
+            return _merged(world.layers, self.simultaneous)
         found: list[tuple[int, ...]] = []
         bucket: list[int] = []
         for layer in reversed(world.every):
@@ -161,6 +168,12 @@ class Robust(StrategyDefaults):
         send = Exchange(tag=f"{step}", source="gradient", layers=every, group=group, codec=self.codec)
         merge = Aggregate(tag=f"{step}", into="gradient", layers=every, group=group, rule=self.rule, faulty=self.faulty)
         return Program(after=(send, merge, Update(layers=every)))
+
+
+@lru_cache(maxsize=64)
+def _merged(layers: tuple[LayerInfo, ...], simultaneous: int) -> Buckets:
+    """``merged_layers``; cached, because every step asks."""
+    return merged_layers(layers, simultaneous)
 
 
 def _send(step: int, world: World, bucket: tuple[int, ...], how: _Compressed, lane: int = 0) -> Exchange:
